@@ -1,0 +1,17 @@
+"""The last mile of JAX training: feed the devices, shard the model, train, and measure.
+
+import penstock as ps
+
+loader = ps.Loader({"image": images, "label": labels}, batch_size=128, shuffle=True)
+with ps.feed(loader, to=sharding) as batches:
+    for batch in batches: ...
+"""
+
+from penstock.data import Loader as Loader
+from penstock.data import Source as Source
+from penstock.data import pad_to as pad_to
+from penstock.data import per_record as per_record
+from penstock.feed import Feed as Feed
+from penstock.feed import feed as feed
+
+__version__ = "0.1.0"

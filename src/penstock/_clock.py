@@ -1,0 +1,37 @@
+"""Seconds by name, and the same spans in a `jax.profiler` trace."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import jax
+
+
+class Clock(dict[str, float]):
+    """Seconds spent under each name. Written by one thread; others may read it at any time."""
+
+    def time(self, name: str) -> _Span:
+        """A context manager that adds the time inside of it, and shows it as `penstock.<name>` in a trace."""
+        return _Span(self, name)
+
+    def add(self, other: dict[str, float]) -> None:
+        for name, seconds in other.items():
+            self[name] = self.get(name, 0.0) + seconds
+
+
+class _Span:
+    __slots__ = ("_clock", "_name", "_start", "_trace")
+
+    def __init__(self, clock: Clock, name: str):
+        self._clock, self._name = clock, name
+        self._trace = jax.profiler.TraceAnnotation("penstock." + name)
+
+    def __enter__(self) -> None:
+        self._trace.__enter__()
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        clock, name = self._clock, self._name
+        clock[name] = clock.get(name, 0.0) + time.perf_counter() - self._start
+        self._trace.__exit__(kind, error, traceback)

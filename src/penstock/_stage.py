@@ -1,0 +1,371 @@
+"""Threads that run ahead of a consumer and hand their results over in order, within bounds.
+
+Every thread in penstock belongs to a `Stage`; buffers, errors, waiting and closing are written here and
+nowhere else.
+
+What it does
+------------
+Items are numbered 0, 1, 2, … *Makers* make them, several at a time and in any order. If there is a
+`finish`, made items are finished in order, one at a time. The consumer takes them in order.
+
+    makers ──► made (≤ capacity) ──► finish ──► done (≤ done_capacity) ──► get()
+
+Handing an item to another thread costs two changes of the interpreter lock, about 100 µs on two busy
+cores: several times what it costs to make a small batch or to place it on a device. So, where both are
+quick (`_QUICK`), the maker of the next item finishes it too, and a consumer that waits is woken
+for a full `done` rather than for each item. Where one of them is slow, a *finisher* thread finishes,
+so that making and finishing overlap and what was made is finished while the next item takes long.
+
+How it is correct
+-----------------
+All state lies under one lock.
+
+*Who owns an item.* The maker, then the stage, then whoever finishes it, then the stage, then the consumer;
+each drops its reference when it hands over. No item is written to after it was handed over and no
+memory is used for a second item, so there is nothing to race for.
+
+*Order.* `_next` is the number to be finished next. Only the thread that set `_finishing` finishes. It looks
+for the next made item again after clearing the flag, under the lock, and a maker looks after adding its
+own: an item that became ready in between is seen by at least one of them.
+
+*Bounds.* A number is claimed for making only while `claimed - next < capacity`, and finished only while
+`next - taken < done_capacity`; without `finish`, claimed only while `claimed - taken < capacity`.
+
+*Who may block.* A maker on `_room` or in its work; the finisher on `_finishable` or in `finish`; the
+consumer on `_ready`. Nobody holds the lock while blocked or at work.
+
+*What wakes whom.* The item that the consumer waits for wakes it when it is done; or, for the first `_QUICK`
+seconds of a wait and only then, when `done` is full, so that nothing which is ready waits for longer.
+Taking an item, and finding none to take, wakes who can finish another. An item leaving `made` wakes a
+maker, a single one when half of its capacity is free, so that it fills several places each time. It
+cannot sleep for ever: the consumer takes until nothing is left, and then all of the capacity is free.
+
+*The end.* `End` or an error at number `n` means that nothing from `n` on is handed over; what lies
+before `n` comes first. An error is handed over once, `End` ever after.
+
+*close()* drops all items, wakes everybody, calls `interrupt` (which makes blocked work return, where that is
+possible), and waits at most `JOIN_SECONDS` for the threads. A thread inside of a read that nothing can
+interrupt ends by itself when the read returns: it hands nothing over, and the last maker runs
+`cleanup`. Threads are daemons, so such a read does not hold up interpreter exit either.
+
+*Garbage collection* may call `close()` on any thread at any allocation, even on a worker inside of a
+locked region; the lock is re-entrant for that reason, and such a close waits for nobody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax  # noqa: F401 - registers its exit hook first, so that ours, below, runs while JAX still works
+
+T = TypeVar("T")
+
+JOIN_SECONDS = 0.5
+
+_QUICK = 0.5e-3  # seconds: some five times what handing an item to another thread costs
+
+
+class End(Exception):  # noqa: N818 - no error
+    """Raised by work that has no item of that number, and by `get` when all items were taken."""
+
+
+class Closed(Exception):  # noqa: N818 - no error
+    """Raised by `get` on a stage that was closed."""
+
+
+class Late(Exception):  # noqa: N818 - no error
+    """Raised by `get` when nothing came in time; a source may raise TimeoutErrors of its own."""
+
+
+class Makers(NamedTuple):
+    """The first half of a stage.
+
+    Attributes:
+      works: one callable a maker, from an item's number to the item. With several makers a number goes
+        to whichever is free, so every callable must give the same item for the same number. A
+        callable raises `End` for a number past the last.
+      interrupt: called by `close` to make blocked work return.
+      cleanup: called once by the last maker to end.
+    """
+
+    works: Sequence[Callable[[int], Any]]
+    interrupt: Callable[[], None] | None = None
+    cleanup: Callable[[], None] | None = None
+
+
+class Stage(Generic[T]):
+    """Makes items 0, 1, 2, … ahead of `get()`, on one thread a maker.
+
+    Args:
+      makers: what makes the items.
+      capacity: made items that may be in work or waiting, at least 1.
+      finish: from (number, made item) to the item that `get` returns; None hands over what was made.
+      done_capacity: finished items that may be in work or waiting, at least 1.
+      context: entered once on each thread around all of its work.
+    """
+
+    def __init__(
+        self,
+        makers: Makers,
+        capacity: int,
+        *,
+        finish: Callable[[int, Any], T] | None = None,
+        done_capacity: int = 1,
+        context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ):
+        self._capacity, self._done_capacity = capacity, done_capacity
+        self._finish, self._context = finish, context
+        self._interrupt, self._cleanup = makers.interrupt, makers.cleanup
+        self._lock = threading.RLock()
+        self._ready = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._finishable = threading.Condition(self._lock)
+        self._made: dict[int, Any] = {}
+        self._done: dict[int, T] = {}
+        self._claimed = self._next = self._taken = 0
+        self._finishing = self._closed = False
+        self._make_seconds = self._finish_seconds = 0.0  # of late, for one item
+        self._end: int | None = None
+        self._error: BaseException | None = None
+        self._sleeping = 0  # makers
+        self._wait_for_full = False  # whether the consumer, if it waits, is to be woken for a full `done` only
+        self._makers = len(makers.works)
+        self._wake_at = (capacity + 1) // 2 if self._makers == 1 else 1
+        lives = [partial(self._make, work) for work in makers.works] + ([self._finish_all] if finish else [])
+        self._threads = [
+            threading.Thread(target=self._run, args=(life,), name=f"penstock-{i}", daemon=True) for i, life in enumerate(lives)
+        ]
+        _stages.add(self)
+        for thread in self._threads:
+            thread.start()
+
+    def get(self, timeout: float | None = None) -> T:
+        """Return the next item, waiting for it.
+
+        Raises:
+          End: all items were taken.
+          Closed: the stage was closed.
+          Late: nothing came within `timeout` seconds; the next call waits again.
+          BaseException: what making or finishing this item raised, once.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._wait_for_full = self._make_seconds <= _QUICK and self._finish_seconds <= _QUICK
+        while True:
+            with self._lock:
+                if self._taken in self._done:
+                    item = self._done.pop(self._taken)
+                    self._taken += 1
+                    self._wake_for_room()
+                    return item
+                if not self._is_mine_to_finish():
+                    self._wait(deadline)
+                    continue
+            with self._context():
+                self._finish_ready()
+
+    def _wait(self, deadline: float | None) -> None:
+        """Wait for a change, unless there is a reason not to."""
+        if self._closed:
+            raise Closed
+        if self._end is not None and self._taken >= self._end:
+            error, self._error = self._error, None
+            try:
+                raise error or End
+            finally:
+                del error  # or its traceback would hold this frame, and this frame it
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise Late
+        if self._can_finish():
+            self._finishable.notify()
+        if self._wait_for_full:
+            self._ready.wait(_QUICK if left is None else min(_QUICK, left))
+            self._wait_for_full = False
+        else:
+            self._ready.wait(left)
+
+    def close(self, wait: bool = True) -> None:
+        """End the stage and drop its items; idempotent. See the module's text for what it guarantees."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            self._made.clear()
+            self._done.clear()
+            self._error = None
+            self._wake_all()
+        if first and self._interrupt:
+            self._interrupt()
+        if wait:
+            self.join(time.monotonic() + JOIN_SECONDS)
+
+    def join(self, deadline: float) -> None:
+        """Wait for the threads until `deadline` (on `time.monotonic`)."""
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self, life: Callable[[], None]) -> None:
+        try:
+            with self._context():
+                life()
+        except BaseException as error:  # of the context, or of ours: not to be lost with the thread
+            self._stop_at(self._taken, error)
+
+    # The makers.
+
+    def _make(self, work: Callable[[int], Any]) -> None:
+        try:
+            while (number := self._claim()) is not None:
+                begin = time.perf_counter()
+                try:
+                    item = work(number)
+                except BaseException as error:
+                    self._stop_at(number, error)
+                    continue
+                self._add_made(number, item, time.perf_counter() - begin)
+                del item
+        finally:
+            with self._lock:
+                self._makers -= 1
+                last = self._makers == 0
+            if last and self._cleanup:
+                self._cleanup()
+
+    def _claim(self) -> int | None:
+        """The next number to make; waits for room for it."""
+        while True:
+            with self._lock:
+                while self._free() <= 0 and not self._over(self._claimed) and not self._is_mine_to_finish():
+                    self._sleeping += 1
+                    self._room.wait()
+                    self._sleeping -= 1
+                if self._over(self._claimed):
+                    return None
+                if self._free() > 0:
+                    self._claimed += 1
+                    return self._claimed - 1
+            self._finish_ready()
+
+    def _free(self) -> int:
+        return self._capacity - (self._claimed - (self._next if self._finish else self._taken))
+
+    def _is_mine_to_finish(self) -> bool:
+        return self._finish_seconds <= _QUICK and self._can_finish()
+
+    def _add_made(self, number: int, item: Any, seconds: float) -> None:
+        with self._lock:
+            self._make_seconds = (self._make_seconds + seconds) / 2
+            if self._over(number):
+                return
+            if self._finish is None:
+                self._add_done(number, item)
+                return
+            self._made[number] = item
+            del item
+            if not self._is_mine_to_finish():
+                if self._can_finish():
+                    self._finishable.notify()
+                return
+        self._finish_ready()
+
+    # Finishing, by a maker or by the finisher.
+
+    def _can_finish(self) -> bool:
+        room = self._next - self._taken < self._done_capacity
+        return room and self._next in self._made and not self._finishing and not self._over(self._next)
+
+    def _finish_ready(self) -> None:
+        """Finish made items as long as there is a next one, room for it, and nobody else at it."""
+        assert self._finish is not None
+        while True:
+            with self._lock:
+                if not self._can_finish():
+                    return
+                number, item = self._next, self._made.pop(self._next)
+                self._finishing = True
+                self._next += 1
+                if self._sleeping and self._free() >= self._wake_at:
+                    self._room.notify()
+            begin = time.perf_counter()
+            try:
+                done = self._finish(number, item)
+            except BaseException as error:
+                self._stop_at(number, error)  # and nothing is finished after it
+                return
+            del item
+            with self._lock:
+                self._finishing = False
+                self._finish_seconds = (self._finish_seconds + time.perf_counter() - begin) / 2
+                if not self._over(number):
+                    self._add_done(number, done)
+            del done
+
+    def _finish_all(self) -> None:
+        while True:
+            with self._lock:
+                while not self._over(self._next) and not self._can_finish():
+                    self._finishable.wait()
+                if self._over(self._next):
+                    return
+            self._finish_ready()
+
+    def _wake_for_room(self) -> None:
+        """The consumer took an item: wake whoever can use the room, but nobody who is awake and will see it soon."""
+        if self._finish is None:
+            if self._sleeping and self._free() >= self._wake_at:
+                self._room.notify()
+        elif self._can_finish():
+            half_empty = self._done_capacity - (self._next - self._taken) >= (self._done_capacity + 1) // 2
+            if self._finish_seconds > _QUICK or (self._make_seconds > _QUICK and not self._sleeping):
+                self._finishable.notify()
+            elif self._sleeping and half_empty:
+                self._room.notify()
+
+    # Both.
+
+    def _add_done(self, number: int, item: T) -> None:
+        self._done[number] = item
+        full = len(self._done) >= (self._done_capacity if self._finish else self._capacity)
+        if self._taken in self._done and (full or not self._wait_for_full):
+            self._ready.notify()
+
+    def _over(self, number: int) -> bool:
+        """Whether the item of that number will not be handed over."""
+        return self._closed or (self._end is not None and number >= self._end)
+
+    def _stop_at(self, number: int, error: BaseException) -> None:
+        if isinstance(error, StopIteration):  # from inside of somebody's function; it would end a consumer's loop in silence
+            wrapped = RuntimeError(f"StopIteration was raised while making item {number}")
+            wrapped.__cause__ = error
+            error = wrapped
+        with self._lock:
+            if self._over(number):
+                return
+            self._end = number
+            self._error = None if isinstance(error, End) else error
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._ready.notify_all()
+        self._room.notify_all()
+        self._finishable.notify_all()
+
+
+_stages: weakref.WeakSet[Stage] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End all threads while the interpreter and the JAX backends still work."""
+    deadline = time.monotonic() + JOIN_SECONDS
+    stages = list(_stages)
+    for stage in stages:
+        stage.close(wait=False)
+    for stage in stages:
+        stage.join(deadline)

@@ -1,0 +1,12 @@
+"""Storage → host batch."""
+
+from penstock.data.arrays import ArraySource as ArraySource
+from penstock.data.collate import pad_to as pad_to
+from penstock.data.collate import stack as stack
+from penstock.data.loader import Loader as Loader
+from penstock.data.records import RecordSource as RecordSource
+from penstock.data.records import array_record as array_record
+from penstock.data.source import Source as Source
+from penstock.data.source import as_source as as_source
+from penstock.data.transform import per_record as per_record
+from penstock.data.workers import WorkerDied as WorkerDied

@@ -1,0 +1,154 @@
+"""Records → batch: stacked, or padded to one of a few lengths."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock.data.tree import Batch, Record, leaf_name, to_numpy
+
+
+def stack(records: Sequence[Record]) -> Batch:
+    """Stack the leaves of equally structured records along a new first axis.
+
+    Leaves may be NumPy, JAX or torch arrays, numbers, images (anything `np.asarray` takes), strings or bytes;
+    the last two give an array of dtype object.
+
+    Raises:
+      ValueError: records that differ in structure or in the shape of a leaf.
+    """
+    paths, columns, treedef = _columns(records)
+    return treedef.unflatten([_stack_leaf(leaf_name(path), column) for path, column in zip(paths, columns, strict=True)])
+
+
+class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256])
+    """A `collate` that pads ragged records to the smallest of a few lengths, so that few shapes are compiled.
+
+    Args:
+      lengths: bucket lengths, for every leaf that has a dimension; or a dict from leaf name (`"tokens"`,
+        `"inputs/ids"`) to bucket lengths, for these leaves alone. Leaves given the same lengths are
+        padded to the same one, the smallest that holds the longest record of the batch.
+      value: what to pad with.
+      mask: name of a boolean leaf [B, L] to add to dict records, true where the first padded leaf has data.
+
+    Returns:
+      A function from records to a batch with leaves [B, L, ...]; other leaves are stacked.
+
+    Raises:
+      ValueError: (when called) a record longer than the largest length.
+
+    Example:
+      >>> collate = pad_to([4, 8], mask="mask")
+      >>> batch = collate([{"tokens": np.arange(3)}, {"tokens": np.arange(5)}])
+      >>> batch["tokens"].shape, batch["mask"].sum(axis=1).tolist()
+      ((2, 8), [3, 5])
+    """
+
+    def __init__(self, lengths: Sequence[int] | Mapping[str, Sequence[int]], *, value: float = 0, mask: str | None = None):
+        given = lengths if isinstance(lengths, Mapping) else {"": lengths}
+        self.lengths = {name: _buckets(name, buckets) for name, buckets in given.items()}
+        self._value = value
+        self._mask = mask
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether the length depends on the records."""
+        return any(len(buckets) > 1 for buckets in self.lengths.values())
+
+    def __call__(self, records: Sequence[Record]) -> Batch:
+        paths, columns, treedef = _columns(records)
+        names = [leaf_name(path) for path in paths]
+        if unknown := [name for name in self.lengths if name and name not in names]:
+            raise ValueError(f"pad_to names leaf {unknown[0]!r}; the records have {names}")
+        arrays = [[np.asarray(to_numpy(leaf)) for leaf in column] for column in columns]
+        padded = [self._buckets_of(name, column[0]) for name, column in zip(names, arrays, strict=True)]
+        longest: dict[tuple[int, ...], int] = {}
+        for name, column, buckets in zip(names, arrays, padded, strict=True):
+            if buckets:
+                longest[buckets] = max(longest.get(buckets, 0), _longest(name, column, buckets))
+        leaves, mask = [], None
+        for name, column, buckets in zip(names, arrays, padded, strict=True):
+            if not buckets:
+                leaves.append(_stack_leaf(name, column))
+                continue
+            length = buckets[bisect.bisect_left(buckets, longest[buckets])]
+            leaves.append(_pad(name, column, length, self._value))
+            if mask is None:
+                mask = np.arange(length) < np.array([len(x) for x in column])[:, None]
+        return self._with_mask(treedef.unflatten(leaves), mask)
+
+    def _buckets_of(self, name: str, first: np.ndarray) -> tuple[int, ...] | None:
+        if "" in self.lengths:
+            return self.lengths[""] if first.ndim else None
+        return self.lengths.get(name)
+
+    def _with_mask(self, batch: Batch, mask: np.ndarray | None) -> Batch:
+        if self._mask is None:
+            return batch
+        return add_mask(batch, self._mask, mask, f"pad_to(mask={self._mask!r})")
+
+
+def add_mask(batch: Batch, name: str, mask: Any, why: str) -> dict[str, Any]:
+    """The dict batch with one more leaf; ValueError where it is no dict, or has that leaf already."""
+    if not isinstance(batch, dict):
+        raise ValueError(f"{why} adds a leaf {name!r} to a dict batch; this batch is a {type(batch).__name__}")
+    if name in batch:
+        raise ValueError(f"{why} adds a leaf {name!r}, but the batch has one already: rename it")
+    return {**batch, name: mask}
+
+
+def _columns(records: Sequence[Record]) -> tuple[list[Any], list[list[Any]], Any]:
+    """Paths of leaves, the leaves of all records path by path, and the records' structure."""
+    paths, treedef = jax.tree_util.tree_flatten_with_path(records[0])
+    rows = []
+    for i, record in enumerate(records):
+        leaves, structure = jax.tree_util.tree_flatten(record)
+        if structure != treedef:
+            raise ValueError(f"records of one batch differ in structure: row 0 is {treedef}, row {i} is {structure}")
+        rows.append(leaves)
+    return [path for path, _ in paths], [list(column) for column in zip(*rows, strict=True)], treedef
+
+
+def _stack_leaf(name: str, column: Sequence[Any]) -> np.ndarray:
+    if isinstance(column[0], (str, bytes)):
+        return np.array(column, dtype=object)
+    arrays = [np.asarray(to_numpy(leaf)) for leaf in column]
+    shapes = {x.shape for x in arrays}
+    if len(shapes) > 1:
+        listed = ", ".join(map(str, sorted(shapes)[:4]))
+        raise ValueError(
+            f"leaf {name!r} differs in shape between the records of one batch ({listed}): pad it with "
+            "collate=ps.pad_to(lengths), or crop it in transform=ps.per_record(fn)"
+        )
+    return np.stack(arrays)
+
+
+def _buckets(name: str, lengths: Sequence[int]) -> tuple[int, ...]:
+    buckets = tuple(sorted(set(lengths)))
+    if not buckets or any(not isinstance(n, (int, np.integer)) or n < 1 for n in buckets):
+        raise ValueError(f"pad_to needs positive lengths, got {list(lengths)!r}" + (f" for leaf {name!r}" if name else ""))
+    return buckets
+
+
+def _longest(name: str, column: Sequence[np.ndarray], buckets: tuple[int, ...]) -> int:
+    longest = max(len(x) for x in column)
+    if longest > buckets[-1]:
+        raise ValueError(
+            f"leaf {name!r} of one record has length {longest}, more than the largest of pad_to's lengths {list(buckets)}: "
+            "add a larger one, or cut the record in transform=ps.per_record(fn)"
+        )
+    return longest
+
+
+def _pad(name: str, column: Sequence[np.ndarray], length: int, value: float) -> np.ndarray:
+    tails = {x.shape[1:] for x in column}
+    if len(tails) > 1:
+        raise ValueError(f"leaf {name!r} differs in more than its first dimension: {sorted(tails)[:4]}; pad_to pads the first")
+    out = np.full((len(column), length, *column[0].shape[1:]), value, np.result_type(*column))
+    for row, x in zip(out, column, strict=True):
+        row[: len(x)] = x
+    return out

@@ -1,0 +1,215 @@
+"""The Loader: a pure function from a step number to a host batch."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, get_args
+
+import jax
+
+from penstock._clock import Clock
+from penstock._stage import End, Makers, Stage
+from penstock.data.collate import pad_to
+from penstock.data.load import Load
+from penstock.data.order import Order, Remainder
+from penstock.data.source import as_source, describe_source
+from penstock.data.transform import Transform, per_record
+from penstock.data.tree import Batch, Record
+from penstock.data.workers import ProcessPool, Workers
+
+
+class Loader:
+    """Random access to the batches of a training run: `loader[step]` is always the same batch.
+
+    It does not depend on the machine, the process, the number of workers, or which batches were read before,
+    so a run's place in its data is one integer, and step 10^9 costs what step 0 costs.
+
+    Iterating gives the batches from step 0 on; `ps.feed(loader)` does it in the background, on the way to
+    the devices, and can start at any step.
+
+    Args:
+      data: what `penstock.data.as_source` accepts: a pytree of arrays, files, a table, a data set, a
+        list of records, or a `Source`.
+      batch_size: records in the *global* batch, over all processes.
+      shuffle: visit the records in a new order each epoch; each record once an epoch.
+      seed: selects the orders and the random numbers of transforms, >= 0.
+      epochs: how often to go through the data; None goes on for ever.
+      transform: from a host batch (leaves [B, ...], NumPy) to a host batch with the same B; with a
+        parameter named `rng` it gets a NumPy generator seeded by (seed, step). Or `ps.per_record(fn)`.
+      collate: from a list of records to a batch; `ps.pad_to(lengths)` pads. None stacks.
+      remainder: what becomes of the last records of an epoch if `batch_size` does not divide it: "drop"
+        leaves them out; "pad" repeats the last one, and adds a boolean leaf `mask` [B] to every batch,
+        which must be a dict; "keep" makes a shorter batch.
+      workers: None reads on the thread that iterates, which inside of a feed is the feed's own; N reads
+        N batches at once on threads (the source and the transform must allow that); "process:N" on N
+        spawned processes, for Python code that holds the interpreter lock.
+      process: (index, count) of this process; None asks JAX, which starts its backend. Process p of n
+        reads rows `p·B/n … (p+1)·B/n` of each global batch.
+
+    Raises:
+      ValueError, TypeError: at once, for arguments that do not fit each other or the data.
+
+    Example:
+      >>> loader = Loader({"x": np.arange(10)}, batch_size=4, shuffle=True, seed=1, epochs=2)
+      >>> len(loader), loader[3]["x"].shape
+      (4, (4,))
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        epochs: int | None = None,
+        transform: Callable[..., Batch] | per_record | None = None,
+        collate: Callable[[Sequence[Record]], Batch] | None = None,
+        remainder: Remainder = "drop",
+        workers: int | str | None = None,
+        process: tuple[int, int] | None = None,
+    ):
+        source = as_source(data)
+        self.batch_size = _at_least(1, "batch_size", batch_size)
+        self.epochs = None if epochs is None else _at_least(1, "epochs", epochs)
+        self.workers = Workers.parse(workers)
+        seed = _at_least(0, "seed", seed)
+        if remainder not in get_args(Remainder):
+            raise ValueError(f"remainder={remainder!r}: choose from {', '.join(get_args(Remainder))}")
+        self._order = Order(len(source), self.batch_size, bool(shuffle), seed, remainder)
+        process = process or (jax.process_index(), jax.process_count())
+        self._load = Load(source, self._order, Transform(transform, seed) if transform else None, collate, process)
+        _check(self._load, self.batch_sizes)
+        if self.workers.kind == "process":
+            _check_pickles(self._load)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches in one epoch."""
+        return self._order.steps_per_epoch
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Numbers of records that global batches have: `batch_size`, and that of a kept short last one."""
+        ends = (0, self.steps_per_epoch - 1) if self._order.remainder == "keep" else ()
+        return tuple(dict.fromkeys(self._order.rows(k) for k in ends)) or (self.batch_size,)
+
+    def __len__(self) -> int:
+        """Global batches in all epochs; TypeError where `epochs` is None."""
+        if self.epochs is None:
+            raise TypeError("a Loader with epochs=None goes on for ever and has no length; see steps_per_epoch")
+        return self.epochs * self.steps_per_epoch
+
+    def __getitem__(self, step: int) -> Batch:
+        """This process's rows of the global batch `step`, 0 <= step < len(self); else IndexError."""
+        step = operator.index(step)
+        if not self._has(step):
+            steps = "for ever" if self.epochs is None else f"for {len(self):,} steps"
+            raise IndexError(f"no step {step} in a Loader that goes on {steps} from 0")
+        return self._load(step, Clock())
+
+    def _has(self, step: int) -> bool:
+        return step >= 0 and (self.epochs is None or step < len(self))
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.workers.kind == "none":
+            step = 0
+            while self._has(step):
+                yield self[step]
+                step += 1
+            return
+        clocks = [Clock() for _ in range(self.workers.count)]
+        stage: Stage[Batch] = Stage(self.makers(0, clocks), capacity=2 * len(clocks))
+        try:
+            while True:
+                yield stage.get()
+        except End:
+            return
+        finally:
+            stage.close()
+
+    def __repr__(self) -> str:
+        epochs = "for ever" if self.epochs is None else f"{self.epochs} epochs"
+        return (
+            f"Loader({self._order.records:,} records of {describe_source(self._load.source)}; "
+            f"{self.steps_per_epoch:,} steps of {self.batch_size} an epoch, {epochs})"
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides which records a step holds; compared when a feed's state is restored.
+
+        The numbers of processes, workers and epochs are not in it: they may change.
+        """
+        order = self._order
+        return {
+            "source": describe_source(self._load.source),
+            "records": order.records,
+            "batch_size": order.batch_size,
+            "shuffle": order.shuffle,
+            "seed": order.seed,
+            "remainder": order.remainder,
+        }
+
+    def makers(self, start: int, clocks: Sequence[Clock]) -> Makers:
+        """What makes the batches from step `start` on in a `Stage`: the workers, with a clock for each."""
+
+        def work(number: int, load: Callable[[int, Clock], Batch], clock: Clock) -> Batch:
+            if not self._has(start + number):
+                raise End
+            return load(start + number, clock)
+
+        if self.workers.kind != "process":
+            return Makers([partial(work, load=self._load, clock=clock) for clock in clocks])
+        pool = ProcessPool(self._load, len(clocks))
+        works = [partial(work, load=load, clock=clock) for load, clock in zip(pool.loads, clocks, strict=True)]
+        return Makers(works, interrupt=pool.kill, cleanup=pool.release)
+
+
+def _at_least(least: int, name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise ValueError(f"{name}={value!r}: needs an integer >= {least}")
+    return number
+
+
+def _check(load: Load, batch_sizes: Sequence[int]) -> None:
+    order, (index, count) = load.order, load.process
+    if order.records == 0:
+        raise ValueError(f"no records: {type(load.source).__name__} has length 0")
+    if order.steps_per_epoch == 0:
+        raise ValueError(
+            f"batch_size={order.batch_size} is more than the {order.records:,} records, so remainder='drop' leaves none: "
+            "use a smaller batch, or remainder='pad' or 'keep'"
+        )
+    if not 0 <= index < count:
+        raise ValueError(f"process={load.process}: needs (index, count) with 0 <= index < count")
+    for rows in batch_sizes:
+        if rows % count and rows == order.batch_size:
+            raise ValueError(f"batch_size={rows} cannot be divided among {count} processes: use a multiple of {count}")
+        if rows % count:
+            raise ValueError(
+                f"remainder='keep' leaves {rows} of {order.records:,} records for the last batch, which cannot be divided "
+                f"among {count} processes: use remainder='drop' or 'pad'"
+            )
+    if isinstance(load.collate, pad_to) and load.collate.has_choice and count > 1:
+        raise ValueError(
+            f"pad_to with several lengths in {count} processes: each would choose by its own records, and batches of "
+            "different shapes hang the first collective; give it one length"
+        )
+
+
+def _check_pickles(load: Load) -> None:
+    for name in ("source", "transform", "collate"):
+        try:
+            pickle.dumps(getattr(load, name), protocol=5, buffer_callback=lambda _: None)
+        except Exception as error:
+            raise ValueError(
+                f"workers='process:N' sends the loader to other processes, but its {name} does not pickle ({error}): define "
+                "functions at the top of a module, and open files where they are read"
+            ) from error

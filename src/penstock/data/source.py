@@ -1,0 +1,136 @@
+"""Where records come from: anything with a length that can be read at given indices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from penstock.data.arrays import ArraySource, is_array
+from penstock.data.records import RecordSource
+from penstock.data.tree import Batch, Record
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Random access to records, a batch at a time.
+
+    A complete source of one's own:
+
+    ```python
+    class Squares:
+        def __len__(self):
+            return 1_000_000
+
+        def read(self, indices):  # int64 [n], in any order, possibly repeated
+            return {"x": indices, "y": indices**2}
+    ```
+
+    `read` returns a pytree of arrays [n, ...], or a list of n records (each a pytree of its own), which
+    the `Loader` hands to `transform=ps.per_record(...)` and then collates. The arrays must be the caller's to keep and
+    to write to. With `workers=N` threads, `read` must be safe to call from several of them; with
+    `workers="process:N"`, the source must pickle. A source may have `describe() -> str`, which then
+    becomes part of a feed's saved state and is compared on restoring.
+    """
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: np.ndarray) -> Batch | list[Record]: ...
+
+
+def as_source(data: Any) -> Source:
+    """Wrap what users have as a `Source`.
+
+    Accepts, in this order: a `Source`; paths of Parquet, Arrow IPC or ArrayRecord files (one, or a
+    list of one kind); a `pyarrow.Table`; a Hugging Face `datasets.Dataset`; a `pandas.DataFrame`; a pytree (dict,
+    tuple, nested, or one array) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch
+    tensors; and anything with `__len__` and `__getitem__` or `__getitems__`, such as a list of records, a torch
+    `Dataset`, or a Grain or TFDS source.
+
+    Raises:
+      TypeError: `data` is none of these.
+      ValueError: arrays of unequal length, of length 0, without a leading dimension or of dtype object.
+      FileNotFoundError: a path that is not there.
+    """
+    if not isinstance(data, type) and isinstance(data, Source):
+        return data
+    if paths := _paths(data):
+        return _from_files(paths)
+    package = type(data).__module__.partition(".")[0]
+    if package == "pyarrow":
+        from penstock.data.arrow import ArrowSource
+
+        return ArrowSource(data)
+    if package == "datasets" and hasattr(data, "features"):
+        from penstock.data.arrow import from_datasets
+
+        return from_datasets(data) or RecordSource(data)
+    if package == "pandas" and hasattr(data, "columns"):
+        data = {str(name): column.to_numpy() for name, column in data.items()}
+    if not isinstance(data, list) and _holds_arrays(data):
+        return ArraySource(data)
+    if hasattr(data, "__len__") and (hasattr(data, "__getitem__") or hasattr(data, "__getitems__")):
+        return RecordSource(data)
+    raise TypeError(
+        f"cannot read records from {type(data).__name__}: a Loader needs random access, that is, arrays, files, or an "
+        "object with __len__ and __getitem__ (or read). An iterable of ready batches needs no "
+        "Loader: pass it to ps.feed."
+    )
+
+
+def _holds_arrays(data: Any) -> bool:
+    leaves = jax.tree_util.tree_leaves(data)
+    if isinstance(data, (dict, tuple)):  # a pytree for certain: ArraySource says which leaf is no array
+        return bool(leaves)
+    return bool(leaves) and all(map(is_array, leaves))
+
+
+def _paths(data: Any) -> list[str]:
+    many = data if isinstance(data, (list, tuple)) else [data]
+    if not many or not all(isinstance(path, (str, os.PathLike)) for path in many):
+        return []
+    return [os.fspath(path) for path in many]
+
+
+def _from_files(paths: list[str]) -> Source:
+    for endings, reader in _READERS:
+        if all(path.endswith(endings) for path in paths):
+            return reader(paths)
+    known = ", ".join(ending for endings, _ in _READERS for ending in endings)
+    raise TypeError(
+        f"cannot tell what {paths[0]!r} holds{' and the others hold' if len(paths) > 1 else ''}: known endings are "
+        f"{known}. Other files can be opened first: np.load(path, mmap_mode='r'), h5py.File(path)['x'], zarr.open(path)."
+    )
+
+
+def _read_parquet(paths: Sequence[str]) -> Source:
+    from penstock.data.arrow import parquet
+
+    return parquet(paths)
+
+
+def _read_ipc(paths: Sequence[str]) -> Source:
+    from penstock.data.arrow import ipc
+
+    return ipc(paths)
+
+
+def _read_array_record(paths: Sequence[str]) -> Source:
+    from penstock.data.records import array_record
+
+    return array_record(paths)
+
+
+_READERS: list[tuple[tuple[str, ...], Callable[[Sequence[str]], Source]]] = [
+    ((".parquet", ".pq"), _read_parquet),
+    ((".arrow", ".feather"), _read_ipc),
+    ((".array_record", ".arrayrecord", ".array_records"), _read_array_record),
+]
+
+
+def describe_source(source: Source) -> str:
+    describe = getattr(source, "describe", None)
+    return str(describe()) if callable(describe) else type(source).__name__

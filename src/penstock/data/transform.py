@@ -1,0 +1,70 @@
+"""Functions on host batches, and record functions lifted to batches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.data.tree import Batch, Record
+
+
+@dataclass(frozen=True)
+class per_record:  # noqa: N801 - used like a function: transform=ps.per_record(decode)
+    """Lift a function of one record to a `transform` of a Loader: decode an image, tokenise a text.
+
+    The loader calls it once for each record, on its workers, and collates what it returns.
+
+    Args:
+      fn: from a record (a pytree without the batch dimension) to a record. If it has a parameter
+        named `rng`, it gets a NumPy generator seeded by (seed, step, row of the global batch): the
+        same numbers for the same record of the same step, whatever the number of workers or processes.
+
+    Example:
+      >>> loader = Loader({"x": np.arange(4)}, 2, transform=per_record(lambda r: {"x": r["x"] * 10}))
+      >>> loader[0]["x"].tolist()
+      [0, 10]
+    """
+
+    fn: Callable[..., Record]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"per_record needs a function of one record, got {type(self.fn).__name__}")
+
+
+class Transform:
+    """A user's transform with its random numbers.
+
+    A function that takes a parameter named `rng` gets `numpy.random.Generator`s seeded by
+    (seed, step, row of the global batch), for a whole batch by its first row.
+    """
+
+    def __init__(self, fn: Callable[..., Any] | per_record, seed: int):
+        self.each_record = isinstance(fn, per_record)
+        self._fn: Callable[..., Any] = fn.fn if isinstance(fn, per_record) else fn
+        if not callable(self._fn):
+            raise TypeError(f"transform={fn!r} is no function from a batch to a batch")
+        self._seed = seed
+        self._takes_rng = _takes_rng(self._fn)
+
+    def batch(self, batch: Batch, step: int, row: int) -> Batch:
+        return self._call(batch, step, row)
+
+    def records(self, records: Sequence[Record], step: int, row: int) -> list[Record]:
+        return [self._call(record, step, row + i) for i, record in enumerate(records)]
+
+    def _call(self, data: Any, step: int, row: int) -> Any:
+        if self._takes_rng:
+            return self._fn(data, rng=np.random.default_rng([self._seed, step, row]))
+        return self._fn(data)
+
+
+def _takes_rng(fn: Callable[..., Any]) -> bool:
+    try:
+        return "rng" in inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False

@@ -1,0 +1,71 @@
+"""Pytrees of arrays with a leading dimension: names of leaves, slices, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Batch = Any  # a pytree of arrays [B, ...]
+Record = Any  # a pytree of what one record holds
+
+
+def leaves_with_names(tree: Any) -> list[tuple[str, Any]]:
+    """Leaves with readable paths: `("image", …)`, `("inputs/0", …)`; `"batch"` where the tree is one leaf."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(leaf_name(path), leaf) for path, leaf in paths]
+
+
+def leaf_name(path: Sequence[Any]) -> str:
+    return jax.tree_util.keystr(tuple(path), simple=True, separator="/") or "batch"
+
+
+def describe_array(x: Any) -> str:
+    """`uint8[128,28,28,1]`."""
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+
+
+def describe(tree: Any) -> str:
+    """`image: uint8[128,28,28,1], label: int32[128]`."""
+    return ", ".join(
+        f"{name}: {describe_array(leaf) if hasattr(leaf, 'dtype') else type(leaf).__name__}"
+        for name, leaf in leaves_with_names(tree)
+    )
+
+
+def unstack(batch: Batch, records: int) -> list[Record]:
+    """The records of a batch, as views."""
+    leaves, treedef = jax.tree_util.tree_flatten(batch)
+    return [treedef.unflatten([leaf[i] for leaf in leaves]) for i in range(records)]
+
+
+def to_numpy(leaf: Any) -> Any:
+    """A NumPy array over the memory of a torch or TensorFlow tensor, a Python number or a list of numbers.
+
+    NumPy and JAX arrays are returned as they are.
+    """
+    if isinstance(leaf, (np.ndarray, jax.Array)):
+        return leaf
+    if type(leaf).__module__.partition(".")[0] == "torch":
+        return _from_torch(leaf)
+    return np.asarray(leaf)
+
+
+def _from_torch(tensor: Any) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":  # NumPy has no such type; JAX's own package does
+        import ml_dtypes
+        import torch
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def is_numeric(dtype: Any) -> bool:
+    """Whether a device can hold it: bool, integers, floats (bfloat16 and the like too), complex, PRNG keys."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return True
+    dtype = np.dtype(dtype)
+    return dtype.kind in "biufc" or dtype.type.__module__ == "ml_dtypes"

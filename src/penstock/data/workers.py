@@ -1,0 +1,251 @@
+"""Worker processes that load batches, for Python code that holds the interpreter lock.
+
+A process is spawned, never forked: forking a process that runs JAX's threads can deadlock. Each belongs to one
+thread of the parent, which sends it a step, waits, and copies the batch out of shared memory:
+
+    parent thread                         worker process
+    send step ──────────────────────────► load it, pickle it without its arrays' bytes
+    make the segment larger ◄──────────── "the arrays need n bytes"   (only when they no longer fit)
+    send its name ──────────────────────► copy the arrays into it
+    copy them out ◄────────────────────── the rest of the pickle, sizes, seconds spent
+
+Who owns the segment: the parent, which makes and removes it; the worker writes to it only between a request
+and its reply, the parent reads it only after the reply. The parent's copy is a batch's own memory, so nothing is
+written to while a device may still read it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from penstock._clock import Clock
+from penstock.data.tree import Batch
+
+Load = Callable[[int, Clock], Batch]  # from a step to its batch; the time it took goes to the clock
+
+
+class WorkerDied(RuntimeError):
+    """A worker process ended by itself: killed for memory, crashed, or never came up."""
+
+
+class Workers(NamedTuple):
+    """What `workers=` asks for: `kind` is "none", "thread" or "process"."""
+
+    kind: str
+    count: int
+
+    @classmethod
+    def parse(cls, workers: int | str | None) -> Workers:
+        if workers is None or workers == 0:
+            return cls("none", 1)
+        if isinstance(workers, str):
+            kind, _, count = workers.partition(":")
+            if kind == "process" and count.isdigit() and int(count) > 0:
+                return cls("process", int(count))
+        elif isinstance(workers, int) and not isinstance(workers, bool) and workers > 0:
+            return cls("thread", workers)
+        raise ValueError(f'workers={workers!r}: give None, a number of threads, or "process:N" for N processes')
+
+
+class ProcessPool:
+    """N processes that hold a copy of `load`; `loads` are the functions that drive them, one for each thread."""
+
+    def __init__(self, load: Load, count: int):
+        context = multiprocessing.get_context("spawn")
+        self._workers: list[_Worker] = []
+        self._shared, payload, sizes = _share(load)
+        name = self._shared.name if self._shared else None
+        try:
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, payload, name, sizes), daemon=True)
+                process.start()
+                theirs.close()  # so that the worker's death is an EOF here
+                self._workers.append(_Worker(process, ours))
+        except BaseException:
+            self.kill()
+            self.release()
+            raise
+
+    @property
+    def loads(self) -> list[Load]:
+        return [worker.load for worker in self._workers]
+
+    def kill(self) -> None:
+        """End the processes now; a `load` that waits for one returns with an error."""
+        for worker in self._workers:
+            worker.process.kill()
+
+    def release(self) -> None:
+        """Free everything; after `kill`, or when the processes have no more to do."""
+        self.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.process.close()
+            worker.connection.close()
+            _free(worker.segment)
+        _free(self._shared)
+
+
+class _Worker:
+    """The parent's end of one process."""
+
+    def __init__(self, process: Any, connection: Connection):
+        self.process, self.connection = process, connection
+        self.segment: SharedMemory | None = None
+
+    def load(self, step: int, clock: Clock) -> Batch:
+        try:
+            reply = self._ask(step)
+        except (EOFError, OSError) as error:
+            self.process.join(1)
+            raise WorkerDied(
+                f"the worker process for batch {step} ended with exit code {self.process.exitcode}. -9 is mostly the kernel "
+                "short of memory; if its output above speaks of bootstrapping, put the script's entry under "
+                "`if __name__ == '__main__':`, which spawned processes need"
+            ) from error
+        if isinstance(reply, _Failure):
+            raise reply.error()
+        clock.add(reply.seconds)
+        return pickle.loads(reply.pickled, buffers=self._copies(reply.sizes))  # from our own worker, not from disk
+
+    def _ask(self, step: int) -> _Loaded | _Failure:
+        self.connection.send(step)
+        reply = self.connection.recv()
+        if isinstance(reply, int):  # the bytes it needs
+            _free(self.segment)
+            self.segment = SharedMemory(create=True, size=reply)
+            self.connection.send(self.segment.name)
+            reply = self.connection.recv()
+        return reply
+
+    def _copies(self, sizes: Sequence[int]) -> list[np.ndarray]:
+        copies, at = [], 0
+        for size in sizes:
+            whole = self.segment.buf if self.segment else b""
+            copies.append(np.frombuffer(whole, np.uint8, size, at).copy() if size else np.empty(0, np.uint8))
+            at += _padded(size)
+        return copies
+
+
+class _Loaded(NamedTuple):
+    pickled: bytes
+    sizes: list[int]
+    seconds: dict[str, float]
+
+
+class _Failure(NamedTuple):
+    pickled: bytes | None
+    text: str
+
+    def error(self) -> BaseException:
+        try:
+            error = pickle.loads(self.pickled) if self.pickled else None  # from our own worker, not from disk
+        except Exception:
+            error = None
+        if not isinstance(error, BaseException):
+            error = RuntimeError(self.text.strip().splitlines()[-1])
+        error.add_note("penstock: in a worker process, whose traceback was\n" + self.text)
+        return error
+
+
+def _share(load: Load) -> tuple[SharedMemory | None, bytes, list[int]]:
+    """Pickle `load` with the bytes of its arrays in one shared segment, so that N workers need one copy."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(load, protocol=5, buffer_callback=buffers.append)
+    raw = [buffer.raw() for buffer in buffers]
+    sizes = [buffer.nbytes for buffer in raw]
+    if not any(sizes):
+        return None, pickled, sizes
+    segment = SharedMemory(create=True, size=sum(map(_padded, sizes)))
+    _write(segment, raw)
+    return segment, pickled, sizes
+
+
+def _write(segment: SharedMemory, raw: Sequence[memoryview]) -> None:
+    at = 0
+    for buffer in raw:
+        segment.buf[at : at + buffer.nbytes] = buffer
+        at += _padded(buffer.nbytes)
+
+
+def _views(segment: SharedMemory | None, sizes: Sequence[int]) -> list[Any]:
+    views, at = [], 0
+    for size in sizes:
+        views.append(segment.buf[at : at + size].toreadonly() if segment else b"")
+        at += _padded(size)
+    return views
+
+
+def _padded(size: int) -> int:
+    return -(-size // 64) * 64  # keeps every array on its own cache line
+
+
+def _free(segment: SharedMemory | None) -> None:
+    if segment is not None:
+        segment.close()
+        segment.unlink()
+
+
+def _serve(connection: Connection, payload: bytes, shared: str | None, sizes: list[int]) -> None:
+    """A worker's life: until the parent closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    jax.config.update("jax_platforms", "cpu")  # a transform that uses JAX must not take the parent's device
+    segment: SharedMemory | None = None
+    try:
+        held = SharedMemory(shared) if shared else None
+        load = _loaded_or_failure(lambda: pickle.loads(payload, buffers=_views(held, sizes)))
+        while True:
+            step = connection.recv()
+            segment = _answer(connection, load, step, segment)
+    except (EOFError, OSError):
+        pass  # the parent is gone, or has no use for us any more
+    sys.stdout.flush()
+
+
+def _answer(connection: Connection, load: Any, step: int, segment: SharedMemory | None) -> SharedMemory | None:
+    buffers: list[pickle.PickleBuffer] = []
+    clock = Clock()
+
+    def work() -> tuple[bytes, list[memoryview]]:
+        pickled = pickle.dumps(load(step, clock), protocol=5, buffer_callback=buffers.append)
+        return pickled, [buffer.raw() for buffer in buffers]
+
+    result = load if isinstance(load, _Failure) else _loaded_or_failure(work)
+    if isinstance(result, _Failure):
+        connection.send(result)
+        return segment
+    pickled, raw = result
+    sizes = [buffer.nbytes for buffer in raw]
+    needed = sum(map(_padded, sizes))
+    if needed > (segment.size if segment else 0):
+        connection.send(needed)
+        if segment:
+            segment.close()
+        segment = SharedMemory(connection.recv())
+    if segment:
+        _write(segment, raw)
+    connection.send(_Loaded(pickled, sizes, dict(clock)))
+    return segment
+
+
+def _loaded_or_failure(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Exception as error:
+        text = traceback.format_exc()
+        try:
+            return _Failure(pickle.dumps(error), text)
+        except Exception:
+            return _Failure(None, text)

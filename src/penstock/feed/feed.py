@@ -1,0 +1,253 @@
+"""feed(): any iterable of host batches as an iterator of device batches, made ahead of time."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from penstock._clock import Clock
+from penstock._stage import Closed, End, Late, Stage
+from penstock.data.tree import Batch
+from penstock.feed.place import Placed, Placement, To
+from penstock.feed.stats import Stats
+from penstock.feed.upstream import Upstream, as_upstream
+
+_STATE_VERSION = 1
+
+
+def feed(
+    batches: Any,
+    to: To = None,
+    *,
+    host_buffer: int = 4,
+    device_buffer: int = 2,
+    transform: Callable[[Batch], Batch] | None = None,
+    timeout: float | None = None,
+    strict: bool = False,
+) -> Feed:
+    """Feed the devices: batches are made and placed in the background while the consumer's step runs.
+
+    Args:
+      batches: a `Loader`; a Grain dataset, data loader or iterator; a torch `DataLoader`; a `tf.data.Dataset`; or any other
+        iterable of batches (pytrees of arrays [B, ...]). In several processes, each process's own rows.
+      to: where a batch goes: None (JAX's default device), a `jax.Device`, a `Sharding`, or a pytree of
+        these that is a prefix of the batch.
+      host_buffer: host batches that may be in work or waiting (at least one for each worker of a Loader).
+      device_buffer: placed batches that may be in work or waiting.
+      transform: from batch to batch, jitted and run on the device: casts and scaling belong here, so
+        that small dtypes cross the bus.
+      timeout: seconds that one `next()` may wait, None for ever.
+      strict: raise ValueError for a batch whose shapes, dtypes or structure differ from those of the one before,
+        instead of warning once.
+
+    Returns:
+      A `Feed`: an iterator and a context manager. Use it in a `with`, which ends its threads for certain.
+
+    Raises:
+      TypeError, ValueError: at once, if `batches` cannot be fed, or not over `to`.
+
+    Example:
+      >>> loader = Loader({"x": np.arange(8, dtype=np.uint8)}, batch_size=4, epochs=1)
+      >>> with feed(loader, transform=lambda b: {"x": b["x"] / 255}) as batches:
+      ...     [batch["x"].shape for batch in batches]
+      [(4,), (4,)]
+    """
+    return Feed(
+        as_upstream(batches),
+        Placement(to, transform),
+        host_buffer=_at_least_one("host_buffer", host_buffer),
+        device_buffer=_at_least_one("device_buffer", device_buffer),
+        timeout=timeout,
+        strict=strict,
+    )
+
+
+class _Item(NamedTuple):
+    placed: Placed
+    position: Any
+
+
+class Feed(Iterator[Batch]):
+    """An iterator of device batches; made by `feed`, used by one thread.
+
+    Its threads start with the first `next()`. They end when the batches are exhausted, at an error, on leaving
+    the `with`, by `close()`, when the feed is garbage-collected, and at interpreter exit.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        placement: Placement,
+        *,
+        host_buffer: int,
+        device_buffer: int,
+        timeout: float | None,
+        strict: bool,
+    ):
+        placement.check_rows(upstream.batch_sizes)
+        self._upstream, self._placement = upstream, placement
+        self._host_buffer, self._device_buffer = host_buffer, device_buffer
+        self._timeout, self._strict = timeout, strict
+        self._fingerprint = upstream.fingerprint()
+        self._stage: Stage[_Item] | None = None
+        self._ended = self._closed = self._warned = False
+        # The consumer's place: only what it has had counts, never what lies in a buffer.
+        self._step = 0
+        self._position: Any = None
+        self._had = self._bytes = 0
+        self._first_at = self._last_at = 0.0
+        self._host_clocks = [Clock() for _ in range(upstream.workers)]
+        self._place_clock, self._clock = Clock(), Clock()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def __iter__(self) -> Feed:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._closed:
+            raise RuntimeError("the feed is closed: make a new one, and restore() the state() of this one to go on")
+        if self._ended:
+            raise StopIteration
+        stage = self._stage or self._start()
+        try:
+            with self._clock.time("wait" if self._had else "startup"):
+                placed, position = stage.get(self._timeout)
+            self._report(placed.change)
+        except Late:
+            raise TimeoutError(
+                f"batch {self._step} did not come within timeout={self._timeout} s: {self._upstream.name} is still making "
+                "it; next() may be called again to wait on"
+            ) from None
+        except End:
+            self._end()
+            raise StopIteration from None
+        except Closed:
+            raise RuntimeError(f"the feed was closed while batch {self._step} was awaited") from None
+        except BaseException:  # of the upstream, of the placement, or Ctrl-C in this thread
+            self._end()
+            raise
+        self._last_at = time.perf_counter()
+        if not self._had:
+            self._first_at = self._last_at
+        self._had += 1
+        self._step += 1
+        self._bytes += placed.bytes
+        self._position = position
+        return placed.batch
+
+    def close(self) -> None:
+        """End the threads and drop the buffered batches; idempotent, and back within a second.
+
+        A thread inside of a read that nothing can interrupt ends when the read returns.
+        """
+        self._closed = True
+        self._end()
+
+    def state(self) -> dict[str, Any]:
+        """Where the consumer is, as a small dict that JSON holds.
+
+        Batches that were made or placed but not handed over are not counted: a feed that this is restored to
+        gives them again.
+        """
+        state = {"version": _STATE_VERSION, "step": self._step, "of": self._fingerprint}
+        return state if self._position is None else {**state, "position": self._position}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state()` was taken, before the first batch is asked for.
+
+        Raises:
+          ValueError: a state of something else, with what differs.
+          TypeError: the iterable has no state to go back to.
+          RuntimeError: the feed has started.
+        """
+        if self._stage or self._ended:
+            raise RuntimeError("restore() comes before the first batch: make a new feed and restore that")
+        _check_state(state, self._fingerprint)
+        self._upstream.restore(state["step"], state.get("position"))
+        self._step, self._position = state["step"], state.get("position")
+
+    def stats(self) -> Stats:
+        """Where the time went so far; `print` it for a summary with a verdict."""
+        host: dict[str, float] = {}
+        for clock in self._host_clocks:
+            for name, seconds in list(clock.items()):
+                host[name] = host.get(name, 0.0) + seconds
+        return Stats(
+            steps=self._had,
+            startup=self._clock.get("startup", 0.0),
+            seconds=self._last_at - self._first_at,
+            wait=self._clock.get("wait", 0.0),
+            host=host,
+            workers=self._upstream.workers,
+            place=self._place_clock.get("place", 0.0),
+            bytes=self._bytes,
+        )
+
+    def _start(self) -> Stage[_Item]:
+        self._stage = Stage(
+            self._upstream.makers(self._host_clocks),
+            max(self._host_buffer, self._upstream.workers),
+            finish=_placing(self._upstream, self._placement, self._place_clock, self._step),
+            done_capacity=self._device_buffer,
+            context=self._placement.context,
+        )
+        # The stage knows nothing of the Feed, so an abandoned Feed can be collected; at interpreter exit the
+        # stages are closed by their own module, and waited for.
+        weakref.finalize(self, self._stage.close, wait=False).atexit = False
+        return self._stage
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._stage:
+            self._stage.close()
+
+    def _report(self, change: str) -> None:
+        if not change or (self._warned and not self._strict):
+            return
+        message = f"batch {self._step}: {change}; every jitted function that takes it compiles again"
+        if self._strict:
+            raise ValueError(f"{message}, which strict=True refuses")
+        self._warned = True
+        warnings.warn(
+            f"{message}. Make the batches alike (remainder='drop' or 'pad', ps.pad_to), or refuse others with strict=True. "
+            "Later changes are not reported",
+            stacklevel=3,
+        )
+
+
+def _placing(upstream: Upstream, placement: Placement, clock: Clock, first: int) -> Callable[[int, Any], _Item]:
+    def finish(number: int, item: Any) -> _Item:
+        batch, position = upstream.split(item)
+        try:
+            with clock.time("place"):
+                return _Item(placement(batch), position)
+        except Exception as error:
+            error.add_note(f"penstock: while placing batch {first + number}")
+            raise
+
+    return finish
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r}: needs an integer >= 1")
+    return value
+
+
+def _check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
+    if not isinstance(state, Mapping) or state.get("version") != _STATE_VERSION or not isinstance(state.get("step"), int):
+        raise ValueError(f"not a state of a feed (version {_STATE_VERSION}): {str(state)[:200]}")
+    saved = state.get("of", {})
+    differing = [name for name in {**saved, **fingerprint} if saved.get(name) != fingerprint.get(name)]
+    if differing:
+        listed = "; ".join(f"{name} was {saved.get(name)!r} and is {fingerprint.get(name)!r}" for name in differing)
+        raise ValueError(f"the state belongs to something else: {listed}. Step {state['step']} would hold other records")
