@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock.data.tree import Batch, describe_array, leaves_with_names, to_numpy
+from penstock.data.tree import Batch, leaves_with_names, to_numpy
 
 
 def is_array(leaf: Any) -> bool:
@@ -32,26 +32,24 @@ class ArraySource:
             raise ValueError(f"arrays of unequal length: {listed}; all need one row for each record")
         if not all(lengths.values()):
             raise ValueError(f"no records: {', '.join(map(repr, lengths))} of length 0")
-        leaves, self._treedef = jax.tree_util.tree_flatten(arrays)
-        self._arrays = [leaf if _is_stored(leaf) else to_numpy(leaf) for leaf in leaves]
-        self._spec = ", ".join(f"{name}: {describe_array(leaf[:0])[:-1].replace('[0', '[N', 1)}]" for name, leaf in named)
+        self._records = named[0][1].shape[0]
+        self._arrays = jax.tree.map(_in_reach, arrays)
+        self._spec = ", ".join(f"{name}: {leaf.dtype}[{','.join(['N', *map(str, leaf.shape[1:])])}]" for name, leaf in named)
 
     def __len__(self) -> int:
-        return len(self._arrays[0])
+        return self._records
 
     def read(self, indices: np.ndarray) -> Batch:
-        return self._treedef.unflatten(
-            [_read_stored(x, indices) if _is_stored(x) else np.take(x, indices, axis=0) for x in self._arrays]
-        )
+        return jax.tree.map(lambda x: _read(x, indices), self._arrays)
 
     def describe(self) -> str:
         return self._spec
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_arrays": [_by_path(x) for x in self._arrays]}
+        return self.__dict__ | {"_arrays": jax.tree.map(_by_path, self._arrays)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"_arrays": [_opened(x) for x in state["_arrays"]]}
+        self.__dict__ = state | {"_arrays": jax.tree.map(_opened, state["_arrays"])}
 
 
 def _check_leaf(name: str, leaf: Any) -> None:
@@ -68,6 +66,15 @@ def _check_leaf(name: str, leaf: Any) -> None:
         )
     if len(leaf.shape) == 0:
         raise ValueError(f"leaf {name!r} is a scalar; it needs a leading dimension with one row for each record")
+
+
+def _in_reach(x: Any) -> Any:
+    return x if _is_stored(x) or isinstance(x, np.ndarray) else np.asarray(to_numpy(x))
+
+
+def _read(x: Any, indices: np.ndarray) -> np.ndarray:
+    # Rows of a memmap are in memory, but still of its class until they are viewed as an array.
+    return _read_stored(x, indices) if _is_stored(x) else np.asarray(np.take(x, indices, axis=0))
 
 
 def _is_stored(x: Any) -> bool:

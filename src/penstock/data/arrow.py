@@ -207,8 +207,8 @@ def _column(name: str, column: pa.ChunkedArray) -> Any:
             f"column {name!r} has {nulls:,} nulls, which no array can hold: fill them (pyarrow.compute.fill_null) or leave "
             "these rows out"
         )
-    views = [_view(chunk) for chunk in plain]
-    if all(view is not None and view.shape[1:] == views[0].shape[1:] for view in views):
+    views = [view for chunk in plain if (view := _view(chunk)) is not None]
+    if len(views) == len(plain) and len({view.shape[1:] for view in views}) == 1:
         return Rows(views)
     return _Ragged(plain)
 

@@ -22,7 +22,8 @@ def stack(records: Sequence[Record]) -> Batch:
       ValueError: records that differ in structure or in the shape of a leaf.
     """
     paths, columns, treedef = _columns(records)
-    return treedef.unflatten([_stack_leaf(leaf_name(path), column) for path, column in zip(paths, columns, strict=True)])
+    leaves = [_stack_leaf(leaf_name(path), column) for path, column in zip(paths, columns, strict=True)]
+    return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
 class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256])
@@ -79,7 +80,7 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
             leaves.append(_pad(name, column, length, self._value))
             if mask is None:
                 mask = np.arange(length) < np.array([len(x) for x in column])[:, None]
-        return self._with_mask(treedef.unflatten(leaves), mask)
+        return self._with_mask(jax.tree_util.tree_unflatten(treedef, leaves), mask)
 
     def _buckets_of(self, name: str, first: np.ndarray) -> tuple[int, ...] | None:
         if "" in self.lengths:
@@ -103,7 +104,8 @@ def add_mask(batch: Batch, name: str, mask: Any, why: str) -> dict[str, Any]:
 
 def _columns(records: Sequence[Record]) -> tuple[list[Any], list[list[Any]], Any]:
     """Paths of leaves, the leaves of all records path by path, and the records' structure."""
-    paths, treedef = jax.tree_util.tree_flatten_with_path(records[0])
+    first: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(records[0])
+    paths, treedef = first
     rows = []
     for i, record in enumerate(records):
         leaves, structure = jax.tree_util.tree_flatten(record)

@@ -33,6 +33,9 @@ class Load:
     process: tuple[int, int]
     _first: tuple[int, Any] | None = field(default=None, repr=False)  # a step and the structure it had
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_first": None}  # JAX's structures of user-defined nodes do not pickle
+
     def __call__(self, step: int, clock: Clock) -> Batch:
         """This process's rows of the global batch `step`; the time that each part took goes to the clock."""
         start, stop = self._rows(step)
@@ -75,8 +78,9 @@ class Load:
             error.add_note(f"penstock: while reading batch {step}{_failing_record(self.source, indices)}")
             raise
         rows = [len(data)] if isinstance(data, list) else [x.shape[0] for x in jax.tree_util.tree_leaves(data)]
-        if any(n != len(indices) for n in rows):
-            raise ValueError(f"{type(self.source).__name__}.read was given {len(indices)} indices and returned {rows} rows")
+        if wrong := [n for n in rows if n != len(indices)]:
+            name = type(self.source).__name__
+            raise ValueError(f"{name}.read was given {len(indices)} indices and returned {wrong[0]} rows, for batch {step}")
         return data
 
     def _noting(self, step: int, fn: Callable[..., Any], *args: Any) -> Any:
@@ -103,7 +107,7 @@ class Load:
                 f"batch {step}: the transform returned the structure {structure}"
                 + (f", but {first[1]} for batch {first[0]}: it must not depend on the records" if leaves else ", without arrays")
             )
-        return structure.unflatten(leaves)
+        return jax.tree_util.tree_unflatten(structure, leaves)
 
 
 def _records(data: Batch | list[Record], rows: int) -> list[Record]:

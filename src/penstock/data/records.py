@@ -64,7 +64,7 @@ def expand(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> 
     """Paths and glob patterns as a list of files that exist, each pattern's in order of name."""
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     files: list[str] = []
-    for path in map(os.fspath, given):
+    for path in [os.fspath(path) for path in given]:
         found = [path] if os.path.exists(path) else sorted(glob.glob(path))
         if not found:
             raise FileNotFoundError(f"no such file: {path!r} (relative to {os.getcwd()!r})")

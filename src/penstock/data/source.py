@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -47,7 +47,7 @@ def as_source(data: Any) -> Source:
     Accepts, in this order: a `Source`; paths of Parquet, Arrow IPC or ArrayRecord files (one, or a
     list of one kind); a `pyarrow.Table`; a Hugging Face `datasets.Dataset`; a `pandas.DataFrame`; a pytree (dict,
     tuple, nested, or one array) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch
-    tensors; and anything with `__len__` and `__getitem__` or `__getitems__`, such as a list of records, a torch
+    tensors, and an h5py file or group, or zarr group, of them; and anything with `__len__` and `__getitem__` or `__getitems__`, such as a list of records, a torch
     `Dataset`, or a Grain or TFDS source.
 
     Raises:
@@ -55,7 +55,9 @@ def as_source(data: Any) -> Source:
       ValueError: arrays of unequal length, of length 0, without a leading dimension or of dtype object.
       FileNotFoundError: a path that is not there.
     """
-    if not isinstance(data, type) and isinstance(data, Source):
+    if isinstance(data, type):
+        raise TypeError(f"got the class {data.__name__}, not an object of it: did you mean {data.__name__}(...)?")
+    if isinstance(data, Source):
         return data
     if paths := _paths(data):
         return _from_files(paths)
@@ -70,7 +72,9 @@ def as_source(data: Any) -> Source:
         return from_datasets(data) or RecordSource(data)
     if package == "pandas" and hasattr(data, "columns"):
         data = {str(name): column.to_numpy() for name, column in data.items()}
-    if not isinstance(data, list) and _holds_arrays(data):
+    if package in ("h5py", "zarr") and hasattr(data, "keys"):
+        data = {str(name): data[name] for name in data if is_array(data[name])}
+    if _holds_arrays(data):
         return ArraySource(data)
     if hasattr(data, "__len__") and (hasattr(data, "__getitem__") or hasattr(data, "__getitems__")):
         return RecordSource(data)
@@ -82,10 +86,12 @@ def as_source(data: Any) -> Source:
 
 
 def _holds_arrays(data: Any) -> bool:
-    leaves = jax.tree_util.tree_leaves(data)
     if isinstance(data, (dict, tuple)):  # a pytree for certain: ArraySource says which leaf is no array
-        return bool(leaves)
-    return bool(leaves) and all(map(is_array, leaves))
+        return bool(jax.tree_util.tree_leaves(data))
+    if is_array(data) or isinstance(data, (list, Iterator)):
+        return is_array(data)
+    leaves = jax.tree_util.tree_leaves(data, is_leaf=lambda x: isinstance(x, Iterator))
+    return bool(leaves) and all(map(is_array, leaves))  # a registered dataclass, say
 
 
 def _paths(data: Any) -> list[str]:

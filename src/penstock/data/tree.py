@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Batch = Any  # a pytree of arrays [B, ...]
@@ -38,7 +39,7 @@ def describe(tree: Any) -> str:
 def unstack(batch: Batch, records: int) -> list[Record]:
     """The records of a batch, as views."""
     leaves, treedef = jax.tree_util.tree_flatten(batch)
-    return [treedef.unflatten([leaf[i] for leaf in leaves]) for i in range(records)]
+    return [jax.tree_util.tree_unflatten(treedef, [leaf[i] for leaf in leaves]) for i in range(records)]
 
 
 def to_numpy(leaf: Any) -> Any:
@@ -65,7 +66,7 @@ def _from_torch(tensor: Any) -> np.ndarray:
 
 def is_numeric(dtype: Any) -> bool:
     """Whether a device can hold it: bool, integers, floats (bfloat16 and the like too), complex, PRNG keys."""
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
         return True
     dtype = np.dtype(dtype)
     return dtype.kind in "biufc" or dtype.type.__module__ == "ml_dtypes"

@@ -22,6 +22,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, NamedTuple
@@ -35,11 +36,12 @@ from penstock.data.tree import Batch
 Load = Callable[[int, Clock], Batch]  # from a step to its batch; the time it took goes to the clock
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(RuntimeError):  # noqa: N818 - says what happened
     """A worker process ended by itself: killed for memory, crashed, or never came up."""
 
 
-class Workers(NamedTuple):
+@dataclass(frozen=True)
+class Workers:
     """What `workers=` asks for: `kind` is "none", "thread" or "process"."""
 
     kind: str
@@ -124,7 +126,8 @@ class _Worker:
         self.connection.send(step)
         reply = self.connection.recv()
         if isinstance(reply, int):  # the bytes it needs
-            _free(self.segment)
+            old, self.segment = self.segment, None
+            _free(old)
             self.segment = SharedMemory(create=True, size=reply)
             self.connection.send(self.segment.name)
             reply = self.connection.recv()
@@ -133,8 +136,7 @@ class _Worker:
     def _copies(self, sizes: Sequence[int]) -> list[np.ndarray]:
         copies, at = [], 0
         for size in sizes:
-            whole = self.segment.buf if self.segment else b""
-            copies.append(np.frombuffer(whole, np.uint8, size, at).copy() if size else np.empty(0, np.uint8))
+            copies.append(np.frombuffer(_bytes(self.segment), np.uint8, size, at).copy() if size else np.empty(0, np.uint8))
             at += _padded(size)
         return copies
 
@@ -176,16 +178,22 @@ def _share(load: Load) -> tuple[SharedMemory | None, bytes, list[int]]:
 def _write(segment: SharedMemory, raw: Sequence[memoryview]) -> None:
     at = 0
     for buffer in raw:
-        segment.buf[at : at + buffer.nbytes] = buffer
+        _bytes(segment)[at : at + buffer.nbytes] = buffer
         at += _padded(buffer.nbytes)
 
 
 def _views(segment: SharedMemory | None, sizes: Sequence[int]) -> list[Any]:
     views, at = [], 0
     for size in sizes:
-        views.append(segment.buf[at : at + size].toreadonly() if segment else b"")
+        views.append(_bytes(segment)[at : at + size].toreadonly() if size else b"")
         at += _padded(size)
     return views
+
+
+def _bytes(segment: SharedMemory | None) -> memoryview:
+    assert segment is not None
+    assert segment.buf is not None  # it is open
+    return segment.buf
 
 
 def _padded(size: int) -> int:
@@ -201,7 +209,7 @@ def _free(segment: SharedMemory | None) -> None:
 def _serve(connection: Connection, payload: bytes, shared: str | None, sizes: list[int]) -> None:
     """A worker's life: until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    jax.config.update("jax_platforms", "cpu")  # a transform that uses JAX must not take the parent's device
+    jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]  # a transform that uses JAX must not take the parent's device
     segment: SharedMemory | None = None
     try:
         held = SharedMemory(shared) if shared else None

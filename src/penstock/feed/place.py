@@ -65,7 +65,7 @@ class Placement:
         self._to = _shardings(to)
         shardings = jax.tree_util.tree_leaves(self._to)
         self._several_processes = not all(s.is_fully_addressable for s in shardings)
-        self._one_device = all(len(s.device_set) == 1 and s.memory_kind in (None, _default_memory(s)) for s in shardings)
+        self._one_device = all(len(s.device_set) == 1 and _in_default_memory(s) for s in shardings)
         self._transform = transform and self._jit(transform)
         self._identity = self._jit(lambda batch: batch, out_shardings=self._to)
         self._signatures: dict[Hashable, _Signature] = {}
@@ -174,8 +174,9 @@ def _config(name: str) -> Any:
     return getattr(jax.config, name)
 
 
-def _default_memory(sharding: Sharding) -> str | None:
-    return next(iter(sharding.device_set)).default_memory().kind
+def _in_default_memory(sharding: Sharding) -> bool:
+    device: Any = next(iter(sharding.device_set))
+    return sharding.memory_kind in (None, device.default_memory().kind)
 
 
 def _map_prefix(fn: Callable[[Sharding, Any], Any], to: Any, batch: Batch) -> Any:
@@ -208,7 +209,7 @@ def _check_divides(name: str, shape: tuple[int, ...], sharding: Sharding) -> Non
         parts = [max(1, parts[0] // jax.process_count()), *parts[1:]]
     if len(parts) > len(shape):
         raise ValueError(
-            f"leaf {name!r} has {len(shape)} dimensions, too few for {sharding.spec} of `to`: give `to` as a pytree with a "
+            f"leaf {name!r} has {len(shape)} dimensions, too few for {sharding} of `to`: give `to` as a pytree with a "
             "Sharding for each leaf"
         )
     for dimension, (size, n, axes) in enumerate(zip(shape, parts, words, strict=False)):

@@ -69,6 +69,6 @@ class Stats:
         parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.host.items())
         workers = f" on {self.workers} workers" if self.workers > 1 else ""
         return (
-            f"{self.steps:,} batches ({self.bytes / 1e6:,.1f} MB) in {self.seconds:.2f} s after {self.startup:.2f} s to the first; "
-            f"waited {self.wait:.2f} s; {parts}{workers}; place {self.place:.2f} s\n{self.verdict}"
+            f"{self.steps:,} batches ({self.bytes / 1e6:,.1f} MB) in {self.seconds:.2f} s, after {self.startup:.2f} s to the "
+            f"first; waited {self.wait:.2f} s; {parts}{workers}; place {self.place:.2f} s\n{self.verdict}"
         )

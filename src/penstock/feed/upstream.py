@@ -79,7 +79,7 @@ class _LoaderUpstream:
         self._loader = loader
         self._start = 0
         self.workers = loader.workers.count
-        self.batch_sizes = loader.batch_sizes
+        self.batch_sizes: Sequence[int] = loader.batch_sizes
 
     def fingerprint(self) -> dict[str, Any]:
         return self._loader.fingerprint()

@@ -1,0 +1,1 @@
+"""Is it true? Benchmarks whose every variant runs in processes of its own and is checked before it is timed."""

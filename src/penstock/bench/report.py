@@ -1,0 +1,183 @@
+"""A run as tables on the terminal, as Markdown, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.bench.model import Failure, Metric, Outcome, Run, SizeName
+from penstock.bench.summary import Row, Verdict, rows, verdicts
+
+_QUICK = "Quick sizes: these numbers show that all works, not how fast it is. The targets are for the full sizes."
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The table of one metric, as text."""
+
+    title: str
+    columns: Sequence[str]
+    cells: Sequence[Sequence[str]]
+
+
+def print_outcome(console: Console, outcome: Outcome, size: SizeName) -> None:
+    """Print the tables of one workload, its targets, and what is missing from them and why."""
+    for section in _sections(outcome):
+        table = Table(title=escape(section.title), title_justify="left", title_style="bold")
+        for number, column in enumerate(section.columns):
+            table.add_column(escape(column), justify="right" if 0 < number < len(section.columns) - 1 else "left")
+        for cells in section.cells:
+            table.add_row(*map(escape, cells))
+        console.print(table)
+    for verdict in verdicts(outcome):
+        style = {True: "green", False: "red", None: "yellow"}[verdict.met]
+        console.print(f"[{style}]{escape(_target_text(outcome, verdict))}[/]", highlight=False)
+    if size == "quick" and outcome.workload.targets:
+        console.print(_QUICK, style="dim")
+    for line in _absences(outcome):
+        console.print(line, style="yellow", markup=False, highlight=False)
+    for failure in outcome.failures:
+        console.print(_tail(failure), style="dim", markup=False, highlight=False)
+    console.print()
+
+
+def print_closing(console: Console, run: Run) -> None:
+    """Print what the numbers were measured on, and how."""
+    for line in (*_machine_lines(run), _method(run)):
+        console.print(line, style="dim", markup=False, highlight=False)
+
+
+def as_markdown(run: Run) -> str:
+    """The tables as Markdown that names the machine."""
+    lines = [f"# penstock bench {run.suite}", "", *[f"- {line}" for line in _machine_lines(run)], "", _method(run), ""]
+    if run.size == "quick":
+        lines += [f"**{_QUICK}**", ""]
+    for outcome in run.outcomes:
+        lines += [f"## {outcome.workload.name}", ""]
+        for section in _sections(outcome):
+            lines += [section.title, "", *_markdown_table(section), ""]
+        lines += [f"- {_target_text(outcome, verdict)}" for verdict in verdicts(outcome)]
+        lines += [f"- {line}" for line in _absences(outcome)]
+        for failure in outcome.failures:
+            lines += ["", "```text", _tail(failure), "```"]
+        lines += [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_json(run: Run) -> str:
+    """Everything: each sample in the order of running, what was made of them, and the machine."""
+    return json.dumps(
+        {
+            "suite": run.suite,
+            "size": run.size,
+            "rounds": run.rounds,
+            "order_seed": run.seed,
+            "machine": run.machine,
+            "workloads": [_outcome_json(outcome, run.size) for outcome in run.outcomes],
+        },
+        indent=2,
+    )
+
+
+def _outcome_json(outcome: Outcome, size: SizeName) -> dict[str, object]:
+    workload = outcome.workload
+    return {
+        "name": workload.name,
+        "title": workload.title,
+        "baseline": workload.baseline,
+        "sizes": asdict(workload.sizes[size]),
+        "notes": {variant.name: variant.note for variant in workload.variants},
+        "metrics": [{**asdict(metric), "rows": [asdict(row) for row in rows(outcome, metric)]} for metric in workload.metrics],
+        "targets": [asdict(verdict) for verdict in verdicts(outcome)],
+        "samples": [asdict(sample) for sample in outcome.samples],
+        "failures": [asdict(failure) for failure in outcome.failures],
+        "missing": [asdict(missing) for missing in outcome.missing],
+    }
+
+
+def _sections(outcome: Outcome) -> list[_Section]:
+    workload = outcome.workload
+    sections = []
+    for metric in workload.metrics:
+        several = f", {metric.name}" if len(workload.metrics) > 1 else ""
+        columns = ["variant", metric.unit, "min – max", f"vs {workload.baseline}", "note"]
+        if metric.ideal is not None:
+            columns.insert(4, f"vs ideal {metric.ideal:g}")
+        cells = [_cells(row, metric, workload.variant(row.variant).note) for row in rows(outcome, metric)]
+        title = f"{workload.name}: {workload.title}{several} ({metric.better} is better)"
+        sections.append(_Section(title, columns, cells))
+    return sections
+
+
+def _cells(row: Row, metric: Metric, note: str) -> list[str]:
+    cells = [row.variant, _number(row.median), f"{_number(row.low)} – {_number(row.high)}", _times(row.ratio)]
+    return [*cells, _times(row.of_ideal), note] if metric.ideal is not None else [*cells, note]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _times(ratio: float | None) -> str:
+    if ratio is None:
+        return "–"
+    return f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.3g}×" if ratio >= 10 else f"{ratio:.3f}×"
+
+
+def _target_text(outcome: Outcome, verdict: Verdict) -> str:
+    target = verdict.target
+    metric = next(metric for metric in outcome.workload.metrics if metric.name == target.metric)
+    words = "at least" if metric.better == "higher" else "at most"
+    unit = f"× {target.relative_to}" if target.relative_to else f" {metric.unit}"
+    several = f" ({metric.name})" if len(outcome.workload.metrics) > 1 else ""
+    head = f"target: {target.variant}{several} {words} {target.bound:,g}{unit}: "
+    if verdict.reached is None:
+        return head + "not judged, for want of a measurement"
+    reached = _times(verdict.reached) if target.relative_to else f"{verdict.reached:.4g} {metric.unit}"
+    return head + f"{reached}, {'met' if verdict.met else 'NOT MET'}"
+
+
+def _absences(outcome: Outcome) -> Iterable[str]:
+    for missing in outcome.missing:
+        yield f"{missing.variant}: not installed: pip install {' '.join(missing.packages)}"
+    for failure in outcome.failures:
+        yield f"{failure.variant}: left out, it failed in round {failure.round + 1}: {failure.reason}"
+
+
+def _tail(failure: Failure, lines: int = 40) -> str:
+    written = failure.output.splitlines()
+    left_out = [f"… {len(written) - lines} lines before …"] if len(written) > lines else []
+    return "\n".join([f"{failure.variant} wrote:", *left_out, *written[-lines:]])
+
+
+def _machine_lines(run: Run) -> list[str]:
+    machine = run.machine
+    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else "unknown memory"
+    load = ", ".join(f"{value:.2f}" for value in machine["load_average"] or ()) or "unknown"
+    devices = dict.fromkeys(sample.details["device"] for outcome in run.outcomes for sample in outcome.samples)
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return [
+        f"{machine['cpu']}, {machine['usable_cores']} of {machine['cores']} cores, {memory}; {machine['platform']}",
+        f"JAX device: {'; '.join(devices) or 'none'}",
+        f"Python {machine['python']}, {versions}",
+        f"penstock {machine['penstock']}, commit {machine['commit'] or 'unknown'}; {machine['date']}; load average at start {load}",
+    ]
+
+
+def _method(run: Run) -> str:
+    rounds = "1 round" if run.rounds == 1 else f"{run.rounds} rounds"
+    return (
+        f"Medians of {rounds}; ratios are medians of the ratios within rounds. Each variant ran in a fresh process in every round, "
+        f"in a shuffled order (seed {run.seed}), and its batches were verified outside of the timed part."
+    )
+
+
+def _markdown_table(section: _Section) -> list[str]:
+    rule = ["---", *["---:"] * (len(section.columns) - 2), "---"]
+    table = [section.columns, rule, *section.cells]
+    return [f"| {' | '.join(cell for cell in cells)} |" for cells in table]

@@ -1,0 +1,1 @@
+"""Complete trainings, run by `penstock train <recipe>`. They need the extra `train`."""

@@ -1,0 +1,127 @@
+"""Sources over arrays: in memory, memory-mapped, h5py, zarr."""
+
+import pickle
+
+import h5py
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from penstock.data import ArraySource, as_source
+
+INDICES = np.array([7, 0, 7, 3, 4, 5])
+
+
+@pytest.fixture
+def values():
+    return np.random.default_rng(0).integers(0, 255, (20, 3, 2), np.uint8)
+
+
+def as_memmap(values, folder):
+    np.save(folder / "x.npy", values)
+    return np.load(folder / "x.npy", mmap_mode="r")
+
+
+def as_h5py(values, folder):
+    file = h5py.File(folder / "x.h5", "w")
+    file.create_dataset("group/x", data=values, chunks=(4, 3, 2), compression="gzip")
+    file.flush()
+    return file["group/x"]
+
+
+def as_zarr(values, folder):
+    array = zarr.create_array(str(folder / "x.zarr"), shape=values.shape, chunks=(4, 3, 2), dtype=values.dtype)
+    array[:] = values
+    return array
+
+
+KINDS = [
+    lambda values, folder: values,
+    as_memmap,
+    as_h5py,
+    as_zarr,
+    lambda values, folder: torch.from_numpy(values),
+    lambda values, folder: jnp.asarray(values),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["numpy", "memmap", "h5py", "zarr", "torch", "jax"])
+def test_every_kind_of_array_gives_its_rows_in_the_order_asked_for(kind, values, tmp_path):
+    source = as_source({"x": kind(values, tmp_path)})
+    assert len(source) == 20
+    for indices in (INDICES, np.arange(3, 9), np.array([19])):
+        read = source.read(indices)["x"]
+        assert isinstance(read, np.ndarray)
+        assert read.dtype == np.uint8
+        assert np.array_equal(read, values[indices])
+
+
+def test_rows_are_the_readers_own(values):
+    """A transform may work in place, shuffled or not."""
+    before = values.copy()
+    as_source({"x": values}).read(np.arange(5))["x"][:] = 0
+    assert np.array_equal(values, before)
+
+
+@pytest.mark.parametrize("cut", [lambda x: x, lambda x: x[5:15]], ids=["whole", "view"])
+def test_a_memmap_is_sent_to_another_process_by_its_path(values, tmp_path, cut):
+    source = ArraySource({"x": cut(as_memmap(np.repeat(values, 1000, axis=0), tmp_path))})
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 2000
+    indices = np.array([9, 0, 4])
+    assert np.array_equal(pickle.loads(pickled).read(indices)["x"], source.read(indices)["x"])
+
+
+def test_an_h5py_dataset_is_opened_again_in_another_process(values, tmp_path):
+    as_h5py(values, tmp_path).file.close()
+    source = ArraySource({"x": h5py.File(tmp_path / "x.h5", "r")["group/x"]})
+    assert np.array_equal(pickle.loads(pickle.dumps(source)).read(INDICES)["x"], values[INDICES])
+
+
+def test_structure_of_the_arrays_is_that_of_the_batch(values):
+    batch = as_source(({"a": values}, (values[:, 0], values[:, 0, 0]))).read(INDICES)
+    assert batch[0]["a"].shape == (6, 3, 2)
+    assert batch[1][1].shape == (6,)
+    assert as_source(values).read(INDICES).shape == (6, 3, 2)
+
+
+def test_unequal_lengths_are_listed_with_their_names():
+    with pytest.raises(ValueError, match=r"'image' has 10.*'label' has 9"):
+        as_source({"image": np.zeros((10, 2)), "label": np.zeros(9)})
+
+
+@pytest.mark.parametrize("data", [{"x": np.zeros((0, 3))}, np.zeros(0), []], ids=["dict", "array", "list"])
+def test_no_records_is_an_error(data):
+    with pytest.raises(ValueError, match=r"no records.*length 0"):
+        as_source(data)
+
+
+def test_object_arrays_are_refused_with_a_way_out():
+    ragged = np.empty(2, dtype=object)
+    ragged[:] = [np.arange(2), np.arange(3)]
+    with pytest.raises(TypeError, match=r"'x' has dtype object.*ndarray.*pad_to"):
+        as_source({"x": ragged})
+
+
+def test_what_is_no_array_is_named():
+    with pytest.raises(TypeError, match=r"'y/0' is int, not an array"):
+        as_source({"x": np.zeros(2), "y": [1, 2]})
+    with pytest.raises(ValueError, match=r"'y' is a scalar"):
+        as_source({"x": np.zeros(2), "y": np.float32(1)})
+
+
+@pytest.mark.parametrize("data", [iter([1]), 3, ArraySource])
+def test_what_cannot_be_read_at_random_is_refused(data):
+    with pytest.raises(TypeError, match=r"ps\.feed|did you mean"):
+        as_source(data)
+
+
+def test_a_file_of_arrays_is_a_dict_of_them(values, tmp_path):
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file["x"], file["y"] = values, values[:, 0, 0]
+    assert np.array_equal(as_source(h5py.File(tmp_path / "all.h5")).read(INDICES)["y"], values[INDICES, 0, 0])
+    group = zarr.open_group(str(tmp_path / "all.zarr"), mode="w")
+    group.create_array("x", data=values)
+    assert np.array_equal(as_source(group).read(INDICES)["x"], values[INDICES])

@@ -1,0 +1,200 @@
+"""Arrow tables, Parquet and IPC files, Hugging Face datasets."""
+
+import os
+import pickle
+
+import datasets
+import numpy as np
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.data import RecordSource, as_source
+from penstock.data.arrow import ArrowSource, Rows, ipc, parquet
+
+INDICES = np.array([0, 29, 3, 3, 11, 12])
+TOKENS = np.random.default_rng(0).integers(0, 1000, (30, 8), np.int32)
+
+
+def table(chunks=1):
+    return pa.concat_tables(
+        pa.table(
+            {
+                "tokens": pa.FixedSizeListArray.from_arrays(pa.array(part.ravel()), 8),
+                "label": pa.array(part[:, 0], pa.int64()),
+                "flag": pa.array(part[:, 0] % 2 == 0),
+                "half": pa.array(part[:, 0].astype(np.float16)),
+            }
+        )
+        for part in np.array_split(TOKENS, chunks)
+    )
+
+
+@pytest.mark.parametrize("chunks", [1, 7])
+def test_columns_of_one_size_are_gathered(chunks):
+    batch = as_source(table(chunks)).read(INDICES)
+    assert np.array_equal(batch["tokens"], TOKENS[INDICES])
+    assert np.array_equal(batch["label"], TOKENS[INDICES, 0])
+    assert np.array_equal(batch["flag"], TOKENS[INDICES, 0] % 2 == 0)
+    assert batch["half"].dtype == np.float16
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    width=st.integers(1, 5),
+    dtype=st.sampled_from([np.uint8, np.int16, np.float32, np.int64]),
+    data=st.data(),
+)
+def test_rows_of_scattered_blocks_are_those_of_their_concatenation(sizes, width, dtype, data):
+    rng = np.random.default_rng(0)
+    blocks = [rng.integers(0, 100, (size, width)).astype(dtype) for size in sizes]
+    whole = np.concatenate(blocks)
+    indices = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=20)))
+    assert np.array_equal(Rows(blocks).take(indices), whole[indices])
+
+
+@pytest.mark.parametrize("index", [-1, 30, 10**12])
+@pytest.mark.parametrize("chunks", [1, 7])
+def test_a_row_outside_of_the_table_is_never_read(index, chunks):
+    column = Rows([np.ascontiguousarray(part) for part in np.array_split(TOKENS, chunks)])
+    if index == -1 and chunks == 1:
+        return  # NumPy's own meaning of -1
+    with pytest.raises(IndexError):
+        column.take(np.array([0, index]))
+
+
+def test_fixed_size_columns_are_used_in_place():
+    whole = table()
+    source = ArrowSource(whole)
+    memory = whole["tokens"].chunk(0).flatten().buffers()[1]
+    view = source._columns["tokens"]._elements
+    assert memory.address <= view.ctypes.data < memory.address + memory.size
+
+
+def test_lists_of_equal_length_need_no_padding():
+    batch = as_source(pa.table({"x": [[1, 2], [3, 4], [5, 6]], "y": [[[1.0], [2.0]]] * 3})).read(np.array([2, 0]))
+    assert batch["x"].tolist() == [[5, 6], [1, 2]]
+    assert batch["y"].shape == (2, 2, 1)
+
+
+def test_ragged_lists_are_padded_by_the_loader():
+    data = pa.table({"tokens": [[1], [2, 3], [4, 5, 6], []], "label": [0, 1, 2, 3]})
+    loader = ps.Loader(data, 4, collate=ps.pad_to([4, 8], mask="mask"))
+    assert loader[0]["tokens"].tolist() == [[1, 0, 0, 0], [2, 3, 0, 0], [4, 5, 6, 0], [0, 0, 0, 0]]
+    assert loader[0]["mask"].sum(axis=1).tolist() == [1, 2, 3, 0]
+
+
+def test_strings_and_bytes_come_as_objects_for_a_record_function():
+    data = pa.table({"text": ["a", "bb", "ccc"], "raw": [b"x", b"yy", b""]})
+    loader = ps.Loader(data, 3, transform=ps.per_record(lambda r: {"n": len(r["text"]), "m": len(r["raw"])}))
+    assert loader[0]["n"].tolist() == [1, 2, 3]
+    assert loader[0]["m"].tolist() == [1, 2, 0]
+
+
+def test_nulls_are_counted_and_named():
+    with pytest.raises(ValueError, match=r"column 'x' has 2 nulls"):
+        as_source(pa.table({"x": [1, None, None]}))
+    with pytest.raises(ValueError, match=r"nulls inside"):
+        as_source(pa.table({"x": [[1, None], [2, 3]]}))
+
+
+def test_parquet_files_in_order_and_chosen_columns(tmp_path):
+    pq.write_table(table().slice(0, 10), tmp_path / "a.parquet", row_group_size=3)
+    pq.write_table(table().slice(10), tmp_path / "b.parquet")
+    for source in (as_source([tmp_path / "a.parquet", tmp_path / "b.parquet"]), as_source(f"{tmp_path}/*.parquet")):
+        assert np.array_equal(source.read(INDICES)["tokens"], TOKENS[INDICES])
+    assert list(parquet(f"{tmp_path}/*.parquet", columns=["label"]).read(INDICES)) == ["label"]
+
+
+def test_parquet_decoded_into_a_cache_is_mapped_and_found_again(tmp_path):
+    pq.write_table(table(), tmp_path / "a.parquet", row_group_size=7)
+    first = parquet(tmp_path / "a.parquet", cache=tmp_path / "cache")
+    (made,) = os.listdir(tmp_path / "cache")
+    at = os.stat(tmp_path / "cache" / made).st_mtime_ns
+    again = parquet(tmp_path / "a.parquet", cache=tmp_path / "cache")
+    assert os.stat(tmp_path / "cache" / made).st_mtime_ns == at
+    for source in (first, again, pickle.loads(pickle.dumps(first))):
+        assert np.array_equal(source.read(INDICES)["tokens"], TOKENS[INDICES])
+    assert len(pickle.dumps(first)) < 1000
+    pq.write_table(table().slice(1), tmp_path / "a.parquet")
+    assert len(parquet(tmp_path / "a.parquet", cache=tmp_path / "cache")) == 29
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.parquet"):
+        ps.Loader(tmp_path / "nowhere.parquet", 4)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"not parquet at all"])
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_damaged_parquet_file_is_named_with_its_size(tmp_path, damage, cache):
+    path = tmp_path / "x.parquet"
+    pq.write_table(table(), path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"x\.parquet.*bytes.*no complete Parquet"):
+        parquet(path, cache=tmp_path / "cache" if cache else None)
+    assert not (tmp_path / "cache").exists() or not os.listdir(tmp_path / "cache")
+
+
+def test_a_damaged_ipc_file_is_named(tmp_path):
+    (tmp_path / "x.arrow").write_bytes(b"ARROW1 but no more")
+    with pytest.raises(ValueError, match=r"x\.arrow.*no complete Arrow"):
+        ipc(tmp_path / "x.arrow")
+
+
+def test_an_unknown_column_is_named(tmp_path):
+    pq.write_table(table(), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=r"no column 'image'.*tokens"):
+        parquet(tmp_path / "x.parquet", columns=["image"])
+
+
+def test_an_unknown_ending_lists_the_known_ones(tmp_path):
+    with pytest.raises(TypeError, match=r"x\.csv.*\.parquet"):
+        as_source(tmp_path / "x.csv")
+
+
+def test_pandas_columns_are_fields():
+    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "y": [1, 2, 3]})
+    assert as_source(frame).read(np.array([2, 0]))["y"].tolist() == [3, 1]
+
+
+def hf(features=None):
+    return datasets.Dataset.from_dict({"tokens": TOKENS.tolist(), "label": TOKENS[:, 0].tolist()}, features=features)
+
+
+FIXED = datasets.Features(tokens=datasets.List(datasets.Value("int32"), length=8), label=datasets.Value("int32"))
+
+
+@pytest.mark.parametrize("features", [None, FIXED], ids=["list", "fixed-size list"])
+def test_a_hugging_face_dataset_is_read_from_its_table(features):
+    source = as_source(hf(features))
+    assert isinstance(source, ArrowSource)
+    assert np.array_equal(source.read(INDICES)["tokens"], TOKENS[INDICES])
+
+
+def test_a_saved_dataset_of_many_chunks_is_read(tmp_path):
+    hf(FIXED).save_to_disk(str(tmp_path / "ds"), num_shards=3)
+    loaded = datasets.load_from_disk(str(tmp_path / "ds"))
+    assert np.array_equal(as_source(loaded).read(INDICES)["tokens"], TOKENS[INDICES])
+
+
+def test_selected_and_shuffled_datasets_keep_their_rows():
+    chosen = hf().select([5, 1, 9])
+    assert as_source(chosen).read(np.array([2, 0]))["label"].tolist() == TOKENS[[9, 5], 0].tolist()
+    shuffled = hf().shuffle(seed=0)
+    assert as_source(shuffled).read(INDICES)["label"].tolist() == [shuffled[int(i)]["label"] for i in INDICES]
+
+
+def test_a_format_of_columns_is_respected():
+    assert list(as_source(hf().with_format("numpy", columns=["label"])).read(INDICES)) == ["label"]
+
+
+def test_features_that_need_decoding_are_left_to_the_library():
+    source = as_source(hf().with_transform(lambda batch: {"twice": [2 * x for x in batch["label"]]}))
+    assert isinstance(source, RecordSource)
+    loader = ps.Loader(hf().with_transform(lambda batch: {"twice": [2 * x for x in batch["label"]]}), 4)
+    assert loader[0]["twice"].tolist() == (2 * TOKENS[:4, 0]).tolist()

@@ -1,0 +1,224 @@
+import hashlib
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+
+X = np.arange(100)
+
+
+def digest(batch):
+    leaves = jax.tree.leaves(batch)
+    return hashlib.sha256(
+        b"".join(str((x.shape, x.dtype)).encode() + np.ascontiguousarray(x).tobytes() for x in leaves)
+    ).hexdigest()
+
+
+def digests(loader):
+    return [digest(batch) for batch in loader]
+
+
+def add_noise(batch, rng):
+    return {"x": batch["x"] + rng.integers(0, 1000, len(batch["x"]))}
+
+
+def augment(record, rng):
+    return {"x": record["x"] + rng.integers(0, 1000)}
+
+
+def loader(**options):
+    return ps.Loader({"x": X}, **{"batch_size": 8, "shuffle": True, "seed": 3, "epochs": 2, **options})
+
+
+def test_a_step_is_always_the_same_batch():
+    first, second = loader(), loader()
+    wanted = [digest(first[k]) for k in range(24)]
+    assert [digest(second[k]) for k in reversed(range(24))] == wanted[::-1]
+    assert digests(loader()) == wanted
+    assert loader()[np.int64(5)]["x"].tolist() == first[5]["x"].tolist()
+
+
+@pytest.mark.parametrize("transform", [add_noise, ps.per_record(augment)], ids=["batch", "record"])
+@pytest.mark.parametrize("workers", [0, 1, 3, "process:2"])
+def test_batches_do_not_depend_on_the_workers(transform, workers):
+    options = {"transform": transform, "remainder": "keep", "epochs": 1}
+    assert digests(loader(workers=workers, **options)) == digests(loader(**options))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    records=st.integers(1, 60),
+    batch_size=st.sampled_from([4, 8, 12]),
+    count=st.sampled_from([1, 2, 4]),
+    remainder=st.sampled_from(["drop", "pad"]),
+)
+def test_slices_of_processes_make_up_the_global_batch(records, batch_size, count, remainder):
+    if remainder == "drop" and batch_size > records:
+        return
+    data = {"x": np.arange(records)}
+    options = {"batch_size": batch_size, "shuffle": True, "remainder": remainder, "epochs": 1}
+    whole = ps.Loader(data, **options, process=(0, 1))
+    parts = [ps.Loader(data, **options, process=(p, count)) for p in range(count)]
+    for k in range(len(whole)):
+        for name in whole[k]:
+            assert np.concatenate([part[k][name] for part in parts]).tolist() == whole[k][name].tolist()
+
+
+def test_random_numbers_of_records_do_not_depend_on_the_number_of_processes():
+    transform = ps.per_record(augment)
+    parts = [loader(transform=transform, process=(p, 2))[3]["x"] for p in range(2)]
+    assert np.concatenate(parts).tolist() == loader(transform=transform)[3]["x"].tolist()
+
+
+def test_random_numbers_differ_between_steps_processes_and_seeds():
+    def draw(batch, rng):
+        return {"x": rng.integers(0, 2**40, len(batch["x"]))}
+
+    drawn = [loader(transform=draw, seed=seed, process=(p, 2))[k]["x"][0] for seed in (0, 1) for p in (0, 1) for k in (0, 1)]
+    assert len(set(drawn)) == 8
+
+
+def test_each_epoch_has_each_record_once_and_its_own_order():
+    batches = [b["x"] for b in loader(batch_size=10)]
+    first, second = np.concatenate(batches[:10]), np.concatenate(batches[10:])
+    assert sorted(first) == sorted(second) == X.tolist()
+    assert first.tolist() != second.tolist()
+
+
+def test_without_shuffle_records_come_in_order():
+    assert loader(shuffle=False)[1]["x"].tolist() == list(range(8, 16))
+
+
+@pytest.mark.parametrize(("remainder", "steps", "last"), [("drop", 12, 8), ("pad", 13, 8), ("keep", 13, 4)])
+def test_the_last_records_of_an_epoch(remainder, steps, last):
+    made = loader(remainder=remainder, epochs=1)
+    assert (made.steps_per_epoch, len(made), len(list(made))) == (steps, steps, steps)
+    assert len(made[steps - 1]["x"]) == last
+
+
+def test_padding_has_a_mask_in_every_batch():
+    batches = list(loader(remainder="pad", epochs=1))
+    assert [b["mask"].sum() for b in batches] == [8] * 12 + [4]
+    assert all(b["mask"].dtype == bool for b in batches)
+    real = np.concatenate([b["x"][b["mask"]] for b in batches])
+    assert sorted(real) == X.tolist()
+    padding = batches[-1]["x"][4:]
+    assert (padding == batches[-1]["x"][3]).all()
+
+
+def test_a_data_set_smaller_than_the_batch_can_be_padded_or_kept():
+    assert ps.Loader({"x": X[:3]}, 8, remainder="pad")[0]["mask"].tolist() == [True] * 3 + [False] * 5
+    assert ps.Loader({"x": X[:3]}, 8, remainder="keep")[0]["x"].tolist() == [0, 1, 2]
+
+
+def test_without_epochs_it_goes_on_for_ever():
+    endless = loader(epochs=None)
+    assert endless[10**9]["x"].shape == (8,)
+    with pytest.raises(TypeError, match="steps_per_epoch"):
+        len(endless)
+
+
+@pytest.mark.parametrize("step", [-1, 24, 10**12])
+def test_a_step_outside_is_an_index_error(step):
+    with pytest.raises(IndexError, match=f"{step}.*24"):
+        loader()[step]
+
+
+def test_step_10_to_the_9_of_10_to_the_10_records_costs_a_batch_of_memory():
+    class Huge:
+        def __len__(self):
+            return 10**10
+
+        def read(self, indices):
+            return {"x": indices}
+
+    x = ps.Loader(Huge(), 128, shuffle=True)[10**9]["x"]
+    assert len(set(x.tolist())) == 128
+    assert x.max() < 10**10
+
+
+def test_a_transform_may_work_in_place():
+    def in_place(batch):
+        batch["x"] *= 0
+        return batch
+
+    assert loader(transform=in_place, shuffle=False)[0]["x"].sum() == 0
+    assert X.sum() == 4950
+
+
+def test_a_loader_pickles_and_gives_the_same_batches():
+    made = loader(transform=add_noise)
+    made[0]
+    assert digests(pickle.loads(pickle.dumps(made))) == digests(made)
+
+
+def test_its_repr_says_what_it_is():
+    assert "100 records of x: int64[N]; 12 steps of 8 an epoch, 2 epochs" in repr(loader())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 0}, r"batch_size=0.*>= 1"),
+        ({"batch_size": 2.5}, r"batch_size=2\.5"),
+        ({"batch_size": 101}, r"batch_size=101 is more than the 100 records.*pad"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": "a"}, "seed='a'"),
+        ({"remainder": "wrap"}, "'wrap'.*drop, pad, keep"),
+        ({"workers": -1}, "workers=-1.*process:N"),
+        ({"workers": "thread:2"}, "workers='thread:2'"),
+        ({"workers": "process:0"}, "workers='process:0'"),
+        ({"process": (0, 3)}, "batch_size=8.*3 processes.*multiple of 3"),
+        ({"process": (2, 2)}, r"process=\(2, 2\)"),
+        ({"process": (0, 8), "remainder": "keep"}, "4 of 100 records.*8 processes"),
+        ({"process": (0, 2), "collate": ps.pad_to([4, 8])}, "pad_to with several lengths"),
+        ({"workers": "process:1", "transform": lambda batch: batch}, "transform does not pickle"),
+    ],
+)
+def test_bad_arguments_are_told_at_once(options, words):
+    with pytest.raises(ValueError, match=words):
+        loader(**options)
+
+
+def test_a_transform_that_is_no_function():
+    with pytest.raises(TypeError, match="transform=3"):
+        loader(transform=3)
+    with pytest.raises(TypeError, match="per_record needs a function"):
+        ps.per_record(3)
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (lambda b: {"x": b["x"][:3]}, r"batch 2: .*'x' as int64\[3\].*8 rows"),
+        (lambda b: {"x": b["x"].sum()}, r"batch 2: .*'x' as int64\[\]"),
+        (lambda b: None, "batch 2: .*without arrays"),
+        (lambda b: {"x": b["x"]} if b["x"][0] < 16 else {"y": b["x"]}, "batch 2: .*but .* for batch 0"),
+    ],
+)
+def test_a_transform_that_breaks_its_promise_is_told_with_the_batch(transform, words):
+    made = loader(transform=transform, shuffle=False)
+    if "batch 0" in words:
+        made[0]
+    with pytest.raises(ValueError, match=words):
+        made[2]
+
+
+def test_padding_needs_a_dict():
+    with pytest.raises(ValueError, match=r"remainder='pad'.*is a tuple"):
+        ps.Loader((X, X), 8, remainder="pad")[0]
+
+
+def test_an_error_in_a_transform_names_the_batch():
+    def bad(batch):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        loader(transform=bad)[3]
+    assert "batch 3" in caught.value.__notes__[0]

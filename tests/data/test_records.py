@@ -1,0 +1,144 @@
+"""Sources that are read record by record, or a list of records at a time."""
+
+import grain
+import numpy as np
+import pytest
+import torch
+from array_record.python.array_record_module import ArrayRecordWriter
+
+import penstock as ps
+from penstock.data import as_source
+
+
+class Squares:
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        return {"x": np.float32(i), "y": i * i}
+
+
+class Batched(Squares):
+    def __init__(self):
+        self.calls = 0
+
+    def __getitems__(self, indices):
+        self.calls += 1
+        return [self[i] for i in indices]
+
+
+class TorchSquares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        return torch.full((2,), float(i)), i * i
+
+
+def test_records_of_any_object_with_len_and_getitem_are_stacked():
+    batch = ps.Loader(Squares(), 4)[2]
+    assert batch["x"].tolist() == [8, 9, 10, 11]
+    assert batch["y"].tolist() == [64, 81, 100, 121]
+
+
+def test_getitems_is_called_once_a_batch():
+    data = Batched()
+    loader = ps.Loader(data, 10)
+    assert loader[1]["y"].tolist() == [i * i for i in range(10, 20)]
+    assert data.calls == 1
+
+
+def test_a_list_of_records():
+    loader = ps.Loader([{"a": np.arange(2) + i} for i in range(5)], 5)
+    assert loader[0]["a"].shape == (5, 2)
+
+
+def test_a_torch_dataset_and_a_subset_of_it():
+    x, y = ps.Loader(TorchSquares(), 3)[1]
+    assert x.tolist() == [[3, 3], [4, 4], [5, 5]]
+    assert y.tolist() == [9, 16, 25]
+    assert ps.Loader(torch.utils.data.Subset(TorchSquares(), [7, 8]), 2)[0][1].tolist() == [49, 64]
+
+
+def test_a_grain_source_and_a_grain_dataset():
+    assert ps.Loader(grain.sources.RangeDataSource(10, 20, 1), 4)[1].tolist() == [14, 15, 16, 17]
+    assert ps.Loader(grain.MapDataset.range(10).map(lambda i: {"i": i * 2}), 3)[1]["i"].tolist() == [6, 8, 10]
+
+
+def test_array_record_files(tmp_path):
+    path = str(tmp_path / "x.array_record")
+    writer = ArrayRecordWriter(path, "group_size:1")
+    for i in range(50):
+        writer.write(np.arange(i, i + 3, dtype=np.int32).tobytes())
+    writer.close()
+    decode = ps.per_record(lambda raw: {"x": np.frombuffer(raw, np.int32)})
+    loader = ps.Loader(path, 10, shuffle=True, seed=1, epochs=1, transform=decode)
+    assert sorted(np.concatenate([b["x"][:, 0] for b in loader]).tolist()) == list(range(50))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        as_source(str(tmp_path / "nowhere.array_record"))
+
+
+def test_a_source_of_ten_lines():
+    class Mine:
+        def __len__(self):
+            return 1000
+
+        def read(self, indices):
+            return {"x": indices * 2}
+
+    assert isinstance(Mine(), ps.Source)
+    assert ps.Loader(Mine(), 4)[1]["x"].tolist() == [8, 10, 12, 14]
+
+
+class FailsAt(Squares):
+    def __init__(self, bad):
+        self.bad = bad
+
+    def __len__(self):
+        return 20_000
+
+    def __getitem__(self, i):
+        if i == self.bad:
+            raise OSError("disk on fire")
+        return super().__getitem__(i)
+
+
+class FailsAtBatched(FailsAt):
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+class FailsAtRead:
+    def __init__(self, bad):
+        self.bad = bad
+
+    def __len__(self):
+        return 20_000
+
+    def read(self, indices):
+        if self.bad in indices:
+            raise OSError("disk on fire")
+        return {"x": indices}
+
+
+@pytest.mark.parametrize("kind", [FailsAt, FailsAtBatched, FailsAtRead])
+def test_an_error_names_the_record_and_the_batch(kind):
+    with pytest.raises(OSError, match="disk on fire") as caught:
+        ps.Loader(kind(12_345), 100)[123]
+    notes = " ".join(caught.value.__notes__)
+    assert "record 12345" in notes
+    assert "batch 123" in notes
+
+
+def test_a_source_that_returns_too_few_rows_is_told():
+    class Short(FailsAtRead):
+        def read(self, indices):
+            return {"x": indices[1:]}
+
+    with pytest.raises(ValueError, match=r"Short\.read was given 4 indices and returned 3 rows"):
+        ps.Loader(Short(-1), 4)[0]
+
+
+def test_records_of_different_shape_point_to_pad_to():
+    with pytest.raises(ValueError, match=r"'x' differs in shape.*pad_to"):
+        ps.Loader([{"x": np.arange(i)} for i in range(4)], 4)[0]

@@ -1,0 +1,111 @@
+"""Worker processes."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.data import WorkerDied
+
+X = np.arange(60)
+
+
+def where(batch):
+    return {"x": batch["x"], "pid": np.full(len(batch["x"]), os.getpid())}
+
+
+def fail_at_30(record):
+    if record["x"] == 30:
+        raise LookupError("no such word")
+    return record
+
+
+def die_at_30(batch):
+    if 30 in batch["x"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+class Unpicklable(Exception):
+    def __init__(self, a, b):
+        super().__init__(a)
+
+
+def fail_unpicklably(batch):
+    raise Unpicklable("what happened", 2)
+
+
+def grow(batch):
+    return {"x": np.repeat(batch["x"][:, None], 10 ** (int(batch["x"][0]) % 5), axis=1)}
+
+
+def test_work_is_done_in_other_processes():
+    pids = {pid for batch in ps.Loader({"x": X}, 6, epochs=1, transform=where, workers="process:2") for pid in batch["pid"]}
+    assert os.getpid() not in pids
+    assert len(pids) == 2
+
+
+def test_an_error_comes_after_the_good_batches_with_the_workers_traceback():
+    seen = []
+    loader = ps.Loader({"x": X}, 4, epochs=1, transform=ps.per_record(fail_at_30), workers="process:2")
+    with pytest.raises(LookupError, match="no such word") as caught:
+        for batch in loader:
+            seen += batch["x"].tolist()
+    assert seen == list(range(28))
+    notes = "".join(caught.value.__notes__)
+    assert "fail_at_30" in notes
+    assert "batch 7" in notes
+
+
+def test_an_error_that_does_not_pickle_keeps_its_words():
+    with pytest.raises(RuntimeError, match="what happened"):
+        list(ps.Loader({"x": X}, 4, epochs=1, transform=fail_unpicklably, workers="process:1"))
+
+
+def test_a_killed_worker_is_an_error_and_no_hang():
+    with pytest.raises(WorkerDied, match=r"batch 7 ended with exit code -9"):
+        list(ps.Loader({"x": X}, 4, epochs=1, transform=die_at_30, workers="process:2"))
+
+
+def test_batches_of_growing_size_are_whole():
+    got = list(ps.Loader({"x": X}, 1, epochs=1, transform=grow, workers="process:1"))
+    assert [b["x"].shape[1] for b in got] == [10 ** (i % 5) for i in range(60)]
+    assert all((b["x"] == i).all() for i, b in enumerate(got))
+
+
+def test_batches_are_memory_of_their_own():
+    batches = list(ps.Loader({"x": X}, 10, epochs=1, workers="process:1"))
+    assert [b["x"][0] for b in batches] == [0, 10, 20, 30, 40, 50]
+    batches[0]["x"][:] = 7
+
+
+def test_nothing_is_left_when_a_loop_is_left():
+    threads = threading.active_count()
+    segments = set(os.listdir("/dev/shm"))
+    for _ in ps.Loader({"x": X}, 4, transform=where, workers="process:2"):
+        break
+    gc.collect()
+    assert multiprocessing.active_children() == []
+    assert threading.active_count() == threads
+    assert set(os.listdir("/dev/shm")) <= segments
+
+
+def test_a_script_without_a_guarded_entry_is_told_of_it(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        textwrap.dedent("""
+            import numpy as np, penstock as ps
+            next(iter(ps.Loader({"x": np.arange(8)}, 4, workers="process:1")))
+        """)
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0
+    assert "__name__ == '__main__'" in ended.stderr
