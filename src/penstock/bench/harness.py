@@ -1,7 +1,8 @@
 """Runs the variants of a workload, interleaved, each in a fresh process.
 
-Machines drift: they warm up, and others use them too. So a round runs every variant once, in an order of its own, and variants are
-compared within rounds. A fresh process for each keeps one variant's threads, caches and imports away from the next.
+Machines drift: they warm up, and others use them too. So a round runs every variant once, in an order of its own,
+and variants are compared within rounds. A fresh process for each keeps one variant's threads, caches and imports
+away from the next.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Harness:
     say: Callable[[str], None] = lambda text: None
 
     def run(self, workload: Workload) -> Outcome:
-        missing = tuple(Missing(variant.name, packages) for variant in workload.variants if (packages := missing_packages(variant)))
-        absent = {one.variant for one in missing}
-        running = [variant.name for variant in workload.variants if variant.name not in absent]
+        needed = {variant.name: missing_packages(variant) for variant in workload.variants}
+        missing = tuple(Missing(name, packages) for name, packages in needed.items() if packages)
+        running = [name for name, packages in needed.items() if not packages]
         samples: list[Sample] = []
         failures: list[Failure] = []
         for number in range(self.rounds):
@@ -114,16 +115,16 @@ def _run(command: Sequence[str], time_limit: float) -> _Finished:
         env=_QUIET | os.environ,
         start_new_session=True,
     )
-    timed_out = False
     try:
         stdout, stderr = process.communicate(timeout=time_limit)
+        return _Finished(process.returncode, stdout, stderr, timed_out=False)
     except subprocess.TimeoutExpired:
-        timed_out = True
         _kill(process)
         stdout, stderr = process.communicate()
-    finally:
+        return _Finished(process.returncode, stdout, stderr, timed_out=True)
+    except BaseException:  # Ctrl-C, which does not reach a session of its own
         _kill(process)
-    return _Finished(process.returncode, stdout, stderr, timed_out)
+        raise
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
@@ -135,13 +136,12 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _reason(stderr: str, status: int) -> str:
-    """The last line of a Python traceback, which is the error; or what ended the process."""
+    """The error below the last Python traceback; or what ended the process."""
     if status < 0:
         return f"ended by signal {-status}"
-    lines = stderr.strip().splitlines()
-    start = max((i for i, line in enumerate(lines) if line.startswith("Traceback ")), default=None)
-    error = next((line for line in lines[start:] if line[:1].isalpha() and not line.startswith("Traceback ")), "") if lines else ""
-    return error.removeprefix("penstock.bench.model.") or f"ended with status {status}"
+    _, found, traceback = stderr.rpartition("Traceback (most recent call last):")
+    errors = [line for line in traceback.splitlines() if line[:1].isalpha()] if found else []
+    return errors[0].removeprefix("penstock.bench.model.") if errors else f"ended with status {status}"
 
 
 def _last_json(stdout: str) -> dict[str, Any] | None:

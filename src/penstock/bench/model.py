@@ -74,7 +74,7 @@ class Workload:
     """One task and the ways to do it.
 
     Attributes:
-      baseline: the variant that ratios are to.
+      baseline: the variant that ratios are to; None where there is nothing to compare.
       sizes: what `Variant.measure` gets; "quick" says nothing about speed, it shows that all works.
       time_limit: seconds that one (variant, round) may take.
     """
@@ -82,7 +82,7 @@ class Workload:
     name: str
     title: str
     metrics: tuple[Metric, ...]
-    baseline: str
+    baseline: str | None
     variants: tuple[Variant, ...]
     sizes: Mapping[SizeName, Any]
     targets: tuple[Target, ...] = ()

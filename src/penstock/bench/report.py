@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
@@ -18,7 +18,7 @@ _QUICK = "Quick sizes: these numbers show that all works, not how fast it is. Th
 
 @dataclass(frozen=True)
 class _Section:
-    """The table of one metric, as text."""
+    """The table of one metric, as text; the first column names the variants."""
 
     title: str
     columns: Sequence[str]
@@ -28,21 +28,20 @@ class _Section:
 def print_outcome(console: Console, outcome: Outcome, size: SizeName) -> None:
     """Print the tables of one workload, its targets, and what is missing from them and why."""
     for section in _sections(outcome):
-        table = Table(title=escape(section.title), title_justify="left", title_style="bold")
+        table = Table(title=escape(section.title), title_justify="left", title_style="bold", min_width=60)
         for number, column in enumerate(section.columns):
-            table.add_column(escape(column), justify="right" if 0 < number < len(section.columns) - 1 else "left")
+            table.add_column(escape(column), justify="right" if number else "left")
         for cells in section.cells:
             table.add_row(*map(escape, cells))
         console.print(table)
     for verdict in verdicts(outcome):
         style = {True: "green", False: "red", None: "yellow"}[verdict.met]
-        console.print(f"[{style}]{escape(_target_text(outcome, verdict))}[/]", highlight=False)
-    if size == "quick" and outcome.workload.targets:
-        console.print(_QUICK, style="dim")
+        console.print(_target_text(outcome, verdict), style=style, markup=False, highlight=False)
     for line in _absences(outcome):
         console.print(line, style="yellow", markup=False, highlight=False)
-    for failure in outcome.failures:
-        console.print(_tail(failure), style="dim", markup=False, highlight=False)
+    remarks = [*_notes(outcome), *map(_tail, outcome.failures), *([_QUICK] if size == "quick" else [])]
+    for line in remarks:
+        console.print(line, style="dim", markup=False, highlight=False)
     console.print()
 
 
@@ -62,7 +61,7 @@ def as_markdown(run: Run) -> str:
         for section in _sections(outcome):
             lines += [section.title, "", *_markdown_table(section), ""]
         lines += [f"- {_target_text(outcome, verdict)}" for verdict in verdicts(outcome)]
-        lines += [f"- {line}" for line in _absences(outcome)]
+        lines += [f"- {line}" for line in (*_absences(outcome), *_notes(outcome))]
         for failure in outcome.failures:
             lines += ["", "```text", _tail(failure), "```"]
         lines += [""]
@@ -104,29 +103,37 @@ def _sections(outcome: Outcome) -> list[_Section]:
     workload = outcome.workload
     sections = []
     for metric in workload.metrics:
-        several = f", {metric.name}" if len(workload.metrics) > 1 else ""
-        columns = ["variant", metric.unit, "min – max", f"vs {workload.baseline}", "note"]
-        if metric.ideal is not None:
-            columns.insert(4, f"vs ideal {metric.ideal:g}")
-        cells = [_cells(row, metric, workload.variant(row.variant).note) for row in rows(outcome, metric)]
-        title = f"{workload.name}: {workload.title}{several} ({metric.better} is better)"
+        title = f"{workload.title}{_which(outcome, metric, ', {}')} ({metric.better} is better)"
+        columns = ["variant", metric.unit, "min – max"]
+        if workload.baseline:
+            columns.append(f"vs {workload.baseline}")
+        if metric.ideal:
+            columns.append(f"vs ideal {metric.ideal:g} {metric.unit}")
+        cells = [_cells(row, bool(workload.baseline), bool(metric.ideal)) for row in rows(outcome, metric)]
         sections.append(_Section(title, columns, cells))
     return sections
 
 
-def _cells(row: Row, metric: Metric, note: str) -> list[str]:
-    cells = [row.variant, _number(row.median), f"{_number(row.low)} – {_number(row.high)}", _times(row.ratio)]
-    return [*cells, _times(row.of_ideal), note] if metric.ideal is not None else [*cells, note]
+def _cells(row: Row, has_baseline: bool, has_ideal: bool) -> list[str]:
+    cells = [row.variant, _number(row.median), f"{_number(row.low)} – {_number(row.high)}"]
+    if has_baseline:
+        cells.append(_times(row.ratio))
+    if has_ideal:
+        cells.append(_times(row.of_ideal))
+    return cells
+
+
+def _which(outcome: Outcome, metric: Metric, text: str) -> str:
+    """The metric's name in the text, where there are several to be told apart."""
+    return text.format(metric.name) if len(outcome.workload.metrics) > 1 else ""
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}".removesuffix(".")
 
 
 def _times(ratio: float | None) -> str:
-    if ratio is None:
-        return "–"
-    return f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.3g}×" if ratio >= 10 else f"{ratio:.3f}×"
+    return "–" if ratio is None else f"{_number(ratio)}×"
 
 
 def _target_text(outcome: Outcome, verdict: Verdict) -> str:
@@ -134,19 +141,24 @@ def _target_text(outcome: Outcome, verdict: Verdict) -> str:
     metric = next(metric for metric in outcome.workload.metrics if metric.name == target.metric)
     words = "at least" if metric.better == "higher" else "at most"
     unit = f"× {target.relative_to}" if target.relative_to else f" {metric.unit}"
-    several = f" ({metric.name})" if len(outcome.workload.metrics) > 1 else ""
-    head = f"target: {target.variant}{several} {words} {target.bound:,g}{unit}: "
+    head = f"target: {target.variant}{_which(outcome, metric, ' ({})')} {words} {target.bound:,g}{unit}: "
     if verdict.reached is None:
         return head + "not judged, for want of a measurement"
-    reached = _times(verdict.reached) if target.relative_to else f"{verdict.reached:.4g} {metric.unit}"
+    reached = _times(verdict.reached) if target.relative_to else f"{_number(verdict.reached)} {metric.unit}"
     return head + f"{reached}, {'met' if verdict.met else 'NOT MET'}"
 
 
-def _absences(outcome: Outcome) -> Iterable[str]:
+def _absences(outcome: Outcome) -> Iterator[str]:
     for missing in outcome.missing:
         yield f"{missing.variant}: not installed: pip install {' '.join(missing.packages)}"
     for failure in outcome.failures:
         yield f"{failure.variant}: left out, it failed in round {failure.round + 1}: {failure.reason}"
+
+
+def _notes(outcome: Outcome) -> Iterator[str]:
+    for variant in outcome.workload.variants:
+        if variant.note:
+            yield f"{variant.name}: {variant.note}"
 
 
 def _tail(failure: Failure, lines: int = 40) -> str:
@@ -159,25 +171,25 @@ def _machine_lines(run: Run) -> list[str]:
     machine = run.machine
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else "unknown memory"
     load = ", ".join(f"{value:.2f}" for value in machine["load_average"] or ()) or "unknown"
-    devices = dict.fromkeys(sample.details["device"] for outcome in run.outcomes for sample in outcome.samples)
+    devices = dict.fromkeys(str(sample.details["device"]) for outcome in run.outcomes for sample in outcome.samples)
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return [
         f"{machine['cpu']}, {machine['usable_cores']} of {machine['cores']} cores, {memory}; {machine['platform']}",
         f"JAX device: {'; '.join(devices) or 'none'}",
         f"Python {machine['python']}, {versions}",
-        f"penstock {machine['penstock']}, commit {machine['commit'] or 'unknown'}; {machine['date']}; load average at start {load}",
+        f"penstock {machine['penstock']}, commit {machine['commit'] or 'unknown'}",
+        f"{machine['date']}, load average at start {load}",
     ]
 
 
 def _method(run: Run) -> str:
     rounds = "1 round" if run.rounds == 1 else f"{run.rounds} rounds"
     return (
-        f"Medians of {rounds}; ratios are medians of the ratios within rounds. Each variant ran in a fresh process in every round, "
-        f"in a shuffled order (seed {run.seed}), and its batches were verified outside of the timed part."
+        f"Medians of {rounds}; ratios are medians of the ratios within rounds. Each variant ran in a fresh process in "
+        f"every round, in a shuffled order (seed {run.seed}), and was verified outside of the timed part."
     )
 
 
 def _markdown_table(section: _Section) -> list[str]:
-    rule = ["---", *["---:"] * (len(section.columns) - 2), "---"]
-    table = [section.columns, rule, *section.cells]
-    return [f"| {' | '.join(cell for cell in cells)} |" for cells in table]
+    rule = ["---", *["---:"] * (len(section.columns) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (section.columns, rule, *section.cells)]

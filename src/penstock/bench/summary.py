@@ -43,7 +43,8 @@ def rows(outcome: Outcome, metric: Metric) -> list[Row]:
             continue
         middle = median(values)
         of_ideal = middle / metric.ideal if metric.ideal else None
-        against = ratio(outcome, metric.name, variant.name, outcome.workload.baseline)
+        baseline = outcome.workload.baseline
+        against = ratio(outcome, metric.name, variant.name, baseline) if baseline else None
         made.append(Row(variant.name, middle, min(values), max(values), against, of_ideal))
     return made
 

@@ -80,8 +80,8 @@ class Loader:
         if remainder not in get_args(Remainder):
             raise ValueError(f"remainder={remainder!r}: choose from {', '.join(get_args(Remainder))}")
         self._order = Order(len(source), self.batch_size, bool(shuffle), seed, remainder)
-        process = process or (jax.process_index(), jax.process_count())
-        self._load = Load(source, self._order, Transform(transform, seed) if transform else None, collate, process)
+        self.process = process or (jax.process_index(), jax.process_count())
+        self._load = Load(source, self._order, Transform(transform, seed) if transform else None, collate, self.process)
         _check(self._load, self.batch_sizes)
         if self.workers.kind == "process":
             _check_pickles(self._load)

@@ -93,8 +93,7 @@ class ProcessPool:
         """Free everything; after `kill`, or when the processes have no more to do."""
         self.kill()
         for worker in self._workers:
-            worker.process.join()
-            worker.process.close()
+            worker.process.join()  # and not close(): `kill` may come at any time, and again
             worker.connection.close()
             _free(worker.segment)
         _free(self._shared)

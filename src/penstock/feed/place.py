@@ -65,9 +65,10 @@ class Placement:
         self._to = _shardings(to)
         shardings = jax.tree_util.tree_leaves(self._to)
         self._several_processes = not all(s.is_fully_addressable for s in shardings)
-        self._one_device = all(len(s.device_set) == 1 and _in_default_memory(s) for s in shardings)
+        devices = set[Any]().union(*(s.device_set for s in shardings))
+        self._one_device = len(devices) <= 1 and all(map(_in_default_memory, shardings))
         self._transform = transform and self._jit(transform)
-        self._identity = self._jit(lambda batch: batch, out_shardings=self._to)
+        self._identity = self._jit(_same, out_shardings=self._to)
         self._signatures: dict[Hashable, _Signature] = {}
         self._last: _Signature | None = None
         self._x64 = _config("jax_enable_x64")
@@ -148,6 +149,10 @@ class Placement:
             bytes=sum(leaf.nbytes for _, leaf in named),
             on_host=all(isinstance(leaf, np.ndarray) for _, leaf in named),
         )
+
+
+def _same(batch: Batch) -> Batch:  # one function for all feeds, so that JAX compiles it once
+    return batch
 
 
 def _shardings(to: To) -> Any:

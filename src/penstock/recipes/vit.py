@@ -1,4 +1,8 @@
-"""A small Vision Transformer (Dosovitskiy et al. 2021, arXiv:2010.11929), with pre-norm blocks and mean pooling."""
+"""A small Vision Transformer: Dosovitskiy et al. 2021, arXiv:2010.11929.
+
+Two changes suit it to a thousand tiny images: a convolution comes before the patches (Xiao et al. 2021,
+arXiv:2106.14881), and position embeddings start as large as the patches' own, so that order counts from step 0.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,50 @@ from jax import Array
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of a ViT; the defaults make 107 thousand parameters of 8×8 images with one channel.
+class Sizes:
+    """Sizes of a ViT; the defaults make 73 thousand parameters for 8×8 images with one channel.
 
     Attributes:
       image: height and width of an image, a multiple of `patch`.
       patch: height and width of the squares that become tokens.
+      stem: channels of the convolution before the patches.
       width: channels of a token, a multiple of `heads`.
-      classes: logits to give.
+      depth: number of blocks.
+      heads: attention heads of a block.
+      classes: number of logits.
     """
 
     image: int = 8
     patch: int = 2
+    stem: int = 16
     width: int = 64
-    depth: int = 3
+    depth: int = 2
     heads: int = 4
     classes: int = 10
-    pos: float = 0.5
-    stem: int = 1
 
     @property
     def tokens(self) -> int:
         return (self.image // self.patch) ** 2
+
+
+class ViT(nnx.Module):
+    """Images [B, H, W, 1], float → logits [B, classes]."""
+
+    def __init__(self, sizes: Sizes, *, rngs: nnx.Rngs):
+        patch = (sizes.patch, sizes.patch)
+        self.stem = nnx.Conv(1, sizes.stem, kernel_size=(3, 3), rngs=rngs)
+        self.patches = nnx.Conv(sizes.stem, sizes.width, kernel_size=patch, strides=patch, rngs=rngs)
+        self.position = nnx.Param(0.5 * jax.random.normal(rngs.params(), (sizes.tokens, sizes.width)))
+        self.blocks = nnx.List([Block(sizes.width, sizes.heads, rngs=rngs) for _ in range(sizes.depth)])
+        self.norm = nnx.LayerNorm(sizes.width, rngs=rngs)
+        self.head = nnx.Linear(sizes.width, sizes.classes, rngs=rngs)
+
+    def __call__(self, images: Array) -> Array:
+        patches = self.patches(jax.nn.gelu(self.stem(images)))
+        tokens = patches.reshape(patches.shape[0], -1, patches.shape[-1]) + self.position[...]
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.head(jnp.mean(self.norm(tokens), axis=1))
 
 
 class Block(nnx.Module):
@@ -45,28 +71,6 @@ class Block(nnx.Module):
         self.widen = nnx.Linear(width, 2 * width, rngs=rngs)
         self.narrow = nnx.Linear(2 * width, width, rngs=rngs)
 
-    def __call__(self, x: Array) -> Array:
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.narrow(jax.nn.gelu(self.widen(self.mlp_norm(x))))
-
-
-class ViT(nnx.Module):
-    """Images [B, H, W, 1], float → logits [B, classes]."""
-
-    def __init__(self, shape: Shape, *, rngs: nnx.Rngs):
-        patch = (shape.patch, shape.patch)
-        if shape.stem: self.stem = nnx.Conv(1, 16, kernel_size=(3,3), rngs=rngs)
-        self.s = shape.stem
-        self.patches = nnx.Conv(16 if shape.stem else 1, shape.width, kernel_size=patch, strides=patch, rngs=rngs)
-        self.position = nnx.Param(shape.pos * jax.random.normal(rngs.params(), (shape.tokens, shape.width)))
-        self.blocks = nnx.List([Block(shape.width, shape.heads, rngs=rngs) for _ in range(shape.depth)])
-        self.norm = nnx.LayerNorm(shape.width, rngs=rngs)
-        self.head = nnx.Linear(shape.width, shape.classes, rngs=rngs)
-
-    def __call__(self, images: Array) -> Array:
-        if self.s: images = jax.nn.gelu(self.stem(images))
-        tokens = self.patches(images)
-        x = tokens.reshape(tokens.shape[0], -1, tokens.shape[-1]) + self.position[...]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(jnp.mean(self.norm(x), axis=1))
+    def __call__(self, tokens: Array) -> Array:
+        tokens = tokens + self.attention(self.attention_norm(tokens))
+        return tokens + self.narrow(jax.nn.gelu(self.widen(self.mlp_norm(tokens))))

@@ -1,0 +1,105 @@
+"""What a feed itself costs: tiny batches that are ready and only have to be handed over."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import jax
+import numpy as np
+
+import penstock as ps
+from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
+from penstock.bench.suites.feed.batch import Batch, block_until_ready
+from penstock.bench.suites.feed.check import check_leaf
+
+
+@dataclass(frozen=True)
+class Size:
+    warm_up: int
+    batches: int
+
+
+def _direct(batches: Sequence[Batch], device: jax.Device) -> Iterator[Batch]:
+    for batch in batches:
+        yield jax.device_put(batch, device)
+
+
+def _one_thread(batches: Sequence[Batch], device: jax.Device) -> Iterator[Batch]:
+    placed: queue.Queue[Batch] = queue.Queue(2)
+
+    def place() -> None:
+        for batch in batches:
+            placed.put(jax.device_put(batch, device))
+
+    thread = threading.Thread(target=place, daemon=True)
+    thread.start()
+    for _ in range(len(batches)):
+        yield placed.get()
+    thread.join()
+
+
+def _grain(batches: Sequence[Batch], device: jax.Device) -> Iterator[Batch]:
+    import grain
+
+    ds = grain.MapDataset.source(batches).to_iter_dataset()
+    return iter(grain.experimental.device_put(ds=ds, device=device, cpu_buffer_size=4, device_buffer_size=2))
+
+
+def _penstock_list(batches: Sequence[Batch], device: jax.Device) -> Iterator[Batch]:
+    with ps.feed(batches, to=device, host_buffer=4, device_buffer=2) as placed:
+        yield from placed
+
+
+def _penstock_generator(batches: Sequence[Batch], device: jax.Device) -> Iterator[Batch]:
+    with ps.feed((batch for batch in batches), to=device, host_buffer=4, device_buffer=2) as placed:
+        yield from placed
+
+
+def measure(make: Callable[[Sequence[Batch], jax.Device], Iterator[Batch]], size: Size) -> Measurement:
+    device = jax.devices()[0]
+    host = [{"x": np.full(16, number, np.float32)} for number in range(size.warm_up + size.batches)]
+    _check(make(host[: size.warm_up], device), size.warm_up, device)
+    batches = make(host, device)
+    for batch in islice(batches, size.warm_up):
+        block_until_ready(batch)
+    timed = 0
+    begin = time.perf_counter()
+    for batch in batches:
+        block_until_ready(batch)
+        timed += 1
+    seconds = time.perf_counter() - begin
+    if timed != size.batches:
+        raise VerificationError(f"{timed} batches were timed, not {size.batches}")
+    return Measurement({"overhead": seconds / timed * 1e6}, {"timed_batches": timed})
+
+
+def _check(batches: Iterator[Batch], count: int, device: jax.Device) -> None:
+    numbers = [check_leaf("x", batch["x"], (16,), np.float32, device)[0] for batch in batches]
+    if numbers != list(range(count)):
+        raise VerificationError(f"{len(numbers)} batches of {count}, in the order {numbers[:8]} …")
+
+
+WORKLOAD = Workload(
+    name="overhead",
+    title="ready batches of 64 bytes, time for each",
+    metrics=(Metric("overhead", "µs", "lower"),),
+    baseline="grain C",
+    variants=(
+        Variant("grain C", partial(measure, _grain), ("grain",)),
+        Variant("thread and queue", partial(measure, _one_thread), note="queue.Queue(2), device_put on the thread"),
+        Variant("device_put", partial(measure, _direct), note="in the loop, with nothing made ahead"),
+        Variant("penstock, list", partial(measure, _penstock_list)),
+        Variant("penstock, generator", partial(measure, _penstock_generator), note="whose batches it copies"),
+    ),
+    sizes={"full": Size(warm_up=1_000, batches=10_000), "quick": Size(warm_up=100, batches=500)},
+    targets=(
+        Target("penstock, list", "overhead", 0.35, "grain C"),
+        Target("penstock, generator", "overhead", 0.35, "grain C"),
+    ),
+)

@@ -1,0 +1,108 @@
+"""A producer and a step that take known times: a feed that overlaps them runs at the pace of the step."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import penstock as ps
+from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
+from penstock.bench.suites.feed.batch import Batch, block_until_ready
+from penstock.bench.suites.feed.check import check_leaf
+
+# (producer, step), in milliseconds
+_PACES = {"4 ms, 5 ms": (4.0, 5.0), "1 ms, 1 ms": (1.0, 1.0)}
+
+_SPIN = 0.3e-3  # seconds before the deadline at which sleeping, which ends late by some 0.1 ms, gives way to spinning
+
+# Between two looks at the clock others may have the interpreter, as they have it while a device computes.
+_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+@dataclass(frozen=True)
+class Size:
+    warm_up: int
+    steps: int
+
+
+def step_until(deadline: float) -> None:
+    """Return at `deadline` on `time.perf_counter`, to some microseconds."""
+    while (left := deadline - time.perf_counter()) > 0:
+        if left > _SPIN:
+            time.sleep(left - _SPIN)
+        else:
+            _yield()
+
+
+def _host_batch(number: int, seconds: float) -> Batch:
+    time.sleep(seconds)
+    return {"x": np.full(16, number, np.float32)}
+
+
+def _plain(count: int, seconds: float, device: jax.Device) -> Iterator[Batch]:
+    for number in range(count):
+        yield jax.device_put(_host_batch(number, seconds), device)
+
+
+def _grain(count: int, seconds: float, device: jax.Device) -> Iterator[Batch]:
+    import grain
+
+    ds: Any = grain.MapDataset.range(count).map(lambda number: _host_batch(number, seconds)).to_iter_dataset()
+    return iter(grain.experimental.device_put(ds=ds, device=device, cpu_buffer_size=4, device_buffer_size=2))
+
+
+def _penstock(count: int, seconds: float, device: jax.Device) -> Iterator[Batch]:
+    produced = (_host_batch(number, seconds) for number in range(count))
+    with ps.feed(produced, to=device, host_buffer=4, device_buffer=2) as batches:
+        yield from batches
+
+
+def measure(make: Callable[[int, float, jax.Device], Iterator[Batch]], size: Size) -> Measurement:
+    device = jax.devices()[0]
+    values, details = {}, {}
+    for name, (produce, step) in _PACES.items():
+        batches = make(size.warm_up + size.steps, produce / 1e3, device)
+        ms, step_ms = _milliseconds_per_step(batches, step / 1e3, size, device)
+        values[name], details[f"step alone in ms, {name}"] = ms, step_ms
+    return Measurement(values, details)
+
+
+def _milliseconds_per_step(batches: Iterator[Batch], step: float, size: Size, device: jax.Device) -> tuple[float, float]:
+    """Milliseconds from one step's end to the next one's, and what the steps themselves took; checks that none was lost."""
+    in_steps, first, had = 0.0, 0.0, []
+    for number, batch in enumerate(batches):
+        handed_over = time.perf_counter()
+        block_until_ready(batch)
+        had.append(batch)
+        step_until(handed_over + step)
+        end = time.perf_counter()
+        if number == size.warm_up - 1:
+            first = end
+        elif number >= size.warm_up:
+            in_steps += end - handed_over
+    numbers = [check_leaf("x", batch["x"], (16,), np.float32, device)[0] for batch in had]
+    if numbers != list(range(size.warm_up + size.steps)):
+        raise VerificationError(f"{len(numbers)} batches, in the order {numbers[:8]} …")
+    return (end - first) / size.steps * 1e3, in_steps / size.steps * 1e3
+
+
+WORKLOAD = Workload(
+    name="overlap",
+    title="milliseconds a step, with a producer that sleeps and a step that takes exactly so long",
+    metrics=tuple(Metric(name, "ms", "lower", ideal=step) for name, (_, step) in _PACES.items()),
+    baseline="none",
+    variants=(
+        Variant("none", partial(measure, _plain), note="one after the other"),
+        Variant("grain C", partial(measure, _grain), ("grain",), "its default ReadOptions: 16 threads produce"),
+        Variant("penstock", partial(measure, _penstock), note="one thread produces"),
+    ),
+    sizes={"full": Size(warm_up=50, steps=400), "quick": Size(warm_up=5, steps=20)},
+    targets=(Target("penstock", "4 ms, 5 ms", 5.05),),
+)

@@ -1,0 +1,65 @@
+"""How long a run that is continued waits for its first batch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import jax
+import numpy as np
+
+import penstock as ps
+from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
+from penstock.bench.suites.feed import seed002
+from penstock.bench.suites.feed.batch import block_until_ready
+from penstock.bench.suites.feed.seed002_pipelines import BATCH, Records, scale_on_device
+
+_STEPS = {"step 0": 0, "step 10^9": 10**9}
+
+
+@dataclass(frozen=True)
+class Size:
+    records: int
+    repeats: int
+
+
+def _loader(records: Records) -> ps.Loader:
+    return ps.Loader({"image": records.images, "label": records.labels}, BATCH, shuffle=True, seed=42)
+
+
+def _milliseconds(records: Records, step: int, device: jax.Device) -> float:
+    """From `restore` to the first batch, which is checked, of a loader and a feed that were not used before."""
+    loader = _loader(records)
+    with ps.feed(loader, to=device, host_buffer=4, device_buffer=2, transform=scale_on_device) as batches:
+        state = {**batches.state(), "step": step}
+        begin = time.perf_counter()
+        batches.restore(state)
+        batch = block_until_ready(next(batches))
+        seconds = time.perf_counter() - begin
+        ids = seed002.read_ids(batch, records, device)
+    expected = _loader(records)[step]["image"]
+    if not np.array_equal(records.images[ids], expected):
+        raise VerificationError(f"the first batch is not that of step {step}")
+    return seconds * 1e3
+
+
+def measure(size: Size) -> Measurement:
+    device, records = jax.devices()[0], seed002.make_records(size.records)
+    _milliseconds(records, 1, device)  # compiles the transform
+    times: dict[str, list[float]] = {name: [] for name in _STEPS}
+    for _ in range(size.repeats):
+        for name, step in _STEPS.items():
+            times[name].append(_milliseconds(records, step, device))
+    return Measurement({name: median(values) for name, values in times.items()}, {"ms": times})
+
+
+WORKLOAD = Workload(
+    name="restore",
+    title="milliseconds from feed.restore(state) to the first batch on the device, 60,000 shuffled images",
+    metrics=tuple(Metric(name, "ms", "lower") for name in _STEPS),
+    baseline=None,
+    variants=(Variant("penstock", measure, note="after compilation"),),
+    sizes={"full": Size(records=60_000, repeats=15), "quick": Size(records=3_900, repeats=3)},
+    targets=(Target("penstock", "step 10^9", 10),),
+)

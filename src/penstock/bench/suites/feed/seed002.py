@@ -1,0 +1,114 @@
+"""Shuffled 28x28 images as float32 batches on the device: the pipeline of Grain's guide to training with JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+
+from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
+from penstock.bench.suites.feed import seed002_pipelines as pipelines
+from penstock.bench.suites.feed.batch import Batch
+from penstock.bench.suites.feed.check import check_epoch, check_leaf
+from penstock.bench.suites.feed.seed002_pipelines import BATCH, Records
+from penstock.bench.suites.feed.throughput import Epoch, rows_per_second
+
+_SEED = 42
+
+
+@dataclass(frozen=True)
+class Size:
+    """Attributes:
+    records: in an epoch.
+    slow_records: in an epoch of the slow variants; each record costs the same in a short epoch as in a long one.
+    seconds: to time at least.
+    """
+
+    records: int
+    slow_records: int
+    seconds: float
+
+
+def make_records(records: int) -> Records:
+    """Random images whose first four pixels spell the record's index, so that a delivered one tells where it came from."""
+    images = np.random.default_rng(_SEED).integers(0, 256, (records, 28, 28, 1), np.uint8)
+    indices = np.arange(records, dtype="<u4")
+    images[:, 0, :4, 0] = indices.view(np.uint8).reshape(records, 4)
+    return Records(images, (indices % 10).astype(np.int32))
+
+
+def read_ids(batch: Batch, records: Records, device: jax.Device) -> np.ndarray:
+    """The record indices that a batch's pixels spell, after a check that it holds exactly those records."""
+    if set(batch) != {"image", "label"}:
+        raise VerificationError(f"a batch has the leaves {sorted(batch)}")
+    images = check_leaf("image", batch["image"], (BATCH, 28, 28, 1), np.float32, device)
+    labels = check_leaf("label", batch["label"], (BATCH,), np.int32, device)
+    if images.min() < 0 or images.max() > 1:
+        raise VerificationError(f"values from {images.min()} to {images.max()}, not in [0, 1]")
+    spelled = np.rint(images[:, 0, :4, 0] * 255).astype(np.uint8)
+    ids = np.ascontiguousarray(spelled).view("<u4")[:, 0].astype(np.int64)
+    if ids.max() >= len(records.labels):
+        raise VerificationError(f"pixels spell record {ids.max()} of {len(records.labels)}")
+    # Compilers divide by multiplying with the reciprocal, which may round the last bit otherwise.
+    if not np.allclose(images, records.images[ids] / np.float32(255), rtol=0, atol=1e-6):
+        raise VerificationError("an image's values are not its record's divided by 255")
+    if not np.array_equal(labels, records.labels[ids]):
+        raise VerificationError("a label is not its record's")
+    return ids
+
+
+def measure(make: Callable[[Records, jax.Device, int], Epoch], slow: bool, size: Size) -> Measurement:
+    """Throughput of one pipeline: `make` gets the records, the device and the seed."""
+    count = size.slow_records if slow else size.records
+    records, device = make_records(count), jax.devices()[0]
+
+    def check(batches: Iterator[Batch]) -> None:
+        check_epoch(batches, lambda batch: read_ids(batch, records, device), count, BATCH)
+
+    return rows_per_second(make(records, device, _SEED), check, count // BATCH, BATCH, size.seconds)
+
+
+_FULL = Size(records=60_000, slow_records=12_900, seconds=1.5)
+
+
+def _variant(
+    name: str,
+    make: Callable[[Records, jax.Device, int], Epoch],
+    requires: tuple[str, ...] = (),
+    note: str = "",
+    slow: bool = False,
+) -> Variant:
+    notes = [note] if note else []
+    if slow:
+        notes.append(f"epochs of {_FULL.slow_records:,} records")
+    return Variant(name, partial(measure, make, slow), requires, "; ".join(notes))
+
+
+WORKLOAD = Workload(
+    name="seed002",
+    title="60,000 images 28x28 uint8, shuffled, float32/255, batches of 128 on the device",
+    metrics=(Metric("throughput", "records/s", "higher"),),
+    baseline="grain C",
+    variants=(
+        _variant("grain A", pipelines.grain_a, ("grain",), "jax.device_put in the loop", slow=True),
+        _variant("grain B", pipelines.grain_b, ("grain",), "ThreadPrefetch 4, then device_put", slow=True),
+        _variant("grain C", pipelines.grain_c, ("grain",), "grain.experimental.device_put, buffers 4 and 2", slow=True),
+        _variant("torch, 0 workers", partial(pipelines.torch, workers=0), ("torch",), "DataLoader"),
+        _variant(
+            "torch, 2 workers",
+            partial(pipelines.torch, workers=2),
+            ("torch",),
+            "spawned, since JAX does not survive fork, and persistent: their start is not timed",
+        ),
+        _variant("tf.data", pipelines.tf_data, ("tensorflow",), "shuffle buffer of all records, AUTOTUNE"),
+        _variant("NumPy loop", pipelines.numpy_loop, note="images[indices] / 255, device_put"),
+        _variant("penstock", pipelines.penstock, note="uint8 to the device, cast there"),
+        _variant("penstock, host cast", pipelines.penstock_host, note="cast in the Loader's transform"),
+    ),
+    sizes={"full": _FULL, "quick": Size(records=3_900, slow_records=1_300, seconds=0.0)},
+    targets=(Target("penstock", "throughput", 50, "grain C"), Target("penstock", "throughput", 1.2, "NumPy loop")),
+    time_limit=180,
+)

@@ -1,0 +1,149 @@
+"""Rows of tokens out of a Hugging Face dataset, shuffled, in batches on the device."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import penstock as ps
+from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
+from penstock.bench.suites.feed.batch import Batch
+from penstock.bench.suites.feed.check import check_epoch, check_leaf
+from penstock.bench.suites.feed.throughput import Epoch, rows_per_second
+
+_BATCH = 128
+_LENGTH = 256
+_SEED = 42
+
+
+@dataclass(frozen=True)
+class Size:
+    """Attributes:
+    rows: in an epoch.
+    slow_rows: in an epoch of the slow variants; each row costs the same in a short epoch as in a long one.
+    shards: files that the saved dataset is in.
+    seconds: to time at least.
+    """
+
+    rows: int
+    slow_rows: int
+    shards: int
+    seconds: float
+
+
+def make_tokens(rows: int) -> np.ndarray:
+    """Random tokens, int32 [rows, 256]; the first of a row is its index."""
+    tokens = np.random.default_rng(_SEED).integers(0, 50_000, (rows, _LENGTH), np.int32)
+    tokens[:, 0] = np.arange(rows)
+    return tokens
+
+
+def read_ids(batch: Batch, tokens: np.ndarray, device: jax.Device) -> np.ndarray:
+    """The row indices in a batch, after a check that it holds exactly those rows."""
+    got = check_leaf("tokens", batch["tokens"], (_BATCH, _LENGTH), np.int32, device)
+    ids = got[:, 0]
+    if ids.min() < 0 or ids.max() >= len(tokens) or not np.array_equal(got, tokens[ids]):
+        raise VerificationError("a row's tokens are not those of its record")
+    return ids
+
+
+def _grain(dataset: Any, device: jax.Device) -> Epoch:
+    import grain
+
+    def epoch(number: int) -> Iterator[Batch]:
+        ds = (
+            grain.MapDataset.source(dataset)
+            .seed(_SEED + number)
+            .shuffle()
+            .map(lambda r: {"tokens": np.asarray(r["tokens"], np.int32)})
+            .batch(batch_size=_BATCH, drop_remainder=True)
+            .to_iter_dataset()
+        )
+        return iter(grain.experimental.device_put(ds=ds, device=device, cpu_buffer_size=4, device_buffer_size=2))
+
+    return epoch
+
+
+def _grain_numpy(dataset: Any, device: jax.Device) -> Epoch:
+    return _grain(dataset.with_format("numpy"), device)
+
+
+def _datasets_loop(dataset: Any, device: jax.Device) -> Epoch:
+    def epoch(number: int) -> Iterator[Batch]:
+        shuffled = dataset.shuffle(seed=_SEED + number).with_format("numpy")
+        for batch in shuffled.iter(_BATCH, drop_last_batch=True):
+            yield jax.device_put({"tokens": batch["tokens"].astype(np.int32, copy=False)}, device)
+
+    return epoch
+
+
+def _penstock(dataset: Any, device: jax.Device) -> Epoch:
+    def epoch(number: int) -> Iterator[Batch]:
+        loader = ps.Loader(dataset, _BATCH, shuffle=True, seed=_SEED + number, epochs=1)
+        with ps.feed(loader, to=device, host_buffer=4, device_buffer=2) as batches:
+            yield from batches
+
+    return epoch
+
+
+def measure(make: Callable[[Any, jax.Device], Epoch], slow: bool, saved: bool, size: Size) -> Measurement:
+    """Throughput of one pipeline over a dataset in memory, or one that was saved to disk and loaded from there."""
+    import datasets
+
+    rows, device = size.slow_rows if slow else size.rows, jax.devices()[0]
+    tokens = make_tokens(rows)
+    features = datasets.Features(tokens=datasets.List(datasets.Value("int32")))
+    dataset = datasets.Dataset.from_dict({"tokens": tokens}, features=features)
+
+    def check(batches: Iterator[Batch]) -> None:
+        check_epoch(batches, lambda batch: read_ids(batch, tokens, device), rows, _BATCH)
+
+    with tempfile.TemporaryDirectory() as folder:
+        if saved:
+            dataset.save_to_disk(folder, num_shards=size.shards)
+            dataset = datasets.load_from_disk(folder)
+        measured = rows_per_second(make(dataset, device), check, rows // _BATCH, _BATCH, size.seconds)
+    chunks = dataset.data.table["tokens"].num_chunks
+    return Measurement(measured.values, {**measured.details, "chunks": chunks})
+
+
+_FULL = Size(rows=20_000, slow_rows=2_600, shards=8, seconds=1.0)
+_SLOW = f"epochs of {_FULL.slow_rows:,} rows"
+
+
+WORKLOAD = Workload(
+    name="tokens",
+    title="Hugging Face dataset of 20,000 rows of 256 int32, shuffled, batches of 128 on the device",
+    metrics=(Metric("throughput", "rows/s", "higher"),),
+    baseline="grain C",
+    variants=(
+        Variant("grain C", partial(measure, _grain, True, False), ("grain", "datasets"), _SLOW),
+        Variant(
+            "grain C, with_format",
+            partial(measure, _grain_numpy, True, False),
+            ("grain", "datasets"),
+            f'over dataset.with_format("numpy"); {_SLOW}',
+        ),
+        Variant(
+            "datasets alone",
+            partial(measure, _datasets_loop, True, False),
+            ("datasets",),
+            f"shuffle, with_format, iter, device_put; {_SLOW}",
+        ),
+        Variant("penstock", partial(measure, _penstock, False, False), ("datasets",)),
+        Variant(
+            "penstock, from disk",
+            partial(measure, _penstock, False, True),
+            ("datasets",),
+            "save_to_disk, load_from_disk: memory-mapped, in many chunks",
+        ),
+    ),
+    sizes={"full": _FULL, "quick": Size(rows=2_600, slow_rows=650, shards=2, seconds=0.0)},
+    targets=(Target("penstock", "throughput", 500, "grain C"),),
+)

@@ -1,0 +1,90 @@
+"""The command `penstock`: it reads the arguments, and the commands do the rest."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import penstock
+from penstock.bench import command
+from penstock.recipes import digits
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction["_Parser"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+      argv: the arguments, without the name of the program; None takes those of the process.
+
+    Returns:
+      The exit status of the command; 130 after Ctrl-C.
+
+    Raises:
+      SystemExit: 0 after --help and --version, 2 for arguments that no command takes.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt as interrupt:
+        print(f"penstock: {interrupt or 'interrupted'}", file=sys.stderr)
+        return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Keeps the line breaks of descriptions, and says what is wrong in one line; the usage is for --help."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="penstock",
+        description="Input pipelines for JAX training that keep the devices busy: train an example, or measure them.",
+        epilog="example:\n  penstock train digits",
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    _add_train(commands)
+    _add_bench(commands)
+    return parser
+
+
+def _add_train(commands: _Commands) -> None:
+    train = commands.add_parser(
+        "train",
+        help="run a complete training",
+        description='Run a complete training, from files to a plot. It needs: pip install "penstock[train]"',
+        epilog="example:\n  penstock train digits --steps 200 --out runs/short",
+    )
+    recipes = train.add_subparsers(title="recipes", metavar="recipe", required=True)
+    recipe = recipes.add_parser(
+        "digits",
+        help="a small Vision Transformer on 8×8 handwritten digits; about half a minute on two CPU cores",
+        description=digits.DESCRIPTION,
+        epilog="example:\n  penstock train digits --batch-size 128 --seed 1 --out runs/wide",
+    )
+    digits.add_arguments(recipe)
+    recipe.set_defaults(run=digits.run)
+
+
+def _add_bench(commands: _Commands) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure input pipelines",
+        description=(
+            "Measure input pipelines against each other, each in processes of its own, and print how they compare\n"
+            'and how certain that is. Some suites need: pip install "penstock[bench]"'
+        ),
+        epilog="example:\n  penstock bench feed --quick",
+    )
+    command.add_arguments(bench)
+    bench.set_defaults(run=command.run)

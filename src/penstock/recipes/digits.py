@@ -1,0 +1,195 @@
+"""`penstock train digits`: a small Vision Transformer learns handwritten digits."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from rich.console import Console
+
+import penstock as ps
+from penstock.data.tree import Batch
+from penstock.recipes import images
+
+if TYPE_CHECKING:
+    from penstock.recipes.classifier import Classifier, State, Totals
+    from penstock.recipes.log import Log
+
+DESCRIPTION = """\
+Train a small Vision Transformer on the 1,797 handwritten digits (8×8 pixels) that scikit-learn carries, on all
+devices that JAX finds. It reaches about 98 % on the 360 images held out for validation, in half a minute on two CPU
+cores. The same flags on the same machine give the same numbers.
+
+The run folder gets metrics.jsonl, a line of JSON for every log point (step, loss, accuracy, val_accuracy,
+steps_per_second, input_wait), and training.png, which shows what was learnt and where the time of a step went.
+Ctrl-C keeps what was measured so far."""
+
+_STEPS, _BATCH_SIZE, _SEED = 800, 64, 0
+_NEEDS = ("flax", "optax", "sklearn", "matplotlib")
+
+
+class CannotStart(ValueError):
+    """A run that is not begun: says in one line what is wrong, and what to do."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended.
+
+    Attributes:
+      val_accuracy: share of the validation images that were classified right, 0 to 1.
+      seconds: wall clock from the call of `train` on, compilation included.
+      verdict: the feed's, in one sentence.
+      out: the run folder.
+    """
+
+    val_accuracy: float
+    seconds: float
+    verdict: str
+    out: Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give the parser of `penstock train digits` its arguments."""
+    parser.add_argument("--steps", type=int, default=_STEPS, metavar="N", help="training steps (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=_BATCH_SIZE,
+        metavar="N",
+        help=f"images of a step, over all devices: a multiple of their number, at most {images.TRAINING_IMAGES} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=_SEED, metavar="N", help="of parameters, order and augmentation (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder, new or empty (default: runs/digits-<date-time>)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar, only the result")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train as the arguments say and print the result; 0, or 2 if they cannot be used."""
+    try:
+        result = train(args.steps, args.batch_size, args.seed, args.out, args.quiet)
+    except CannotStart as error:
+        print(f"penstock train digits: error: {error}", file=sys.stderr)
+        return 2
+    accuracy = f"{result.val_accuracy:.2%}".replace("%", " %")
+    print(f"validation accuracy {accuracy} after {args.steps:,} steps; {result.seconds:.1f} s in all")
+    print(f"input: {result.verdict}")
+    print(f"files: {result.out / 'metrics.jsonl'}, {result.out / 'training.png'}")
+    return 0
+
+
+def train(
+    steps: int = _STEPS, batch_size: int = _BATCH_SIZE, seed: int = _SEED, out: str | Path | None = None, quiet: bool = False
+) -> Result:
+    """Train the Vision Transformer and leave `metrics.jsonl` and `training.png` in the run folder.
+
+    Args:
+      steps: training steps, >= 1.
+      batch_size: images of a step, over all devices; a multiple of their number.
+      seed: of parameters, order and augmentation, >= 0; the training and validation images are always the same.
+      out: run folder, new or empty; None makes `runs/digits-<date-time>`.
+      quiet: show no progress bar.
+
+    Raises:
+      CannotStart: an argument that cannot be used, or a library that is not installed.
+      KeyboardInterrupt: after Ctrl-C, with what was measured in the run folder.
+    """
+    begun = time.perf_counter()
+    _check(steps, batch_size, seed)
+    folder = _new_folder(out)
+    from penstock.recipes.log import Log
+
+    with Log(folder / "metrics.jsonl", steps, quiet) as log:
+        try:
+            verdict = _train(steps, batch_size, seed, log)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_interrupted(log, folder)) from None
+        finally:
+            _draw(log, folder / "training.png", f"Digits: {steps:,} steps of {batch_size} images, seed {seed}")
+    return Result(log.points[-1].val_accuracy or 0.0, time.perf_counter() - begun, verdict, folder)
+
+
+def _train(steps: int, batch_size: int, seed: int, log: Log) -> str:
+    from penstock.recipes import loop
+    from penstock.recipes.classifier import compile_classifier
+
+    # Auto: the compiler places what lies between the inputs and the outputs.
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    data = images.load()
+    training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=images.shift)
+    validation = ps.Loader(data.validation, batch_size, epochs=1, remainder="pad")
+    classifier = compile_classifier(mesh, _abstract(training[0], split), steps, seed)
+    with ps.feed(training, to=split, transform=images.scale) as batches:
+        loop.run(classifier, batches, lambda state: _validate(classifier, state, validation, split), steps, log)
+        return batches.stats().verdict
+
+
+def _validate(classifier: Classifier, state: State, loader: ps.Loader, split: NamedSharding) -> Totals:
+    totals = classifier.zero
+    with ps.feed(loader, to=split, transform=images.scale) as batches:
+        for batch in batches:
+            totals = classifier.evaluate(state.parameters, totals, batch)
+    return totals
+
+
+def _abstract(batch: Batch, sharding: NamedSharding) -> Batch:
+    """Shapes and dtypes of a batch as the feed hands it over."""
+    leaves = jax.eval_shape(images.scale, batch)
+    return {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for name, leaf in leaves.items()}
+
+
+def _check(steps: int, batch_size: int, seed: int) -> None:
+    if missing := [name for name in _NEEDS if find_spec(name) is None]:
+        raise CannotStart(f'{", ".join(missing)} not installed: pip install "penstock[train]"')
+    for flag, value, least in (("--steps", steps, 1), ("--batch-size", batch_size, 1), ("--seed", seed, 0)):
+        if value < least:
+            raise CannotStart(f"{flag} {value}: needs an integer >= {least}")
+    if batch_size > images.TRAINING_IMAGES:
+        raise CannotStart(f"--batch-size {batch_size}: there are {images.TRAINING_IMAGES} training images; use at most as many")
+    devices = jax.device_count()
+    if batch_size % devices:
+        nearest = max(1, batch_size // devices) * devices
+        raise CannotStart(f"--batch-size {batch_size}: does not divide over {devices} devices; use a multiple, such as {nearest}")
+
+
+def _new_folder(out: str | Path | None) -> Path:
+    folder = _unused_folder() if out is None else Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        occupied = any(folder.iterdir())
+    except OSError as error:
+        raise CannotStart(f"--out {folder}: cannot be made a folder ({error.strerror}); name another one") from error
+    if occupied:
+        raise CannotStart(f"--out {folder}: holds files already; name a folder that does not exist yet, or empty it")
+    return folder
+
+
+def _unused_folder() -> Path:
+    name = f"digits-{datetime.now():%Y%m%d-%H%M%S}"
+    names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+    return next(folder for folder in (Path("runs") / name for name in names) if not folder.exists())
+
+
+def _draw(log: Log, path: Path, title: str) -> None:
+    from penstock.recipes.plot import draw
+
+    if log.points:
+        draw(log.points, path, title)
+
+
+def _interrupted(log: Log, folder: Path) -> str:
+    if not log.points:
+        return "interrupted before the first log point: nothing was measured"
+    return f"interrupted; metrics.jsonl and training.png up to step {log.points[-1].step} are in {folder}"

@@ -1,0 +1,303 @@
+"""What a feed gives its consumer: batches, errors, state, statistics."""
+
+import json
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import penstock as ps
+
+X = np.arange(40, dtype=np.int32)
+
+
+def loader(**options):
+    return ps.Loader({"x": X}, **{"batch_size": 4, "shuffle": True, "seed": 1, "epochs": 2, **options})
+
+
+def values(batches):
+    return [np.asarray(batch["x"]).tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [None, 2, "process:2"])
+@pytest.mark.parametrize("buffers", [(1, 1), (4, 2), (2, 7)])
+def test_batches_are_those_of_the_loader_on_the_device(workers, buffers):
+    made = loader(workers=workers)
+    with ps.feed(made, host_buffer=buffers[0], device_buffer=buffers[1]) as feed:
+        batches = list(feed)
+    assert all(isinstance(batch["x"], jax.Array) for batch in batches)
+    assert values(batches) == values(loader())
+
+
+def test_the_transform_runs_on_the_device():
+    seen = []
+
+    def scale(batch):
+        seen.append(type(batch["x"]))
+        return {"x": batch["x"].astype(jnp.float32) / 2, "n": batch["x"].sum()}
+
+    with ps.feed(loader(), transform=scale) as feed:
+        batches = list(feed)
+    assert values(batches) == [[v / 2 for v in batch] for batch in values(loader())]
+    assert batches[0]["n"].shape == ()
+    assert len(seen) == 1  # traced once, not called for each batch
+
+
+def test_an_iterable_may_fill_one_buffer_again_and_again():
+    def batches():
+        buffer = np.zeros(1000, np.float32)
+        for i in range(50):
+            buffer[:] = i
+            yield {"x": buffer}
+
+    with ps.feed(batches()) as feed:
+        got = list(feed)
+    assert [np.unique(batch["x"]).tolist() for batch in got] == [[i] for i in range(50)]
+
+
+def test_an_error_of_the_source_comes_after_the_good_batches_once():
+    def batches():
+        for i in range(5):
+            yield np.full(3, i)
+        raise OSError("disk on fire")
+
+    feed = ps.feed(batches())
+    assert [int(next(feed)[0]) for _ in range(5)] == list(range(5))
+    with pytest.raises(OSError, match="disk on fire") as caught:
+        next(feed)
+    assert "generator made batch 5" in caught.value.__notes__[0]
+    assert any(entry.name == "batches" for entry in caught.traceback)
+    assert list(feed) == []
+
+
+def test_an_error_of_a_record_is_named_after_the_good_batches():
+    class Bad:
+        def __len__(self):
+            return 20_000
+
+        def __getitem__(self, i):
+            if i == 12_345:
+                raise OSError("disk on fire")
+            return {"x": i}
+
+    seen = 0
+    feed = ps.feed(ps.Loader(Bad(), 100))
+    with pytest.raises(OSError, match="disk on fire") as caught:
+        for _ in feed:
+            seen += 1
+    assert seen == 123
+    assert "record 12345" in "".join(caught.value.__notes__)
+
+
+def test_an_error_of_the_transform_names_the_batch():
+    def bad(batch):
+        raise ValueError("wrong shape for me")
+
+    with pytest.raises(ValueError, match="wrong shape for me") as caught:
+        next(ps.feed(loader(), transform=bad))
+    assert "placing batch 0" in "".join(caught.value.__notes__)
+
+
+def test_a_read_that_takes_too_long_is_told_and_may_be_waited_on():
+    release = threading.Event()
+
+    def batches():
+        yield np.zeros(1)
+        release.wait()
+        yield np.ones(1)
+
+    with ps.feed(batches(), timeout=0.05) as feed:
+        next(feed)
+        with pytest.raises(TimeoutError, match=r"batch 1 .*timeout=0\.05 s.*generator"):
+            next(feed)
+        release.set()
+        assert float(next(ps_retry(feed))[0]) == 1
+
+
+def ps_retry(feed):
+    """Waits on, as the message says one may."""
+    while True:
+        try:
+            yield next(feed)
+        except TimeoutError:
+            continue
+
+
+def test_a_timeout_error_of_the_source_is_its_own():
+    def batches():
+        raise TimeoutError("the socket's")
+        yield
+
+    with pytest.raises(TimeoutError, match="the socket's"):
+        next(ps.feed(batches(), timeout=60))
+
+
+def test_state_counts_what_the_consumer_had():
+    with ps.feed(loader()) as feed:
+        assert feed.state()["step"] == 0
+        for step in range(1, 6):
+            next(feed)
+            assert feed.state()["step"] == step
+
+
+@pytest.mark.parametrize("had", [0, 1, 7, 20])
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_restored_feed_goes_on_where_the_state_was_taken(had, workers):
+    wanted = values(loader())
+    with ps.feed(loader(workers=workers)) as feed:
+        for _ in range(had):
+            next(feed)
+        state = json.loads(json.dumps(feed.state()))
+    assert len(json.dumps(state)) < 1000
+    with ps.feed(loader(workers=workers)) as feed:
+        feed.restore(state)
+        assert feed.state() == state
+        assert values(feed) == wanted[had:]
+
+
+def test_a_state_may_be_restored_with_other_workers_processes_and_epochs():
+    state = ps.feed(loader()).state()
+    for options in ({"workers": 2}, {"process": (1, 2)}, {"epochs": 5}):
+        ps.feed(loader(**options)).restore(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": 2}, "seed was 1 and is 2"),
+        ({"batch_size": 8}, "batch_size was 4 and is 8"),
+        ({"shuffle": False}, "shuffle was True and is False"),
+        ({"remainder": "keep"}, "remainder was 'drop' and is 'keep'"),
+    ],
+)
+def test_a_state_of_another_loader_is_refused_with_what_differs(options, words):
+    state = ps.feed(loader()).state()
+    with pytest.raises(ValueError, match=words):
+        ps.feed(loader(**options)).restore(state)
+
+
+def test_a_state_of_other_data_is_refused():
+    state = ps.feed(loader()).state()
+    with pytest.raises(ValueError, match=r"records was 40 and is 39"):
+        ps.feed(ps.Loader({"x": X[1:]}, 4, shuffle=True, seed=1)).restore(state)
+    with pytest.raises(ValueError, match=r"source was 'x: int32\[N\]' and is 'y: int32\[N\]'"):
+        ps.feed(ps.Loader({"y": X}, 4, shuffle=True, seed=1)).restore(state)
+
+
+def test_a_state_past_the_end_is_refused():
+    state = ps.feed(loader()).state() | {"step": 21}
+    with pytest.raises(ValueError, match="past the 20 steps"):
+        ps.feed(loader()).restore(state)
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 99, "step": 0}, {"version": 1}, {"version": 1, "step": "7"}, [], None])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match="not a state of a feed"):
+        ps.feed(loader()).restore(state)
+
+
+def test_restore_comes_before_the_first_batch():
+    with ps.feed(loader()) as feed:
+        state = feed.state()
+        next(feed)
+        with pytest.raises(RuntimeError, match="before the first batch"):
+            feed.restore(state)
+
+
+def test_a_plain_iterable_cannot_be_restored_and_says_what_can():
+    state = ps.feed([np.zeros(1)] * 3).state()
+    with pytest.raises(TypeError, match="Loader or a Grain"):
+        ps.feed([np.zeros(1)] * 3).restore(state)
+
+
+@pytest.mark.parametrize("batches", [{"x": X}, X, "abc", 3, jnp.zeros(3)], ids=["dict", "array", "str", "int", "jax array"])
+def test_what_is_no_iterable_of_batches_is_refused_with_a_way_out(batches):
+    with pytest.raises(TypeError, match=r"ps\.Loader\(arrays"):
+        ps.feed(batches)
+
+
+def test_a_generator_is_fed_once():
+    def batches():
+        yield np.zeros(1)
+        yield np.zeros(1)
+
+    fed = batches()
+    with ps.feed(fed) as feed:
+        next(feed)
+    with pytest.raises(ValueError, match="generator was started or fed before"):
+        ps.feed(fed)
+    twice = batches()
+    ps.feed(twice)
+    with pytest.raises(ValueError, match="fed before"):
+        ps.feed(twice)
+    started = batches()
+    next(started)
+    with pytest.raises(ValueError, match="started"):
+        ps.feed(started)
+
+
+def test_a_list_is_fed_as_often_as_one_likes():
+    batches = [np.zeros(1)] * 3
+    assert [len(list(ps.feed(batches))) for _ in range(3)] == [3, 3, 3]
+
+
+def test_a_change_of_shape_is_reported_once():
+    sizes = [3, 3, 2, 3, 2]
+    with ps.feed([{"x": np.zeros(n), "y": np.zeros(1)} for n in sizes]) as feed:
+        with pytest.warns(UserWarning, match=r"batch 2: leaf 'x' was float64\[3\] and is float64\[2\];.*compiles") as caught:
+            got = list(feed)
+    assert [len(batch["x"]) for batch in got] == sizes
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+def test_a_change_of_dtype_or_structure_is_reported():
+    with ps.feed([{"x": np.zeros(1, np.int8)}, {"y": np.zeros(1, np.int16)}]) as feed:
+        with pytest.warns(UserWarning, match=r"leaf 'x' was int8\[1\] and is absent, leaf 'y' was absent and is int16\[1\]"):
+            list(feed)
+
+
+def test_a_change_of_shape_is_refused_when_strict():
+    with ps.feed([np.zeros(3), np.zeros(2)], strict=True) as feed:
+        next(feed)
+        with pytest.raises(ValueError, match=r"batch 1: .*strict=True refuses"):
+            next(feed)
+
+
+def test_a_kept_last_batch_is_the_only_change_of_an_epoch():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(ps.feed(loader(batch_size=7, remainder="keep")))
+    assert len(caught) == 1
+
+
+def test_a_closed_feed_says_so():
+    feed = ps.feed(loader())
+    next(feed)
+    feed.close()
+    feed.close()
+    with pytest.raises(RuntimeError, match="feed is closed"):
+        next(feed)
+
+
+@pytest.mark.parametrize("name", ["host_buffer", "device_buffer"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_buffers_are_positive(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        ps.feed(loader(), **{name: value})
+
+
+def test_stats_count_batches_bytes_and_time():
+    with ps.feed(loader(transform=lambda b: b)) as feed:
+        assert "no verdict yet" in feed.stats().verdict
+        list(feed)
+        stats = feed.stats()
+    assert stats.steps == 20
+    assert stats.bytes == 20 * 4 * 4
+    assert set(stats.host) == {"read", "transform"}
+    assert 0 <= stats.wait <= stats.seconds
+    assert 0 <= stats.wait_share <= 1
+    assert stats.verdict in str(stats)

@@ -1,0 +1,242 @@
+"""However a feed ends, it leaves no thread, file descriptor or memory behind, and nothing hangs."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+import penstock as ps
+
+X = {"x": np.arange(64)}
+
+
+def penstock_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+def wait_for_no_threads():
+    """Threads that end by themselves take a moment; none may take more than a minute."""
+    deadline = time.monotonic() + 60
+    for thread in penstock_threads():
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert penstock_threads() == []
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_thread():
+    yield
+    gc.collect()
+    wait_for_no_threads()
+
+
+def endless():
+    while True:
+        yield np.zeros(4)
+
+
+def test_leaving_the_with_ends_the_threads():
+    with ps.feed(endless()) as feed:
+        next(feed)
+        assert penstock_threads()
+    assert penstock_threads() == []
+
+
+def test_exhaustion_ends_the_threads():
+    feed = ps.feed(ps.Loader(X, 8, epochs=1))
+    list(feed)
+    assert penstock_threads() == []
+
+
+def test_an_error_in_the_consumers_loop_ends_the_threads():
+    with pytest.raises(ZeroDivisionError), ps.feed(endless()) as feed:
+        for _ in feed:
+            raise ZeroDivisionError
+    assert penstock_threads() == []
+
+
+def test_an_error_of_the_source_ends_the_threads():
+    feed = ps.feed(x for x in [np.zeros(1), "no array", {}])
+    with pytest.raises(TypeError):
+        list(feed)
+    assert penstock_threads() == []
+
+
+def test_break_without_a_with_ends_the_threads_by_garbage_collection():
+    for _ in ps.feed(endless()):
+        break
+    gc.collect()
+    wait_for_no_threads()
+
+
+def test_an_abandoned_feed_is_collected():
+    feed = ps.feed(endless())
+    next(feed)
+    del feed
+    gc.collect()
+    wait_for_no_threads()
+
+
+@pytest.mark.parametrize("state", ["before the first batch", "while the consumer waits"])
+def test_close_during_a_blocked_read_returns_within_a_second(state):
+    blocked, reading = threading.Event(), threading.Event()
+
+    def batches():
+        yield np.zeros(1)
+        reading.set()
+        blocked.wait()
+        yield np.zeros(1)
+
+    feed = ps.feed(batches())
+    next(feed)
+    outcome = []
+
+    def consume():
+        with pytest.raises(RuntimeError) as caught:
+            next(feed)
+        outcome.append(str(caught.value))
+
+    consumer = threading.Thread(target=consume)
+    if state == "while the consumer waits":
+        consumer.start()
+    assert reading.wait(60)
+    begin = time.monotonic()
+    feed.close()
+    assert time.monotonic() - begin < 1  # what close() promises, whatever the source does
+    if consumer.ident:
+        consumer.join(60)
+        assert "closed while batch 1" in outcome[0]
+    blocked.set()
+
+
+def test_close_frees_the_buffered_device_arrays():
+    before = len(jax.live_arrays())
+    with ps.feed([np.zeros(7)] * 100, device_buffer=8) as feed:
+        batch = next(feed)
+        del batch
+    gc.collect()
+    assert len(jax.live_arrays()) <= before
+
+
+def run(script, *, interrupt=False):
+    """The exit code and output of a script, which is sent Ctrl-C once it has printed a line, if asked."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    preamble = "import itertools, threading, time\nimport numpy as np, penstock as ps\n"
+    command = [sys.executable, "-c", preamble + textwrap.dedent(script)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    if interrupt:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+BLOCKED = """
+    def batches():
+        yield np.zeros(1)
+        threading.Event().wait()
+"""
+
+EXITS = {
+    "while prefetching": "feed = ps.feed(itertools.repeat(np.zeros((100, 100)))); next(feed)",
+    "inside of a blocked read": textwrap.dedent(BLOCKED) + "feed = ps.feed(batches()); next(feed)",
+    "with a thread that holds the feed": (
+        "feed = ps.feed(itertools.repeat(np.zeros(9))); next(feed)\n"
+        "def consume():\n    try: list(feed)\n    except RuntimeError: pass  # the feed is closed under it\n"
+        "threading.Thread(target=consume, daemon=True).start()"
+    ),
+    "with workers": "feed = ps.feed(ps.Loader({'x': np.arange(99)}, 3, workers=3)); next(feed)",
+    "with worker processes": (
+        "if __name__ == '__main__':\n    feed = ps.feed(ps.Loader({'x': np.arange(99)}, 3, workers='process:2')); next(feed)"
+    ),
+    "by an exception": "feed = ps.feed(itertools.repeat(np.zeros(9))); next(feed); raise SystemExit(0)",
+}
+
+
+@pytest.mark.parametrize("script", EXITS.values(), ids=EXITS)
+def test_the_interpreter_exits_cleanly(script):
+    code, _, err = run(script + "\nprint('done')")
+    assert (code, err) == (0, "")
+
+
+INTERRUPTED = {
+    "in a blocked read": textwrap.dedent(BLOCKED) + "feed = ps.feed(batches())",
+    "between batches": "feed = ps.feed(itertools.repeat(np.zeros(9)))",
+    "with workers": "feed = ps.feed(ps.Loader({'x': np.arange(99)}, 3, workers=3))",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", INTERRUPTED.values(), ids=INTERRUPTED)
+def test_ctrl_c_ends_the_loop_and_the_program(script):
+    code, out, err = run(
+        script
+        + """
+try:
+    with feed:
+        for i, batch in enumerate(feed):
+            if i == 0: print('running', flush=True)
+except KeyboardInterrupt:
+    print('interrupted', [t.name for t in threading.enumerate() if t.name.startswith('penstock') and 0])
+""",
+        interrupt=True,
+    )
+    assert code == 0, err
+    assert "interrupted" in out
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_worker_processes_without_noise():
+    code, out, err = run(
+        """
+        if __name__ == "__main__":
+            feed = ps.feed(ps.Loader({"x": np.arange(99)}, 3, workers="process:2"))
+            try:
+                with feed:
+                    for i, batch in enumerate(feed):
+                        if i == 0: print("running", flush=True)
+            except KeyboardInterrupt:
+                print("interrupted")
+        """,
+        interrupt=True,
+    )
+    assert (code, err) == (0, "")
+    assert "interrupted" in out
+
+
+@pytest.mark.slow
+def test_ten_thousand_feeds_leave_nothing_behind():
+    process = psutil.Process()
+    loader = ps.Loader(X, 8)
+    ways = [
+        lambda: ps.feed(loader).close(),
+        lambda: next(ps.feed(loader)),
+        lambda: leave(ps.feed(loader)),
+        lambda: leave(ps.feed(endless())),
+        lambda: list(ps.feed([X["x"]] * 2)),
+    ]
+
+    def leave(feed):
+        with feed:
+            next(feed)
+
+    def open_and_close(n):
+        for k in range(n):
+            ways[k % len(ways)]()
+        gc.collect()
+        wait_for_no_threads()
+        return threading.active_count(), process.num_fds(), process.memory_info().rss
+
+    before = open_and_close(1000)
+    after = open_and_close(10_000)
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]
+    assert after[2] - before[2] < 20e6, f"{(after[2] - before[2]) / 1e6:.1f} MB more"

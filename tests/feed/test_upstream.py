@@ -1,0 +1,139 @@
+"""Iterables of other libraries are fed as they are."""
+
+import json
+
+import grain
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+
+import penstock as ps
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return {"x": np.float32(i), "y": torch.tensor([i, i * i])}
+
+
+def grain_dataset():
+    return grain.MapDataset.range(40).seed(3).shuffle().map(lambda i: {"x": np.float32(i)}).batch(4)
+
+
+def grain_loader():
+    sampler = grain.samplers.IndexSampler(40, shuffle=True, seed=1, num_epochs=1)
+    source = grain.sources.RangeDataSource(0, 40, 1)
+    return grain.DataLoader(data_source=source, sampler=sampler, operations=[Named(), grain.transforms.Batch(4)])
+
+
+class Named(grain.transforms.Map):
+    def map(self, i):
+        return {"x": np.float32(i)}
+
+
+GRAIN = {
+    "MapDataset": grain_dataset,
+    "IterDataset": lambda: grain_dataset().to_iter_dataset(),
+    "prefetching": lambda: grain.experimental.ThreadPrefetchIterDataset(
+        grain_dataset().to_iter_dataset(), prefetch_buffer_size=2
+    ),
+    "iterator": lambda: iter(grain_dataset().to_iter_dataset()),
+    "DataLoader": grain_loader,
+}
+
+
+def xs(batches):
+    return [np.asarray(batch["x"]).tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("make", GRAIN.values(), ids=GRAIN)
+def test_grain_is_fed_and_restored_through_its_own_state(make):
+    wanted = xs(make())
+    with ps.feed(make()) as feed:
+        assert xs(feed) == wanted
+    with ps.feed(make()) as feed:
+        had = [next(feed) for _ in range(3)]
+        state = json.loads(json.dumps(feed.state()))
+    assert xs(had) == wanted[:3]
+    with ps.feed(make()) as feed:
+        feed.restore(state)
+        assert xs(feed) == wanted[3:]
+
+
+def test_a_grain_iterator_fed_twice_must_be_restored():
+    iterator = GRAIN["iterator"]()
+    wanted = xs(GRAIN["iterator"]())
+    with ps.feed(iterator) as feed:
+        next(feed)
+        state = feed.state()
+    with pytest.raises(ValueError, match=r"fed before.*restore\(\)"):
+        next(ps.feed(iterator))
+    with ps.feed(iterator) as feed:
+        feed.restore(state)
+        assert xs(feed) == wanted[1:]
+
+
+def test_a_state_of_grain_is_no_state_of_a_loader():
+    with ps.feed(grain_dataset()) as feed:
+        next(feed)
+        state = feed.state()
+    with pytest.raises(ValueError, match="belongs to something else"):
+        ps.feed(ps.Loader(np.arange(8), 4)).restore(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_torch_data_loader_is_fed(workers):
+    context = "spawn" if workers else None
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=workers, multiprocessing_context=context)
+    with ps.feed(loader) as feed:
+        batches = list(feed)
+    assert xs(batches) == np.arange(40, dtype=np.float32).reshape(10, 4).tolist()
+    assert batches[2]["y"].tolist() == [[i, i * i] for i in range(8, 12)]
+
+
+def test_torch_tensors_of_bfloat16_are_bfloat16():
+    (batch,) = ps.feed([torch.arange(4, dtype=torch.bfloat16)])
+    assert batch.dtype == ml_dtypes.bfloat16
+    assert batch.tolist() == [0, 1, 2, 3]
+
+
+def test_tf_data_is_fed():
+    dataset = tf.data.Dataset.from_tensor_slices({"x": np.arange(12, dtype=np.float32)}).batch(4).prefetch(2)
+    with ps.feed(dataset) as feed:
+        assert xs(feed) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_generators_lists_tuples_and_classes_are_fed():
+    class Batches:
+        def __iter__(self):
+            return (np.full(2, i) for i in range(3))
+
+    batches = [np.full(2, i) for i in range(3)]
+    for kind in (batches, tuple(batches), iter(batches), (b for b in batches), map(np.copy, batches), Batches()):
+        with ps.feed(kind) as feed:
+            assert [int(batch[0]) for batch in feed] == [0, 1, 2]
+
+
+def test_a_generator_is_closed_with_its_feed():
+    closed = []
+
+    def batches():
+        try:
+            while True:
+                yield np.zeros(1)
+        finally:
+            closed.append(True)
+
+    with ps.feed(batches()) as feed:
+        next(feed)
+    assert closed == [True]
+
+
+def test_numbers_and_lists_of_numbers_are_arrays():
+    with ps.feed([{"n": 3, "f": 0.5, "l": [1, 2]}]) as feed:
+        (batch,) = feed
+    assert (int(batch["n"]), float(batch["f"])) == (3, 0.5)
