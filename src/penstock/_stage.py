@@ -11,10 +11,11 @@ Items are numbered 0, 1, 2, … *Makers* make them, several at a time and in any
     makers ──► made (≤ capacity) ──► finish ──► done (≤ done_capacity) ──► get()
 
 Handing an item to another thread costs two changes of the interpreter lock, about 100 µs on two busy
-cores: several times what it costs to make a small batch or to place it on a device. So, where both are
-quick (`_QUICK`), the maker of the next item finishes it too, and a consumer that waits is woken
-for a full `done` rather than for each item. Where one of them is slow, a *finisher* thread finishes,
-so that making and finishing overlap and what was made is finished while the next item takes long.
+cores: several times what it costs to make a small batch or to place it on a device. So, where finishing
+is quick (`_QUICK`), whoever is awake does it: the maker of the next item, or the consumer that finds
+nothing done; and where making is quick too, a consumer that waits is woken for a full `done` rather than
+for each item. Where one of them is slow, a *finisher* thread finishes, so that making and finishing
+overlap, and what was made is finished while the next item takes long.
 
 How it is correct
 -----------------
@@ -32,7 +33,7 @@ own: an item that became ready in between is seen by at least one of them.
 `next - taken < done_capacity`; without `finish`, claimed only while `claimed - taken < capacity`.
 
 *Who may block.* A maker on `_room` or in its work; the finisher on `_finishable` or in `finish`; the
-consumer on `_ready`. Nobody holds the lock while blocked or at work.
+consumer on `_ready`, or in a `finish` that has been quick. Nobody holds the lock while blocked or at work.
 
 *What wakes whom.* The item that the consumer waits for wakes it when it is done; or, for the first `_QUICK`
 seconds of a wait and only then, when `done` is full, so that nothing which is ready waits for longer.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from rich.console import Console
 
 import penstock as ps
 from penstock.data.tree import Batch
@@ -33,11 +32,11 @@ The run folder gets metrics.jsonl, a line of JSON for every log point (step, los
 steps_per_second, input_wait), and training.png, which shows what was learnt and where the time of a step went.
 Ctrl-C keeps what was measured so far."""
 
-_STEPS, _BATCH_SIZE, _SEED = 800, 64, 0
+_STEPS, _BATCH_SIZE, _SEED = 600, 64, 0
 _NEEDS = ("flax", "optax", "sklearn", "matplotlib")
 
 
-class CannotStart(ValueError):
+class CannotStartError(ValueError):
     """A run that is not begun: says in one line what is wrong, and what to do."""
 
 
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_BATCH_SIZE,
         metavar="N",
-        help=f"images of a step, over all devices: a multiple of their number, at most {images.TRAINING_IMAGES} (default: %(default)s)",
+        help=f"images of a step: at most {images.TRAINING_IMAGES}, and a multiple of the number of devices (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=_SEED, metavar="N", help="of parameters, order and augmentation (default: %(default)s)"
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     """Train as the arguments say and print the result; 0, or 2 if they cannot be used."""
     try:
         result = train(args.steps, args.batch_size, args.seed, args.out, args.quiet)
-    except CannotStart as error:
+    except CannotStartError as error:
         print(f"penstock train digits: error: {error}", file=sys.stderr)
         return 2
     accuracy = f"{result.val_accuracy:.2%}".replace("%", " %")
@@ -102,7 +101,7 @@ def train(
       quiet: show no progress bar.
 
     Raises:
-      CannotStart: an argument that cannot be used, or a library that is not installed.
+      CannotStartError: an argument that cannot be used, or a library that is not installed.
       KeyboardInterrupt: after Ctrl-C, with what was measured in the run folder.
     """
     begun = time.perf_counter()
@@ -131,7 +130,8 @@ def _train(steps: int, batch_size: int, seed: int, log: Log) -> str:
     training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=images.shift)
     validation = ps.Loader(data.validation, batch_size, epochs=1, remainder="pad")
     classifier = compile_classifier(mesh, _abstract(training[0], split), steps, seed)
-    with ps.feed(training, to=split, transform=images.scale) as batches:
+    # The loop starts a log interval of steps in one go: their batches are then there.
+    with ps.feed(training, to=split, transform=images.scale, device_buffer=loop.LOG_EVERY) as batches:
         loop.run(classifier, batches, lambda state: _validate(classifier, state, validation, split), steps, log)
         return batches.stats().verdict
 
@@ -152,16 +152,20 @@ def _abstract(batch: Batch, sharding: NamedSharding) -> Batch:
 
 def _check(steps: int, batch_size: int, seed: int) -> None:
     if missing := [name for name in _NEEDS if find_spec(name) is None]:
-        raise CannotStart(f'{", ".join(missing)} not installed: pip install "penstock[train]"')
+        raise CannotStartError(f'{", ".join(missing)} not installed: pip install "penstock[train]"')
     for flag, value, least in (("--steps", steps, 1), ("--batch-size", batch_size, 1), ("--seed", seed, 0)):
         if value < least:
-            raise CannotStart(f"{flag} {value}: needs an integer >= {least}")
+            raise CannotStartError(f"{flag} {value}: needs an integer >= {least}")
     if batch_size > images.TRAINING_IMAGES:
-        raise CannotStart(f"--batch-size {batch_size}: there are {images.TRAINING_IMAGES} training images; use at most as many")
+        raise CannotStartError(
+            f"--batch-size {batch_size}: there are {images.TRAINING_IMAGES} training images; use at most as many"
+        )
     devices = jax.device_count()
     if batch_size % devices:
         nearest = max(1, batch_size // devices) * devices
-        raise CannotStart(f"--batch-size {batch_size}: does not divide over {devices} devices; use a multiple, such as {nearest}")
+        raise CannotStartError(
+            f"--batch-size {batch_size}: does not divide over {devices} devices; use a multiple, such as {nearest}"
+        )
 
 
 def _new_folder(out: str | Path | None) -> Path:
@@ -170,9 +174,9 @@ def _new_folder(out: str | Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
     except OSError as error:
-        raise CannotStart(f"--out {folder}: cannot be made a folder ({error.strerror}); name another one") from error
+        raise CannotStartError(f"--out {folder}: cannot be made a folder ({error.strerror}); name another one") from error
     if occupied:
-        raise CannotStart(f"--out {folder}: holds files already; name a folder that does not exist yet, or empty it")
+        raise CannotStartError(f"--out {folder}: holds files already; name a folder that does not exist yet, or empty it")
     return folder
 
 

@@ -28,6 +28,15 @@ class Times(NamedTuple):
     dispatch: float
     device: float
 
+    def since(self, before: Times) -> Times:
+        return Times(
+            self.steps - before.steps,
+            self.seconds - before.seconds,
+            self.wait - before.wait,
+            self.dispatch - before.dispatch,
+            self.device - before.device,
+        )
+
     @property
     def rest(self) -> float:
         """Seconds of none of these: validation, and writing the log."""
@@ -86,7 +95,7 @@ class Log:
 def _progress(quiet: bool) -> Progress:
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[numbers]}"),
     )

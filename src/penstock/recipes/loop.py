@@ -14,7 +14,7 @@ from penstock.feed import Feed
 from penstock.recipes.classifier import Classifier, State, Totals
 from penstock.recipes.log import Log, Point, Times
 
-_LOG_EVERY = 10  # steps; fewer in a run of less than 100
+LOG_EVERY = 10  # steps; fewer in a run of less than 100
 _VALIDATE_EVERY = 5  # log points
 
 
@@ -32,7 +32,7 @@ def run(classifier: Classifier, batches: Feed, validate: Callable[[State], Total
 
     So the host waits for numbers that are ready, or nearly, and the devices have work while it writes them down.
     """
-    every = max(1, min(_LOG_EVERY, steps // 10))
+    every = max(1, min(LOG_EVERY, steps // 10))
     state, totals = classifier.state, classifier.zero
     pending: _Pending | None = None
     first = next(batches)
@@ -71,7 +71,7 @@ class _LoopClock(Clock):
 
     def lap(self, step: int) -> Times:
         now = self._readings(step)
-        lap = Times(*(b - a for a, b in zip(self._last, now, strict=True)))
+        lap = now.since(self._last)
         self._last = now
         return lap
 
