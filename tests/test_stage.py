@@ -267,3 +267,104 @@ def test_many_stages_opened_and_closed_at_any_moment_leave_no_thread():
     while threading.active_count() > threads and time.monotonic() < deadline:
         threading.Event().wait(0.01)
     assert threading.active_count() == threads
+
+
+def portable(n, log, make=lambda i: i):
+    running = threading.Lock()
+
+    def work(i):
+        if i >= n:
+            raise End
+        assert running.acquire(blocking=False), "two threads at once do the work of one maker"
+        try:
+            log.append(threading.current_thread())
+            return make(i)
+        finally:
+            running.release()
+
+    return Makers([work], portable=True)
+
+
+@pytest.fixture
+def all_is_tiny(monkeypatch):
+    monkeypatch.setattr(_stage, "_QUICK", 10.0)
+    monkeypatch.setattr(_stage, "_TINY", 10.0)
+
+
+def test_the_consumer_works_alone_where_all_is_tiny(all_is_tiny):
+    log = []
+    stage = Stage(portable(500, log), 4, finish=lambda i, x: (i, x), done_capacity=2)
+    assert drain(stage) == [(i, i) for i in range(500)]
+    assert threading.current_thread() in log[100:]
+
+
+def test_a_consumer_that_works_alone_stays_ahead_and_within_bounds(all_is_tiny):
+    log, finished = [], []
+    stage = Stage(portable(500, log), 4, finish=lambda i, x: finished.append(i) or x, done_capacity=3)
+    for i in range(100):
+        assert stage.get() == i
+        assert len(finished) <= i + 1 + 3
+    assert len(finished) >= 102
+    stage.close()
+
+
+def test_the_maker_takes_over_when_using_an_item_takes_longer(monkeypatch):
+    monkeypatch.setattr(_stage, "_TINY", 0.02)
+    log = []
+    stage = Stage(portable(10_000, log), 4, finish=lambda i, x: x, done_capacity=2)
+    for _ in range(50):
+        stage.get()
+    monkeypatch.setattr(_stage, "_TINY", -1.0)
+    for _ in range(20):
+        stage.get()
+    del log[:]
+    for _ in range(100):
+        stage.get()
+    assert threading.current_thread() not in log
+    stage.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(paces=st.lists(st.sampled_from([-1.0, 10.0]), min_size=1, max_size=30), done=st.integers(1, 4))
+def test_whoever_works_items_come_in_order(paces, done):
+    before = _stage._TINY
+    stage = Stage(portable(10**6, []), 4, finish=lambda i, x: x, done_capacity=done)
+    try:
+        taken = itertools.count()
+        for pace in paces:
+            _stage._TINY = pace
+            for _ in range(7):
+                assert stage.get() == next(taken)
+    finally:
+        _stage._TINY = before
+        stage.close()
+
+
+@pytest.mark.parametrize("where", ["make", "finish"])
+def test_an_error_on_the_consumers_thread_comes_in_its_place(all_is_tiny, where):
+    def fail_at_70(i):
+        if i == 70:
+            raise KeyError("seventy")
+        return i
+
+    make = fail_at_70 if where == "make" else lambda i: i
+    finish = fail_at_70 if where == "finish" else lambda i: i
+    stage = Stage(portable(100, [], make), 4, finish=lambda i, x: finish(x), done_capacity=2)
+    got = []
+    with pytest.raises(KeyError, match="seventy"):
+        while True:
+            got.append(stage.get())
+    assert got == list(range(70))
+    with pytest.raises(End):
+        stage.get()
+    stage.close()
+
+
+def test_with_a_timeout_the_consumer_never_makes(all_is_tiny):
+    """Else nobody could tell it that it takes too long."""
+    log = []
+    stage = Stage(portable(200, log), 4, finish=lambda i, x: x, done_capacity=2)
+    for i in range(200):
+        assert stage.get(timeout=60) == i
+    assert threading.current_thread() not in log
+    stage.close()

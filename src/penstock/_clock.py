@@ -9,7 +9,7 @@ import jax
 
 
 class Clock(dict[str, float]):
-    """Seconds spent under each name. Written by one thread; others may read it at any time."""
+    """Seconds spent under each name. Written by one thread at a time; others may read it at any time."""
 
     def time(self, name: str) -> _Span:
         """A context manager that adds the time inside of it, and shows it as `penstock.<name>` in a trace."""

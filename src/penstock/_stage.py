@@ -13,9 +13,11 @@ Items are numbered 0, 1, 2, … *Makers* make them, several at a time and in any
 Handing an item to another thread costs two changes of the interpreter lock, about 100 µs on two busy
 cores: several times what it costs to make a small batch or to place it on a device. So, where finishing
 is quick (`_QUICK`), whoever is awake does it: the maker of the next item, or the consumer that finds
-nothing done; and where making is quick too, a consumer that waits is woken for a full `done` rather than
-for each item. Where one of them is slow, a *finisher* thread finishes, so that making and finishing
-overlap, and what was made is finished while the next item takes long.
+nothing done. Where it is slow, or making is, a *finisher* thread finishes, so that making and finishing
+overlap, and what was made is finished while the next item takes long. And where all of making, finishing
+and using an item is `_TINY`, a second thread only costs: maker and consumer take turns, one fills all the
+room, the other empties it; or, if the makers are *portable*, the consumer does it all while the maker
+sleeps, still as far ahead as `done` holds.
 
 How it is correct
 -----------------
@@ -24,6 +26,10 @@ All state lies under one lock.
 *Who owns an item.* The maker, then the stage, then whoever finishes it, then the stage, then the consumer;
 each drops its reference when it hands over. No item is written to after it was handed over and no
 memory is used for a second item, so there is nothing to race for.
+
+*Who makes.* A number is claimed under the lock, by one thread. The works of several makers may run at once;
+that of a single maker never does, because the consumer borrows it only while that maker sleeps, and the
+maker does not wake to claim while it is `_lent`.
 
 *Order.* `_next` is the number to be finished next. Only the thread that set `_finishing` finishes. It looks
 for the next made item again after clearing the flag, under the lock, and a maker looks after adding its
@@ -35,11 +41,11 @@ own: an item that became ready in between is seen by at least one of them.
 *Who may block.* A maker on `_room` or in its work; the finisher on `_finishable` or in `finish`; the
 consumer on `_ready`, or in a `finish` that has been quick. Nobody holds the lock while blocked or at work.
 
-*What wakes whom.* The item that the consumer waits for wakes it when it is done; or, for the first `_QUICK`
-seconds of a wait and only then, when `done` is full, so that nothing which is ready waits for longer.
-Taking an item, and finding none to take, wakes who can finish another. An item leaving `made` wakes a
-maker, a single one when half of its capacity is free, so that it fills several places each time. It
-cannot sleep for ever: the consumer takes until nothing is left, and then all of the capacity is free.
+*What wakes whom.* The item that the consumer waits for wakes it when it is done. While items are tiny it is
+patient: for the first `_QUICK` seconds of a wait, and only then, it is woken when a maker goes to sleep.
+Taking an item, or one leaving `made`, wakes who can use the room: a single maker when half of its capacity
+is free, while items are tiny when nothing is left. Nobody sleeps for ever: a consumer that finds nothing
+to take wakes a maker that has room, and the finisher if there is something to finish, before it waits.
 
 *The end.* `End` or an error at number `n` means that nothing from `n` on is handed over; what lies
 before `n` comes first. An error is handed over once, `End` ever after.
@@ -70,7 +76,10 @@ T = TypeVar("T")
 
 JOIN_SECONDS = 0.5
 
-_QUICK = 0.5e-3  # seconds: some five times what handing an item to another thread costs
+# Seconds. Handing an item to another thread costs about 0.1 ms where both cores are busy: above five times
+# that, two threads gain by working side by side; about there and below, they only get into each other's way.
+_QUICK = 0.5e-3
+_TINY = 0.2e-3
 
 
 class End(Exception):  # noqa: N818 - no error
@@ -85,6 +94,16 @@ class Late(Exception):  # noqa: N818 - no error
     """Raised by `get` when nothing came in time; a source may raise TimeoutErrors of its own."""
 
 
+class _Pace:
+    """How long something takes, of late: the lesser of the last two times."""
+
+    def __init__(self) -> None:
+        self.seconds = self._last = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.seconds, self._last = min(seconds, self._last), seconds
+
+
 class Makers(NamedTuple):
     """The first half of a stage.
 
@@ -94,11 +113,13 @@ class Makers(NamedTuple):
         callable raises `End` for a number past the last.
       interrupt: called by `close` to make blocked work return.
       cleanup: called once by the last maker to end.
+      portable: whether the consumer's thread may work as well, while the (only) maker does not.
     """
 
     works: Sequence[Callable[[int], Any]]
     interrupt: Callable[[], None] | None = None
     cleanup: Callable[[], None] | None = None
+    portable: bool = False
 
 
 class Stage(Generic[T]):
@@ -132,11 +153,17 @@ class Stage(Generic[T]):
         self._done: dict[int, T] = {}
         self._claimed = self._next = self._taken = 0
         self._finishing = self._closed = False
-        self._make_seconds = self._finish_seconds = 0.0  # of late, for one item
+        # Seconds for one item, of late: the lesser of the last two, so that a hiccup changes nothing.
+        self._make_seconds, self._finish_seconds, self._use_seconds = _Pace(), _Pace(), _Pace()
+        self._had_at = 0.0
         self._end: int | None = None
         self._error: BaseException | None = None
         self._sleeping = 0  # makers
-        self._wait_for_full = False  # whether the consumer, if it waits, is to be woken for a full `done` only
+        # The work of the only maker, for the consumer to do while the maker sleeps.
+        self._portable = makers.works[0] if makers.portable and len(makers.works) == 1 else None
+        self._lent = False
+        self._tiny = False  # whether all that is done with an item takes less than to hand it over
+        self._patient = False  # whether the consumer waits, for a moment, until a maker sleeps
         self._makers = len(makers.works)
         self._wake_at = (capacity + 1) // 2 if self._makers == 1 else 1
         lives = [partial(self._make, work) for work in makers.works] + ([self._finish_all] if finish else [])
@@ -157,18 +184,49 @@ class Stage(Generic[T]):
           BaseException: what making or finishing this item raised, once.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._wait_for_full = self._make_seconds <= _QUICK and self._finish_seconds <= _QUICK
+        if self._had_at:
+            self._use_seconds.add(time.perf_counter() - self._had_at)
+        paces = self._make_seconds.seconds, self._finish_seconds.seconds, self._use_seconds.seconds
+        self._patient = self._tiny = max(paces) <= _TINY
         while True:
             with self._lock:
                 if self._taken in self._done:
                     item = self._done.pop(self._taken)
                     self._taken += 1
                     self._wake_for_room()
-                    return item
-                if not self._is_mine_to_finish():
+                    break
+                alone = deadline is None and self._borrow()
+                if not alone and not self._is_mine_to_finish():
                     self._wait(deadline)
                     continue
-            with self._context():
+            self._work_along(alone)
+        if self._tiny:  # ahead by as much as `done` holds, so that a device has time to receive what is taken next
+            with self._lock:
+                alone = deadline is None and self._borrow()
+                go = alone or self._is_mine_to_finish()
+            if go:
+                self._work_along(alone)
+        self._had_at = time.perf_counter()
+        return item
+
+    def _borrow(self) -> bool:
+        """Claim an item for the consumer to make, if it is tiny and the maker sleeps, which then sleeps on."""
+        if not (self._tiny and self._portable and self._sleeping and not self._made and self._has_done_room()):
+            return False
+        if self._lent or self._over(self._claimed):
+            return False
+        self._lent = True
+        self._claimed += 1
+        return True
+
+    def _work_along(self, alone: bool) -> None:
+        """On the consumer's thread: make the item that was borrowed, if one was, and finish what there is."""
+        with self._context():
+            if alone:
+                assert self._portable is not None
+                self._make_one(self._portable, self._claimed - 1)
+                self._lent = False
+            else:
                 self._finish_ready()
 
     def _wait(self, deadline: float | None) -> None:
@@ -186,9 +244,11 @@ class Stage(Generic[T]):
             raise Late
         if self._can_finish():
             self._finishable.notify()
-        if self._wait_for_full:
+        if self._sleeping and self._free() > 0:
+            self._room.notify()
+        if self._patient:
             self._ready.wait(_QUICK if left is None else min(_QUICK, left))
-            self._wait_for_full = False
+            self._patient = False
         else:
             self._ready.wait(left)
 
@@ -223,14 +283,7 @@ class Stage(Generic[T]):
     def _make(self, work: Callable[[int], Any]) -> None:
         try:
             while (number := self._claim()) is not None:
-                begin = time.perf_counter()
-                try:
-                    item = work(number)
-                except BaseException as error:
-                    self._stop_at(number, error)
-                    continue
-                self._add_made(number, item, time.perf_counter() - begin)
-                del item
+                self._make_one(work, number)
         finally:
             with self._lock:
                 self._makers -= 1
@@ -238,17 +291,28 @@ class Stage(Generic[T]):
             if last and self._cleanup:
                 self._cleanup()
 
+    def _make_one(self, work: Callable[[int], Any], number: int) -> None:
+        begin = time.perf_counter()
+        try:
+            item = work(number)
+        except BaseException as error:
+            self._stop_at(number, error)
+            return
+        self._add_made(number, item, time.perf_counter() - begin)
+
     def _claim(self) -> int | None:
         """The next number to make; waits for room for it."""
         while True:
             with self._lock:
-                while self._free() <= 0 and not self._over(self._claimed) and not self._is_mine_to_finish():
+                while (self._free() <= 0 or self._lent) and not self._over(self._claimed) and not self._is_mine_to_finish():
+                    if self._patient and self._taken in self._done:
+                        self._ready.notify()
                     self._sleeping += 1
                     self._room.wait()
                     self._sleeping -= 1
                 if self._over(self._claimed):
                     return None
-                if self._free() > 0:
+                if self._free() > 0 and not self._lent:
                     self._claimed += 1
                     return self._claimed - 1
             self._finish_ready()
@@ -257,11 +321,11 @@ class Stage(Generic[T]):
         return self._capacity - (self._claimed - (self._next if self._finish else self._taken))
 
     def _is_mine_to_finish(self) -> bool:
-        return self._finish_seconds <= _QUICK and self._can_finish()
+        return self._finish_seconds.seconds <= _QUICK and self._can_finish()
 
     def _add_made(self, number: int, item: Any, seconds: float) -> None:
         with self._lock:
-            self._make_seconds = (self._make_seconds + seconds) / 2
+            self._make_seconds.add(seconds)
             if self._over(number):
                 return
             if self._finish is None:
@@ -277,9 +341,11 @@ class Stage(Generic[T]):
 
     # Finishing, by a maker or by the finisher.
 
+    def _has_done_room(self) -> bool:
+        return self._next - self._taken < self._done_capacity
+
     def _can_finish(self) -> bool:
-        room = self._next - self._taken < self._done_capacity
-        return room and self._next in self._made and not self._finishing and not self._over(self._next)
+        return self._has_done_room() and self._next in self._made and not self._finishing and not self._over(self._next)
 
     def _finish_ready(self) -> None:
         """Finish made items as long as there is a next one, room for it, and nobody else at it."""
@@ -291,8 +357,8 @@ class Stage(Generic[T]):
                 number, item = self._next, self._made.pop(self._next)
                 self._finishing = True
                 self._next += 1
-                if self._sleeping and self._free() >= self._wake_at:
-                    self._room.notify()
+                if self._sleeping and not self._tiny:
+                    self._wake_maker()
             begin = time.perf_counter()
             try:
                 done = self._finish(number, item)
@@ -302,7 +368,7 @@ class Stage(Generic[T]):
             del item
             with self._lock:
                 self._finishing = False
-                self._finish_seconds = (self._finish_seconds + time.perf_counter() - begin) / 2
+                self._finish_seconds.add(time.perf_counter() - begin)
                 if not self._over(number):
                     self._add_done(number, done)
             del done
@@ -318,22 +384,24 @@ class Stage(Generic[T]):
 
     def _wake_for_room(self) -> None:
         """The consumer took an item: wake whoever can use the room, but nobody who is awake and will see it soon."""
-        if self._finish is None:
-            if self._sleeping and self._free() >= self._wake_at:
-                self._room.notify()
-        elif self._can_finish():
-            half_empty = self._done_capacity - (self._next - self._taken) >= (self._done_capacity + 1) // 2
-            if self._finish_seconds > _QUICK or (self._make_seconds > _QUICK and not self._sleeping):
-                self._finishable.notify()
-            elif self._sleeping and half_empty:
-                self._room.notify()
+        if self._tiny and (self._portable or self._done or self._made):
+            return  # the consumer works alone, or uses what is there, and the makers then fill all of the room at once
+        if self._finish is None or not self._can_finish():
+            self._wake_maker()
+        elif self._finish_seconds.seconds > _QUICK or (self._make_seconds.seconds > _QUICK and not self._sleeping):
+            self._finishable.notify()
+        elif self._sleeping and self._done_capacity - (self._next - self._taken) >= (self._done_capacity + 1) // 2:
+            self._room.notify()
+
+    def _wake_maker(self) -> None:
+        if self._sleeping and self._free() >= self._wake_at:
+            self._room.notify()
 
     # Both.
 
     def _add_done(self, number: int, item: T) -> None:
         self._done[number] = item
-        full = len(self._done) >= (self._done_capacity if self._finish else self._capacity)
-        if self._taken in self._done and (full or not self._wait_for_full):
+        if number == self._taken and not self._patient:
             self._ready.notify()
 
     def _over(self, number: int) -> bool:

@@ -15,7 +15,7 @@ from penstock.data.order import Order
 from penstock.data.records import RecordSource
 from penstock.data.source import Source
 from penstock.data.transform import Transform
-from penstock.data.tree import Batch, Record, describe_array, leaf_name, to_numpy, unstack
+from penstock.data.tree import Batch, Record, describe_array, leaves_with_names, to_numpy, unstack
 
 
 @dataclass
@@ -92,14 +92,16 @@ class Load:
 
     def _checked(self, step: int, batch: Batch, rows: int) -> Batch:
         """The batch with NumPy (or JAX) leaves, after a look at its structure and leading dimensions."""
-        paths, structure = jax.tree_util.tree_flatten_with_path(batch)
-        leaves = [to_numpy(leaf) for _, leaf in paths]
-        for (path, _), leaf in zip(paths, leaves, strict=True):
-            if leaf.ndim == 0 or leaf.shape[0] != rows:
-                raise ValueError(
-                    f"batch {step}: the transform returned leaf {leaf_name(path)!r} as {describe_array(leaf)}; every leaf "
-                    f"needs the batch's {rows} rows as its first dimension"
-                )
+        leaves, structure = jax.tree_util.tree_flatten(batch)
+        if not all(type(leaf) is np.ndarray for leaf in leaves):
+            leaves = [to_numpy(leaf) for leaf in leaves]
+            batch = jax.tree_util.tree_unflatten(structure, leaves)
+        if not all(leaf.ndim and leaf.shape[0] == rows for leaf in leaves):
+            name, leaf = next((n, x) for n, x in leaves_with_names(batch) if x.ndim == 0 or x.shape[0] != rows)
+            raise ValueError(
+                f"batch {step}: the transform returned leaf {name!r} as {describe_array(leaf)}; every leaf needs the "
+                f"batch's {rows} rows as its first dimension"
+            )
         # Any thread may set it first; each compares with a structure that some batch had.
         first = self._first = self._first or (step, structure)
         if structure != first[1] or not leaves:
@@ -107,7 +109,7 @@ class Load:
                 f"batch {step}: the transform returned the structure {structure}"
                 + (f", but {first[1]} for batch {first[0]}: it must not depend on the records" if leaves else ", without arrays")
             )
-        return jax.tree_util.tree_unflatten(structure, leaves)
+        return batch
 
 
 def _records(data: Batch | list[Record], rows: int) -> list[Record]:

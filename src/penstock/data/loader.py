@@ -162,7 +162,8 @@ class Loader:
             return load(start + number, clock)
 
         if self.workers.kind != "process":
-            return Makers([partial(work, load=self._load, clock=clock) for clock in clocks])
+            works = [partial(work, load=self._load, clock=clock) for clock in clocks]
+            return Makers(works, portable=self.workers.kind == "none")
         pool = ProcessPool(self._load, len(clocks))
         works = [partial(work, load=load, clock=clock) for load, clock in zip(pool.loads, clocks, strict=True)]
         return Makers(works, interrupt=pool.kill, cleanup=pool.release)

@@ -2,10 +2,10 @@
 
 An epoch's order is a keyed permutation of `0 … records-1`, evaluated only at the positions that a
 batch needs, so memory does not depend on the number of records and step 10^9 costs what step 0
-costs. The permutation is a Feistel network (Luby & Rackoff, 1988), which is a bijection whatever
-its round function is, on the smallest power of two that holds `records`; positions that land
-outside are sent through it again until they land inside ("cycle walking": Black & Rogaway, 2002),
-which keeps it a bijection and takes fewer than two passes on average.
+costs. The permutation is a Feistel network (Luby & Rackoff, 1988), which is a bijection whatever its
+round function is, on a rectangle of `rows × 2^k` cells that is just large enough for the records. The
+few positions that land on a cell too many are sent through it again until they do not ("cycle
+walking": Black & Rogaway, 2002), which keeps it a bijection.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 Remainder = Literal["drop", "pad", "keep"]
 
-# Twelve rounds make all orders of tiny data sets (n <= 6) equally likely by a chi-square test; six
-# or eight do not, because their halves are one or two bits wide.
-_ROUNDS = 12
+# Twelve rounds make all orders of tiny data sets (n <= 6) equally likely by a chi-square test; fewer do
+# not, because their halves have two or three values. Six are plenty where the halves are larger.
+_ROUNDS, _FEW_ROUNDS, _FEW_ROUNDS_FROM = 12, 6, 4096
 
 # Positions permuted at a time: large enough to hide the cost of a NumPy call, small enough for L2.
 _BLOCK = 8192
@@ -36,36 +36,42 @@ def permute(positions: np.ndarray, records: int, keys: np.ndarray) -> np.ndarray
     Args:
       positions: integers [N] in `[0, records)`.
       records: size of the permuted range, at most 2^62.
-      keys: uint64 [rounds], from `epoch_keys`.
+      keys: uint64 [12], from `epoch_keys`.
 
     Returns:
       int64 [N]; distinct positions give distinct indices in `[0, records)`.
     """
-    bits = max(1, (records - 1).bit_length())
-    x = _feistel(positions.astype(np.uint64), bits, keys)
+    # 2^k is about the square root of the records, so at most one in that many positions has to walk.
+    k = (records - 1).bit_length() // 2
+    rows = -(-records >> k)
+    rounds = keys if records < _FEW_ROUNDS_FROM else keys[:_FEW_ROUNDS]
+    x = _feistel(positions.astype(np.uint64), rows, k, rounds)
     outside = np.flatnonzero(x >= records)
     while outside.size:
-        x[outside] = _feistel(x[outside], bits, keys)
+        x[outside] = _feistel(x[outside], rows, k, rounds)
         outside = outside[x[outside] >= records]
     return x.astype(np.int64)
 
 
-def _feistel(x: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
-    """A bijection on `[0, 2^bits)`; the halves may differ by a bit, so any width will do."""
-    right = np.uint64(bits // 2)
-    low_mask = np.uint64((1 << (bits // 2)) - 1)
-    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
-    low, high = x & low_mask, x >> right
+def _feistel(x: np.ndarray, rows: int, k: int, keys: np.ndarray) -> np.ndarray:
+    """A bijection on `[0, rows · 2^k)`: row and column in turn are moved by a hash of the other."""
+    shift, columns, height = np.uint64(k), np.uint64((1 << k) - 1), np.uint64(rows)
+    row, column = x >> shift, x & columns
     for r, key in enumerate(keys):
         if r % 2 == 0:
-            high ^= _mix(low + key) & high_mask
+            # A 32-bit hash scaled to [0, rows) (Lemire, 2019).
+            move = _hash(column + key)
+            move *= height
+            move >>= np.uint64(32)
+            row += move
+            np.minimum(row, row - height, out=row)  # modulo rows: the difference wraps around if it is negative
         else:
-            low ^= _mix(high + key) & low_mask
-    return (high << right) | low
+            column ^= _hash(row + key) & columns
+    return (row << shift) | column
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
-    """Scramble uint64 in place: a multiply-xorshift round with the constants of splitmix64 and PCG."""
+def _hash(z: np.ndarray) -> np.ndarray:
+    """32 bits of each uint64, in place: a multiply-xorshift round with constants of splitmix64 and PCG."""
     z *= np.uint64(0x9E3779B97F4A7C15)
     z ^= z >> np.uint64(32)
     z *= np.uint64(0xD6E8FEB86659FD93)
