@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args)
     except KeyboardInterrupt as interrupt:
-        print(f"penstock: {interrupt or 'interrupted'}", file=sys.stderr)
+        print(f"penstock: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return 130
 
 

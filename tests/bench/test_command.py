@@ -28,7 +28,7 @@ def test_unknown_workload_lists_the_choices(capsys):
     assert command.run(_args("feed", "--only", "nonsense")) == 2
     output = " ".join(capsys.readouterr().out.split())
     assert "'nonsense'" in output
-    assert "seed002, tokens, overlap, overhead, memory, restore" in output
+    assert "images, tokens, overlap, overhead, memory, restore" in output
 
 
 @pytest.mark.parametrize("rounds", ["0", "-1", "many"])
@@ -51,7 +51,7 @@ def test_status_is_1_only_where_a_variant_failed(suite, workload, status, monkey
     assert f"## {workload}" in written[1].read_text()
 
 
-_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("seed002", "tokens", "overlap", "overhead", "memory")]
+_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("images", "tokens", "overlap", "overhead", "memory")]
 
 
 @pytest.mark.parametrize("workload", ["restore", *_SLOW])

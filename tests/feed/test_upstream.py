@@ -85,7 +85,7 @@ def test_a_state_of_grain_is_no_state_of_a_loader():
         ps.feed(ps.Loader(np.arange(8), 4)).restore(state)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_torch_data_loader_is_fed(workers):
     context = "spawn" if workers else None
     loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=workers, multiprocessing_context=context)

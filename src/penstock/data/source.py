@@ -44,11 +44,11 @@ class Source(Protocol):
 def as_source(data: Any) -> Source:
     """Wrap what users have as a `Source`.
 
-    Accepts, in this order: a `Source`; paths of Parquet, Arrow IPC or ArrayRecord files (one, or a
-    list of one kind); a `pyarrow.Table`; a Hugging Face `datasets.Dataset`; a `pandas.DataFrame`; a pytree (dict,
-    tuple, nested, or one array) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch
-    tensors, and an h5py file or group, or zarr group, of them; and anything with `__len__` and `__getitem__` or `__getitems__`, such as a list of records, a torch
-    `Dataset`, or a Grain or TFDS source.
+    Accepts, in this order: a `Source`; paths of Parquet, Arrow IPC or ArrayRecord files (one, or a list of one
+    kind); a `pyarrow.Table`; a Hugging Face `datasets.Dataset`; a `pandas.DataFrame`; a pytree (dict, tuple, nested,
+    or one array) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch tensors, and an h5py file or group, or
+    zarr group, of them; and anything with `__len__` and `__getitem__` or `__getitems__`, such as a list of records,
+    a torch `Dataset`, or a Grain or TFDS source.
 
     Raises:
       TypeError: `data` is none of these.

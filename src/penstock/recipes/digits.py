@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_BATCH_SIZE,
         metavar="N",
-        help=f"images of a step: at most {images.TRAINING_IMAGES}, and a multiple of the number of devices (default: %(default)s)",
+        help=f"images of a step: at most {images.TRAINING_IMAGES}, a multiple of the number of devices (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=_SEED, metavar="N", help="of parameters, order and augmentation (default: %(default)s)"
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"penstock train digits: error: {error}", file=sys.stderr)
         return 2
     accuracy = f"{result.val_accuracy:.2%}".replace("%", " %")
-    print(f"validation accuracy {accuracy} after {args.steps:,} steps; {result.seconds:.1f} s in all")
+    print(f"validation accuracy {accuracy} at step {args.steps:,}; {result.seconds:.1f} s in all")
     print(f"input: {result.verdict}")
     print(f"files: {result.out / 'metrics.jsonl'}, {result.out / 'training.png'}")
     return 0
@@ -115,7 +115,7 @@ def train(
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_interrupted(log, folder)) from None
         finally:
-            _draw(log, folder / "training.png", f"Digits: {steps:,} steps of {batch_size} images, seed {seed}")
+            _draw(log, folder / "training.png", f"Digits: {steps:,} × {batch_size} images, seed {seed}")
     return Result(log.points[-1].val_accuracy or 0.0, time.perf_counter() - begun, verdict, folder)
 
 
@@ -125,11 +125,11 @@ def _train(steps: int, batch_size: int, seed: int, log: Log) -> str:
 
     # Auto: the compiler places what lies between the inputs and the outputs.
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    split = NamedSharding(mesh, PartitionSpec("data"))
+    split = NamedSharding(mesh, PartitionSpec("data"))  # type: ignore[no-untyped-call]
     data = images.load()
     training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=images.shift)
-    validation = ps.Loader(data.validation, batch_size, epochs=1, remainder="pad")
-    classifier = compile_classifier(mesh, _abstract(training[0], split), steps, seed)
+    validation = ps.Loader(data.validation, _validation_batch_size(mesh.size), epochs=1, remainder="pad")
+    classifier = compile_classifier(mesh, _abstract(training[0], split), _abstract(validation[0], split), steps, seed)
     # The loop starts a log interval of steps in one go: their batches are then there.
     with ps.feed(training, to=split, transform=images.scale, device_buffer=loop.LOG_EVERY) as batches:
         loop.run(classifier, batches, lambda state: _validate(classifier, state, validation, split), steps, log)
@@ -144,10 +144,18 @@ def _validate(classifier: Classifier, state: State, loader: ps.Loader, split: Na
     return totals
 
 
+def _validation_batch_size(devices: int) -> int:
+    """About 128, a multiple of the number of devices; `batch_size` may be so small that a validation takes for ever."""
+    return -(-128 // devices) * devices
+
+
 def _abstract(batch: Batch, sharding: NamedSharding) -> Batch:
     """Shapes and dtypes of a batch as the feed hands it over."""
     leaves = jax.eval_shape(images.scale, batch)
-    return {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for name, leaf in leaves.items()}
+    return {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+        for name, leaf in leaves.items()
+    }
 
 
 def _check(steps: int, batch_size: int, seed: int) -> None:

@@ -14,6 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 class Times(NamedTuple):
     """Where the seconds between two log points went. `wait`, `dispatch` and `device` do not overlap.
 
+    They are the host's, which runs ahead of the devices by up to two intervals: the first interval of a run looks
+    shorter than its steps take, and the last one, which waits for all of them, longer.
+
     Attributes:
       steps: training steps.
       seconds: all of the time.

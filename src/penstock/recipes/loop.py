@@ -14,8 +14,11 @@ from penstock.feed import Feed
 from penstock.recipes.classifier import Classifier, State, Totals
 from penstock.recipes.log import Log, Point, Times
 
-LOG_EVERY = 10  # steps; fewer in a run of less than 100
-_VALIDATE_EVERY = 5  # log points
+# Steps; fewer in a run of less than 50. The steps of two intervals can be under way at once, each with its batch's
+# transform. On several CPU devices that must stay below 32 programs: XLA makes whoever starts more wait, with some
+# devices started and others not, and a collective then waits for ever (JAX 0.10).
+LOG_EVERY = 5
+_VALIDATE_EVERY = 10  # log points
 
 
 class _Pending(NamedTuple):
@@ -43,14 +46,14 @@ def run(classifier: Classifier, batches: Feed, validate: Callable[[State], Total
                 state, totals = classifier.train(state, totals, batch)
             if step % every and step < steps:
                 continue
-            due = step == steps or step % (every * _VALIDATE_EVERY) == 0
-            validation = validate(state) if due else None
             late, pending = pending, None
             if late:
                 log.write(_point(late, clock))
+            due = step == steps or step % (every * _VALIDATE_EVERY) == 0
+            validation = validate(state) if due else None
             if step == steps:
                 with clock.time("device"):
-                    jax.block_until_ready((totals, validation))
+                    jax.block_until_ready((totals, validation))  # type: ignore[no-untyped-call]
             pending = _Pending(step, totals, validation, clock.lap(step))
             totals = classifier.zero
     finally:  # also after Ctrl-C

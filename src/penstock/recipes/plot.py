@@ -54,7 +54,7 @@ def _draw_learning(axes: Axes, points: Sequence[Point]) -> None:
     right.set_ylim(0, 1.02)
     right.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
     right.spines["top"].set_visible(False)
-    axes.legend(handles=lines, loc="center right", frameon=False)
+    axes.legend(handles=lines, loc="center right", framealpha=0.8, edgecolor="none")
     axes.set_title("Loss and accuracy")
 
 
@@ -72,5 +72,7 @@ def _draw_times(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_ylabel("wall-clock time per step [ms]")
     axes.spines["right"].set_visible(False)
     handles, _ = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], loc="upper right", frameon=False, ncols=2)  # as they lie on each other
+    axes.legend(
+        handles[::-1], labels[::-1], loc="upper right", frameon=False, ncols=2, fontsize="small", columnspacing=1.0
+    )  # as they lie on each other
     axes.set_title("Where a step's time went")

@@ -1,9 +1,9 @@
 """The road from storage to the device: throughput, overlap, overhead, memory and restoring."""
 
-from penstock.bench.suites.feed import memory, overhead, overlap, restore, seed002, tokens
+from penstock.bench.suites.feed import images, memory, overhead, overlap, restore, tokens
 
 WORKLOADS = (
-    seed002.WORKLOAD,
+    images.WORKLOAD,
     tokens.WORKLOAD,
     overlap.WORKLOAD,
     overhead.WORKLOAD,

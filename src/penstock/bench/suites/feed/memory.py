@@ -63,7 +63,7 @@ WORKLOAD = Workload(
     name="memory",
     title="growth of resident memory over 10,000 fresh batches of 1 MB, after 500 of warm-up",
     metrics=(Metric("growth", "MB", "lower"),),
-    baseline="device_put",
+    baseline=None,
     variants=(
         Variant("device_put", partial(measure, _direct), ("psutil",), "in the loop, for comparison"),
         Variant("penstock", partial(measure, _penstock), ("psutil",), "buffers of 4 and 2 batches"),

@@ -11,9 +11,9 @@ import numpy as np
 
 import penstock as ps
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
-from penstock.bench.suites.feed import seed002
+from penstock.bench.suites.feed import images
 from penstock.bench.suites.feed.batch import block_until_ready
-from penstock.bench.suites.feed.seed002_pipelines import BATCH, Records, scale_on_device
+from penstock.bench.suites.feed.image_pipelines import BATCH, Records, scale_on_device
 
 _STEPS = {"step 0": 0, "step 10^9": 10**9}
 
@@ -37,7 +37,7 @@ def _milliseconds(records: Records, step: int, device: jax.Device) -> float:
         batches.restore(state)
         batch = block_until_ready(next(batches))
         seconds = time.perf_counter() - begin
-        ids = seed002.read_ids(batch, records, device)
+        ids = images.read_ids(batch, records, device)
     expected = _loader(records)[step]["image"]
     if not np.array_equal(records.images[ids], expected):
         raise VerificationError(f"the first batch is not that of step {step}")
@@ -45,7 +45,7 @@ def _milliseconds(records: Records, step: int, device: jax.Device) -> float:
 
 
 def measure(size: Size) -> Measurement:
-    device, records = jax.devices()[0], seed002.make_records(size.records)
+    device, records = jax.devices()[0], images.make_records(size.records)
     _milliseconds(records, 1, device)  # compiles the transform
     times: dict[str, list[float]] = {name: [] for name in _STEPS}
     for _ in range(size.repeats):

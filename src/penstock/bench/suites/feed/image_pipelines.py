@@ -78,7 +78,7 @@ def grain_c(records: Records, device: jax.Device, seed: int) -> Epoch:
 
 
 def torch(records: Records, device: jax.Device, seed: int, workers: int) -> Epoch:
-    from penstock.bench.suites.feed.torch_images import data_loader
+    from penstock.bench.suites.feed.torch_image_loader import data_loader
 
     loader = data_loader(records.images, records.labels, BATCH, seed, workers)
 

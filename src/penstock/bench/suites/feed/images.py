@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
-from penstock.bench.suites.feed import seed002_pipelines as pipelines
+from penstock.bench.suites.feed import image_pipelines as pipelines
 from penstock.bench.suites.feed.batch import Batch
 from penstock.bench.suites.feed.check import check_epoch, check_leaf
-from penstock.bench.suites.feed.seed002_pipelines import BATCH, Records
+from penstock.bench.suites.feed.image_pipelines import BATCH, Records
 from penstock.bench.suites.feed.throughput import Epoch, rows_per_second
 
 _SEED = 42
@@ -88,7 +88,7 @@ def _variant(
 
 
 WORKLOAD = Workload(
-    name="seed002",
+    name="images",
     title="60,000 images 28x28 uint8, shuffled, float32/255, batches of 128 on the device",
     metrics=(Metric("throughput", "records/s", "higher"),),
     baseline="grain C",
@@ -101,7 +101,7 @@ WORKLOAD = Workload(
             "torch, 2 workers",
             partial(pipelines.torch, workers=2),
             ("torch",),
-            "spawned, since JAX does not survive fork, and persistent: their start is not timed",
+            "spawned, as forks of a process that runs JAX may hang; persistent, so their start is not timed",
         ),
         _variant("tf.data", pipelines.tf_data, ("tensorflow",), "shuffle buffer of all records, AUTOTUNE"),
         _variant("NumPy loop", pipelines.numpy_loop, note="images[indices] / 255, device_put"),

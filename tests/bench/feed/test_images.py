@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from penstock.bench.model import VerificationError
-from penstock.bench.suites.feed import seed002
-from penstock.bench.suites.feed.seed002 import Size
-from penstock.bench.suites.feed.seed002_pipelines import BATCH, numpy_loop, penstock, penstock_host
+from penstock.bench.suites.feed import images
+from penstock.bench.suites.feed.image_pipelines import BATCH, numpy_loop, penstock, penstock_host
+from penstock.bench.suites.feed.images import Size
 
 _SIZE = Size(records=5 * BATCH + 3, slow_records=2 * BATCH + 3, seconds=0.0)
 
@@ -31,7 +31,7 @@ def _leaf(name, fn):
 @pytest.mark.parametrize("make", [numpy_loop, penstock, penstock_host])
 @pytest.mark.parametrize("slow", [False, True])
 def test_correct_pipelines_pass(make, slow):
-    measured = seed002.measure(make, slow, _SIZE)
+    measured = images.measure(make, slow, _SIZE)
     assert measured.values["throughput"] > 0
     assert measured.details["timed_rows"] == (2 if slow else 5) * BATCH
 
@@ -59,7 +59,7 @@ def test_correct_pipelines_pass(make, slow):
 )
 def test_wrong_pipelines_fail(make, says):
     with pytest.raises(VerificationError, match=says):
-        seed002.measure(make, False, _SIZE)
+        images.measure(make, False, _SIZE)
 
 
 def test_pipeline_that_does_not_shuffle_fails():
@@ -73,7 +73,7 @@ def test_pipeline_that_does_not_shuffle_fails():
         return epoch
 
     with pytest.raises(VerificationError, match="not shuffled"):
-        seed002.measure(make, False, _SIZE)
+        images.measure(make, False, _SIZE)
 
 
 def test_pipeline_that_loses_batches_later_fails():
@@ -82,10 +82,10 @@ def test_pipeline_that_loses_batches_later_fails():
         return lambda number: iter(list(whole(number))[: 5 if number == 0 else 4])
 
     with pytest.raises(VerificationError, match="epoch 1 has 4 batches, not 5"):
-        seed002.measure(make, False, _SIZE)
+        images.measure(make, False, _SIZE)
 
 
 def test_records_spell_their_indices():
-    records = seed002.make_records(70_000)
+    records = images.make_records(70_000)
     spelled = np.ascontiguousarray(records.images[:, 0, :4, 0]).view("<u4")[:, 0]
     assert np.array_equal(spelled, np.arange(70_000))

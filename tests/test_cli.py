@@ -1,0 +1,92 @@
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+from penstock.cli import main
+from penstock.recipes import digits
+
+
+def _exit(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = end.code
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_version_is_that_of_the_package(capsys):
+    assert _exit(["--version"], capsys) == (0, f"penstock {penstock.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], ["train", "bench", "--version", "example:"]),
+        (["train", "--help"], ["digits", "penstock[train]", "example:"]),
+        (
+            ["train", "digits", "--help"],
+            [
+                "--steps",
+                "600",
+                "--batch-size",
+                "64",
+                "--seed",
+                "--out",
+                "runs/digits-",
+                "--quiet",
+                "metrics.jsonl",
+                "training.png",
+            ],
+        ),
+        (["bench", "--help"], ["suite", "--quick", "example:"]),
+    ],
+)
+def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
+    code, out, _ = _exit(arguments, capsys)
+    assert code == 0
+    assert [word for word in words if word not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["penstock: error:", "command", "penstock --help"]),
+        (["fly"], ["'fly'", "train", "bench"]),
+        (["train"], ["recipe"]),
+        (["train", "cifar"], ["'cifar'", "digits", "penstock train --help"]),
+        (["train", "digits", "--steps", "many"], ["--steps", "'many'"]),
+        (["train", "digits", "--steps", "0"], ["--steps 0", ">= 1"]),
+        (["train", "digits", "--batch-size", "12"], ["--batch-size 12", "8 devices", "multiple"]),
+        (["train", "digits", "--batch-size", "4000"], ["--batch-size 4000", "1437"]),
+    ],
+)
+def test_bad_arguments_exit_with_2_and_one_line(arguments, words, capsys):
+    code, out, err = _exit(arguments, capsys)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert [word for word in words if word not in err] == []
+
+
+def test_ctrl_c_exits_with_130_and_one_line(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(digits, "train", interrupt)
+    assert _exit(["train", "digits"], capsys) == (130, "", "penstock: interrupted\n")
+
+
+def test_command_line_loads_no_optional_library():
+    code = (
+        "import sys; import penstock.cli as cli; cli._parser(); "
+        "print([m for m in ('flax', 'optax', 'sklearn', 'matplotlib', 'datasets', 'torch', 'grain') if m in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
+
+
+def test_module_runs_as_the_command():
+    command = [sys.executable, "-m", "penstock", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("penstock ")
