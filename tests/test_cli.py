@@ -30,7 +30,7 @@ def test_version_is_that_of_the_package(capsys):
             ["train", "digits", "--help"],
             [
                 "--steps",
-                "600",
+                "1000",
                 "--batch-size",
                 "64",
                 "--seed",

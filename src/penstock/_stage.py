@@ -211,9 +211,9 @@ class Stage(Generic[T]):
 
     def _borrow(self) -> bool:
         """Claim an item for the consumer to make, if it is tiny and the maker sleeps, which then sleeps on."""
-        if not (self._tiny and self._portable and self._sleeping and not self._made and self._has_done_room()):
+        if not (self._tiny and self._portable and self._sleeping and self._has_done_room()):
             return False
-        if self._lent or self._over(self._claimed):
+        if self._made or self._finishing or self._lent or self._over(self._claimed):
             return False
         self._lent = True
         self._claimed += 1
@@ -223,11 +223,29 @@ class Stage(Generic[T]):
         """On the consumer's thread: make the item that was borrowed, if one was, and finish what there is."""
         with self._context():
             if alone:
-                assert self._portable is not None
-                self._make_one(self._portable, self._claimed - 1)
-                self._lent = False
+                self._make_and_finish(self._claimed - 1)
             else:
                 self._finish_ready()
+
+    def _make_and_finish(self, number: int) -> None:
+        assert self._portable is not None
+        begin = time.perf_counter()
+        try:
+            item = self._portable(number)
+            made = time.perf_counter()
+            item = self._finish(number, item) if self._finish else item
+        except BaseException as error:
+            self._stop_at(number, error)
+            self._lent = False
+            return
+        finished = time.perf_counter()
+        with self._lock:
+            self._lent = False
+            self._next += 1
+            self._make_seconds.add(made - begin)
+            self._finish_seconds.add(finished - made)
+            if not self._over(number):
+                self._add_done(number, item)
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for a change, unless there is a reason not to."""

@@ -40,7 +40,8 @@ class ArraySource:
         return self._records
 
     def read(self, indices: np.ndarray) -> Batch:
-        return jax.tree.map(lambda x: _read(x, indices), self._arrays)
+        arrays, treedef = jax.tree_util.tree_flatten(self._arrays)
+        return jax.tree_util.tree_unflatten(treedef, [_read(x, indices) for x in arrays])
 
     def describe(self) -> str:
         return self._spec

@@ -11,6 +11,7 @@ walking": Black & Rogaway, 2002), which keeps it a bijection.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -103,7 +104,7 @@ class Order:
     remainder: Remainder
     _last: _Block | None = field(default=None, repr=False, compare=False)
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         full, rest = divmod(self.records, self.batch_size)
         return full + (rest > 0 and self.remainder != "drop")

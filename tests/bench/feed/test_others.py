@@ -47,10 +47,10 @@ def test_memory_fails_for_a_reused_buffer():
 def test_tokens_fail_where_a_row_is_not_its_records():
     rows, device = tokens.make_tokens(300), jax.devices()[0]
     good = rows[:128].copy()
-    assert tokens.read_ids({"tokens": jax.device_put(good, device)}, rows, device).tolist() == list(range(128))
+    assert tokens.read_ids({"tokens": jax.device_put(good, device)}, rows, device, 128).tolist() == list(range(128))
     good[5, 7] += 1
     with pytest.raises(VerificationError, match="not those of its record"):
-        tokens.read_ids({"tokens": jax.device_put(good, device)}, rows, device)
+        tokens.read_ids({"tokens": jax.device_put(good, device)}, rows, device, 128)
 
 
 def test_step_does_not_end_before_its_deadline():

@@ -1,4 +1,4 @@
-"""Rows of tokens out of a Hugging Face dataset, shuffled, in batches on the device."""
+"""Rows of tokens out of a Hugging Face dataset, shuffled, batches of 128 and of 1,024 on the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.bench.suites.feed.batch import Batch
 from penstock.bench.suites.feed.check import check_epoch, check_leaf
 from penstock.bench.suites.feed.throughput import Epoch, rows_per_second
 
-_BATCH = 128
+_BATCHES = (128, 1024)  # 33 and 262 thousand tokens
 _LENGTH = 256
 _SEED = 42
 
@@ -44,16 +44,16 @@ def make_tokens(rows: int) -> np.ndarray:
     return tokens
 
 
-def read_ids(batch: Batch, tokens: np.ndarray, device: jax.Device) -> np.ndarray:
+def read_ids(batch: Batch, tokens: np.ndarray, device: jax.Device, batch_size: int) -> np.ndarray:
     """The row indices in a batch, after a check that it holds exactly those rows."""
-    got = check_leaf("tokens", batch["tokens"], (_BATCH, _LENGTH), np.int32, device)
+    got = check_leaf("tokens", batch["tokens"], (batch_size, _LENGTH), np.int32, device)
     ids = got[:, 0]
     if ids.min() < 0 or ids.max() >= len(tokens) or not np.array_equal(got, tokens[ids]):
         raise VerificationError("a row's tokens are not those of its record")
     return ids
 
 
-def _grain(dataset: Any, device: jax.Device) -> Epoch:
+def _grain(dataset: Any, device: jax.Device, batch_size: int) -> Epoch:
     import grain
 
     def epoch(number: int) -> Iterator[Batch]:
@@ -62,7 +62,7 @@ def _grain(dataset: Any, device: jax.Device) -> Epoch:
             .seed(_SEED + number)
             .shuffle()
             .map(lambda r: {"tokens": np.asarray(r["tokens"], np.int32)})
-            .batch(batch_size=_BATCH, drop_remainder=True)
+            .batch(batch_size=batch_size, drop_remainder=True)
             .to_iter_dataset()
         )
         return iter(grain.experimental.device_put(ds=ds, device=device, cpu_buffer_size=4, device_buffer_size=2))
@@ -70,29 +70,29 @@ def _grain(dataset: Any, device: jax.Device) -> Epoch:
     return epoch
 
 
-def _grain_numpy(dataset: Any, device: jax.Device) -> Epoch:
-    return _grain(dataset.with_format("numpy"), device)
+def _grain_numpy(dataset: Any, device: jax.Device, batch_size: int) -> Epoch:
+    return _grain(dataset.with_format("numpy"), device, batch_size)
 
 
-def _datasets_loop(dataset: Any, device: jax.Device) -> Epoch:
+def _datasets_loop(dataset: Any, device: jax.Device, batch_size: int) -> Epoch:
     def epoch(number: int) -> Iterator[Batch]:
         shuffled = dataset.shuffle(seed=_SEED + number).with_format("numpy")
-        for batch in shuffled.iter(_BATCH, drop_last_batch=True):
+        for batch in shuffled.iter(batch_size, drop_last_batch=True):
             yield jax.device_put({"tokens": batch["tokens"].astype(np.int32, copy=False)}, device)
 
     return epoch
 
 
-def _penstock(dataset: Any, device: jax.Device) -> Epoch:
+def _penstock(dataset: Any, device: jax.Device, batch_size: int) -> Epoch:
     def epoch(number: int) -> Iterator[Batch]:
-        loader = ps.Loader(dataset, _BATCH, shuffle=True, seed=_SEED + number, epochs=1)
+        loader = ps.Loader(dataset, batch_size, shuffle=True, seed=_SEED + number, epochs=1)
         with ps.feed(loader, to=device, host_buffer=4, device_buffer=2) as batches:
             yield from batches
 
     return epoch
 
 
-def measure(make: Callable[[Any, jax.Device], Epoch], slow: bool, saved: bool, size: Size) -> Measurement:
+def measure(make: Callable[[Any, jax.Device, int], Epoch], slow: bool, saved: bool, size: Size) -> Measurement:
     """Throughput of one pipeline over a dataset in memory, or one that was saved to disk and loaded from there."""
     import datasets
 
@@ -101,26 +101,35 @@ def measure(make: Callable[[Any, jax.Device], Epoch], slow: bool, saved: bool, s
     features = datasets.Features(tokens=datasets.List(datasets.Value("int32")))
     dataset = datasets.Dataset.from_dict({"tokens": tokens}, features=features)
 
-    def check(batches: Iterator[Batch]) -> None:
-        check_epoch(batches, lambda batch: read_ids(batch, tokens, device), rows, _BATCH)
-
+    values, details = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         if saved:
             dataset.save_to_disk(folder, num_shards=size.shards)
             dataset = datasets.load_from_disk(folder)
-        measured = rows_per_second(make(dataset, device), check, rows // _BATCH, _BATCH, size.seconds)
-    chunks = dataset.data.table["tokens"].num_chunks
-    return Measurement(measured.values, {**measured.details, "chunks": chunks})
+        for batch_size in _BATCHES:
+
+            def check(batches: Iterator[Batch], batch_size: int = batch_size) -> None:
+                check_epoch(batches, lambda batch: read_ids(batch, tokens, device, batch_size), rows, batch_size)
+
+            epoch = make(dataset, device, batch_size)
+            measured = rows_per_second(epoch, check, rows // batch_size, batch_size, size.seconds)
+            values[_metric(batch_size)] = measured.values["throughput"]
+            details[_metric(batch_size)] = measured.details
+    return Measurement(values, {**details, "chunks": dataset.data.table["tokens"].num_chunks})
 
 
-_FULL = Size(rows=20_000, slow_rows=2_600, shards=8, seconds=1.0)
+def _metric(batch_size: int) -> str:
+    return f"throughput, batch {batch_size:,}"
+
+
+_FULL = Size(rows=20_000, slow_rows=4_096, shards=8, seconds=1.0)
 _SLOW = f"epochs of {_FULL.slow_rows:,} rows"
 
 
 WORKLOAD = Workload(
     name="tokens",
     title="Hugging Face dataset of 20,000 rows of 256 int32, shuffled, batches of 128 on the device",
-    metrics=(Metric("throughput", "rows/s", "higher"),),
+    metrics=tuple(Metric(_metric(batch_size), "rows/s", "higher") for batch_size in _BATCHES),
     baseline="grain C",
     variants=(
         Variant("grain C", partial(measure, _grain, True, False), ("grain", "datasets"), _SLOW),
@@ -144,6 +153,6 @@ WORKLOAD = Workload(
             "save_to_disk, load_from_disk: memory-mapped, in many chunks",
         ),
     ),
-    sizes={"full": _FULL, "quick": Size(rows=2_600, slow_rows=650, shards=2, seconds=0.0)},
-    targets=(Target("penstock", "throughput", 500, "grain C"),),
+    sizes={"full": _FULL, "quick": Size(rows=2_600, slow_rows=1_100, shards=2, seconds=0.0)},
+    targets=tuple(Target("penstock", _metric(batch_size), 500, "grain C") for batch_size in _BATCHES),
 )
