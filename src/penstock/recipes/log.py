@@ -76,7 +76,7 @@ class Log:
         self.points: list[Point] = []
         self._file = path.open("w", encoding="utf-8", buffering=1)  # a line is in the file when it is written
         self._progress = _progress(quiet)
-        self._task = self._progress.add_task("compiling", total=steps, numbers="")
+        self._task = self._progress.add_task("compile", total=steps, numbers="")
 
     def __enter__(self) -> Log:
         self._progress.start()
@@ -90,15 +90,15 @@ class Log:
         self._file.write(point.line() + "\n")
         self.points.append(point)
         times = point.times
-        numbers = f"loss {point.loss:.3f}  accuracy {point.accuracy:.1%}  {times.steps / times.seconds:.0f} steps/s  "
-        numbers += f"input wait {times.wait / times.seconds:.1%}"
-        self._progress.update(self._task, completed=point.step, description="training", numbers=numbers)
+        numbers = f"loss {point.loss:.3f}, accuracy {point.accuracy:.1%}, {times.steps / times.seconds:.0f} steps/s, "
+        numbers += f"wait {times.wait / times.seconds:.1%}"
+        self._progress.update(self._task, completed=point.step, description="train", numbers=numbers)
 
 
 def _progress(quiet: bool) -> Progress:
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
+        BarColumn(bar_width=10),
         MofNCompleteColumn(),
         TextColumn("{task.fields[numbers]}"),
     )
