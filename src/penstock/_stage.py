@@ -406,10 +406,10 @@ class Stage(Generic[T]):
             return  # the consumer works alone, or uses what is there, and the makers then fill all of the room at once
         if self._finish is None or not self._can_finish():
             self._wake_maker()
-        elif self._finish_seconds.seconds > _QUICK or (self._make_seconds.seconds > _QUICK and not self._sleeping):
+        elif self._finish_seconds.seconds > _QUICK:
             self._finishable.notify()
-        elif self._sleeping and self._done_capacity - (self._next - self._taken) >= (self._done_capacity + 1) // 2:
-            self._room.notify()
+        elif 2 * len(self._done) < self._done_capacity:  # waking somebody takes the consumer's time: not for each item
+            (self._room if self._sleeping else self._finishable).notify()
 
     def _wake_maker(self) -> None:
         if self._sleeping and self._free() >= self._wake_at:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import jax
+
 from penstock._clock import Clock
 from penstock._stage import Closed, End, Late, Stage
 from penstock.data.tree import Batch
@@ -99,9 +101,9 @@ class Feed(Iterator[Batch]):
         self._step = 0
         self._position: Any = None
         self._had = self._bytes = 0
-        self._first_at = self._last_at = 0.0
+        self._first_at = self._last_at = self._startup = self._wait = 0.0
         self._host_clocks = [Clock() for _ in range(upstream.workers)]
-        self._place_clock, self._clock = Clock(), Clock()
+        self._place_clock = Clock()
 
     def __enter__(self) -> Feed:
         return self
@@ -113,15 +115,15 @@ class Feed(Iterator[Batch]):
         return self
 
     def __next__(self) -> Batch:
-        if self._closed:
-            raise RuntimeError("the feed is closed: make a new one, and restore() the state() of this one to go on")
-        if self._ended:
-            raise StopIteration
-        stage = self._stage or self._start()
+        stage = self._stage
+        if stage is None or self._ended:
+            stage = self._start()
+        begin = time.perf_counter()
         try:
-            with self._clock.time("wait" if self._had else "startup"):
+            with jax.profiler.TraceAnnotation("penstock.wait"):
                 placed, position = stage.get(self._timeout)
-            self._report(placed.change)
+            if placed.change:
+                self._report(placed.change)
         except Late:
             raise TimeoutError(
                 f"batch {self._step} did not come within timeout={self._timeout} s: {self._upstream.name} is still making "
@@ -135,9 +137,11 @@ class Feed(Iterator[Batch]):
         except BaseException:  # of the upstream, of the placement, or Ctrl-C in this thread
             self._end()
             raise
-        self._last_at = time.perf_counter()
-        if not self._had:
-            self._first_at = self._last_at
+        self._last_at = now = time.perf_counter()
+        if self._had:
+            self._wait += now - begin
+        else:
+            self._first_at, self._startup = now, now - begin
         self._had += 1
         self._step += 1
         self._bytes += placed.bytes
@@ -183,9 +187,9 @@ class Feed(Iterator[Batch]):
                 host[name] = host.get(name, 0.0) + seconds
         return Stats(
             steps=self._had,
-            startup=self._clock.get("startup", 0.0),
+            startup=self._startup,
             seconds=self._last_at - self._first_at,
-            wait=self._clock.get("wait", 0.0),
+            wait=self._wait,
             host=host,
             workers=self._upstream.workers,
             place=self._place_clock.get("place", 0.0),
@@ -193,6 +197,10 @@ class Feed(Iterator[Batch]):
         )
 
     def _start(self) -> Stage[_Item]:
+        if self._closed:
+            raise RuntimeError("the feed is closed: make a new one, and restore() the state() of this one to go on")
+        if self._ended:
+            raise StopIteration
         self._stage = Stage(
             self._upstream.makers(self._host_clocks),
             max(self._host_buffer, self._upstream.workers),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from penstock.bench.suites.feed.check import check_leaf
 # (producer, step), in milliseconds
 _PACES = {"4 ms, 5 ms": (4.0, 5.0), "1 ms, 1 ms": (1.0, 1.0)}
 
-_SPIN = 0.3e-3  # seconds before the deadline at which sleeping, which ends late by some 0.1 ms, gives way to spinning
-
-# Between two looks at the clock others may have the interpreter, as they have it while a device computes.
-_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+# Seconds before the deadline at which sleeping gives way to looking at the clock: on a virtual machine a sleep ends late
+# by some 0.1 ms, and often by 0.5. Others may have the interpreter between two looks, as they have it while a device
+# computes, but for the last moment: letting it go takes some 0.05 ms.
+_LOOK, _SPIN = 2e-3, 0.1e-3
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,7 @@ def step_until(deadline: float) -> None:
     """Return at `deadline` on `time.perf_counter`, to some microseconds."""
     while (left := deadline - time.perf_counter()) > 0:
         if left > _SPIN:
-            time.sleep(left - _SPIN)
-        else:
-            _yield()
+            time.sleep(max(0.0, left - _LOOK))
 
 
 def _host_batch(number: int, seconds: float) -> Batch:
