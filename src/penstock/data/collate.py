@@ -43,7 +43,7 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
       ValueError: (when called) a record longer than the largest length.
 
     Example:
-      >>> collate = pad_to([4, 8], mask="mask")
+      >>> collate = ps.pad_to([4, 8], mask="mask")
       >>> batch = collate([{"tokens": np.arange(3)}, {"tokens": np.arange(5)}])
       >>> batch["tokens"].shape, batch["mask"].sum(axis=1).tolist()
       ((2, 8), [3, 5])

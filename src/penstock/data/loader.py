@@ -53,7 +53,7 @@ class Loader:
       ValueError, TypeError: at once, for arguments that do not fit each other or the data.
 
     Example:
-      >>> loader = Loader({"x": np.arange(10)}, batch_size=4, shuffle=True, seed=1, epochs=2)
+      >>> loader = ps.Loader({"x": np.arange(10)}, batch_size=4, shuffle=True, seed=1, epochs=2)
       >>> len(loader), loader[3]["x"].shape
       (4, (4,))
     """

@@ -24,7 +24,7 @@ class per_record:  # noqa: N801 - used like a function: transform=ps.per_record(
         same numbers for the same record of the same step, whatever the number of workers or processes.
 
     Example:
-      >>> loader = Loader({"x": np.arange(4)}, 2, transform=per_record(lambda r: {"x": r["x"] * 10}))
+      >>> loader = ps.Loader({"x": np.arange(4)}, 2, transform=ps.per_record(lambda r: {"x": r["x"] * 10}))
       >>> loader[0]["x"].tolist()
       [0, 10]
     """

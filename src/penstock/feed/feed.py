@@ -53,8 +53,8 @@ def feed(
       TypeError, ValueError: at once, if `batches` cannot be fed, or not over `to`.
 
     Example:
-      >>> loader = Loader({"x": np.arange(8, dtype=np.uint8)}, batch_size=4, epochs=1)
-      >>> with feed(loader, transform=lambda b: {"x": b["x"] / 255}) as batches:
+      >>> loader = ps.Loader({"x": np.arange(8, dtype=np.uint8)}, batch_size=4, epochs=1)
+      >>> with ps.feed(loader, transform=lambda b: {"x": b["x"] / 255}) as batches:
       ...     [batch["x"].shape for batch in batches]
       [(4,), (4,)]
     """

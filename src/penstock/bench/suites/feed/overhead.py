@@ -15,7 +15,7 @@ import numpy as np
 
 import penstock as ps
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
-from penstock.bench.suites.feed.batch import Batch, block_until_ready
+from penstock.bench.suites.feed.batch import Batch, block_until_ready, settle
 from penstock.bench.suites.feed.check import check_leaf
 
 
@@ -68,6 +68,7 @@ def measure(make: Callable[[Sequence[Batch], jax.Device], Iterator[Batch]], size
     batches = make(host, device)
     for batch in islice(batches, size.warm_up):
         block_until_ready(batch)
+    settle()
     timed = 0
     begin = time.perf_counter()
     for batch in batches:

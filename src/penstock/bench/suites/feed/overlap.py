@@ -13,7 +13,7 @@ import numpy as np
 
 import penstock as ps
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
-from penstock.bench.suites.feed.batch import Batch, block_until_ready
+from penstock.bench.suites.feed.batch import Batch, block_until_ready, settle
 from penstock.bench.suites.feed.check import check_leaf
 
 # (producer, step), in milliseconds
@@ -81,7 +81,8 @@ def _milliseconds_per_step(batches: Iterator[Batch], step: float, size: Size, de
         step_until(handed_over + step)
         end = time.perf_counter()
         if number == size.warm_up - 1:
-            first = end
+            settle()
+            first = time.perf_counter()
         elif number >= size.warm_up:
             in_steps += end - handed_over
     numbers = [check_leaf("x", batch["x"], (16,), np.float32, device)[0] for batch in had]

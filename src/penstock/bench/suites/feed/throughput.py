@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from penstock.bench.model import Measurement, VerificationError
-from penstock.bench.suites.feed.batch import Batch, block_until_ready
+from penstock.bench.suites.feed.batch import Batch, block_until_ready, settle
 
 Epoch = Callable[[int], Iterator[Batch]]  # from an epoch's number to its device batches
 
@@ -24,6 +24,7 @@ def rows_per_second(
       seconds: epochs are added until at least this much was timed.
     """
     check(epoch(0))
+    settle()
     spent, epochs = 0.0, 0
     while spent < seconds or not epochs:
         epochs += 1
