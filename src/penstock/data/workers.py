@@ -21,7 +21,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -133,11 +133,10 @@ class _Worker:
         return reply
 
     def _copies(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        copies, at = [], 0
-        for size in sizes:
-            copies.append(np.frombuffer(_bytes(self.segment), np.uint8, size, at).copy() if size else np.empty(0, np.uint8))
-            at += _padded(size)
-        return copies
+        return [
+            np.frombuffer(_bytes(self.segment), np.uint8, size, at).copy() if size else np.empty(0, np.uint8)
+            for at, size in _places(sizes)
+        ]
 
 
 class _Loaded(NamedTuple):
@@ -175,18 +174,20 @@ def _share(load: Load) -> tuple[SharedMemory | None, bytes, list[int]]:
 
 
 def _write(segment: SharedMemory, raw: Sequence[memoryview]) -> None:
-    at = 0
-    for buffer in raw:
-        _bytes(segment)[at : at + buffer.nbytes] = buffer
-        at += _padded(buffer.nbytes)
+    for (at, size), buffer in zip(_places([buffer.nbytes for buffer in raw]), raw, strict=True):
+        _bytes(segment)[at : at + size] = buffer
 
 
 def _views(segment: SharedMemory | None, sizes: Sequence[int]) -> list[Any]:
-    views, at = [], 0
+    return [_bytes(segment)[at : at + size].toreadonly() if size else b"" for at, size in _places(sizes)]
+
+
+def _places(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where in a segment the arrays of these sizes lie: (offset, size) in bytes."""
+    at = 0
     for size in sizes:
-        views.append(_bytes(segment)[at : at + size].toreadonly() if size else b"")
+        yield at, size
         at += _padded(size)
-    return views
 
 
 def _bytes(segment: SharedMemory | None) -> memoryview:

@@ -219,7 +219,7 @@ class Feed(Iterator[Batch]):
             self._stage.close()
 
     def _report(self, change: str) -> None:
-        if not change or (self._warned and not self._strict):
+        if self._warned and not self._strict:
             return
         message = f"batch {self._step}: {change}; every jitted function that takes it compiles again"
         if self._strict:
