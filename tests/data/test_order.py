@@ -33,6 +33,7 @@ def test_a_record_does_not_depend_on_what_else_is_asked_for():
 
 def test_order_is_the_same_on_every_machine():
     """Saved runs depend on these numbers: a change of them breaks every state that was ever saved."""
+    assert permute(np.arange(6), 60_000, epoch_keys(42, 0)).tolist() == [10978, 52197, 57487, 13115, 52938, 50119]
     assert permute(np.arange(6), 10**10, epoch_keys(42, 0)).tolist() == [
         8381454778,
         2287233357,
@@ -50,8 +51,19 @@ def test_all_orders_of_few_records_are_equally_likely(records):
     assert chisquare(counts).pvalue > 1e-4
 
 
-def test_neighbours_are_shuffled_apart():
-    order = permute(np.arange(100_000), 100_000, epoch_keys(0, 0))
+@pytest.mark.parametrize("records", [5000, 60_000, 2**24, 2**24 + 1])
+def test_any_two_positions_are_equally_likely_to_hold_any_two_records(records):
+    positions = np.array([0, 1, records // 2, records - 1])
+    orders = np.array([permute(positions, records, epoch_keys(seed, 0)) for seed in range(6000)])
+    coarse = orders * 8 // records  # which eighth of the records
+    for i, j in [(0, 1), (0, 2), (2, 3)]:
+        assert chisquare(np.bincount(coarse[:, i] * 8 + coarse[:, j], minlength=64)).pvalue > 1e-4
+        assert chisquare(np.bincount((orders[:, i] ^ orders[:, j]) % 16, minlength=16)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("records", [100_000, 2**24 + 1])
+def test_neighbours_are_shuffled_apart(records):
+    order = permute(np.arange(100_000), records, epoch_keys(0, 0))
     correlation = np.corrcoef(order[:-1], order[1:])[0, 1]
     assert abs(correlation) < 0.02
     assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.02
