@@ -39,6 +39,7 @@ def as_zarr(values, folder):
 
 KINDS = [
     lambda values, folder: values,
+    lambda values, folder: np.asfortranarray(values),
     as_memmap,
     as_h5py,
     as_zarr,
@@ -47,7 +48,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["numpy", "memmap", "h5py", "zarr", "torch", "jax"])
+@pytest.mark.parametrize("kind", KINDS, ids=["numpy", "not contiguous", "memmap", "h5py", "zarr", "torch", "jax"])
 def test_every_kind_of_array_gives_its_rows_in_the_order_asked_for(kind, values, tmp_path):
     source = as_source({"x": kind(values, tmp_path)})
     assert len(source) == 20

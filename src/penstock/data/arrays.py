@@ -74,8 +74,11 @@ def _in_reach(x: Any) -> Any:
 
 
 def _read(x: Any, indices: np.ndarray) -> np.ndarray:
-    # Rows of a memmap are in memory, but still of its class until they are viewed as an array.
-    return _read_stored(x, indices) if _is_stored(x) else np.asarray(np.take(x, indices, axis=0))
+    if _is_stored(x):
+        return _read_stored(x, indices)
+    # `take` is faster, but first makes a contiguous copy of all that is not. Rows of a memmap are in memory, but
+    # still of its class until they are viewed as an array.
+    return np.asarray(x.take(indices, axis=0) if x.flags.c_contiguous else x[indices])
 
 
 def _is_stored(x: Any) -> bool:
