@@ -103,7 +103,8 @@ class _IpcSource(ArrowSource):
 def from_datasets(dataset: Any) -> ArrowSource | None:
     """A Hugging Face `datasets.Dataset` without a copy, or None where its features must be decoded by it."""
     chosen = dataset.format["columns"] or dataset.column_names
-    plain = all(_is_plain(dataset.features[name]) for name in chosen)
+    features = dataset.info.features  # dataset.features is a deep copy
+    plain = all(_is_plain(features[name]) for name in chosen)
     if not plain or dataset.format["type"] == "custom":
         return None
     rows = getattr(dataset, "_indices", None)  # of a dataset that was shuffled, filtered or selected from

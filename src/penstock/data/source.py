@@ -66,7 +66,7 @@ def as_source(data: Any) -> Source:
         from penstock.data.arrow import ArrowSource
 
         return ArrowSource(data)
-    if package == "datasets" and hasattr(data, "features"):
+    if package == "datasets" and hasattr(type(data), "features"):  # of the class: on the object it makes a deep copy
         from penstock.data.arrow import from_datasets
 
         return from_datasets(data) or RecordSource(data)

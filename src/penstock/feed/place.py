@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from penstock.data.tree import Batch, describe_array, is_numeric, leaves_with_na
 To = Any  # None, a jax.Device, a Sharding, or a pytree of these that is a prefix of the batch
 
 _NO_CONTEXT = contextlib.nullcontext()
+
+# Bytes from which a copy costs more than what Python does for a call of `device_put`.
+_LARGE = 2 << 20
 
 _REMEMBERED = 256  # signatures kept: batches that never repeat a shape must not fill the memory
 
@@ -68,10 +72,13 @@ class Placement:
         devices = set[Any]().union(*(s.device_set for s in shardings))
         self._one_device = len(devices) <= 1 and all(map(_in_default_memory, shardings))
         self._transform = transform and self._jit(transform)
-        self._identity = self._jit(_same, out_shardings=self._to)
         self._signatures: dict[Hashable, _Signature] = {}
         self._last: _Signature | None = None
         self._x64 = _config("jax_enable_x64")
+
+    @functools.cached_property
+    def _identity(self) -> Callable[[Batch], Batch]:
+        return self._jit(_same, out_shardings=self._to)
 
     def _jit(self, fn: Callable[[Batch], Batch], **out: Any) -> Callable[[Batch], Batch]:
         if self._to is None or self._several_processes:
@@ -122,7 +129,7 @@ class Placement:
         if signature.on_host and not self._several_processes:
             if self._transform:
                 return self._transform(batch)
-            if self._one_device and seen:
+            if self._one_device and seen and signature.bytes < _LARGE:
                 return self._identity(batch)
         batch = self._put(batch)
         return self._transform(batch) if self._transform else batch
