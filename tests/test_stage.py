@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import _stage
-from penstock._stage import Closed, End, Late, Makers, Stage
+from penstock._makers import Closed, End, Late, Makers
+from penstock._stage import Stage
 
 
 def numbers(n, make=lambda i: i, makers=1):
@@ -360,11 +361,47 @@ def test_an_error_on_the_consumers_thread_comes_in_its_place(all_is_tiny, where)
     stage.close()
 
 
-def test_with_a_timeout_the_consumer_never_makes(all_is_tiny):
-    """Else nobody could tell it that it takes too long."""
-    log = []
-    stage = Stage(portable(200, log), 4, finish=lambda i, x: x, done_capacity=2)
-    for i in range(200):
-        assert stage.get(timeout=60) == i
-    assert threading.current_thread() not in log
+def test_the_maker_fills_the_room_while_the_consumer_is_away(all_is_tiny):
+    full = threading.Event()
+
+    def make(i):
+        if i >= 6:
+            full.set()
+        return i
+
+    stage = Stage(portable(500, [], make), 4, finish=lambda i, x: x, done_capacity=3)
+    assert stage.get() == 0
+    assert full.wait(60)  # without another call
+    assert [stage.get() for _ in range(50)] == list(range(1, 51))
+    stage.close()
+
+
+def test_a_slow_item_is_the_last_that_the_consumer_makes_for_now():
+    """Else the time to the first batch of a slow source would be that of two, and nothing would overlap with its use."""
+    log, second = [], threading.Event()
+
+    def make(i):
+        if i == 0:
+            time.sleep(2 * _stage._SLOW)
+        if i == 1:
+            second.set()
+        return i
+
+    stage = Stage(portable(50, log, make), 4, finish=lambda i, x: x, done_capacity=2)
+    assert stage.get() == 0
+    assert second.wait(60)
+    assert log[0] is threading.current_thread()
+    assert log[1] is not threading.current_thread()
+    assert drain(stage) == list(range(1, 50))
+
+
+def test_ctrl_c_in_the_consumers_work_comes_at_once(all_is_tiny):
+    def make(i):
+        if i == 1:  # made ahead, in the first call
+            raise KeyboardInterrupt
+        return i
+
+    stage = Stage(portable(50, [], make), 4, finish=lambda i, x: x, done_capacity=2)
+    with pytest.raises(KeyboardInterrupt):
+        stage.get()
     stage.close()

@@ -14,10 +14,12 @@ Handing an item to another thread costs two changes of the interpreter lock, abo
 cores: several times what it costs to make a small batch or to place it on a device. So, where finishing
 is quick (`_QUICK`), whoever is awake does it: the maker of the next item, or the consumer that finds
 nothing done. Where it is slow, or making is, a *finisher* thread finishes, so that making and finishing
-overlap, and what was made is finished while the next item takes long. And where all of making, finishing
-and using an item is `_TINY`, a second thread only costs: maker and consumer take turns, one fills all the
-room, the other empties it; or, if the makers are *portable*, the consumer does it all while the maker
-sleeps, still as far ahead as `done` holds.
+overlap, and what was made is finished while the next item takes long. And where working side by side
+would save no more than `_TINY` an item, a second thread only costs: maker and consumer take turns, one fills
+all the room, the other empties it; or, if the makers are *portable*, the consumer works *alone*, as far ahead as
+`done` holds, while the maker sleeps and only looks, every `_AWAY` seconds, whether the consumer has
+gone to do something else, in which case it fills the room. A portable stage begins like that, and the maker
+takes over as soon as one item takes longer than `_SLOW`.
 
 How it is correct
 -----------------
@@ -28,8 +30,8 @@ each drops its reference when it hands over. No item is written to after it was 
 memory is used for a second item, so there is nothing to race for.
 
 *Who makes.* A number is claimed under the lock, by one thread. The works of several makers may run at once;
-that of a single maker never does, because the consumer borrows it only while that maker sleeps, and the
-maker does not wake to claim while it is `_lent`.
+that of a single maker never does: the consumer turns `_alone` on only while that maker sleeps, the maker
+claims nothing while it is on, and turns it off only while nothing is `_lent` to the consumer.
 
 *Order.* `_next` is the number to be finished next. Only the thread that set `_finishing` finishes. It looks
 for the next made item again after clearing the flag, under the lock, and a maker looks after adding its
@@ -45,7 +47,8 @@ consumer on `_ready`, or in a `finish` that has been quick. Nobody holds the loc
 patient: for the first `_QUICK` seconds of a wait, and only then, it is woken when a maker goes to sleep.
 Taking an item, or one leaving `made`, wakes who can use the room: a single maker when half of its capacity
 is free, while items are tiny when nothing is left. Nobody sleeps for ever: a consumer that finds nothing
-to take wakes a maker that has room, and the finisher if there is something to finish, before it waits.
+to take wakes a maker that has room, and the finisher (or starts it, the first time) if there is something to
+finish, before it waits.
 
 *The end.* `End` or an error at number `n` means that nothing from `n` on is handed over; what lies
 before `n` comes first. An error is handed over once, `End` ever after.
@@ -66,60 +69,26 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax  # noqa: F401 - registers its exit hook first, so that ours, below, runs while JAX still works
+
+from penstock._makers import Closed, End, Late, Makers, Pace
 
 T = TypeVar("T")
 
 JOIN_SECONDS = 0.5
 
-# Seconds. Handing an item to another thread costs about 0.1 ms where both cores are busy: above five times
-# that, two threads gain by working side by side; about there and below, they only get into each other's way.
+# Seconds. Handing an item to another thread costs about 0.1 ms where both cores are busy: two threads that save
+# less than twice that an item only get into each other's way. No part may hold up the others for `_QUICK` or more.
 _QUICK = 0.5e-3
 _TINY = 0.2e-3
 
-
-class End(Exception):  # noqa: N818 - no error
-    """Raised by work that has no item of that number, and by `get` when all items were taken."""
-
-
-class Closed(Exception):  # noqa: N818 - no error
-    """Raised by `get` on a stage that was closed."""
-
-
-class Late(Exception):  # noqa: N818 - no error
-    """Raised by `get` when nothing came in time; a source may raise TimeoutErrors of its own."""
-
-
-class _Pace:
-    """How long something takes, of late: the lesser of the last two times."""
-
-    def __init__(self) -> None:
-        self.seconds = self._last = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.seconds, self._last = min(seconds, self._last), seconds
-
-
-class Makers(NamedTuple):
-    """The first half of a stage.
-
-    Attributes:
-      works: one callable a maker, from an item's number to the item. With several makers a number goes
-        to whichever is free, so every callable must give the same item for the same number. A
-        callable raises `End` for a number past the last.
-      interrupt: called by `close` to make blocked work return.
-      cleanup: called once by the last maker to end.
-      portable: whether the consumer's thread may work as well, while the (only) maker does not.
-    """
-
-    works: Sequence[Callable[[int], Any]]
-    interrupt: Callable[[], None] | None = None
-    cleanup: Callable[[], None] | None = None
-    portable: bool = False
+# Seconds for one item, after which a consumer that works alone leaves the next ones to the maker.
+_SLOW = 2e-3
+_AWAY = 10e-3
 
 
 class Stage(Generic[T]):
@@ -154,25 +123,29 @@ class Stage(Generic[T]):
         self._claimed = self._next = self._taken = 0
         self._finishing = self._closed = False
         # Seconds for one item, of late: the lesser of the last two, so that a hiccup changes nothing.
-        self._make_seconds, self._finish_seconds, self._use_seconds = _Pace(), _Pace(), _Pace()
+        self._make_seconds, self._finish_seconds, self._use_seconds = Pace(), Pace(), Pace()
         self._had_at = 0.0
         self._end: int | None = None
         self._error: BaseException | None = None
         self._sleeping = 0  # makers
         # The work of the only maker, for the consumer to do while the maker sleeps.
         self._portable = makers.works[0] if makers.portable and len(makers.works) == 1 else None
-        self._lent = False
-        self._tiny = False  # whether all that is done with an item takes less than to hand it over
+        self._alone = self._portable is not None  # whether the consumer makes, and the maker leaves it all to that
+        self._lent = False  # whether the consumer is making now
+        self._tiny = False  # whether working side by side saves less than it costs
         self._patient = False  # whether the consumer waits, for a moment, until a maker sleeps
         self._makers = len(makers.works)
         self._wake_at = (capacity + 1) // 2 if self._makers == 1 else 1
-        lives = [partial(self._make, work) for work in makers.works] + ([self._finish_all] if finish else [])
-        self._threads = [
-            threading.Thread(target=self._run, args=(life,), name=f"penstock-{i}", daemon=True) for i, life in enumerate(lives)
-        ]
+        self._threads: list[threading.Thread] = []
+        self._has_finisher = False
         _stages.add(self)
-        for thread in self._threads:
-            thread.start()
+        for work in makers.works:
+            self._start(partial(self._make, work))
+
+    def _start(self, life: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._run, args=(life,), name=f"penstock-{len(self._threads)}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def get(self, timeout: float | None = None) -> T:
         """Return the next item, waiting for it.
@@ -186,8 +159,9 @@ class Stage(Generic[T]):
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._had_at:
             self._use_seconds.add(time.perf_counter() - self._had_at)
-        paces = self._make_seconds.seconds, self._finish_seconds.seconds, self._use_seconds.seconds
-        self._patient = self._tiny = max(paces) <= _TINY
+        self._patient = self._tiny = self._is_tiny()
+        if not self._tiny:
+            self._alone = False
         while True:
             with self._lock:
                 if self._taken in self._done:
@@ -195,26 +169,43 @@ class Stage(Generic[T]):
                     self._taken += 1
                     self._wake_for_room()
                     break
-                alone = deadline is None and self._borrow()
+                alone = self._borrow()
                 if not alone and not self._is_mine_to_finish():
                     self._wait(deadline)
                     continue
             self._work_along(alone)
-        if self._tiny:  # ahead by as much as `done` holds, so that a device has time to receive what is taken next
-            with self._lock:
-                alone = deadline is None and self._borrow()
-                go = alone or self._is_mine_to_finish()
-            if go:
-                self._work_along(alone)
+        if self._tiny:
+            self._work_ahead()
         self._had_at = time.perf_counter()
         return item
 
+    def _work_ahead(self) -> None:
+        """Do in place of the item that was taken another, and one more until `done` is full.
+
+        So a device has time to receive what is taken next, and no call takes longer for it than three do.
+        """
+        for _ in range(2):
+            with self._lock:
+                alone = self._borrow()
+                if not alone and not self._is_mine_to_finish():
+                    return
+            self._work_along(alone)
+
+    def _is_tiny(self) -> bool:
+        use = self._use_seconds.seconds
+        paces = self._make_seconds.seconds, self._finish_seconds.seconds, use
+        longest = max(paces)
+        return use <= _TINY and longest <= _QUICK and sum(paces) - longest <= _TINY
+
     def _borrow(self) -> bool:
         """Claim an item for the consumer to make, if it is tiny and the maker sleeps, which then sleeps on."""
-        if not (self._tiny and self._portable and self._sleeping and self._has_done_room()):
+        if not (self._tiny and self._portable and (self._alone or self._sleeping) and self._has_done_room()):
             return False
-        if self._made or self._finishing or self._lent or self._over(self._claimed):
+        if self._made or self._finishing or self._over(self._claimed):
             return False
+        if not self._alone:
+            self._alone = True
+            self._room.notify()  # to sleep on, but no longer than the consumer stays away
         self._lent = True
         self._claimed += 1
         return True
@@ -235,8 +226,10 @@ class Stage(Generic[T]):
             made = time.perf_counter()
             item = self._finish(number, item) if self._finish else item
         except BaseException as error:
-            self._stop_at(number, error)
             self._lent = False
+            self._stop_at(number, error)
+            if isinstance(error, KeyboardInterrupt):  # meant for this thread, now
+                raise
             return
         finished = time.perf_counter()
         with self._lock:
@@ -246,6 +239,9 @@ class Stage(Generic[T]):
             self._finish_seconds.add(finished - made)
             if not self._over(number):
                 self._add_done(number, item)
+            if finished - begin > _SLOW:
+                self._tiny = self._alone = False
+                self._room.notify()
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for a change, unless there is a reason not to."""
@@ -261,7 +257,7 @@ class Stage(Generic[T]):
         if left is not None and left <= 0:
             raise Late
         if self._can_finish():
-            self._finishable.notify()
+            self._wake_finisher()
         if self._sleeping and self._free() > 0:
             self._room.notify()
         if self._patient:
@@ -322,18 +318,24 @@ class Stage(Generic[T]):
         """The next number to make; waits for room for it."""
         while True:
             with self._lock:
-                while (self._free() <= 0 or self._lent) and not self._over(self._claimed) and not self._is_mine_to_finish():
+                while (self._free() <= 0 or self._alone) and not self._over(self._claimed) and not self._is_mine_to_finish():
                     if self._patient and self._taken in self._done:
                         self._ready.notify()
-                    self._sleeping += 1
-                    self._room.wait()
-                    self._sleeping -= 1
+                    self._sleep()
                 if self._over(self._claimed):
                     return None
-                if self._free() > 0 and not self._lent:
+                if self._free() > 0 and not self._alone:
                     self._claimed += 1
                     return self._claimed - 1
             self._finish_ready()
+
+    def _sleep(self) -> None:
+        taken = self._taken
+        self._sleeping += 1
+        woken = self._room.wait(_AWAY if self._alone else None)
+        self._sleeping -= 1
+        if not woken and not self._lent and self._taken == taken:
+            self._alone = False
 
     def _free(self) -> int:
         return self._capacity - (self._claimed - (self._next if self._finish else self._taken))
@@ -353,7 +355,7 @@ class Stage(Generic[T]):
             del item
             if not self._is_mine_to_finish():
                 if self._can_finish():
-                    self._finishable.notify()
+                    self._wake_finisher()
                 return
         self._finish_ready()
 
@@ -382,6 +384,8 @@ class Stage(Generic[T]):
                 done = self._finish(number, item)
             except BaseException as error:
                 self._stop_at(number, error)  # and nothing is finished after it
+                if isinstance(error, KeyboardInterrupt):  # on the main thread, so by the consumer
+                    raise
                 return
             del item
             with self._lock:
@@ -407,9 +411,16 @@ class Stage(Generic[T]):
         if self._finish is None or not self._can_finish():
             self._wake_maker()
         elif self._finish_seconds.seconds > _QUICK:
-            self._finishable.notify()
+            self._wake_finisher()
         elif 2 * len(self._done) < self._done_capacity:  # waking somebody takes the consumer's time: not for each item
-            (self._room if self._sleeping else self._finishable).notify()
+            self._room.notify() if self._sleeping else self._wake_finisher()
+
+    def _wake_finisher(self) -> None:
+        if self._has_finisher:
+            self._finishable.notify()
+        elif not self._closed:
+            self._has_finisher = True
+            self._start(self._finish_all)
 
     def _wake_maker(self) -> None:
         if self._sleeping and self._free() >= self._wake_at:

@@ -126,6 +126,23 @@ def ps_retry(feed):
             continue
 
 
+def test_with_a_timeout_nothing_is_read_on_the_consumers_thread():
+    """Else nobody could tell it that a read takes too long."""
+    threads = set()
+
+    class Tiny:
+        def __len__(self):
+            return 400
+
+        def read(self, indices):
+            threads.add(threading.current_thread())
+            return {"x": indices}
+
+    with ps.feed(ps.Loader(Tiny(), 2, epochs=1), timeout=60) as feed:
+        assert len(list(feed)) == 200
+    assert threading.current_thread() not in threads
+
+
 def test_a_timeout_error_of_the_source_is_its_own():
     def batches():
         raise TimeoutError("the socket's")

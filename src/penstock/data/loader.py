@@ -11,7 +11,8 @@ from typing import Any, get_args
 import jax
 
 from penstock._clock import Clock
-from penstock._stage import End, Makers, Stage
+from penstock._makers import End, Makers
+from penstock._stage import Stage
 from penstock.data.collate import pad_to
 from penstock.data.load import Load
 from penstock.data.order import Order, Remainder

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 
 from penstock._clock import Clock
-from penstock._stage import Closed, End, Late, Stage
+from penstock._makers import Closed, End, Late
+from penstock._stage import Stage
 from penstock.data.tree import Batch
 from penstock.feed.place import Placed, Placement, To
 from penstock.feed.stats import Stats
@@ -201,8 +202,10 @@ class Feed(Iterator[Batch]):
             raise RuntimeError("the feed is closed: make a new one, and restore() the state() of this one to go on")
         if self._ended:
             raise StopIteration
+        makers = self._upstream.makers(self._host_clocks)
         self._stage = Stage(
-            self._upstream.makers(self._host_clocks),
+            # With a timeout, nothing may keep this thread that it cannot leave.
+            makers._replace(portable=makers.portable and self._timeout is None),
             max(self._host_buffer, self._upstream.workers),
             finish=_placing(self._upstream, self._placement, self._place_clock, self._step),
             done_capacity=self._device_buffer,

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from penstock._clock import Clock
-from penstock._stage import End, Makers
+from penstock._makers import End, Makers
 from penstock.data.loader import Loader
 from penstock.data.tree import Batch, to_numpy
 

@@ -128,7 +128,7 @@ _SLOW = f"epochs of {_FULL.slow_rows:,} rows"
 
 WORKLOAD = Workload(
     name="tokens",
-    title="Hugging Face dataset of 20,000 rows of 256 int32, shuffled, batches of 128 on the device",
+    title="Hugging Face dataset of 20,000 rows of 256 int32, shuffled, batches on the device",
     metrics=tuple(Metric(_metric(batch_size), "rows/s", "higher") for batch_size in _BATCHES),
     baseline="grain C",
     variants=(
