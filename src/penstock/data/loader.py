@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import jax
 
+from penstock._arguments import at_least
 from penstock._clock import Clock
 from penstock._makers import End, Makers
 from penstock._stage import Stage
@@ -74,10 +75,10 @@ class Loader:
         process: tuple[int, int] | None = None,
     ):
         source = as_source(data)
-        self.batch_size = _at_least(1, "batch_size", batch_size)
-        self.epochs = None if epochs is None else _at_least(1, "epochs", epochs)
+        self.batch_size = at_least(1, "batch_size", batch_size)
+        self.epochs = None if epochs is None else at_least(1, "epochs", epochs)
         self.workers = Workers.parse(workers)
-        seed = _at_least(0, "seed", seed)
+        seed = at_least(0, "seed", seed)
         if remainder not in get_args(Remainder):
             raise ValueError(f"remainder={remainder!r}: choose from {', '.join(get_args(Remainder))}")
         self._order = Order(len(source), self.batch_size, bool(shuffle), seed, remainder)
@@ -168,16 +169,6 @@ class Loader:
         pool = ProcessPool(self._load, len(clocks))
         works = [partial(work, load=load, clock=clock) for load, clock in zip(pool.loads, clocks, strict=True)]
         return Makers(works, interrupt=pool.kill, cleanup=pool.release)
-
-
-def _at_least(least: int, name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < least:
-        raise ValueError(f"{name}={value!r}: needs an integer >= {least}")
-    return number
 
 
 def _check(load: Load, batch_sizes: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from penstock._arguments import at_least
 from penstock._clock import Clock
 from penstock._makers import Closed, End, Late
 from penstock._stage import Stage
@@ -62,8 +63,8 @@ def feed(
     return Feed(
         as_upstream(batches),
         Placement(to, transform),
-        host_buffer=_at_least_one("host_buffer", host_buffer),
-        device_buffer=_at_least_one("device_buffer", device_buffer),
+        host_buffer=at_least(1, "host_buffer", host_buffer),
+        device_buffer=at_least(1, "device_buffer", device_buffer),
         timeout=timeout,
         strict=strict,
     )
@@ -246,12 +247,6 @@ def _placing(upstream: Upstream, placement: Placement, clock: Clock, first: int)
             raise
 
     return finish
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r}: needs an integer >= 1")
-    return value
 
 
 def _check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
