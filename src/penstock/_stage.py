@@ -23,7 +23,8 @@ takes over as soon as one item takes longer than `_SLOW`.
 
 How it is correct
 -----------------
-All state lies under one lock.
+All state lies under one lock, but for `_tiny` and `_patient`, which the consumer alone sets, between two of its
+waits, and which others take for a hint.
 
 *Who owns an item.* The maker, then the stage, then whoever finishes it, then the stage, then the consumer;
 each drops its reference when it hands over. No item is written to after it was handed over and no
@@ -46,7 +47,7 @@ consumer on `_ready`, or in a `finish` that has been quick. Nobody holds the loc
 *What wakes whom.* The item that the consumer waits for wakes it when it is done. While items are tiny it is
 patient: for the first `_QUICK` seconds of a wait, and only then, it is woken when a maker goes to sleep.
 Taking an item, or one leaving `made`, wakes who can use the room: a single maker when half of its capacity
-is free, while items are tiny when nothing is left. Nobody sleeps for ever: a consumer that finds nothing
+is free, while items are tiny when nothing is left. Nobody sleeps on what it missed: a consumer that finds nothing
 to take wakes a maker that has room, and the finisher (or starts it, the first time) if there is something to
 finish, before it waits.
 
@@ -59,7 +60,9 @@ interrupt ends by itself when the read returns: it hands nothing over, and the l
 `cleanup`. Threads are daemons, so such a read does not hold up interpreter exit either.
 
 *Garbage collection* may call `close()` on any thread at any allocation, even on a worker inside of a
-locked region; the lock is re-entrant for that reason, and such a close waits for nobody.
+locked region; the lock is re-entrant for that reason, and such a close waits for nobody. It may come between
+a worker's look at the state and its sleep, so that the worker misses the call: nobody sleeps longer than `_LOOK`
+seconds without a look.
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ import atexit
 import contextlib
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -89,6 +93,7 @@ _TINY = 0.2e-3
 # Seconds for one item, after which a consumer that works alone leaves the next ones to the maker.
 _SLOW = 2e-3
 _AWAY = 10e-3
+_LOOK = 1.0
 
 
 class Stage(Generic[T]):
@@ -100,6 +105,10 @@ class Stage(Generic[T]):
       finish: from (number, made item) to the item that `get` returns; None hands over what was made.
       done_capacity: finished items that may be in work or waiting, at least 1.
       context: entered once on each thread around all of its work.
+      consumer_context: asked by each `get`: the context for work on the consumer's thread, None if it may not work.
+
+    Raises:
+      ValueError: portable makers without `finish`.
     """
 
     def __init__(
@@ -110,9 +119,12 @@ class Stage(Generic[T]):
         finish: Callable[[int, Any], T] | None = None,
         done_capacity: int = 1,
         context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+        consumer_context: Callable[[], contextlib.AbstractContextManager[object] | None] = contextlib.nullcontext,
     ):
+        if makers.portable and finish is None:
+            raise ValueError("portable makers need a finish, which is what bounds them")
         self._capacity, self._done_capacity = capacity, done_capacity
-        self._finish, self._context = finish, context
+        self._finish, self._context, self._consumer_context = finish, context, consumer_context
         self._interrupt, self._cleanup = makers.interrupt, makers.cleanup
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
@@ -133,6 +145,7 @@ class Stage(Generic[T]):
         self._alone = self._portable is not None  # whether the consumer makes, and the maker leaves it all to that
         self._lent = False  # whether the consumer is making now
         self._tiny = False  # whether working side by side saves less than it costs
+        self._helps: contextlib.AbstractContextManager[object] | None = None  # where the consumer's thread may work
         self._patient = False  # whether the consumer waits, for a moment, until a maker sleeps
         self._makers = len(makers.works)
         self._wake_at = (capacity + 1) // 2 if self._makers == 1 else 1
@@ -160,7 +173,8 @@ class Stage(Generic[T]):
         if self._had_at:
             self._use_seconds.add(time.perf_counter() - self._had_at)
         self._patient = self._tiny = self._is_tiny()
-        if not self._tiny:
+        self._helps = self._consumer_context()
+        if not (self._tiny and self._helps):
             self._alone = False
         while True:
             with self._lock:
@@ -170,11 +184,11 @@ class Stage(Generic[T]):
                     self._wake_for_room()
                     break
                 alone = self._borrow()
-                if not alone and not self._is_mine_to_finish():
+                if not alone and not (self._helps and self._is_mine_to_finish()):
                     self._wait(deadline)
                     continue
             self._work_along(alone)
-        if self._tiny:
+        if self._tiny and self._helps:
             self._work_ahead()
         self._had_at = time.perf_counter()
         return item
@@ -199,7 +213,7 @@ class Stage(Generic[T]):
 
     def _borrow(self) -> bool:
         """Claim an item for the consumer to make, if it is tiny and the maker sleeps, which then sleeps on."""
-        if not (self._tiny and self._portable and (self._alone or self._sleeping) and self._has_done_room()):
+        if not (self._tiny and self._helps and self._portable and (self._alone or self._sleeping) and self._has_done_room()):
             return False
         if self._made or self._finishing or self._over(self._claimed):
             return False
@@ -212,7 +226,8 @@ class Stage(Generic[T]):
 
     def _work_along(self, alone: bool) -> None:
         """On the consumer's thread: make the item that was borrowed, if one was, and finish what there is."""
-        with self._context():
+        assert self._helps is not None
+        with self._helps:
             if alone:
                 self._make_and_finish(self._claimed - 1)
             else:
@@ -220,14 +235,16 @@ class Stage(Generic[T]):
 
     def _make_and_finish(self, number: int) -> None:
         assert self._portable is not None
+        assert self._finish is not None
         begin = time.perf_counter()
         try:
             item = self._portable(number)
             made = time.perf_counter()
-            item = self._finish(number, item) if self._finish else item
+            item = self._finish(number, item)
         except BaseException as error:
-            self._lent = False
-            self._stop_at(number, error)
+            with self._lock:
+                self._lent = False
+                self._stop_at(number, error)
             if isinstance(error, KeyboardInterrupt):  # meant for this thread, now
                 raise
             return
@@ -264,7 +281,7 @@ class Stage(Generic[T]):
             self._ready.wait(_QUICK if left is None else min(_QUICK, left))
             self._patient = False
         else:
-            self._ready.wait(left)
+            self._ready.wait(_LOOK if left is None else min(_LOOK, left))
 
     def close(self, wait: bool = True) -> None:
         """End the stage and drop its items; idempotent. See the module's text for what it guarantees."""
@@ -303,7 +320,13 @@ class Stage(Generic[T]):
                 self._makers -= 1
                 last = self._makers == 0
             if last and self._cleanup:
-                self._cleanup()
+                self._clean_up(self._cleanup)
+
+    def _clean_up(self, cleanup: Callable[[], None]) -> None:
+        try:
+            cleanup()
+        except Exception as error:  # nothing that was made is lost for it, nor an earlier error hidden
+            warnings.warn(f"closing a source failed: {error!r}", RuntimeWarning, stacklevel=1)
 
     def _make_one(self, work: Callable[[int], Any], number: int) -> None:
         begin = time.perf_counter()
@@ -330,11 +353,11 @@ class Stage(Generic[T]):
             self._finish_ready()
 
     def _sleep(self) -> None:
-        taken = self._taken
+        alone, taken = self._alone, self._taken
         self._sleeping += 1
-        woken = self._room.wait(_AWAY if self._alone else None)
+        woken = self._room.wait(_AWAY if alone else _LOOK)
         self._sleeping -= 1
-        if not woken and not self._lent and self._taken == taken:
+        if alone and not woken and not self._lent and self._taken == taken:
             self._alone = False
 
     def _free(self) -> int:
@@ -399,14 +422,14 @@ class Stage(Generic[T]):
         while True:
             with self._lock:
                 while not self._over(self._next) and not self._can_finish():
-                    self._finishable.wait()
+                    self._finishable.wait(_LOOK)
                 if self._over(self._next):
                     return
             self._finish_ready()
 
     def _wake_for_room(self) -> None:
         """The consumer took an item: wake whoever can use the room, but nobody who is awake and will see it soon."""
-        if self._tiny and (self._portable or self._done or self._made):
+        if self._tiny and (self._done or (self._helps and (self._portable or self._made))):
             return  # the consumer works alone, or uses what is there, and the makers then fill all of the room at once
         if self._finish is None or not self._can_finish():
             self._wake_maker()

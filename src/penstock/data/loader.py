@@ -46,8 +46,8 @@ class Loader:
         leaves them out; "pad" repeats the last one, and adds a boolean leaf `mask` [B] to every batch,
         which must be a dict; "keep" makes a shorter batch.
       workers: None reads on the thread that iterates, inside of a feed on the feed's own or, while batches are
-        tiny, in `next()`; never on two at once. N reads N batches at once on threads (the source and the transform must allow that); "process:N" on N
-        spawned processes, for Python code that holds the interpreter lock.
+        tiny, in `next()`; N reads N batches at once on threads (the source and the transform must allow
+        that); "process:N" on N spawned processes, for Python code that holds the interpreter lock.
       process: (index, count) of this process; None asks JAX, which starts its backend. Process p of n
         reads rows `p·B/n … (p+1)·B/n` of each global batch.
 

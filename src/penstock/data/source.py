@@ -67,7 +67,9 @@ def as_source(data: Any) -> Source:
 
         return ArrowSource(data)
     if package == "datasets" and isinstance(data, dict):
-        raise TypeError(f"got a {type(data).__name__} of {list(data)}: give one of them, such as data[{next(iter(data), 'train')!r}]")
+        raise TypeError(
+            f"got a {type(data).__name__} of {list(data)}: give one of them, such as data[{next(iter(data), 'train')!r}]"
+        )
     if package == "datasets" and hasattr(data, "__getitems__"):
         from penstock.data.arrow import from_datasets
 

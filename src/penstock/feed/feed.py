@@ -203,14 +203,14 @@ class Feed(Iterator[Batch]):
             raise RuntimeError("the feed is closed: make a new one, and restore() the state() of this one to go on")
         if self._ended:
             raise StopIteration
-        makers = self._upstream.makers(self._host_clocks)
         self._stage = Stage(
-            # With a timeout, nothing may keep this thread that it cannot leave.
-            makers._replace(portable=makers.portable and self._timeout is None),
+            self._upstream.makers(self._host_clocks),
             max(self._host_buffer, self._upstream.workers),
             finish=_placing(self._upstream, self._placement, self._place_clock, self._step),
             done_capacity=self._device_buffer,
             context=self._placement.context,
+            # With a timeout, nothing may keep the consumer's thread that it cannot leave.
+            consumer_context=self._placement.consumer_context if self._timeout is None else lambda: None,
         )
         # The stage knows nothing of the Feed, so an abandoned Feed can be collected; at interpreter exit the
         # stages are closed by their own module, and waited for.

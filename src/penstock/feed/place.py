@@ -13,9 +13,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
+from penstock._jax import thread_settings
 from penstock.data.tree import Batch, describe_array, is_numeric, leaves_with_names
 
 To = Any  # None, a jax.Device, a Sharding, or a pytree of these that is a prefix of the batch
+
+Context = contextlib.AbstractContextManager[object]
 
 _NO_CONTEXT = contextlib.nullcontext()
 
@@ -50,7 +53,7 @@ class _Signature:
 
 
 class Placement:
-    """Puts host batches where `to` says and runs `transform` there. Called by one thread.
+    """Puts host batches where `to` says and runs `transform` there. Called by one thread at a time.
 
     Three roads, fastest first (18, 79 and 165 µs for two leaves on a CPU):
 
@@ -64,6 +67,8 @@ class Placement:
     On all of them JAX may read the host arrays after the call has returned, and on a CPU may use their
     memory as the device's: whoever makes a host batch must not write to it again.
     """
+
+    _new_thread: Any = None  # JAX's settings on a new thread, as the last one found them
 
     def __init__(self, to: To, transform: Callable[[Batch], Batch] | None):
         self._to = _shardings(to)
@@ -85,18 +90,22 @@ class Placement:
             return jax.jit(fn)
         return jax.jit(fn, in_shardings=(self._to,), **out)
 
-    def context(self) -> contextlib.AbstractContextManager[object]:
-        """The settings that JAX keeps for each thread, for a thread that places.
+    def context(self) -> Context:
+        """The settings that JAX keeps for each thread, for a new thread that places."""
+        Placement._new_thread = thread_settings()
+        return self._context()
 
-        Placement is a transfer that the user asked for, whatever a transfer guard says of implicit ones.
-        """
+    def _context(self) -> Context:
+        # Placement is a transfer that the user asked for, whatever a transfer guard says of implicit ones.
         same_x64 = _config("jax_enable_x64") == self._x64
         if same_x64 and _config("jax_transfer_guard_host_to_device") in (None, "allow"):
             return _NO_CONTEXT  # entering the others costs as much as placing a small batch
-        stack = contextlib.ExitStack()
-        stack.enter_context(jax.enable_x64(self._x64))
-        stack.enter_context(jax.transfer_guard_host_to_device("allow"))
-        return stack
+        return _Settings(self._x64)
+
+    def consumer_context(self) -> Context | None:
+        """As `context`, for the consumer's thread; None if a batch placed there could be unlike one placed on a new thread."""
+        settings = thread_settings()
+        return self._context() if settings is not None and settings == Placement._new_thread else None
 
     def check_rows(self, batch_sizes: Sequence[int]) -> None:
         """Raise ValueError if global batches of one of these sizes do not divide over the first dimension."""
@@ -126,6 +135,9 @@ class Placement:
 
     def _place(self, batch: Batch, signature: _Signature) -> Batch:
         seen, signature.seen = signature.seen, True
+        if _config("jax_disable_jit"):  # for debugging: a jitted function would return what it was given
+            batch = self._put(batch)
+            return self._transform(batch) if self._transform else batch
         if signature.on_host and not self._several_processes:
             if self._transform:
                 return self._transform(batch)
@@ -156,6 +168,19 @@ class Placement:
             bytes=sum(leaf.nbytes for _, leaf in named),
             on_host=all(isinstance(leaf, np.ndarray) for _, leaf in named),
         )
+
+
+class _Settings(contextlib.ExitStack):
+    """Settings to place under; may be entered again and again."""
+
+    def __init__(self, x64: bool):
+        super().__init__()
+        self._x64 = x64
+
+    def __enter__(self) -> _Settings:
+        self.enter_context(jax.enable_x64(self._x64))
+        self.enter_context(jax.transfer_guard_host_to_device("allow"))
+        return self
 
 
 def _same(batch: Batch) -> Batch:  # one function for all feeds, so that JAX compiles it once
