@@ -7,7 +7,9 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import penstock as ps
 
@@ -225,12 +227,18 @@ def test_restore_comes_before_the_first_batch():
 
 
 def test_a_plain_iterable_cannot_be_restored_and_says_what_can():
-    state = ps.feed([np.zeros(1)] * 3).state()
+    with ps.feed([np.zeros(1)] * 3) as feed:
+        next(feed)
+        state = feed.state()
     with pytest.raises(TypeError, match="Loader or a Grain"):
         ps.feed([np.zeros(1)] * 3).restore(state)
 
 
-@pytest.mark.parametrize("batches", [{"x": X}, X, "abc", 3, jnp.zeros(3)], ids=["dict", "array", "str", "int", "jax array"])
+@pytest.mark.parametrize(
+    "batches",
+    [{"x": X}, X, "abc", 3, jnp.zeros(3), (X, X[:, None]), torch.zeros(3), pd.DataFrame({"x": [1]})],
+    ids=["dict", "array", "str", "int", "jax array", "inputs and labels", "tensor", "table"],
+)
 def test_what_is_no_iterable_of_batches_is_refused_with_a_way_out(batches):
     with pytest.raises(TypeError, match=r"ps\.Loader\(arrays"):
         ps.feed(batches)
@@ -247,13 +255,111 @@ def test_a_generator_is_fed_once():
     with pytest.raises(ValueError, match="generator was started or fed before"):
         ps.feed(fed)
     twice = batches()
-    ps.feed(twice)
+    first, second = ps.feed(twice), ps.feed(twice)  # neither has begun
+    assert len(list(first)) == 2
     with pytest.raises(ValueError, match="fed before"):
-        ps.feed(twice)
+        next(second)
     started = batches()
     next(started)
     with pytest.raises(ValueError, match="started"):
         ps.feed(started)
+
+
+@pytest.mark.parametrize("wrong", [{"host_buffer": 0}, {"to": "cpu"}, {"timeout": -1}, {"transform": 3}])
+def test_a_generator_is_not_used_up_by_a_call_that_fails(wrong):
+    generator = (np.zeros(1) for _ in range(3))
+    with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
+        ps.feed(generator, **wrong)
+    assert len(list(ps.feed(generator))) == 3
+
+
+class KeepsItsGenerator:
+    def __init__(self):
+        self.generator = (np.zeros(1) for _ in range(20))
+
+    def __iter__(self):
+        return self.generator
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda batches: map(np.copy, batches),
+        lambda batches: zip(batches, batches, strict=True),
+        enumerate,
+        iter,
+        lambda batches: KeepsItsGenerator(),
+    ],
+    ids=["map", "zip", "enumerate", "list iterator", "an iterable that keeps its generator"],
+)
+def test_an_iterator_that_was_fed_loses_nothing_in_silence(make):
+    iterator = make([np.zeros(1)] * 20)
+    with ps.feed(iterator) as feed:
+        next(feed)
+    with pytest.raises(ValueError, match="fed before"):
+        next(ps.feed(iterator))
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", True, float("nan")])
+def test_a_timeout_that_is_none_is_refused(timeout):
+    with pytest.raises(ValueError, match=r"timeout=.*seconds > 0"):
+        ps.feed([np.zeros(1)], timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [np.float32(60), 10**11, float("inf")])
+def test_a_timeout_may_be_as_long_as_one_likes(timeout):
+    assert len(list(ps.feed([np.zeros(1)] * 3, timeout=timeout))) == 3
+
+
+@pytest.mark.parametrize("change", [{"step": -1}, {"step": True}, {"of": None}, {"version": 99}])
+def test_a_state_that_was_changed_is_refused(change):
+    feed = ps.feed(ps.Loader(X, 2))
+    with pytest.raises(ValueError, match="not a state of a feed"):
+        feed.restore({**feed.state(), **change})
+
+
+def test_a_state_from_before_the_first_batch_is_the_beginning_of_anything():
+    batches = [np.full(1, i) for i in range(3)]
+    feed = ps.feed(batches)
+    feed.restore(ps.feed(batches).state())
+    assert [int(batch[0]) for batch in feed] == [0, 1, 2]
+
+
+def test_a_batch_of_a_class_that_jax_does_not_know_says_which():
+    class Mine:
+        pass
+
+    with pytest.raises(TypeError, match=r"Mine.*register_dataclass"):
+        next(ps.feed([Mine()]))
+
+
+def test_strict_sees_another_structure_with_the_same_leaves():
+    with ps.feed([{"x": (X,)}, {"x": [X]}], strict=True) as feed:
+        next(feed)
+        with pytest.raises(ValueError, match="batch 1: the structure was"):
+            next(feed)
+
+
+def test_a_source_that_fails_to_close_takes_no_batch_with_it():
+    class Batches:
+        def __iter__(self):
+            return Closing(range(5))
+
+    class Closing:
+        def __init__(self, numbers):
+            self.numbers = iter(numbers)
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return np.full(1, next(self.numbers))
+
+        def close(self):
+            raise OSError("close failed")
+
+    with pytest.warns(RuntimeWarning, match="close failed"), ps.feed(Batches(), host_buffer=8) as feed:
+        assert [int(batch[0]) for batch in feed] == [0, 1, 2, 3, 4]
 
 
 def test_a_list_is_fed_as_often_as_one_likes():

@@ -1,5 +1,7 @@
 """Where batches go, and what is told of batches that cannot."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -162,3 +164,60 @@ def test_what_is_no_place_is_refused(to):
 def test_a_place_of_another_structure_is_told(mesh):
     with pytest.raises(ValueError, match=r"`to` has the structure.*'images'.*no prefix"):
         next(ps.feed([BATCH], to={"images": NamedSharding(mesh, P()), "label": NamedSharding(mesh, P())}))
+
+
+SETTINGS = {
+    "another default device": lambda: jax.default_device(jax.devices()[5]),
+    "a mesh": lambda: jax.set_mesh(jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))),
+    "another precision": lambda: jax.default_matmul_precision("float32"),
+    "no jit": jax.disable_jit,
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    "data", [lambda: ps.Loader(BATCH, 8), lambda: (BATCH for _ in iter(int, 1))], ids=["Loader", "generator"]
+)
+def test_all_batches_are_alike_whatever_the_consumer_entered(settings, data):
+    with ps.feed(data(), transform=lambda b: {"x": b["image"] * 2}) as feed:
+        first = next(feed)["x"]
+        for k in range(60):
+            with settings() if k % 3 else contextlib.nullcontext():
+                batch = next(feed)["x"]
+            assert isinstance(batch, jax.Array)
+            assert batch.sharding == first.sharding
+            assert batch.committed == first.committed
+
+
+def test_a_trace_of_the_consumer_does_not_reach_the_batches():
+    with ps.feed(ps.Loader(BATCH, 8)) as feed:
+        jax.eval_shape(lambda: next(feed))
+        for _ in range(5):
+            assert np.asarray(next(feed)["image"]).shape == (8, 4)
+
+
+@pytest.mark.parametrize("transform", [None, lambda b: b])
+def test_with_jit_switched_off_batches_are_placed_all_the_same(mesh, transform):
+    jax.config.update("jax_disable_jit", True)
+    try:
+        for batch in fed(NamedSharding(mesh, P("data")), transform=transform):
+            assert_same(batch)
+            assert len(batch["image"].devices()) == 8
+    finally:
+        jax.config.update("jax_disable_jit", False)
+
+
+def test_batches_of_jax_and_of_numpy_may_alternate(mesh):
+    to = NamedSharding(mesh, P("data"))
+    on_a_device = jax.device_put(BATCH, jax.devices()[3])
+    with ps.feed([BATCH, BATCH, on_a_device, BATCH], to=to, transform=lambda b: b) as feed:
+        for batch in feed:
+            assert_same(batch)
+            assert batch["image"].sharding.is_equivalent_to(to, 2)
+
+
+def test_a_transform_cannot_take_leaves_from_different_devices():
+    to = {"image": jax.devices()[0], "label": jax.devices()[1]}
+    assert fed(to)[0]["label"].devices() == {jax.devices()[1]}
+    with pytest.raises(ValueError, match=r"on different devices.*leave out transform"):
+        fed(to, transform=lambda b: b)

@@ -32,6 +32,10 @@ def test_before_the_second_batch_there_is_no_verdict():
     assert "no verdict" in stats(steps=1, seconds=0.0).verdict
 
 
+def test_a_loop_that_was_only_started_gets_no_verdict():
+    assert "no verdict yet: 0.9 ms" in stats(steps=12, seconds=0.9e-3, wait=0.7e-3).verdict
+
+
 def test_a_slow_transform_is_found():
     """The transform holds a batch back until the consumer asks for it: all of the time is its own."""
     asked = threading.Semaphore(0)

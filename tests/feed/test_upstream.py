@@ -101,6 +101,73 @@ def test_torch_tensors_of_bfloat16_are_bfloat16():
     assert batch.tolist() == [0, 1, 2, 3]
 
 
+class OneBuffer:
+    """Fills one buffer again and again."""
+
+    def __iter__(self):
+        buffer = np.zeros(4096, np.float32)
+        for i in range(20):
+            buffer[:] = i
+            yield {"x": buffer}
+
+
+class TorchOneBuffer(OneBuffer, torch.utils.data.IterableDataset):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [OneBuffer, TorchOneBuffer, lambda: torch.utils.data.DataLoader(TorchOneBuffer(), batch_size=None)],
+    ids=["of nobody", "of torch", "in a DataLoader"],
+)
+def test_a_buffer_that_is_filled_again_is_fed_as_it_was(make):
+    with ps.feed(make(), host_buffer=8) as feed:
+        assert [set(x) for x in xs(feed)] == [{float(i)} for i in range(20)]
+
+
+class Counting:
+    """An iterator with a state of its own kind."""
+
+    def __init__(self, encode, decode):
+        self.n, self.encode, self.decode = 0, encode, decode
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.n += 1
+        return np.full(1, self.n)
+
+    def get_state(self):
+        return self.encode(self.n)
+
+    def set_state(self, state):
+        self.n = self.decode(state)
+
+
+@pytest.mark.parametrize(
+    ("encode", "decode"),
+    [(int, int), (lambda n: {"n": np.int64(n)}, lambda s: s["n"]), (lambda n: bytes([200, n]), lambda s: s[1])],
+    ids=["a number", "a NumPy number", "bytes that are no text"],
+)
+def test_a_state_of_any_kind_goes_through_json(encode, decode):
+    with ps.feed(Counting(encode, decode)) as feed:
+        for _ in range(3):
+            next(feed)
+        state = json.loads(json.dumps(feed.state()))
+    with ps.feed(Counting(encode, decode)) as feed:
+        feed.restore(state)
+        assert int(next(feed)[0]) == 4
+
+
+def test_a_state_of_a_grain_dataset_of_another_length_is_refused():
+    with ps.feed(grain_dataset()) as feed:
+        next(feed)
+        state = feed.state()
+    with pytest.raises(ValueError, match=r"length was 10 and is 3"):
+        ps.feed(grain.MapDataset.range(12).map(lambda i: {"x": np.float32(i)}).batch(4)).restore(state)
+
+
 def test_tf_data_is_fed():
     dataset = tf.data.Dataset.from_tensor_slices({"x": np.arange(12, dtype=np.float32)}).batch(4).prefetch(2)
     with ps.feed(dataset) as feed:

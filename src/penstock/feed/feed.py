@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 import warnings
 import weakref
@@ -10,6 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from penstock._arguments import at_least
 from penstock._clock import Clock
@@ -60,12 +63,14 @@ def feed(
       ...     [batch["x"].shape for batch in batches]
       [(4,), (4,)]
     """
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform={transform!r} is no function from a batch to a batch")
     return Feed(
         as_upstream(batches),
         Placement(to, transform),
         host_buffer=at_least(1, "host_buffer", host_buffer),
         device_buffer=at_least(1, "device_buffer", device_buffer),
-        timeout=timeout,
+        timeout=_seconds(timeout),
         strict=strict,
     )
 
@@ -249,11 +254,26 @@ def _placing(upstream: Upstream, placement: Placement, clock: Clock, first: int)
     return finish
 
 
+def _seconds(timeout: Any) -> float | None:
+    if timeout is None or timeout == math.inf:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.number)) or not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: needs seconds > 0, or None to wait for ever")
+    return min(float(timeout), threading.TIMEOUT_MAX)
+
+
 def _check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
-    if not isinstance(state, Mapping) or state.get("version") != _STATE_VERSION or not isinstance(state.get("step"), int):
+    if not _is_state(state):
         raise ValueError(f"not a state of a feed (version {_STATE_VERSION}): {str(state)[:200]}")
-    saved = state.get("of", {})
+    saved = state["of"]
     differing = [name for name in {**saved, **fingerprint} if saved.get(name) != fingerprint.get(name)]
     if differing:
         listed = "; ".join(f"{name} was {saved.get(name)!r} and is {fingerprint.get(name)!r}" for name in differing)
         raise ValueError(f"the state belongs to something else: {listed}. Step {state['step']} would hold other records")
+
+
+def _is_state(state: Any) -> bool:
+    if not isinstance(state, Mapping) or state.get("version") != _STATE_VERSION or not isinstance(state.get("of"), Mapping):
+        return False
+    step = state.get("step")
+    return isinstance(step, int) and not isinstance(step, bool) and step >= 0

@@ -47,6 +47,7 @@ class _Signature:
     """What is known of batches of one structure and one set of shapes and dtypes."""
 
     leaves: dict[str, str]  # name → "uint8[128,28,28,1]"
+    structure: Any
     bytes: int
     on_host: bool  # all leaves are NumPy arrays
     seen: bool = False
@@ -76,6 +77,11 @@ class Placement:
         self._several_processes = not all(s.is_fully_addressable for s in shardings)
         devices = set[Any]().union(*(s.device_set for s in shardings))
         self._one_device = len(devices) <= 1 and all(map(_in_default_memory, shardings))
+        if transform and any(sharding.device_set != shardings[0].device_set for sharding in shardings):
+            raise ValueError(
+                f"to={to!r} puts leaves on different devices, where no one program, such as transform, can take them together: "
+                "leave out transform, or give all leaves the same devices"
+            )
         self._transform = transform and self._jit(transform)
         self._signatures: dict[Hashable, _Signature] = {}
         self._last: _Signature | None = None
@@ -121,15 +127,15 @@ class Placement:
 
     def __call__(self, batch: Batch) -> Placed:
         leaves, treedef = jax.tree_util.tree_flatten(batch)
-        key = (treedef, *[(x.shape, x.dtype) for x in leaves])
+        key = (treedef, *[(x.shape, x.dtype, type(x)) for x in leaves])
         signature = self._signatures.get(key)
         if signature is None:
             if len(self._signatures) >= _REMEMBERED:
                 self._signatures.clear()
-            signature = self._signatures[key] = self._checked(batch)
+            signature = self._signatures[key] = self._checked(batch, treedef)
         change = ""
         if signature is not self._last:
-            change = _difference(self._last.leaves, signature.leaves) if self._last else ""
+            change = _difference(self._last, signature) if self._last else ""
             self._last = signature
         return Placed(self._place(batch, signature), signature.bytes, change)
 
@@ -151,7 +157,7 @@ class Placement:
             return jax.device_put(batch, self._to)
         return _map_prefix(jax.make_array_from_process_local_data, self._to, batch)
 
-    def _checked(self, batch: Batch) -> _Signature:
+    def _checked(self, batch: Batch, structure: Any) -> _Signature:
         named = leaves_with_names(batch)
         for name, leaf in named:
             if not is_numeric(leaf.dtype):
@@ -165,6 +171,7 @@ class Placement:
                 _check_divides(name, leaf.shape, sharding)
         return _Signature(
             leaves={name: describe_array(leaf) for name, leaf in named},
+            structure=structure,
             bytes=sum(leaf.nbytes for _, leaf in named),
             on_host=all(isinstance(leaf, np.ndarray) for _, leaf in named),
         )
@@ -257,6 +264,11 @@ def _check_divides(name: str, shape: tuple[int, ...], sharding: Sharding) -> Non
             )
 
 
-def _difference(before: dict[str, str], now: dict[str, str]) -> str:
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return ", ".join(f"leaf {name!r} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}" for name in names)
+def _difference(last: _Signature, now: _Signature) -> str:
+    """What makes a jitted function compile again, in words; "" if nothing does."""
+    names = [name for name in {**last.leaves, **now.leaves} if last.leaves.get(name) != now.leaves.get(name)]
+    if not names and last.structure != now.structure:
+        return f"the structure was {last.structure} and is {now.structure}"
+    return ", ".join(
+        f"leaf {name!r} was {last.leaves.get(name, 'absent')} and is {now.leaves.get(name, 'absent')}" for name in names
+    )

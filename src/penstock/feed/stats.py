@@ -8,12 +8,15 @@ from dataclasses import dataclass
 # Below this share of waiting there is nothing to gain; a busy machine makes that much by itself.
 _KEEPS_UP = 0.03
 
+# Seconds. In less, a loop that does not wait for its results has only started its steps, not run them.
+_TOO_SHORT = 0.02
+
 _ADVICE = {
     "read": "give the Loader more workers, or store the data so that a batch is one read (arrays, Arrow, ArrayRecord)",
     "transform": "more workers ('process:N' if it is Python code), or move the cast to the device with feed(transform=...)",
     "collate": "more workers, or records that need no padding",
     "iterate": "the iterable makes batches on one thread: let it work in parallel, or use a Loader with workers",
-    "place": "send smaller dtypes and cast on the device with feed(transform=...), or send fewer, larger leaves",
+    "place": "send smaller dtypes (the cast can be feed(transform=...)), fewer leaves, or larger batches",
 }
 
 
@@ -59,6 +62,8 @@ class Stats:
         """One sentence: does the feed keep up, and if not, what it waits on and what helps."""
         if self.steps < 2:
             return f"no verdict yet: {self.steps} batch{'' if self.steps == 1 else 'es'}"
+        if self.seconds < _TOO_SHORT:
+            return f"no verdict yet: {self.seconds * 1e3:.1f} ms"
         share = f"{self.wait_share:.1%}".replace("%", " %")
         if self.wait_share < _KEEPS_UP:
             return f"keeps up: the step waits for input {share} of its time"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import inspect
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -64,12 +66,24 @@ def as_upstream(batches: Any) -> Upstream:
     """
     if isinstance(batches, Loader):
         return _LoaderUpstream(batches)
-    if isinstance(batches, (str, bytes, Mapping, np.ndarray, jax.Array)) or not isinstance(batches, Iterable):
+    if isinstance(batches, (str, bytes, Mapping)) or _is_data(batches) or not isinstance(batches, Iterable):
         raise TypeError(
-            f"feed needs an iterable of batches, got {type(batches).__name__}: for arrays of records, "
+            f"feed needs an iterable of batches, got {_describe(batches)}: for arrays of records, "
             "ps.feed(ps.Loader(arrays, batch_size=...)); for a single batch, ps.feed([batch])"
         )
     return _IterableUpstream(batches)
+
+
+def _is_data(batches: Any) -> bool:
+    """Whether it is records, which iterate as something else: an array, a table, or a tuple (inputs, labels)."""
+    if isinstance(batches, tuple) and all(hasattr(part, "shape") and hasattr(part, "dtype") for part in batches):
+        return len({part.shape[:1] for part in batches}) == 1 and len({(part.shape, part.dtype) for part in batches}) > 1
+    return hasattr(batches, "dtype") or type(batches).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow")
+
+
+def _describe(batches: Any) -> str:
+    parts = f" of {', '.join(type(part).__name__ for part in batches)}" if isinstance(batches, tuple) else ""
+    return type(batches).__name__ + parts
 
 
 class _LoaderUpstream:
@@ -98,12 +112,10 @@ class _LoaderUpstream:
         return Produced(item, None)
 
 
-# Batches of these are new memory each time; other iterables may fill one buffer again and again, which is
-# fine in a loop that does not read ahead, so their batches are copied.
-_MAKES_NEW_BATCHES = ("grain", "torch", "tensorflow")
-
-# Iterators that were fed: what their feed had read ahead is lost to a second one.
+# Iterators that were fed: what their feed had read ahead is lost to a second one. Those that take no weak references
+# (map, zip, enumerate, of lists) are kept alive, so only a few of the last.
 _fed: weakref.WeakSet[Any] = weakref.WeakSet()
+_fed_lately: deque[Any] = deque(maxlen=8)
 
 
 class _IterableUpstream:
@@ -115,37 +127,46 @@ class _IterableUpstream:
     def __init__(self, batches: Any):
         self.name = type(batches).__name__
         self._batches = batches
-        self._copy = not isinstance(batches, (list, tuple)) and not _is_from(batches, _MAKES_NEW_BATCHES)
+        # An iterable may fill one buffer again and again, which is fine in a loop that does not read ahead, so its batches
+        # are copied. TensorFlow's are never written to.
+        self._copy = not isinstance(batches, (list, tuple)) and type(batches).__module__.partition(".")[0] != "tensorflow"
         self._iterator: Any = None
         self._start = 0
         self._is_iterator = isinstance(batches, Iterator)
         self._needs_restore = self._is_iterator and _was_used(batches)
-        if self._needs_restore and not _has_state(batches):
-            raise ValueError(self._used())
+        self._check_unused()
 
-    def _used(self) -> str:
-        return (
-            f"this {self.name} was started or fed before, so batches of it are gone (a feed reads ahead): make a new one "
-            "for each feed" + ("; or restore() this feed to a saved state" if _has_state(self._batches) else "")
-        )
+    def _check_unused(self, can_restore: bool = True) -> None:
+        if self._needs_restore and not (can_restore and _has_state(self._batches)):
+            raise ValueError(
+                f"this {self.name} was started or fed before, so batches of it are gone (a feed reads ahead): make a new one "
+                "for each feed" + ("; or restore() this feed to a saved state" if _has_state(self._batches) else "")
+            )
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"source": self.name}
+        try:
+            return {"source": self.name, "length": len(self._batches)}
+        except Exception:  # of their own kinds, where there is no length
+            return {"source": self.name}
 
     def restore(self, step: int, position: Any) -> None:
+        if step == 0 and position is None and not self._needs_restore:
+            return  # of a feed that had not begun
         iterator = self._open()
         if position is None or not _has_state(iterator):
             raise TypeError(
                 f"a feed of {self.name} cannot be restored: it has no state to go back to. Feed a Loader or a Grain dataset, "
                 f"or an iterable that starts at batch {step}, such as itertools.islice(batches, {step}, None)"
             )
-        iterator.set_state(position["utf8"].encode() if position.keys() == {"utf8"} else position)
+        iterator.set_state(_from_json(position))
         self._needs_restore = False
         self._start = step
 
     def makers(self, clocks: Sequence[Clock]) -> Makers:
-        if self._needs_restore:
-            raise ValueError(self._used())
+        self._needs_restore |= self._is_iterator and not self._start and _was_used(self._batches)
+        self._check_unused(can_restore=False)
+        if self._is_iterator:
+            _mark_as_used(self._batches)
         (clock,) = clocks
 
         def work(number: int) -> Produced:
@@ -174,11 +195,20 @@ class _IterableUpstream:
         if self._iterator is None:
             numpy_iterator = getattr(self._batches, "as_numpy_iterator", None)  # of tf.data
             self._iterator = numpy_iterator() if numpy_iterator else iter(self._batches)
+            if not self._is_iterator and isinstance(self._iterator, types.GeneratorType):
+                self._needs_restore = _was_used(self._iterator)  # one that the iterable keeps, and gave to another feed
+                self._check_unused(can_restore=False)
+                _mark_as_used(self._iterator)
             self._has_state = _has_state(self._iterator)
         return self._iterator
 
     def _host_leaf(self, leaf: Any) -> Any:
         array = to_numpy(leaf)
+        if isinstance(array, np.ndarray) and array.dtype == object and not isinstance(leaf, np.ndarray):
+            raise TypeError(
+                f"a batch holds {type(leaf).__name__}, which is neither an array nor a pytree of arrays: turn it into numbers, "
+                "or register its class with jax.tree_util.register_dataclass"
+            )
         return array.copy() if self._copy and isinstance(array, np.ndarray) else array
 
     def _close(self) -> None:
@@ -189,10 +219,6 @@ class _IterableUpstream:
             close()
 
 
-def _is_from(value: Any, packages: Sequence[str]) -> bool:
-    return any(kind.__module__.partition(".")[0] in packages for kind in type(value).__mro__)
-
-
 def _has_state(iterator: Any) -> bool:
     return hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
 
@@ -200,16 +226,31 @@ def _has_state(iterator: Any) -> bool:
 def _position(iterator: Any) -> Any:
     """The iterator's own state as something that JSON holds."""
     state = iterator.get_state()
-    return {"utf8": state.decode()} if isinstance(state, bytes) else copy.deepcopy(state)
+    if not isinstance(state, bytes):
+        return jax.tree.map(lambda x: x.item() if isinstance(x, np.generic) else x, copy.deepcopy(state))
+    try:
+        return {"utf8": state.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(state).decode()}
+
+
+def _from_json(position: Any) -> Any:
+    if isinstance(position, dict) and position.keys() == {"utf8"}:
+        return position["utf8"].encode()
+    if isinstance(position, dict) and position.keys() == {"base64"}:
+        return base64.b64decode(position["base64"])
+    return position
 
 
 def _was_used(iterator: Any) -> bool:
-    """Whether it has been started or fed; it counts as fed from now on."""
+    """Whether it has been started or fed."""
     if isinstance(iterator, types.GeneratorType) and inspect.getgeneratorstate(iterator) != inspect.GEN_CREATED:
         return True
+    return iterator in _fed or any(iterator is fed for fed in _fed_lately)
+
+
+def _mark_as_used(iterator: Any) -> None:
     try:
-        used = iterator in _fed
         _fed.add(iterator)
-    except TypeError:  # map, zip and the like can be neither hashed by us nor told apart when they are gone
-        return False
-    return used
+    except TypeError:
+        _fed_lately.append(iterator)
