@@ -405,3 +405,19 @@ def test_ctrl_c_in_the_consumers_work_comes_at_once(all_is_tiny):
     with pytest.raises(KeyboardInterrupt):
         stage.get()
     stage.close()
+
+
+def test_a_close_between_a_workers_look_and_its_sleep_is_not_missed():
+    """As garbage collection may do, on the worker's own thread: nobody is there yet to be woken."""
+    stage = Stage(numbers(100), 1)
+    wait = stage._room.wait
+
+    def close_first(timeout=None):
+        stage.close(wait=False)
+        return wait(timeout)
+
+    stage._room.wait = close_first
+    stage.get()
+    for thread in stage._threads:
+        thread.join(60)
+        assert not thread.is_alive()
