@@ -9,12 +9,10 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.data import RecordSource, as_source
-from penstock.data.arrow import ArrowSource, Rows, ipc, parquet
+from penstock.data.arrow import ArrowSource, ipc, parquet
 
 INDICES = np.array([0, 29, 3, 3, 11, 12])
 TOKENS = np.random.default_rng(0).integers(0, 1000, (30, 8), np.int32)
@@ -41,30 +39,6 @@ def test_columns_of_one_size_are_gathered(chunks):
     assert np.array_equal(batch["label"], TOKENS[INDICES, 0])
     assert np.array_equal(batch["flag"], TOKENS[INDICES, 0] % 2 == 0)
     assert batch["half"].dtype == np.float16
-
-
-@given(
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    width=st.integers(1, 5),
-    dtype=st.sampled_from([np.uint8, np.int16, np.float32, np.int64]),
-    data=st.data(),
-)
-def test_rows_of_scattered_blocks_are_those_of_their_concatenation(sizes, width, dtype, data):
-    rng = np.random.default_rng(0)
-    blocks = [rng.integers(0, 100, (size, width)).astype(dtype) for size in sizes]
-    whole = np.concatenate(blocks)
-    indices = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=20)))
-    assert np.array_equal(Rows(blocks).take(indices), whole[indices])
-
-
-@pytest.mark.parametrize("index", [-1, 30, 10**12])
-@pytest.mark.parametrize("chunks", [1, 7])
-def test_a_row_outside_of_the_table_is_never_read(index, chunks):
-    column = Rows([np.ascontiguousarray(part) for part in np.array_split(TOKENS, chunks)])
-    if index == -1 and chunks == 1:
-        return  # NumPy's own meaning of -1
-    with pytest.raises(IndexError):
-        column.take(np.array([0, index]))
 
 
 def test_fixed_size_columns_are_used_in_place():
@@ -95,11 +69,19 @@ def test_strings_and_bytes_come_as_objects_for_a_record_function():
     assert loader[0]["m"].tolist() == [1, 2, 0]
 
 
-def test_nulls_are_counted_and_named():
-    with pytest.raises(ValueError, match=r"column 'x' has 2 nulls"):
-        as_source(pa.table({"x": [1, None, None]}))
-    with pytest.raises(ValueError, match=r"nulls inside"):
-        as_source(pa.table({"x": [[1, None], [2, 3]]}))
+def test_two_columns_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=r"2 columns share a name, \['x'\].*rename"):
+        as_source(pa.table([[1], [2], [3]], names=["x", "y", "x"]))
+
+
+@pytest.mark.parametrize("array", [pa.array([1, 2]), pa.chunked_array([[1], [2]])])
+def test_an_array_without_a_name_is_told_to_become_a_table(array):
+    with pytest.raises(TypeError, match=r"Array, a column without a name: give pa\.table\(\{'x': array\}\)"):
+        as_source(array)
+
+
+def test_a_record_batch_is_a_table():
+    assert as_source(pa.record_batch({"x": [1, 2]})).read(np.array([1]))["x"].tolist() == [2]
 
 
 def test_parquet_files_in_order_and_chosen_columns(tmp_path):
