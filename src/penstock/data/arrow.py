@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,11 +79,11 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, cache: str | os.
 
     Raises:
       FileNotFoundError: no file at a path or pattern.
-      ValueError: a file that is truncated or not Parquet; an unknown column.
+      ValueError: a file that is truncated or not Parquet; an unknown column; files whose columns differ.
     """
     files = expand(paths)
     if cache is None:
-        return ArrowSource(pa.concat_tables([_read_parquet(file, columns) for file in files]))
+        return ArrowSource(_concatenated(files, [_read_parquet(file, columns) for file in files]))
     return ipc(_decoded(files, columns, os.fspath(cache)))
 
 
@@ -92,7 +92,7 @@ def ipc(paths: Paths) -> ArrowSource:
 
     Raises:
       FileNotFoundError: no file at a path or pattern.
-      ValueError: a file that is truncated or not Arrow IPC.
+      ValueError: a file that is truncated or not Arrow IPC; files whose columns differ.
     """
     return _IpcSource(expand(paths))
 
@@ -100,7 +100,7 @@ def ipc(paths: Paths) -> ArrowSource:
 class _IpcSource(ArrowSource):
     def __init__(self, files: list[str]):
         self._files = files
-        super().__init__(pa.concat_tables([_open_ipc(file) for file in files]))
+        super().__init__(_concatenated(files, [_open_ipc(file) for file in files]))
 
     def __reduce__(self) -> Any:
         return _IpcSource, (self._files,)  # maps the files again instead of copying them
@@ -144,6 +144,24 @@ def _check_columns(file: str, columns: Sequence[str] | None, names: list[str]) -
         raise ValueError(f"{file!r} has no column {missing[0]!r}; it has {names}")
 
 
+def _concatenated(files: Sequence[str], tables: Sequence[pa.Table]) -> pa.Table:
+    for file, table in zip(files, tables, strict=True):
+        _check_alike(files[0], tables[0].schema, file, table.schema)
+    return pa.concat_tables(tables)
+
+
+def _check_alike(first: str, first_schema: pa.Schema, other: str, other_schema: pa.Schema) -> None:
+    if other_schema.equals(first_schema):
+        return
+    one, two = ([f"{x.name}: {x.type}{'' if x.nullable else ' not null'}" for x in s] for s in (first_schema, other_schema))
+    if set(one) != set(two):  # else they differ in their order
+        one, two = [x for x in one if x not in two], [x for x in two if x not in one]
+    raise ValueError(
+        f"{first!r} and {other!r} differ in their columns: [{', '.join(one)}] and [{', '.join(two)}]. Files that are read "
+        "together need columns of the same names, types and order: write them again alike, or read common columns alone"
+    )
+
+
 class _reading:  # noqa: N801 - a context manager, used like a function
     """Turns pyarrow's errors into one that names the file."""
 
@@ -155,7 +173,8 @@ class _reading:  # noqa: N801 - a context manager, used like a function
             raise IsADirectoryError(f"{self._file!r} is a folder: give a pattern such as {self._file + '/*.parquet'!r}")
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, (pa.ArrowException, OSError)):
+        # An error number is the system's: no permission, say, or too many open files. Damage has none.
+        if isinstance(error, pa.ArrowInvalid) or (isinstance(error, OSError) and error.errno is None):
             raise ValueError(
                 f"{self._file!r} ({os.path.getsize(self._file):,} bytes) is no complete {self._kind} file: {error}. "
                 "Was it cut short while it was written or copied?"
@@ -182,16 +201,29 @@ def _decoded(files: list[str], columns: Sequence[str] | None, cache: str) -> str
 
 
 def _write_ipc(files: list[str], columns: Sequence[str] | None, path: str) -> None:
-    writer = None
-    for file in files:
-        with _reading(file, "Parquet"), pq.ParquetFile(file, memory_map=True) as opened:
-            _check_columns(file, columns, opened.schema_arrow.names)
-            for group in range(opened.num_row_groups):
-                table = opened.read_row_group(group, columns=columns).combine_chunks()
-                writer = writer or pa.ipc.new_file(path, table.schema)
+    schema = next(_row_groups(files[0], columns)).schema
+    with pa.ipc.new_file(path, schema) as writer:
+        for file in files:
+            for table in _row_groups(file, columns):
+                _check_alike(files[0], schema, file, table.schema)
                 writer.write_table(table)
-    if writer is not None:
-        writer.close()
+
+
+def _row_groups(file: str, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    """A table of no rows, for a file may have no row group to tell its schema, and one for each row group."""
+    with _reading(file, "Parquet"), pq.ParquetFile(file, memory_map=True) as opened:
+        _check_columns(file, columns, opened.schema_arrow.names)
+        yield _without_dictionaries(opened.read_row_groups([], columns=columns))
+        for group in range(opened.num_row_groups):
+            yield _without_dictionaries(opened.read_row_group(group, columns=columns)).combine_chunks()
+
+
+def _without_dictionaries(table: pa.Table) -> pa.Table:
+    """Each row group has its own dictionary, and an Arrow file holds one a column."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(i, field.with_type(field.type.value_type), table.column(i).cast(field.type.value_type))
+    return table
 
 
 def _open_ipc(file: str) -> pa.Table:
@@ -201,4 +233,16 @@ def _open_ipc(file: str) -> pa.Table:
             return pa.ipc.open_file(mapped).read_all()
         except pa.ArrowInvalid:
             mapped.seek(0)
-            return pa.ipc.open_stream(mapped).read_all()  # as Hugging Face datasets writes it
+            return _read_stream(mapped)  # as Hugging Face datasets writes it
+
+
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format
+
+
+def _read_stream(mapped: pa.MemoryMappedFile) -> pa.Table:
+    table = pa.ipc.open_stream(mapped).read_all()
+    # To Arrow the end of the file is one of the stream too, so what was cut off between two batches would not be missed.
+    mapped.seek(mapped.tell() - len(_END_OF_STREAM))
+    if mapped.read(len(_END_OF_STREAM)) != _END_OF_STREAM:
+        raise pa.ArrowInvalid(f"after {table.num_rows:,} rows it ends without Arrow's end-of-stream marker")
+    return table
