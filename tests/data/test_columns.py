@@ -76,6 +76,24 @@ def test_ragged_nested_lists_keep_their_dtype_and_rows_without_elements(kind, dt
     ]
 
 
+POINTS = st.integers(0, 3).flatmap(
+    lambda width: st.lists(st.lists(st.integers(-9, 9), min_size=width, max_size=width), max_size=3)
+)
+
+
+@given(chunks=st.lists(st.lists(POINTS, max_size=4), min_size=1, max_size=4), data=st.data())
+def test_rows_of_nested_lists_are_those_of_the_column(chunks, data):
+    column = chunked(*chunks, kind=pa.list_(pa.list_(pa.int8())))
+    begin = data.draw(st.integers(0, len(column)))
+    column = column.slice(begin, data.draw(st.integers(0, len(column) - begin)))
+    if len(column) == 0:
+        return
+    indices = data.draw(st.lists(st.integers(0, len(column) - 1), min_size=1, max_size=5))
+    rows = as_column("x", column).take(np.array(indices))
+    assert [row.tolist() for row in rows] == [column[i].as_py() for i in indices]
+    assert all(row.dtype == np.int8 for row in rows)
+
+
 def test_a_slice_of_a_ragged_nested_column_has_its_own_rows():
     column = chunked([[[9, 9, 9]], [[1, 2]], [[3, 4], [5, 6]], [[None]]]).slice(1, 2)
     assert padded(column, 2).tolist() == [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]

@@ -207,7 +207,8 @@ def _flattened(chunks: Sequence[pa.Array]) -> list[tuple[np.ndarray, np.ndarray]
         return None
     shape = shapes.pop() if shapes else values[0].shape[1:]  # a chunk of empty lists alone does not tell
     offsets = [chunk.offsets.to_numpy() for chunk in chunks]
-    return [(at - at[0], view.reshape(len(view), *shape)) for at, view in zip(offsets, values, strict=True)]
+    offsets = [at - at[0] if at[0] else at for at in offsets]  # of a slice they begin elsewhere
+    return [(at, view.reshape(len(view), *shape)) for at, view in zip(offsets, values, strict=True)]
 
 
 class _Objects:
