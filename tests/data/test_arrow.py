@@ -1,20 +1,22 @@
 """Arrow tables, Parquet and IPC files, Hugging Face datasets."""
 
+import contextlib
+import errno
 import os
 import pickle
+import resource
 
 import datasets
 import numpy as np
 import pandas
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.data import RecordSource, as_source
-from penstock.data.arrow import ArrowSource, Rows, ipc, parquet
+from penstock.data.arrow import ArrowSource, ipc, parquet
 
 INDICES = np.array([0, 29, 3, 3, 11, 12])
 TOKENS = np.random.default_rng(0).integers(0, 1000, (30, 8), np.int32)
@@ -41,30 +43,6 @@ def test_columns_of_one_size_are_gathered(chunks):
     assert np.array_equal(batch["label"], TOKENS[INDICES, 0])
     assert np.array_equal(batch["flag"], TOKENS[INDICES, 0] % 2 == 0)
     assert batch["half"].dtype == np.float16
-
-
-@given(
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    width=st.integers(1, 5),
-    dtype=st.sampled_from([np.uint8, np.int16, np.float32, np.int64]),
-    data=st.data(),
-)
-def test_rows_of_scattered_blocks_are_those_of_their_concatenation(sizes, width, dtype, data):
-    rng = np.random.default_rng(0)
-    blocks = [rng.integers(0, 100, (size, width)).astype(dtype) for size in sizes]
-    whole = np.concatenate(blocks)
-    indices = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=20)))
-    assert np.array_equal(Rows(blocks).take(indices), whole[indices])
-
-
-@pytest.mark.parametrize("index", [-1, 30, 10**12])
-@pytest.mark.parametrize("chunks", [1, 7])
-def test_a_row_outside_of_the_table_is_never_read(index, chunks):
-    column = Rows([np.ascontiguousarray(part) for part in np.array_split(TOKENS, chunks)])
-    if index == -1 and chunks == 1:
-        return  # NumPy's own meaning of -1
-    with pytest.raises(IndexError):
-        column.take(np.array([0, index]))
 
 
 def test_fixed_size_columns_are_used_in_place():
@@ -95,11 +73,19 @@ def test_strings_and_bytes_come_as_objects_for_a_record_function():
     assert loader[0]["m"].tolist() == [1, 2, 0]
 
 
-def test_nulls_are_counted_and_named():
-    with pytest.raises(ValueError, match=r"column 'x' has 2 nulls"):
-        as_source(pa.table({"x": [1, None, None]}))
-    with pytest.raises(ValueError, match=r"nulls inside"):
-        as_source(pa.table({"x": [[1, None], [2, 3]]}))
+def test_two_columns_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=r"2 columns share a name, \['x'\].*rename"):
+        as_source(pa.table([[1], [2], [3]], names=["x", "y", "x"]))
+
+
+@pytest.mark.parametrize("array", [pa.array([1, 2]), pa.chunked_array([[1], [2]])])
+def test_an_array_without_a_name_is_told_to_become_a_table(array):
+    with pytest.raises(TypeError, match=r"Array, a column without a name: give pa\.table\(\{'x': array\}\)"):
+        as_source(array)
+
+
+def test_a_record_batch_is_a_table():
+    assert as_source(pa.record_batch({"x": [1, 2]})).read(np.array([1]))["x"].tolist() == [2]
 
 
 def test_parquet_files_in_order_and_chosen_columns(tmp_path):
@@ -144,6 +130,105 @@ def test_a_damaged_ipc_file_is_named(tmp_path):
     (tmp_path / "x.arrow").write_bytes(b"ARROW1 but no more")
     with pytest.raises(ValueError, match=r"x\.arrow.*no complete Arrow"):
         ipc(tmp_path / "x.arrow")
+
+
+def test_an_ipc_stream_cut_between_two_batches_is_named(tmp_path):
+    whole = pa.BufferOutputStream()
+    with pa.ipc.new_stream(whole, table().schema) as writer:
+        writer.write_table(table(), max_chunksize=10)
+        two_thirds = whole.tell()  # three batches
+        writer.write_table(table(), max_chunksize=10)
+    written = whole.getvalue().to_pybytes()
+    (tmp_path / "whole.arrow").write_bytes(written)
+    assert len(ipc(tmp_path / "whole.arrow")) == 60
+    for end, rows in ((two_thirds, 30), (len(written) - 8, 60)):
+        (tmp_path / "cut.arrow").write_bytes(written[:end])
+        with pytest.raises(ValueError, match=rf"cut\.arrow.*no complete Arrow IPC file: after {rows} rows it ends"):
+            ipc(tmp_path / "cut.arrow")
+
+
+def test_the_streams_that_hugging_face_datasets_writes_are_whole(tmp_path):
+    hf().save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    hf().map(lambda record: record, cache_file_name=str(tmp_path / "mapped.arrow"), writer_batch_size=7)
+    for files in (f"{tmp_path}/saved/*.arrow", tmp_path / "mapped.arrow"):
+        assert np.array_equal(ipc(files).read(INDICES)["tokens"], TOKENS[INDICES])
+
+
+@contextlib.contextmanager
+def limited(kind, limit):
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_an_error_of_the_system_is_not_taken_for_damage(tmp_path, cache):
+    pq.write_table(table(), tmp_path / "x.parquet")
+    spare = os.open(os.devnull, os.O_RDONLY)
+    os.close(spare)  # the next descriptor to be given out
+    with limited(resource.RLIMIT_NOFILE, spare), pytest.raises(OSError, match=r"Too many open files") as caught:
+        parquet(tmp_path / "x.parquet", cache=tmp_path if cache else None)
+    assert caught.value.errno == errno.EMFILE
+
+
+def test_a_cache_that_cannot_be_written_does_not_blame_the_parquet_file(tmp_path):
+    pq.write_table(table(), tmp_path / "x.parquet")
+    with limited(resource.RLIMIT_FSIZE, 1000), pytest.raises(OSError, match=r"File too large") as caught:
+        parquet(tmp_path / "x.parquet", cache=tmp_path / "cache")
+    assert caught.value.errno == errno.EFBIG
+    assert not os.listdir(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_dictionary_columns_of_several_row_groups_are_read(tmp_path, cache):
+    names, numbers = ["ant", "bee", None, "cow", "bee", "cow"], [7, 8, 7, 9, 9, 8]
+    parts = [
+        pa.table({"name": pa.array(names[at]).dictionary_encode(), "number": pa.array(numbers[at]).dictionary_encode()})
+        for at in (slice(0, 3), slice(3, 6))  # each with a dictionary of its own
+    ]
+    with pq.ParquetWriter(tmp_path / "d.parquet", parts[0].schema) as writer:
+        for part in parts:
+            writer.write_table(part)
+    source = parquet(tmp_path / "d.parquet", cache=tmp_path / "cache" if cache else None)
+    assert [record["name"] for record in source.read(np.arange(6))] == names
+    assert [record["number"] for record in source.read(np.arange(6))] == numbers
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_files_whose_columns_differ_are_named_with_what_differs(tmp_path, cache):
+    pq.write_table(pa.table({"x": pa.array([1], pa.int64()), "y": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": pa.array([1], pa.int32()), "y": [1]}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"y": [1], "x": pa.array([1], pa.int64())}), tmp_path / "c.parquet")
+
+    def read(*names, columns=None):
+        return parquet([tmp_path / name for name in names], columns, cache=tmp_path / "cache" if cache else None)
+
+    with pytest.raises(ValueError, match=r"a\.parquet' and .*b\.parquet' differ.*: \[x: int64\] and \[x: int32\]"):
+        read("a.parquet", "b.parquet")
+    with pytest.raises(ValueError, match=r"\[x: int64, y: int64\] and \[y: int64, x: int64\].*order"):
+        read("a.parquet", "c.parquet")
+    assert len(read("a.parquet", "b.parquet", columns=["y"])) == 2
+
+
+def test_ipc_files_whose_columns_differ_are_named(tmp_path):
+    for name, data in (("a", {"x": [1]}), ("b", {"x": [1.0]})):
+        feather.write_feather(pa.table(data), str(tmp_path / f"{name}.feather"))
+    with pytest.raises(ValueError, match=r"a\.feather' and .*b\.feather' differ.*: \[x: int64\] and \[x: double\]"):
+        ipc(f"{tmp_path}/*.feather")
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_parquet_file_without_row_groups_has_no_records(tmp_path, cache):
+    with pq.ParquetWriter(tmp_path / "none.parquet", table().schema):
+        pass
+    with pytest.raises(ValueError, match=r"no records: a table of 0 rows with columns \['tokens', 'label'"):
+        parquet(tmp_path / "none.parquet", cache=tmp_path / "cache" if cache else None)
+    pq.write_table(table(), tmp_path / "some.parquet")
+    both = parquet([tmp_path / "none.parquet", tmp_path / "some.parquet"], cache=tmp_path / "cache" if cache else None)
+    assert np.array_equal(both.read(INDICES)["tokens"], TOKENS[INDICES])
 
 
 def test_an_unknown_column_is_named(tmp_path):

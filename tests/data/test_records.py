@@ -78,6 +78,22 @@ def test_array_record_files(tmp_path):
         as_source(str(tmp_path / "nowhere.array_record"))
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [lambda b: b[: len(b) // 2], lambda b: b[:-10], lambda b: b"", lambda b: b"no ArrayRecord" * 10_000],
+    ids=["half", "nearly all", "empty", "foreign"],
+)
+def test_a_damaged_array_record_file_is_named_with_its_size(tmp_path, damage):
+    whole, damaged = tmp_path / "whole.array_record", tmp_path / "damaged.array_record"
+    writer = ArrayRecordWriter(str(whole), "group_size:1")
+    for i in range(50):
+        writer.write(b"record %d" % i)
+    writer.close()
+    damaged.write_bytes(damage(whole.read_bytes()))
+    with pytest.raises(ValueError, match=r"damaged\.array_record' \([\d,]+ bytes\) is no complete ArrayRecord file.*cut short"):
+        as_source([whole, damaged])
+
+
 def test_a_source_of_ten_lines():
     class Mine:
         def __len__(self):

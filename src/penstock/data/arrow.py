@@ -1,16 +1,9 @@
-"""Arrow tables, Arrow IPC and Parquet files, and Hugging Face datasets, read without per-record Python.
-
-A column whose rows all have one size (numbers, fixed-size lists, lists that happen to be of equal length,
-nested lists of these) is used in place: its chunks are viewed as NumPy arrays [rows, ...], wherever they lie,
-and a batch is one gather. A ragged list column gives one view a record, for `ps.pad_to`. Everything else
-(strings, bytes, structs) comes as Python objects, for `ps.per_record`.
-"""
+"""Arrow tables, Arrow IPC and Parquet files, and Hugging Face datasets, read without per-record Python."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +11,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
+from penstock.data.columns import as_column
 from penstock.data.records import expand
 from penstock.data.tree import Batch, Record
 
@@ -32,15 +26,19 @@ class ArrowSource:
       rows: int64 [N]; which rows of the table are the records, all if None.
 
     Raises:
-      ValueError: no rows, or nulls in a column of numbers or lists.
+      TypeError: an array without a name.
+      ValueError: no rows, two columns of one name, or nulls among the rows of a column of numbers or lists.
     """
 
     def __init__(self, table: pa.Table, rows: np.ndarray | None = None):
+        if isinstance(table, (pa.Array, pa.ChunkedArray)):
+            raise TypeError(f"got a pyarrow {type(table).__name__}, a column without a name: give pa.table({{'x': array}})")
         self._table = table if isinstance(table, pa.Table) else pa.table(table)
         self._rows = rows
         if len(self) == 0:
             raise ValueError(f"no records: a table of 0 rows with columns {self._table.column_names}")
-        self._columns = {name: _column(name, self._table[name]) for name in self._table.column_names}
+        _check_names(self._table.column_names)
+        self._columns = {name: as_column(name, self._table[name], rows) for name in self._table.column_names}
 
     def __len__(self) -> int:
         return self._table.num_rows if self._rows is None else len(self._rows)
@@ -60,6 +58,14 @@ class ArrowSource:
         return ArrowSource, (self._table, self._rows)
 
 
+def _check_names(names: list[str]) -> None:
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(
+            f"{len(repeated)} columns share a name, {sorted(set(repeated))}, and a batch holds one leaf a name: rename them "
+            "(table.rename_columns) or leave some out (table.select, by position)"
+        )
+
+
 def parquet(paths: Paths, columns: Sequence[str] | None = None, cache: str | os.PathLike[str] | None = None) -> ArrowSource:
     """Parquet files as a source.
 
@@ -73,11 +79,11 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, cache: str | os.
 
     Raises:
       FileNotFoundError: no file at a path or pattern.
-      ValueError: a file that is truncated or not Parquet; an unknown column.
+      ValueError: a file that is truncated or not Parquet; an unknown column; files whose columns differ.
     """
     files = expand(paths)
     if cache is None:
-        return ArrowSource(pa.concat_tables([_read_parquet(file, columns) for file in files]))
+        return ArrowSource(_concatenated(files, [_read_parquet(file, columns) for file in files]))
     return ipc(_decoded(files, columns, os.fspath(cache)))
 
 
@@ -86,7 +92,7 @@ def ipc(paths: Paths) -> ArrowSource:
 
     Raises:
       FileNotFoundError: no file at a path or pattern.
-      ValueError: a file that is truncated or not Arrow IPC.
+      ValueError: a file that is truncated or not Arrow IPC; files whose columns differ.
     """
     return _IpcSource(expand(paths))
 
@@ -94,7 +100,7 @@ def ipc(paths: Paths) -> ArrowSource:
 class _IpcSource(ArrowSource):
     def __init__(self, files: list[str]):
         self._files = files
-        super().__init__(pa.concat_tables([_open_ipc(file) for file in files]))
+        super().__init__(_concatenated(files, [_open_ipc(file) for file in files]))
 
     def __reduce__(self) -> Any:
         return _IpcSource, (self._files,)  # maps the files again instead of copying them
@@ -138,6 +144,24 @@ def _check_columns(file: str, columns: Sequence[str] | None, names: list[str]) -
         raise ValueError(f"{file!r} has no column {missing[0]!r}; it has {names}")
 
 
+def _concatenated(files: Sequence[str], tables: Sequence[pa.Table]) -> pa.Table:
+    for file, table in zip(files, tables, strict=True):
+        _check_alike(files[0], tables[0].schema, file, table.schema)
+    return pa.concat_tables(tables)
+
+
+def _check_alike(first: str, first_schema: pa.Schema, other: str, other_schema: pa.Schema) -> None:
+    if other_schema.equals(first_schema):
+        return
+    one, two = ([f"{x.name}: {x.type}{'' if x.nullable else ' not null'}" for x in s] for s in (first_schema, other_schema))
+    if set(one) != set(two):  # else they differ in their order
+        one, two = [x for x in one if x not in two], [x for x in two if x not in one]
+    raise ValueError(
+        f"{first!r} and {other!r} differ in their columns: [{', '.join(one)}] and [{', '.join(two)}]. Files that are read "
+        "together need columns of the same names, types and order: write them again alike, or read common columns alone"
+    )
+
+
 class _reading:  # noqa: N801 - a context manager, used like a function
     """Turns pyarrow's errors into one that names the file."""
 
@@ -149,7 +173,8 @@ class _reading:  # noqa: N801 - a context manager, used like a function
             raise IsADirectoryError(f"{self._file!r} is a folder: give a pattern such as {self._file + '/*.parquet'!r}")
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, (pa.ArrowException, OSError)):
+        # An error number is the system's: no permission, say, or too many open files. Damage has none.
+        if isinstance(error, pa.ArrowInvalid) or (isinstance(error, OSError) and error.errno is None):
             raise ValueError(
                 f"{self._file!r} ({os.path.getsize(self._file):,} bytes) is no complete {self._kind} file: {error}. "
                 "Was it cut short while it was written or copied?"
@@ -176,16 +201,29 @@ def _decoded(files: list[str], columns: Sequence[str] | None, cache: str) -> str
 
 
 def _write_ipc(files: list[str], columns: Sequence[str] | None, path: str) -> None:
-    writer = None
-    for file in files:
-        with _reading(file, "Parquet"), pq.ParquetFile(file, memory_map=True) as opened:
-            _check_columns(file, columns, opened.schema_arrow.names)
-            for group in range(opened.num_row_groups):
-                table = opened.read_row_group(group, columns=columns).combine_chunks()
-                writer = writer or pa.ipc.new_file(path, table.schema)
+    schema = next(_row_groups(files[0], columns)).schema
+    with pa.ipc.new_file(path, schema) as writer:
+        for file in files:
+            for table in _row_groups(file, columns):
+                _check_alike(files[0], schema, file, table.schema)
                 writer.write_table(table)
-    if writer is not None:
-        writer.close()
+
+
+def _row_groups(file: str, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    """A table of no rows, for a file may have no row group to tell its schema, and one for each row group."""
+    with _reading(file, "Parquet"), pq.ParquetFile(file, memory_map=True) as opened:
+        _check_columns(file, columns, opened.schema_arrow.names)
+        yield _without_dictionaries(opened.read_row_groups([], columns=columns))
+        for group in range(opened.num_row_groups):
+            yield _without_dictionaries(opened.read_row_group(group, columns=columns)).combine_chunks()
+
+
+def _without_dictionaries(table: pa.Table) -> pa.Table:
+    """Each row group has its own dictionary, and an Arrow file holds one a column."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(i, field.with_type(field.type.value_type), table.column(i).cast(field.type.value_type))
+    return table
 
 
 def _open_ipc(file: str) -> pa.Table:
@@ -195,129 +233,16 @@ def _open_ipc(file: str) -> pa.Table:
             return pa.ipc.open_file(mapped).read_all()
         except pa.ArrowInvalid:
             mapped.seek(0)
-            return pa.ipc.open_stream(mapped).read_all()  # as Hugging Face datasets writes it
+            return _read_stream(mapped)  # as Hugging Face datasets writes it
 
 
-def _column(name: str, column: pa.ChunkedArray) -> Any:
-    chunks = [chunk for chunk in column.chunks if len(chunk)]
-    plain = [_storage(chunk) for chunk in chunks]
-    if not _is_numbers(plain[0].type):
-        return _Objects(column)
-    if nulls := column.null_count:
-        raise ValueError(
-            f"column {name!r} has {nulls:,} nulls, which no array can hold: fill them (pyarrow.compute.fill_null) or leave "
-            "these rows out"
-        )
-    views = [view for chunk in plain if (view := _view(chunk)) is not None]
-    if len(views) == len(plain) and len({view.shape[1:] for view in views}) == 1:
-        return Rows(views)
-    return _Ragged(plain)
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format
 
 
-def _storage(chunk: pa.Array) -> pa.Array:
-    if isinstance(chunk, pa.ExtensionArray):
-        return chunk.storage
-    return chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
-def _is_numbers(kind: pa.DataType) -> bool:
-    while _is_list(kind):
-        kind = kind.value_type
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-
-
-def _view(chunk: pa.Array) -> np.ndarray | None:
-    """Rows of a chunk as an array [rows, ...] over Arrow's own memory; None where they differ in size."""
-    if not _is_list(chunk.type):
-        # Arrow packs booleans into bits, so these alone are copied.
-        return chunk.to_numpy(zero_copy_only=not pa.types.is_boolean(chunk.type))
-    if chunk.flatten().null_count:
-        raise ValueError("nulls inside of a list column, which no array can hold: fill them or leave these rows out")
-    if pa.types.is_fixed_size_list(chunk.type):
-        size = chunk.type.list_size
-    else:
-        sizes = np.diff(chunk.offsets.to_numpy())
-        if (sizes != sizes[0]).any():
-            return None
-        size = int(sizes[0])
-    inner = _view(chunk.flatten())
-    return None if inner is None else inner.reshape(len(chunk), size, *inner.shape[1:])
-
-
-class Rows:
-    """Rows of equal size in several blocks of memory, gathered by one fancy index.
-
-    A Hugging Face dataset has a chunk for every 1,000 rows; gathering chunk by chunk costs a Python
-    call for each. Instead all rows are seen as elements of one array that starts at the lowest address and
-    whose stride is the greatest common divisor of all distances between rows: row r of block b is then
-    element `(address(b) - lowest + r · row bytes) / stride`. The array spans memory that is not
-    ours between the blocks, but only elements that are rows of a block are ever indexed, and `self._blocks`
-    keeps those alive.
-    """
-
-    def __init__(self, blocks: Sequence[np.ndarray]):
-        self._blocks = blocks
-        self._starts = np.cumsum([0] + [len(block) for block in blocks])
-        first = blocks[0]
-        if len(blocks) == 1 or first[:1].nbytes == 0:
-            self._elements = first if len(blocks) == 1 else np.concatenate(blocks)
-            return
-        self._blocks = blocks = [np.ascontiguousarray(block) for block in blocks]
-        address = np.array([block.ctypes.data for block in blocks])
-        lowest = int(address.min())
-        size = first[:1].nbytes
-        stride = math.gcd(size, *(address - lowest).tolist())
-        self._offset = (address - lowest) // stride
-        self._per_row = size // stride
-        last = int((self._offset + (np.diff(self._starts) - 1) * self._per_row).max())
-        self._elements = np.lib.stride_tricks.as_strided(
-            blocks[int(address.argmin())], (last + 1, *first.shape[1:]), (stride, *blocks[0].strides[1:]), writeable=False
-        )
-
-    def take(self, indices: np.ndarray) -> np.ndarray:
-        """Rows [n, ...] at int64 [n], copied; IndexError outside of `[0, rows)`."""
-        if len(self._starts) == 2 or not hasattr(self, "_offset"):
-            return np.take(self._elements, indices, axis=0)
-        if indices.size and (indices.min() < 0 or indices.max() >= self._starts[-1]):
-            raise IndexError(f"row {indices.max()} of {self._starts[-1]}")
-        block = np.searchsorted(self._starts, indices, side="right") - 1
-        return self._elements[self._offset[block] + (indices - self._starts[block]) * self._per_row]
-
-
-class _Ragged:
-    """Lists of numbers that differ in length: one array a record."""
-
-    def __init__(self, chunks: Sequence[pa.Array]):
-        self._starts = np.cumsum([0] + [len(chunk) for chunk in chunks])
-        self._chunks = chunks
-        self._flat = [
-            (chunk.offsets.to_numpy(), chunk.values.to_numpy(zero_copy_only=False))
-            if not _is_list(chunk.type.value_type)
-            else None
-            for chunk in chunks
-        ]
-
-    def take(self, indices: np.ndarray) -> list[np.ndarray]:
-        block = np.searchsorted(self._starts, indices, side="right") - 1
-        return [self._row(b, i) for b, i in zip(block.tolist(), (indices - self._starts[block]).tolist(), strict=True)]
-
-    def _row(self, block: int, row: int) -> np.ndarray:
-        flat = self._flat[block]
-        if flat is None:
-            return np.asarray(self._chunks[block][row].as_py())
-        offsets, values = flat
-        return values[offsets[row] : offsets[row + 1]]
-
-
-class _Objects:
-    """Whatever has no array form, as Python objects."""
-
-    def __init__(self, column: pa.ChunkedArray):
-        self._column = column
-
-    def take(self, indices: np.ndarray) -> list[Any]:
-        return self._column.take(pa.array(indices)).to_pylist()
+def _read_stream(mapped: pa.MemoryMappedFile) -> pa.Table:
+    table = pa.ipc.open_stream(mapped).read_all()
+    # To Arrow the end of the file is one of the stream too, so what was cut off between two batches would not be missed.
+    mapped.seek(mapped.tell() - len(_END_OF_STREAM))
+    if mapped.read(len(_END_OF_STREAM)) != _END_OF_STREAM:
+        raise pa.ArrowInvalid(f"after {table.num_rows:,} rows it ends without Arrow's end-of-stream marker")
+    return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,10 +54,28 @@ def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 
     Raises:
       FileNotFoundError: no file at a path or pattern.
+      ValueError: a file that is truncated or not ArrayRecord.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-    return RecordSource(ArrayRecordDataSource(expand(paths)), name="ArrayRecord")
+    files = expand(paths)
+    try:
+        records = ArrayRecordDataSource(files)  # opens all of them, side by side
+    except RuntimeError:
+        _open_each(ArrayRecordDataSource, files)  # the library does not say which one it was, nor always why
+        raise
+    return RecordSource(records, name="ArrayRecord")
+
+
+def _open_each(opener: Callable[[list[str]], Any], files: list[str]) -> None:
+    for file in files:
+        try:
+            opener([file])
+        except RuntimeError as error:
+            raise ValueError(
+                f"{file!r} ({os.path.getsize(file):,} bytes) is no complete ArrayRecord file"
+                f"{f': {error}' if str(error) else ''}. Was it cut short while it was written or copied?"
+            ) from error
 
 
 def expand(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
