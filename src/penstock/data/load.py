@@ -15,7 +15,7 @@ from penstock.data.order import Order
 from penstock.data.records import RecordSource
 from penstock.data.source import Source
 from penstock.data.transform import Transform
-from penstock.data.tree import Batch, Record, describe, describe_array, leaves_with_names, to_numpy, unstack
+from penstock.data.tree import Batch, Record, describe_array, leaves_with_names, to_numpy, unstack
 
 
 @dataclass
@@ -79,16 +79,16 @@ class Load:
         except Exception as error:
             error.add_note(f"penstock: while reading batch {step}{_failing_record(self.source, indices)}")
             raise
-        name = type(self.source).__name__
         try:
             rows = [len(data)] if isinstance(data, list) else [x.shape[0] for x in jax.tree_util.tree_leaves(data)]
         except (AttributeError, IndexError):
-            wrong_leaf = next(f"{n!r} as {describe(x)}" for n, x in leaves_with_names(data) if not getattr(x, "shape", None))
+            leaf, what = next((n, x) for n, x in leaves_with_names(data) if not getattr(x, "shape", None))
             raise TypeError(
-                f"{name}.read returned leaf {wrong_leaf}, for batch {step}: it needs to return a pytree of arrays "
-                f"[{len(indices)}, ...], or a list of {len(indices)} records"
+                f"{type(self.source).__name__}.read returned leaf {leaf!r} as {type(what).__name__} without rows, for batch "
+                f"{step}: it needs to return a pytree of arrays [{len(indices)}, ...], or a list of {len(indices)} records"
             ) from None
         if wrong := [n for n in rows if n != len(indices)]:
+            name = type(self.source).__name__
             raise ValueError(f"{name}.read was given {len(indices)} indices and returned {wrong[0]} rows, for batch {step}")
         return data
 
