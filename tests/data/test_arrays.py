@@ -9,6 +9,7 @@ import pytest
 import torch
 import zarr
 
+import penstock as ps
 from penstock.data import ArraySource, as_source
 
 INDICES = np.array([7, 0, 7, 3, 4, 5])
@@ -126,3 +127,36 @@ def test_a_file_of_arrays_is_a_dict_of_them(values, tmp_path):
     group = zarr.open_group(str(tmp_path / "all.zarr"), mode="w")
     group.create_array("x", data=values)
     assert np.array_equal(as_source(group).read(INDICES)["x"], values[INDICES])
+
+
+def test_a_nested_file_of_arrays_is_a_nested_dict(values, tmp_path):
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file["x"], file["g/y"] = values, values[:, 0, 0]
+        file.create_group("empty")
+    batch = as_source(h5py.File(tmp_path / "all.h5")).read(INDICES)
+    assert sorted(batch) == ["g", "x"]
+    assert np.array_equal(batch["g"]["y"], values[INDICES, 0, 0])
+    group = zarr.open_group(str(tmp_path / "all.zarr"), mode="w")
+    group.create_group("g").create_array("y", data=values)
+    assert np.array_equal(as_source(group).read(INDICES)["g"]["y"], values[INDICES])
+
+
+def test_changes_of_a_copy_on_write_memmap_reach_another_process(values, tmp_path):
+    as_memmap(values, tmp_path)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="c")
+    mapped[:] += 1
+    source = ArraySource({"x": mapped})
+    assert np.array_equal(pickle.loads(pickle.dumps(source)).read(INDICES)["x"], values[INDICES] + 1)
+
+
+def test_an_h5py_file_open_for_writing_cannot_be_sent_to_another_process(values, tmp_path):
+    with pytest.raises(ValueError, match=r"source does not pickle.*x\.h5.*open for writing.*'r'\)"):
+        ps.Loader({"x": as_h5py(values, tmp_path)}, 2, workers="process:1")
+
+
+def test_masked_arrays_are_refused_with_a_way_out():
+    masked = np.ma.masked_array(np.arange(4), mask=[0, 1, 0, 0])
+    with pytest.raises(TypeError, match=r"'x' is a masked array.*x\.filled"):
+        as_source({"x": masked})
+    with pytest.raises(TypeError, match=r"'x'.*masked array.*filled"):
+        ps.Loader([{"x": masked}] * 2, 2)[0]

@@ -40,7 +40,7 @@ def test_a_record_longer_than_all_lengths_is_an_error():
         ps.pad_to([4, 8])([{"x": np.ones(9)}])
 
 
-@pytest.mark.parametrize("lengths", [[], [0], [-1, 4], ["a"], {"x": []}])
+@pytest.mark.parametrize("lengths", [[], [0], [-1, 4], ["a"], [1, "a"], 128, {"x": []}, {"x": 8}])
 def test_lengths_must_be_positive_integers(lengths):
     with pytest.raises(ValueError, match="pad_to needs positive lengths"):
         ps.pad_to(lengths)
@@ -61,3 +61,55 @@ def test_a_mask_needs_a_dict_and_a_free_name():
 def test_records_of_different_structure_are_told_apart():
     with pytest.raises(ValueError, match=r"row 0.*row 1"):
         stack([{"x": 1}, {"y": 1}])
+
+
+@pytest.mark.parametrize("text", [b"ab\0\0", "ab\0\0"])
+def test_strings_and_bytes_are_left_alone_by_padding(text):
+    batch = ps.pad_to([4])([{"x": np.ones(2), "raw": text}])
+    assert batch["raw"].tolist() == [text]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(np.uint8, 0.5), (np.int64, np.nan), (np.uint8, -100), (np.int64, 10**30), (np.float16, -1e9), (bool, 2)]
+)
+def test_a_value_that_a_leaf_cannot_hold_is_refused(dtype, value):
+    with pytest.raises(ValueError, match=rf"'x' has dtype {np.dtype(dtype)}.*value="):
+        ps.pad_to([4], value=value)([{"x": np.ones(2, dtype)}])
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.float32, 0.1), (np.float16, -np.inf), (np.float32, np.nan), (np.int8, -100)])
+def test_a_value_that_a_leaf_can_hold_is_what_it_is_padded_with(dtype, value):
+    padded = ps.pad_to([3], value=value)([{"x": np.ones(2, dtype)}])["x"]
+    assert padded.dtype == dtype
+    assert np.array_equal(padded[0, 2], np.asarray(value, dtype), equal_nan=True)
+
+
+def test_an_empty_record_does_not_change_the_dtype_or_shape_of_a_padded_leaf():
+    batch = ps.pad_to([2], mask="mask")([{"x": np.array([])}, {"x": np.ones((1, 3), np.int32)}])
+    assert batch["x"].dtype == np.int32
+    assert batch["x"].shape == (2, 2, 3)
+    assert batch["mask"].tolist() == [[False, False], [True, False]]
+
+
+def test_lists_of_numbers_are_arrays():
+    batch = ps.pad_to({"x": [4]})([{"x": [1, 2, 3], "y": [[1, 2], [3, 4]]}, {"x": [], "y": [[5, 6], [7, 8]]}])
+    assert batch["x"].tolist() == [[1, 2, 3, 0], [0, 0, 0, 0]]
+    assert batch["x"].dtype == np.int64
+    assert batch["y"].shape == (2, 2, 2)
+    assert stack([[1, 2], [3, 4], [5, 6]]).shape == (3, 2)
+
+
+def test_lists_of_other_things_hold_leaves():
+    first, second = stack([[np.ones(3), 1], [np.ones(3), 2]])
+    assert first.shape == (2, 3)
+    assert second.tolist() == [1, 2]
+
+
+def test_a_ragged_list_in_a_record_is_named():
+    with pytest.raises(ValueError, match=r"'x' of one record makes no array.*inhomogeneous"):
+        stack([{"x": [[1, 2], [3]]}])
+
+
+def test_a_scalar_given_lengths_is_named():
+    with pytest.raises(ValueError, match="'label' is a scalar"):
+        ps.pad_to({"label": [4]})([{"label": 1}])

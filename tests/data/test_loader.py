@@ -1,5 +1,8 @@
 import hashlib
 import pickle
+from datetime import date
+from decimal import Decimal
+from functools import partial
 
 import jax
 import numpy as np
@@ -137,9 +140,10 @@ def test_step_10_to_the_9_of_10_to_the_10_records_costs_a_batch_of_memory():
         def read(self, indices):
             return {"x": indices}
 
-    x = ps.Loader(Huge(), 128, shuffle=True)[10**9]["x"]
-    assert len(set(x.tolist())) == 128
-    assert x.max() < 10**10
+    for epochs in (None, 10**10):
+        x = ps.Loader(Huge(), 128, shuffle=True, epochs=epochs)[10**9]["x"]
+        assert len(set(x.tolist())) == 128
+        assert x.max() < 10**10
 
 
 def test_a_transform_may_work_in_place():
@@ -149,6 +153,32 @@ def test_a_transform_may_work_in_place():
 
     assert loader(transform=in_place, shuffle=False)[0]["x"].sum() == 0
     assert X.sum() == 4950
+
+
+def test_indices_that_a_source_returns_as_data_may_be_written_to():
+    class Indices:
+        def __len__(self):
+            return 100
+
+        def read(self, indices):
+            return {"x": indices}
+
+    made = ps.Loader(Indices(), 10, shuffle=True)
+    before = made[3]["x"].tolist()
+    made[3]["x"][:] = 0
+    assert made[3]["x"].tolist() == before
+
+
+def test_the_dicts_and_lists_of_a_users_records_are_not_changed():
+    def take(record):
+        record["y"].append(record.pop("x"))
+        return {"y": np.array(record["y"])}
+
+    records = [{"x": i, "y": [i]} for i in range(4)]
+    made = ps.Loader(records, 2, transform=ps.per_record(take))
+    assert made[0]["y"].tolist() == made[0]["y"].tolist() == [[0, 0], [1, 1]]
+    collated = ps.Loader(records, 2, collate=lambda batch: {"x": np.array([record.pop("x") for record in batch])})
+    assert collated[1]["x"].tolist() == collated[1]["x"].tolist() == [2, 3]
 
 
 def test_a_loader_pickles_and_gives_the_same_batches():
@@ -176,6 +206,11 @@ def test_its_repr_says_what_it_is():
         ({"workers": "process:0"}, "workers='process:0'"),
         ({"process": (0, 3)}, "batch_size=8.*3 processes.*multiple of 3"),
         ({"process": (2, 2)}, r"process=\(2, 2\)"),
+        ({"process": 3}, r"process=3: needs \(index, count\)"),
+        ({"process": (0,)}, r"process=\(0,\)"),
+        ({"process": ()}, r"process=\(\)"),
+        ({"process": ("0", "1")}, r"process=\('0', '1'\)"),
+        ({"process": (0.5, 2)}, r"process=\(0\.5, 2\)"),
         ({"process": (0, 8), "remainder": "keep"}, "4 of 100 records.*8 processes"),
         ({"process": (0, 2), "collate": ps.pad_to([4, 8])}, "pad_to with several lengths"),
         ({"workers": "process:1", "transform": lambda batch: batch}, "transform does not pickle"),
@@ -189,8 +224,33 @@ def test_bad_arguments_are_told_at_once(options, words):
 def test_a_transform_that_is_no_function():
     with pytest.raises(TypeError, match="transform=3"):
         loader(transform=3)
+    with pytest.raises(TypeError, match=r"transform=\[\]"):
+        loader(transform=[])
+    with pytest.raises(TypeError, match="collate=3"):
+        loader(collate=3)
     with pytest.raises(TypeError, match="per_record needs a function"):
         ps.per_record(3)
+
+
+def test_a_function_object_without_items_is_still_called():
+    class Steps(list):
+        def __call__(self, given):
+            return {"y": np.zeros(8)}
+
+    assert list(loader(transform=Steps())[0]) == list(loader(collate=Steps())[0]) == ["y"]
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = loader(workers=np.int64(2), process=(np.int64(0), np.int64(2)))
+    assert made[0]["x"].shape == (4,)
+    assert made.workers.count == 2
+
+
+def test_a_generator_that_is_bound_already_is_kept():
+    mine = partial(add_noise, rng=np.random.default_rng(0))
+    wanted = np.arange(8) + np.random.default_rng(0).integers(0, 1000, 8)
+    assert loader(shuffle=False, transform=mine)[0]["x"].tolist() == wanted.tolist()
+    assert digests(loader(transform=partial(add_noise))) == digests(loader(transform=add_noise))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +272,9 @@ def test_a_transform_that_breaks_its_promise_is_told_with_the_batch(transform, w
 
 def test_padding_needs_a_dict():
     with pytest.raises(ValueError, match=r"remainder='pad'.*is a tuple"):
-        ps.Loader((X, X), 8, remainder="pad")[0]
+        ps.Loader((X, X), 8, remainder="pad")
+    with pytest.raises(ValueError, match=r"remainder='pad'.*'mask'.*already"):
+        ps.Loader({"mask": X}, 8, remainder="pad")
 
 
 def test_an_error_in_a_transform_names_the_batch():
@@ -222,3 +284,71 @@ def test_an_error_in_a_transform_names_the_batch():
     with pytest.raises(ZeroDivisionError) as caught:
         loader(transform=bad)[3]
     assert "batch 3" in caught.value.__notes__[0]
+
+
+def test_an_error_in_a_record_function_names_the_record_and_its_row():
+    def bad(record):
+        return {"x": 1 // (int(record["x"]) - 77)}
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        loader(transform=ps.per_record(bad), shuffle=False)[9]
+    notes = " ".join(caught.value.__notes__)
+    assert "record 77" in notes
+    assert "row 5" in notes
+    assert "batch 9" in notes
+
+
+def test_no_record_is_blamed_for_an_error_of_many():
+    class Few:
+        def __len__(self):
+            return 100
+
+        def read(self, indices):
+            if len(indices) > 5:
+                raise OSError("too many at once")
+            return {"x": indices}
+
+    with pytest.raises(OSError, match="too many") as caught:
+        ps.Loader(Few(), 20)[0]
+    assert "not at one record alone" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(("made", "words"), [([1, 2], "'x/0' as int"), (np.float32(1), "'x' as float32")])
+def test_a_source_that_returns_no_rows_is_told(made, words):
+    class Wrong:
+        def __len__(self):
+            return 10
+
+        def read(self, indices):
+            return {"x": made}
+
+    with pytest.raises(TypeError, match=rf"Wrong\.read returned leaf {words}.*batch 1.*\[2, \.\.\.\]"):
+        ps.Loader(Wrong(), 2)[1]
+
+
+def test_who_made_a_wrong_batch_is_named():
+    class Changes:
+        def __len__(self):
+            return 10
+
+        def read(self, indices):
+            return {"y" if 4 in indices else "x": indices}
+
+    made = ps.Loader(Changes(), 2)
+    made[0]
+    with pytest.raises(ValueError, match=r"batch 2: Changes\.read returned the structure"):
+        made[2]
+    with pytest.raises(ValueError, match="batch 0: collate returned leaf 'x'"):
+        loader(collate=lambda records: {"x": np.zeros(3)})[0]
+
+
+@pytest.mark.parametrize("thing", [date(2020, 1, 1), Decimal(1), {1}])
+def test_arrays_of_python_objects_are_refused(thing):
+    with pytest.raises(TypeError, match=rf"batch 0: the transform returned leaf 'x'.*{type(thing).__name__}"):
+        loader(transform=lambda batch: {"x": np.array([thing] * 8, object)})[0]
+
+
+def test_strings_and_bytes_may_stay_on_the_host():
+    batch = ps.Loader([{"text": "a", "raw": b"b\0"}] * 4, 4)[0]
+    assert batch["text"].tolist() == ["a"] * 4
+    assert batch["raw"].tolist() == [b"b\0"] * 4

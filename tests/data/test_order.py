@@ -106,3 +106,10 @@ def test_memory_does_not_grow_with_the_number_of_records():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4e6
+
+
+def test_indices_are_the_callers_own():
+    order = Order(100, 10, True, 0, "drop")
+    before = order.indices(3, 0, 10).tolist()
+    order.indices(3, 0, 10)[:] = 0
+    assert order.indices(3, 0, 10).tolist() == before

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,9 @@ def fail_unpicklably(batch):
     raise Unpicklable("what happened", 2)
 
 
+SMALL_SHM = ["unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && "$@"', "bash"]
+
+
 def grow(batch):
     return {"x": np.repeat(batch["x"][:, None], 10 ** (int(batch["x"][0]) % 5), axis=1)}
 
@@ -66,8 +70,9 @@ def test_an_error_comes_after_the_good_batches_with_the_workers_traceback():
 
 
 def test_an_error_that_does_not_pickle_keeps_its_words():
-    with pytest.raises(RuntimeError, match="what happened"):
+    with pytest.raises(RuntimeError) as caught:
         list(ps.Loader({"x": X}, 4, epochs=1, transform=fail_unpicklably, workers="process:1"))
+    assert str(caught.value) == "Unpicklable: what happened"
 
 
 def test_a_killed_worker_is_an_error_and_no_hang():
@@ -109,3 +114,28 @@ def test_a_script_without_a_guarded_entry_is_told_of_it(tmp_path):
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0
     assert "__name__ == '__main__'" in ended.stderr
+
+
+@pytest.mark.skipif(
+    not shutil.which("unshare") or subprocess.run([*SMALL_SHM, "true"], capture_output=True).returncode != 0,
+    reason="needs the right to mount a small /dev/shm",
+)
+@pytest.mark.parametrize("large", ["data", "batch"])
+def test_a_dev_shm_that_is_too_small_is_an_error_that_says_so(large, tmp_path):
+    script = tmp_path / "large.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import numpy as np, penstock as ps
+
+            def widen(batch):
+                return {{"x": np.zeros((len(batch["x"]), 4_000_000), np.float32)}}
+
+            if __name__ == "__main__":
+                data = np.zeros((4, {4_000_000 if large == "data" else 1}), np.float32)
+                next(iter(ps.Loader({{"x": data}}, 4, transform=widen, workers="process:1")))
+        """)
+    )
+    ended = subprocess.run([*SMALL_SHM, sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1, ended.stderr
+    assert "MemoryError: worker processes need 64,000,000 more bytes" in ended.stderr
+    assert "--shm-size" in ended.stderr

@@ -18,7 +18,7 @@ class ArraySource:
     """A pytree of arrays [N, ...] of one length N; a batch is one gather per array.
 
     Raises:
-      TypeError: a leaf that is no array, or an array of dtype object.
+      TypeError: a leaf that is no array, a masked array, or an array of dtype object.
       ValueError: no leading dimension, length 0, or unequal lengths.
     """
 
@@ -33,24 +33,24 @@ class ArraySource:
         if not all(lengths.values()):
             raise ValueError(f"no records: {', '.join(map(repr, lengths))} of length 0")
         self._records = named[0][1].shape[0]
-        self._arrays = jax.tree.map(_in_reach, arrays)
+        self.arrays = jax.tree.map(_in_reach, arrays)
         self._spec = ", ".join(f"{name}: {leaf.dtype}[{','.join(['N', *map(str, leaf.shape[1:])])}]" for name, leaf in named)
 
     def __len__(self) -> int:
         return self._records
 
     def read(self, indices: np.ndarray) -> Batch:
-        arrays, treedef = jax.tree_util.tree_flatten(self._arrays)
+        arrays, treedef = jax.tree_util.tree_flatten(self.arrays)
         return jax.tree_util.tree_unflatten(treedef, [_read(x, indices) for x in arrays])
 
     def describe(self) -> str:
         return self._spec
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_arrays": jax.tree.map(_by_path, self._arrays)}
+        return self.__dict__ | {"arrays": jax.tree.map(_by_path, self.arrays)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"_arrays": jax.tree.map(_opened, state["_arrays"])}
+        self.__dict__ = state | {"arrays": jax.tree.map(_opened, state["arrays"])}
 
 
 def _check_leaf(name: str, leaf: Any) -> None:
@@ -59,6 +59,8 @@ def _check_leaf(name: str, leaf: Any) -> None:
             f"leaf {name!r} is {type(leaf).__name__}, not an array: a dict or tuple given to Loader holds "
             "one array a field (np.asarray(...)); a sequence of records is given as a list"
         )
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError(f"leaf {name!r} is a masked array, and a batch has no mask for it: give {name}.filled(value)")
     if leaf.dtype == object:
         first = f", first element {type(leaf.flat[0]).__name__}" if isinstance(leaf, np.ndarray) and leaf.size else ""
         raise TypeError(
@@ -122,15 +124,23 @@ class _ByPath:
 
 def _by_path(x: Any) -> Any:
     if type(x).__module__.partition(".")[0] == "h5py":
+        if x.file.mode != "r":
+            raise ValueError(
+                f"{x.file.filename!r} is open for writing (mode {x.file.mode!r}), so no other process can read it: close it, "
+                "and open it again with h5py.File(path, 'r')"
+            )
         return _ByPath("h5py", x.file.filename, x.name)
-    if isinstance(x, np.memmap) and x.filename is not None and x.flags.c_contiguous:
+    if not isinstance(x, np.memmap):
+        return x
+    # What was written to a copy-on-write map is in this process alone, and not in the file.
+    if x.filename is not None and x.flags.c_contiguous and x.mode != "c":
         whole = x
         while isinstance(whole.base, np.memmap):
             whole = whole.base
         # A view keeps the offset of the map it was cut from, so its own is counted from the addresses.
         offset = whole.offset + x.ctypes.data - whole.ctypes.data
         return _ByPath("memmap", x.filename, x.dtype, offset, x.shape)
-    return x
+    return np.asarray(x)
 
 
 def _opened(x: Any) -> Any:

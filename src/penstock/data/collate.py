@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from penstock.data.tree import Batch, Record, leaf_name, to_numpy
+from penstock.data.tree import Batch, Record, check_keys, leaf_name, to_numpy
 
 
 def stack(records: Sequence[Record]) -> Batch:
     """Stack the leaves of equally structured records along a new first axis.
 
-    Leaves may be NumPy, JAX or torch arrays, numbers, images (anything `np.asarray` takes), strings or bytes;
-    the last two give an array of dtype object.
+    Leaves may be NumPy, JAX or torch arrays, numbers, lists of numbers, images (anything `np.asarray` takes),
+    strings or bytes; the last two give an array of dtype object.
 
     Raises:
       ValueError: records that differ in structure or in the shape of a leaf.
@@ -33,14 +34,14 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
       lengths: bucket lengths, for every leaf that has a dimension; or a dict from leaf name (`"tokens"`,
         `"inputs/ids"`) to bucket lengths, for these leaves alone. Leaves given the same lengths are
         padded to the same one, the smallest that holds the longest record of the batch.
-      value: what to pad with.
+      value: what to pad with; the dtype of each padded leaf must be able to hold it.
       mask: name of a boolean leaf [B, L] to add to dict records, true where the first padded leaf has data.
 
     Returns:
       A function from records to a batch with leaves [B, L, ...]; other leaves are stacked.
 
     Raises:
-      ValueError: (when called) a record longer than the largest length.
+      ValueError: (when called) a record longer than the largest length, or a `value` that a leaf cannot hold.
 
     Example:
       >>> collate = ps.pad_to([4, 8], mask="mask")
@@ -65,8 +66,11 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
         names = [leaf_name(path) for path in paths]
         if unknown := [name for name in self.lengths if name and name not in names]:
             raise ValueError(f"pad_to names leaf {unknown[0]!r}; the records have {names}")
-        arrays = [[np.asarray(to_numpy(leaf)) for leaf in column] for column in columns]
-        padded = [self._buckets_of(name, column[0]) for name, column in zip(names, arrays, strict=True)]
+        padded = [self._buckets_of(name, column[0]) for name, column in zip(names, columns, strict=True)]
+        arrays = [
+            [_array(name, leaf) for leaf in column] if buckets else column
+            for name, column, buckets in zip(names, columns, padded, strict=True)
+        ]
         longest: dict[tuple[int, ...], int] = {}
         for name, column, buckets in zip(names, arrays, padded, strict=True):
             if buckets:
@@ -82,9 +86,9 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
                 mask = np.arange(length) < np.array([len(x) for x in column])[:, None]
         return self._with_mask(jax.tree_util.tree_unflatten(treedef, leaves), mask)
 
-    def _buckets_of(self, name: str, first: np.ndarray) -> tuple[int, ...] | None:
+    def _buckets_of(self, name: str, first: Any) -> tuple[int, ...] | None:
         if "" in self.lengths:
-            return self.lengths[""] if first.ndim else None
+            return self.lengths[""] if not isinstance(first, (str, bytes)) and _array(name, first).ndim else None
         return self.lengths.get(name)
 
     def _with_mask(self, batch: Batch, mask: np.ndarray | None) -> Batch:
@@ -104,21 +108,42 @@ def add_mask(batch: Batch, name: str, mask: Any, why: str) -> dict[str, Any]:
 
 def _columns(records: Sequence[Record]) -> tuple[list[Any], list[list[Any]], Any]:
     """Paths of leaves, the leaves of all records path by path, and the records' structure."""
-    first: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(records[0])
+    check_keys(records[0])
+    first: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(records[0], _is_list_of_numbers)
     paths, treedef = first
     rows = []
     for i, record in enumerate(records):
-        leaves, structure = jax.tree_util.tree_flatten(record)
+        leaves, structure = jax.tree_util.tree_flatten(record, _is_list_of_numbers)
         if structure != treedef:
-            raise ValueError(f"records of one batch differ in structure: row 0 is {treedef}, row {i} is {structure}")
+            raise ValueError(
+                f"records of one batch differ in structure: row 0 is {treedef}, row {i} is {structure}; "
+                "make them alike in transform=ps.per_record(fn), with an array for what varies in length"
+            )
         rows.append(leaves)
     return [path for path, _ in paths], [list(column) for column in zip(*rows, strict=True)], treedef
+
+
+def _is_list_of_numbers(node: Any) -> bool:
+    """Whether it is one array written as a list, or a list of lists, rather than a container of leaves."""
+    if not isinstance(node, list):
+        return False
+    kinds = set(map(type, node))
+    if list in kinds:
+        return len(kinds) == 1 and all(map(_is_list_of_numbers, node))
+    return all(issubclass(kind, (bool, int, float, complex, np.bool_, np.number)) for kind in kinds)
+
+
+def _array(name: str, leaf: Any) -> np.ndarray:
+    try:
+        return np.asarray(to_numpy(leaf))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"leaf {name!r} of one record makes no array: {error}") from error
 
 
 def _stack_leaf(name: str, column: Sequence[Any]) -> np.ndarray:
     if isinstance(column[0], (str, bytes)):
         return np.array(column, dtype=object)
-    arrays = [np.asarray(to_numpy(leaf)) for leaf in column]
+    arrays = [_array(name, leaf) for leaf in column]
     shapes = {x.shape for x in arrays}
     if len(shapes) > 1:
         listed = ", ".join(map(str, sorted(shapes)[:4]))
@@ -130,13 +155,16 @@ def _stack_leaf(name: str, column: Sequence[Any]) -> np.ndarray:
 
 
 def _buckets(name: str, lengths: Sequence[int]) -> tuple[int, ...]:
-    buckets = tuple(sorted(set(lengths)))
-    if not buckets or any(not isinstance(n, (int, np.integer)) or n < 1 for n in buckets):
-        raise ValueError(f"pad_to needs positive lengths, got {list(lengths)!r}" + (f" for leaf {name!r}" if name else ""))
-    return buckets
+    given = list(lengths) if isinstance(lengths, Iterable) else []
+    if not given or any(not isinstance(n, (int, np.integer)) or n < 1 for n in given):
+        where = f" for leaf {name!r}" if name else ""
+        raise ValueError(f"pad_to needs positive lengths in a list, such as [128, 256], got {lengths!r}{where}")
+    return tuple(sorted(set(given)))
 
 
 def _longest(name: str, column: Sequence[np.ndarray], buckets: tuple[int, ...]) -> int:
+    if not all(x.ndim for x in column):
+        raise ValueError(f"leaf {name!r} is a scalar in one record, and pad_to pads the first dimension: give it no lengths")
     longest = max(len(x) for x in column)
     if longest > buckets[-1]:
         raise ValueError(
@@ -147,10 +175,26 @@ def _longest(name: str, column: Sequence[np.ndarray], buckets: tuple[int, ...]) 
 
 
 def _pad(name: str, column: Sequence[np.ndarray], length: int, value: float) -> np.ndarray:
-    tails = {x.shape[1:] for x in column}
+    filled = [x for x in column if len(x)] or column  # an empty list does not tell its dtype, nor further dimensions
+    tails = {x.shape[1:] for x in filled}
     if len(tails) > 1:
         raise ValueError(f"leaf {name!r} differs in more than its first dimension: {sorted(tails)[:4]}; pad_to pads the first")
-    out = np.full((len(column), length, *column[0].shape[1:]), value, np.result_type(*column))
+    dtype = np.result_type(*{x.dtype for x in filled})
+    out = np.full((len(column), length, *filled[0].shape[1:]), _padding(name, value, dtype), dtype)
     for row, x in zip(out, column, strict=True):
-        row[: len(x)] = x
+        if len(x):
+            row[: len(x)] = x
     return out
+
+
+def _padding(name: str, value: float, dtype: np.dtype) -> np.ndarray:
+    """The value in the dtype of a leaf, if it is still that value there, but for rounding to a float's precision."""
+    try:
+        with np.errstate(all="ignore"):
+            padding = np.array(value).astype(dtype)
+        same = np.isfinite(padding) == np.isfinite(value) if jnp.issubdtype(dtype, np.inexact) else padding == value
+    except (TypeError, ValueError, OverflowError):
+        same = False
+    if not same:
+        raise ValueError(f"leaf {name!r} has dtype {dtype}, which cannot hold pad_to's value={value!r}: give another value")
+    return padding

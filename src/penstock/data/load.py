@@ -42,12 +42,14 @@ class Load:
         with clock.time("read"):
             indices = self._indices(step, start, stop)
             data = self._read(step, indices)
+            if isinstance(data, list):
+                data = self._own(data)
         if self.transform and self.transform.each_record:
             with clock.time("transform"):
-                data = self._noting(step, self.transform.records, _records(data, len(indices)), step, start)
-        if self.collate or isinstance(data, list):
+                data = self._noting(step, self.transform.records, _records(data, len(indices)), indices, step, start)
+        if self.collate is not None or isinstance(data, list):
             with clock.time("collate"):
-                data = self._noting(step, self.collate or stack, _records(data, len(indices)))
+                data = self._noting(step, stack if self.collate is None else self.collate, _records(data, len(indices)))
         if self.transform and not self.transform.each_record:
             with clock.time("transform"):
                 data = self._noting(step, self.transform.batch, data, step, start)
@@ -77,11 +79,25 @@ class Load:
         except Exception as error:
             error.add_note(f"penstock: while reading batch {step}{_failing_record(self.source, indices)}")
             raise
-        rows = [len(data)] if isinstance(data, list) else [x.shape[0] for x in jax.tree_util.tree_leaves(data)]
+        try:
+            rows = [len(data)] if isinstance(data, list) else [x.shape[0] for x in jax.tree_util.tree_leaves(data)]
+        except (AttributeError, IndexError):
+            leaf, what = next((n, x) for n, x in leaves_with_names(data) if not getattr(x, "shape", None))
+            raise TypeError(
+                f"{type(self.source).__name__}.read returned leaf {leaf!r} as {type(what).__name__} without rows, for batch "
+                f"{step}: it needs to return a pytree of arrays [{len(indices)}, ...], or a list of {len(indices)} records"
+            ) from None
         if wrong := [n for n in rows if n != len(indices)]:
             name = type(self.source).__name__
             raise ValueError(f"{name}.read was given {len(indices)} indices and returned {wrong[0]} rows, for batch {step}")
         return data
+
+    def _own(self, records: list[Record]) -> list[Record]:
+        """Records whose containers a user's function may change: those of a list, say, are read again next epoch."""
+        changed = self.collate is not None or (self.transform is not None and self.transform.each_record)
+        if not changed or not isinstance(self.source, RecordSource):
+            return records
+        return [jax.tree_util.tree_map(lambda leaf: leaf, record) for record in records]
 
     def _noting(self, step: int, fn: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -93,23 +109,44 @@ class Load:
     def _checked(self, step: int, batch: Batch, rows: int) -> Batch:
         """The batch with NumPy (or JAX) leaves, after a look at its structure and leading dimensions."""
         leaves, structure = jax.tree_util.tree_flatten(batch)
-        if not all(type(leaf) is np.ndarray for leaf in leaves):
+        if not all(type(leaf) is np.ndarray and not leaf.dtype.hasobject for leaf in leaves):
             leaves = [to_numpy(leaf) for leaf in leaves]
             batch = jax.tree_util.tree_unflatten(structure, leaves)
+            self._check_objects(step, batch)
         if not all(leaf.ndim and leaf.shape[0] == rows for leaf in leaves):
             name, leaf = next((n, x) for n, x in leaves_with_names(batch) if x.ndim == 0 or x.shape[0] != rows)
             raise ValueError(
-                f"batch {step}: the transform returned leaf {name!r} as {describe_array(leaf)}; every leaf needs the "
+                f"batch {step}: {self._maker()} returned leaf {name!r} as {describe_array(leaf)}; every leaf needs the "
                 f"batch's {rows} rows as its first dimension"
             )
         # Any thread may set it first; each compares with a structure that some batch had.
         first = self._first = self._first or (step, structure)
         if structure != first[1] or not leaves:
             raise ValueError(
-                f"batch {step}: the transform returned the structure {structure}"
+                f"batch {step}: {self._maker()} returned the structure {structure}"
                 + (f", but {first[1]} for batch {first[0]}: it must not depend on the records" if leaves else ", without arrays")
             )
         return batch
+
+    def _check_objects(self, step: int, batch: Batch) -> None:
+        """TypeError for an array of Python objects; strings and bytes may stay on the host, as a text to print, say."""
+        for name, leaf in leaves_with_names(batch):
+            if not isinstance(leaf, np.ndarray) or not leaf.dtype.hasobject:
+                continue
+            wrong = [type(x).__name__ for x in leaf.ravel() if not isinstance(x, (str, bytes))]
+            if wrong:
+                raise TypeError(
+                    f"batch {step}: {self._maker()} returned leaf {name!r} as an array of Python objects ({wrong[0]}), which no "
+                    "device can hold: make numbers of it in the transform, or leave it out"
+                )
+
+    def _maker(self) -> str:
+        """What made the batch, for an error."""
+        if self.transform is not None and not self.transform.each_record:
+            return "the transform"
+        if self.collate is not None:
+            return "collate"
+        return "the transform" if self.transform is not None else f"{type(self.source).__name__}.read"
 
 
 def _records(data: Batch | list[Record], rows: int) -> list[Record]:
@@ -125,7 +162,7 @@ def _failing_record(source: Source, indices: np.ndarray) -> str:
     while len(indices) > 1:
         half = indices[: len(indices) // 2]
         indices = half if _fails(source, half) else indices[len(indices) // 2 :]
-    return f", at record {indices[0]}"
+    return f", at record {indices[0]}" if _fails(source, indices) else ", though not at one record alone"
 
 
 def _fails(source: Source, indices: np.ndarray) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,16 @@ from penstock._arguments import at_least
 from penstock._clock import Clock
 from penstock._makers import End, Makers
 from penstock._stage import Stage
-from penstock.data.collate import pad_to
+from penstock.data.arrays import ArraySource
+from penstock.data.collate import add_mask, pad_to
 from penstock.data.load import Load
 from penstock.data.order import Order, Remainder
 from penstock.data.source import as_source, describe_source
 from penstock.data.transform import Transform, per_record
 from penstock.data.tree import Batch, Record
 from penstock.data.workers import ProcessPool, Workers
+
+_NO_LIST_OF_ARRAYS = ". A list holds one record an item: arrays with one row a record are given as a tuple or dict"
 
 
 class Loader:
@@ -40,7 +44,8 @@ class Loader:
       seed: selects the orders and the random numbers of transforms, >= 0.
       epochs: how often to go through the data; None goes on for ever.
       transform: from a host batch (leaves [B, ...], NumPy) to a host batch with the same B; with a
-        parameter named `rng` it gets a NumPy generator seeded by (seed, step). Or `ps.per_record(fn)`.
+        parameter named `rng` it gets a NumPy generator seeded by (seed, step, first row of this process), so that
+        its numbers depend on the number of processes. Or `ps.per_record(fn)`, whose numbers do not.
       collate: from a list of records to a batch; `ps.pad_to(lengths)` pads. None stacks.
       remainder: what becomes of the last records of an epoch if `batch_size` does not divide it: "drop"
         leaves them out; "pad" repeats the last one, and adds a boolean leaf `mask` [B] to every batch,
@@ -82,8 +87,11 @@ class Loader:
         if remainder not in get_args(Remainder):
             raise ValueError(f"remainder={remainder!r}: choose from {', '.join(get_args(Remainder))}")
         self._order = Order(len(source), self.batch_size, bool(shuffle), seed, remainder)
-        self.process = process or (jax.process_index(), jax.process_count())
-        self._load = Load(source, self._order, Transform(transform, seed) if transform else None, collate, self.process)
+        self.process = (jax.process_index(), jax.process_count()) if process is None else _index_and_count(process)
+        if collate is not None and not callable(collate):
+            raise TypeError(f"collate={collate!r} is no function from a list of records to a batch")
+        lifted = None if transform is None else Transform(transform, seed)
+        self._load = Load(source, self._order, lifted, collate, self.process)
         _check(self._load, self.batch_sizes)
         if self.workers.kind == "process":
             _check_pickles(self._load)
@@ -105,16 +113,21 @@ class Loader:
             raise TypeError("a Loader with epochs=None goes on for ever and has no length; see steps_per_epoch")
         return self.epochs * self.steps_per_epoch
 
+    @property
+    def _steps(self) -> float:
+        """Global batches in all epochs, which may be more than `len` can return."""
+        return math.inf if self.epochs is None else self.epochs * self.steps_per_epoch
+
     def __getitem__(self, step: int) -> Batch:
         """This process's rows of the global batch `step`, 0 <= step < len(self); else IndexError."""
         step = operator.index(step)
         if not self._has(step):
-            steps = "for ever" if self.epochs is None else f"for {len(self):,} steps"
+            steps = "for ever" if self.epochs is None else f"for {self._steps:,} steps"
             raise IndexError(f"no step {step} in a Loader that goes on {steps} from 0")
         return self._load(step, Clock())
 
     def _has(self, step: int) -> bool:
-        return step >= 0 and (self.epochs is None or step < len(self))
+        return 0 <= step < self._steps
 
     def __iter__(self) -> Iterator[Batch]:
         if self.workers.kind == "none":
@@ -171,17 +184,27 @@ class Loader:
         return Makers(works, interrupt=pool.kill, cleanup=pool.release)
 
 
+def _index_and_count(process: Any) -> tuple[int, int]:
+    try:
+        index, count = map(operator.index, process)
+    except (TypeError, ValueError):
+        index, count = 0, 0
+    if not 0 <= index < count:
+        raise ValueError(f"process={process!r}: needs (index, count) with 0 <= index < count")
+    return index, count
+
+
 def _check(load: Load, batch_sizes: Sequence[int]) -> None:
-    order, (index, count) = load.order, load.process
+    order, count = load.order, load.process[1]
     if order.records == 0:
         raise ValueError(f"no records: {type(load.source).__name__} has length 0")
     if order.steps_per_epoch == 0:
         raise ValueError(
             f"batch_size={order.batch_size} is more than the {order.records:,} records, so remainder='drop' leaves none: "
-            "use a smaller batch, or remainder='pad' or 'keep'"
+            "use a smaller batch, or remainder='pad' or 'keep'" + _NO_LIST_OF_ARRAYS * (describe_source(load.source) == "list")
         )
-    if not 0 <= index < count:
-        raise ValueError(f"process={load.process}: needs (index, count) with 0 <= index < count")
+    if order.remainder == "pad" and isinstance(load.source, ArraySource) and load.transform is None and load.collate is None:
+        add_mask(load.source.arrays, "mask", None, "remainder='pad'")  # fails now where every batch would
     for rows in batch_sizes:
         if rows % count and rows == order.batch_size:
             raise ValueError(f"batch_size={rows} cannot be divided among {count} processes: use a multiple of {count}")

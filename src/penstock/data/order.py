@@ -147,7 +147,7 @@ class Order:
         block = self._last
         if block is None or block.key != key:
             block = self._last = _Block(key, self._permuted(epoch, k // steps * steps, steps, start, stop))
-        return block.indices[k % steps]
+        return block.indices[k % steps].copy()  # a source may return it as data, which is then written to
 
     def _permuted(self, epoch: int, first: int, steps: int, start: int, stop: int) -> np.ndarray:
         batches = np.arange(first, min(first + steps, self.steps_per_epoch), dtype=np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.data.arrays import ArraySource, is_array
 from penstock.data.records import RecordSource
-from penstock.data.tree import Batch, Record
+from penstock.data.tree import Batch, Record, check_keys
 
 
 @runtime_checkable
@@ -46,18 +46,19 @@ def as_source(data: Any) -> Source:
 
     Accepts, in this order: a `Source`; paths of Parquet, Arrow IPC or ArrayRecord files (one, or a list of one
     kind); a `pyarrow.Table`; a Hugging Face `datasets.Dataset`; a `pandas.DataFrame`; a pytree (dict, tuple, nested,
-    or one array) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch tensors, and an h5py file or group, or
-    zarr group, of them; and anything with `__len__` and `__getitem__` or `__getitems__`, such as a list of records,
-    a torch `Dataset`, or a Grain or TFDS source.
+    or one array) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch tensors; a mapping of them, such as an
+    `.npz` file that was loaded; an h5py file or group, or zarr group, of them, with its groups as nested dicts;
+    and anything with `__len__` and `__getitem__` or `__getitems__`, such as a list of records, a torch `Dataset` (also
+    one that has a `read` of its own), or a Grain or TFDS source.
 
     Raises:
-      TypeError: `data` is none of these.
-      ValueError: arrays of unequal length, of length 0, without a leading dimension or of dtype object.
+      TypeError: `data` is none of these; arrays that are masked or of dtype object.
+      ValueError: arrays of unequal length, of length 0 or without a leading dimension; columns of the same name.
       FileNotFoundError: a path that is not there.
     """
     if isinstance(data, type):
         raise TypeError(f"got the class {data.__name__}, not an object of it: did you mean {data.__name__}(...)?")
-    if isinstance(data, Source):
+    if isinstance(data, Source) and not _is_torch_dataset(data):
         return data
     if paths := _paths(data):
         return _from_files(paths)
@@ -67,17 +68,18 @@ def as_source(data: Any) -> Source:
 
         return ArrowSource(data)
     if package == "datasets" and isinstance(data, dict):
-        raise TypeError(
-            f"got a {type(data).__name__} of {list(data)}: give one of them, such as data[{next(iter(data), 'train')!r}]"
-        )
+        first = next(iter(data), "train")
+        raise TypeError(f"got a {type(data).__name__} of {list(data)}: give one of them, such as data[{first!r}]")
     if package == "datasets" and hasattr(data, "__getitems__"):
         from penstock.data.arrow import from_datasets
 
         return from_datasets(data) or RecordSource(data)
     if package == "pandas" and hasattr(data, "columns"):
-        data = {str(name): column.to_numpy() for name, column in data.items()}
+        data = _columns(data)
     if package in ("h5py", "zarr") and hasattr(data, "keys"):
-        data = {str(name): data[name] for name in data if is_array(data[name])}
+        data = _members(data)
+    if isinstance(data, Mapping) and jax.tree_util.all_leaves([data]):  # an .npz file or a UserDict: no pytree to JAX
+        data = dict(data)
     if _holds_arrays(data):
         return ArraySource(data)
     if hasattr(data, "__len__") and (hasattr(data, "__getitem__") or hasattr(data, "__getitems__")):
@@ -89,8 +91,32 @@ def as_source(data: Any) -> Source:
     )
 
 
+def _is_torch_dataset(data: Any) -> bool:
+    return any(kind.__module__.startswith("torch.utils.data") for kind in type(data).__mro__)
+
+
+def _columns(frame: Any) -> dict[str, np.ndarray]:
+    names = [str(name) for name in frame.columns]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the DataFrame has several columns {twice[0]!r}: rename or drop all but one")
+    return {name: column.to_numpy() for name, (_, column) in zip(names, frame.items(), strict=True)}
+
+
+def _members(group: Any) -> dict[str, Any]:
+    """The arrays of an h5py or zarr group, those of groups in it as nested dicts."""
+    members = {}
+    for name in group:
+        member = group[name]
+        if is_array(member):
+            members[str(name)] = member
+        elif hasattr(member, "keys") and (inner := _members(member)):
+            members[str(name)] = inner
+    return members
+
+
 def _holds_arrays(data: Any) -> bool:
     if isinstance(data, (dict, tuple)):  # a pytree for certain: ArraySource says which leaf is no array
+        check_keys(data)
         return bool(jax.tree_util.tree_leaves(data))
     if is_array(data) or isinstance(data, (list, Iterator)):
         return is_array(data)

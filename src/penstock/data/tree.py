@@ -19,6 +19,14 @@ def leaves_with_names(tree: Any) -> list[tuple[str, Any]]:
     return [(leaf_name(path), leaf) for path, leaf in paths]
 
 
+def check_keys(tree: Any) -> None:
+    """TypeError where a dict has keys that cannot be sorted, as JAX sorts them."""
+    try:
+        jax.tree_util.tree_structure(tree)
+    except ValueError as error:
+        raise TypeError(f"a dict has keys of different types, which JAX cannot sort: make them all strings ({error})") from error
+
+
 def leaf_name(path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/") or "batch"
 
@@ -46,7 +54,12 @@ def to_numpy(leaf: Any) -> Any:
     """A NumPy array over the memory of a torch or TensorFlow tensor, a Python number or a list of numbers.
 
     NumPy and JAX arrays are returned as they are.
+
+    Raises:
+      TypeError: a masked array, whose mask would be lost.
     """
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("a masked array, whose mask a batch would lose: make an array of it with .filled(value)")
     if isinstance(leaf, (np.ndarray, jax.Array)):
         return leaf
     if type(leaf).__module__.partition(".")[0] == "torch":

@@ -16,7 +16,9 @@ written to while a device may still read it.
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
@@ -53,10 +55,10 @@ class Workers:
             return cls("none", 1)
         if isinstance(workers, str):
             kind, _, count = workers.partition(":")
-            if kind == "process" and count.isdigit() and int(count) > 0:
+            if kind == "process" and count.isdecimal() and int(count) > 0:
                 return cls("process", int(count))
-        elif isinstance(workers, int) and not isinstance(workers, bool) and workers > 0:
-            return cls("thread", workers)
+        elif isinstance(workers, (int, np.integer)) and not isinstance(workers, bool) and workers > 0:
+            return cls("thread", int(workers))
         raise ValueError(f'workers={workers!r}: give None, a number of threads, or "process:N" for N processes')
 
 
@@ -113,8 +115,8 @@ class _Worker:
             self.process.join(1)
             raise WorkerDied(
                 f"the worker process for batch {step} ended with exit code {self.process.exitcode}. -9 is mostly the kernel "
-                "short of memory; if its output above speaks of bootstrapping, put the script's entry under "
-                "`if __name__ == '__main__':`, which spawned processes need"
+                "short of memory, -7 a full /dev/shm or a memory-mapped file that was cut short; if its output above speaks of "
+                "bootstrapping, put the script's entry under `if __name__ == '__main__':`, which spawned processes need"
             ) from error
         if isinstance(reply, _Failure):
             raise reply.error()
@@ -127,7 +129,11 @@ class _Worker:
         if isinstance(reply, int):  # the bytes it needs
             old, self.segment = self.segment, None
             _free(old)
-            self.segment = SharedMemory(create=True, size=reply)
+            try:
+                self.segment = _segment(reply)
+            except MemoryError:
+                self.connection.send(None)  # the worker gives this batch up
+                raise
             self.connection.send(self.segment.name)
             reply = self.connection.recv()
         return reply
@@ -147,6 +153,7 @@ class _Loaded(NamedTuple):
 
 class _Failure(NamedTuple):
     pickled: bytes | None
+    words: str  # type and message, for where it does not unpickle
     text: str
 
     def error(self) -> BaseException:
@@ -155,7 +162,7 @@ class _Failure(NamedTuple):
         except Exception:
             error = None
         if not isinstance(error, BaseException):
-            error = RuntimeError(self.text.strip().splitlines()[-1])
+            error = RuntimeError(self.words)
         error.add_note("penstock: in a worker process, whose traceback was\n" + self.text)
         return error
 
@@ -168,9 +175,26 @@ def _share(load: Load) -> tuple[SharedMemory | None, bytes, list[int]]:
     sizes = [buffer.nbytes for buffer in raw]
     if not any(sizes):
         return None, pickled, sizes
-    segment = SharedMemory(create=True, size=sum(map(_padded, sizes)))
+    segment = _segment(sum(map(_padded, sizes)))
     _write(segment, raw)
     return segment, pickled, sizes
+
+
+def _segment(size: int) -> SharedMemory:
+    """A new segment whose memory is there: a write to one that does not fit into /dev/shm would kill the process."""
+    segment = SharedMemory(create=True, size=size)
+    try:
+        if hasattr(os, "posix_fallocate"):  # not on macOS, nor on Windows
+            os.posix_fallocate(segment._fd, 0, size)  # type: ignore[attr-defined]
+    except OSError as error:
+        _free(segment)
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            raise
+        raise MemoryError(
+            f"worker processes need {size:,} more bytes of shared memory than /dev/shm has left: make it larger (docker run "
+            "--shm-size=8g; in Kubernetes an emptyDir of medium Memory), or use threads (workers=N)"
+        ) from error
+    return segment
 
 
 def _write(segment: SharedMemory, raw: Sequence[memoryview]) -> None:
@@ -241,7 +265,10 @@ def _answer(connection: Connection, load: Any, step: int, segment: SharedMemory 
         connection.send(needed)
         if segment:
             segment.close()
-        segment = SharedMemory(connection.recv())
+        segment, name = None, connection.recv()
+        if name is None:
+            return None
+        segment = SharedMemory(name)
     if segment:
         _write(segment, raw)
     connection.send(_Loaded(pickled, sizes, dict(clock)))
@@ -252,8 +279,8 @@ def _loaded_or_failure(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except Exception as error:
-        text = traceback.format_exc()
+        words, text = f"{type(error).__name__}: {error}", traceback.format_exc()
         try:
-            return _Failure(pickle.dumps(error), text)
+            return _Failure(pickle.dumps(error), words, text)
         except Exception:
-            return _Failure(None, text)
+            return _Failure(None, words, text)

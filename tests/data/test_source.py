@@ -1,0 +1,51 @@
+"""What users have, as a `Source`."""
+
+from collections import UserDict
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import penstock as ps
+from penstock.data import as_source
+
+
+class ReadsFiles(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return self.read(i)
+
+    def read(self, path):
+        return {"x": np.float32(path)}
+
+
+def test_a_torch_dataset_with_a_read_of_its_own_is_read_by_getitem():
+    assert ps.Loader(ReadsFiles(), 2)[1]["x"].tolist() == [2, 3]
+
+
+def test_an_npz_file_and_any_mapping_are_dicts_of_arrays(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.arange(6), y=np.ones((6, 2)))
+    with np.load(tmp_path / "x.npz") as file:
+        loader = ps.Loader(file, 3)
+    assert loader[1]["x"].tolist() == [3, 4, 5]
+    assert ps.Loader(UserDict(x=np.arange(6)), 3)[1]["x"].tolist() == [3, 4, 5]
+
+
+def test_columns_of_the_same_name_are_refused():
+    with pytest.raises(ValueError, match="several columns 'a'"):
+        as_source(pd.DataFrame([[1, 2, 3]], columns=["a", "b", "a"]))
+
+
+def test_keys_of_different_types_are_told():
+    with pytest.raises(TypeError, match="make them all strings"):
+        as_source({"a": np.zeros(2), 1: np.zeros(2)})
+    with pytest.raises(TypeError, match="make them all strings"):
+        ps.Loader([{"a": 1, 1: 2}], 1)[0]
+
+
+def test_a_list_of_arrays_too_short_for_the_batch_points_to_a_tuple():
+    with pytest.raises(ValueError, match=r"2 records.*a tuple or dict"):
+        ps.Loader([np.zeros((100, 3)), np.zeros(100)], 10)
