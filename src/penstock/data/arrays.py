@@ -17,6 +17,9 @@ def is_array(leaf: Any) -> bool:
 class ArraySource:
     """A pytree of arrays [N, ...] of one length N; a batch is one gather per array.
 
+    Attributes:
+      gathers: whether a read only copies rows from memory, or memory-mapped files.
+
     Raises:
       TypeError: a leaf that is no array, a masked array, or an array of dtype object.
       ValueError: no leading dimension, length 0, or unequal lengths.
@@ -34,6 +37,7 @@ class ArraySource:
             raise ValueError(f"no records: {', '.join(map(repr, lengths))} of length 0")
         self._records = named[0][1].shape[0]
         self.arrays = jax.tree.map(_in_reach, arrays)
+        self.gathers = not any(map(_is_stored, jax.tree_util.tree_leaves(self.arrays)))
         self._spec = ", ".join(f"{name}: {leaf.dtype}[{','.join(['N', *map(str, leaf.shape[1:])])}]" for name, leaf in named)
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from penstock.data.columns import as_column
+from penstock.data.columns import Rows, as_column
 from penstock.data.records import expand
 from penstock.data.tree import Batch, Record
 
@@ -24,6 +24,9 @@ class ArrowSource:
     Args:
       table: the records. A memory-mapped one stays on disk.
       rows: int64 [N]; which rows of the table are the records, all if None.
+
+    Attributes:
+      gathers: whether a read only copies rows from memory, or memory-mapped files.
 
     Raises:
       TypeError: an array without a name.
@@ -39,6 +42,7 @@ class ArrowSource:
             raise ValueError(f"no records: a table of 0 rows with columns {self._table.column_names}")
         _check_names(self._table.column_names)
         self._columns = {name: as_column(name, self._table[name], rows) for name in self._table.column_names}
+        self.gathers = all(isinstance(column, Rows) for column in self._columns.values())
 
     def __len__(self) -> int:
         return self._table.num_rows if self._rows is None else len(self._rows)

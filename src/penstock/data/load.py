@@ -58,6 +58,11 @@ class Load:
             return batch
         return add_mask(batch, "mask", np.arange(start, stop) < self.order.rows(step), "remainder='pad'")
 
+    @property
+    def gathers(self) -> bool:
+        """Whether all it does is to copy rows: no code of the user's runs, and nothing waits for long."""
+        return self.transform is None and self.collate is None and getattr(self.source, "gathers", False)
+
     def _rows(self, step: int) -> tuple[int, int]:
         rows, (index, count) = self.order.rows(step), self.process
         if self.order.remainder == "pad":

@@ -50,9 +50,10 @@ class Loader:
       remainder: what becomes of the last records of an epoch if `batch_size` does not divide it: "drop"
         leaves them out; "pad" repeats the last one, and adds a boolean leaf `mask` [B] to every batch,
         which must be a dict; "keep" makes a shorter batch.
-      workers: None reads on the thread that iterates, inside of a feed on the feed's own or, while batches are
-        tiny, in `next()`; N reads N batches at once on threads (the source and the transform must allow
-        that); "process:N" on N spawned processes, for Python code that holds the interpreter lock.
+      workers: None reads on the thread that iterates, which inside of a feed is the feed's own (or, for tiny
+        batches that are no more than a copy of rows, that of `next()`); N reads N batches at once on threads (the
+        source and the transform must allow that); "process:N" on N spawned processes, for Python code that
+        holds the interpreter lock.
       process: (index, count) of this process; None asks JAX, which starts its backend. Process p of n
         reads rows `p·B/n … (p+1)·B/n` of each global batch.
 
@@ -178,7 +179,7 @@ class Loader:
 
         if self.workers.kind != "process":
             works = [partial(work, load=self._load, clock=clock) for clock in clocks]
-            return Makers(works, portable=self.workers.kind == "none")
+            return Makers(works, portable=self.workers.kind == "none" and self._load.gathers)
         pool = ProcessPool(self._load, len(clocks))
         works = [partial(work, load=load, clock=clock) for load, clock in zip(pool.loads, clocks, strict=True)]
         return Makers(works, interrupt=pool.kill, cleanup=pool.release)

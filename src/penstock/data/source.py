@@ -132,14 +132,23 @@ def _paths(data: Any) -> list[str]:
 
 
 def _from_files(paths: list[str]) -> Source:
-    for endings, reader in _READERS:
+    for endings, extra, reader in _READERS:
         if all(path.endswith(endings) for path in paths):
-            return reader(paths)
-    known = ", ".join(ending for endings, _ in _READERS for ending in endings)
+            return _read(reader, extra, paths)
+    known = ", ".join(ending for endings, _, _ in _READERS for ending in endings)
     raise TypeError(
         f"cannot tell what {paths[0]!r} holds{' and the others hold' if len(paths) > 1 else ''}: known endings are "
         f"{known}. Other files can be opened first: np.load(path, mmap_mode='r'), h5py.File(path)['x'], zarr.open(path)."
     )
+
+
+def _read(reader: Callable[[Sequence[str]], Source], extra: str, paths: Sequence[str]) -> Source:
+    try:
+        return reader(paths)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f'reading {paths[0]!r} needs {error.name}: pip install "penstock[{extra}]"', name=error.name
+        ) from error
 
 
 def _read_parquet(paths: Sequence[str]) -> Source:
@@ -160,10 +169,11 @@ def _read_array_record(paths: Sequence[str]) -> Source:
     return array_record(paths)
 
 
-_READERS: list[tuple[tuple[str, ...], Callable[[Sequence[str]], Source]]] = [
-    ((".parquet", ".pq"), _read_parquet),
-    ((".arrow", ".feather"), _read_ipc),
-    ((".array_record", ".arrayrecord", ".array_records"), _read_array_record),
+# Endings, the extra that the reader needs, the reader.
+_READERS: list[tuple[tuple[str, ...], str, Callable[[Sequence[str]], Source]]] = [
+    ((".parquet", ".pq"), "arrow", _read_parquet),
+    ((".arrow", ".feather"), "arrow", _read_ipc),
+    ((".array_record", ".arrayrecord", ".array_records"), "arrayrecord", _read_array_record),
 ]
 
 

@@ -182,17 +182,19 @@ def _share(load: Load) -> tuple[SharedMemory | None, bytes, list[int]]:
 
 def _segment(size: int) -> SharedMemory:
     """A new segment whose memory is there: a write to one that does not fit into /dev/shm would kill the process."""
-    segment = SharedMemory(create=True, size=size)
+    segment = None
     try:
+        segment = SharedMemory(create=True, size=size)
         if hasattr(os, "posix_fallocate"):  # not on macOS, nor on Windows
             os.posix_fallocate(segment._fd, 0, size)  # type: ignore[attr-defined]
     except OSError as error:
         _free(segment)
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
         raise MemoryError(
-            f"worker processes need {size:,} more bytes of shared memory than /dev/shm has left: make it larger (docker run "
-            "--shm-size=8g; in Kubernetes an emptyDir of medium Memory), or use threads (workers=N)"
+            f"worker processes need {size:,} more bytes of shared memory than /dev/shm has left, or a limit of file sizes "
+            "allows: make it larger (docker run --shm-size=8g; an emptyDir of medium Memory in Kubernetes), or use threads "
+            "(workers=N)"
         ) from error
     return segment
 
