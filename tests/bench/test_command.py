@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 
 import pytest
 
@@ -89,8 +90,12 @@ def test_files_have_the_workloads_that_were_done_when_the_run_ended(suite, monke
     monkeypatch.setitem(SUITES, "fake", suite)
     written = tmp_path / "out.json", tmp_path / "out.md"
     arguments = ["fake", "--quick", "--only", "plain", "--only", "interrupting"]
-    with pytest.raises(KeyboardInterrupt):
-        command.run(_args(*arguments, "--json", str(written[0]), "--markdown", str(written[1])))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            command.run(_args(*arguments, "--json", str(written[0]), "--markdown", str(written[1])))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [outcome["name"] for outcome in json.loads(written[0].read_text())["workloads"]] == ["plain"]
     assert "## plain" in written[1].read_text()
 
