@@ -41,7 +41,8 @@ def test_version_is_that_of_the_package(capsys):
                 "training.png",
             ],
         ),
-        (["bench", "--help"], ["suite", "--quick", "example:"]),
+        (["bench", "--help"], ["feed", "penstock[bench]", "example:"]),
+        (["bench", "feed", "--help"], ["--quick", "--rounds", "--only", "images", "--json", "--markdown", "example:"]),
     ],
 )
 def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
@@ -57,6 +58,8 @@ def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
         (["fly"], ["'fly'", "train", "bench"]),
         (["train"], ["recipe"]),
         (["train", "cifar"], ["'cifar'", "digits", "penstock train --help"]),
+        (["bench", "feed", "--rounds", "x"], ["--rounds", "x: needs an integer >= 1", "penstock bench feed --help"]),
+        (["bench", "feed", "--only", "x"], ["--only", "'x'", "images"]),
         (["train", "digits", "--steps", "many"], ["--steps", "'many'"]),
         (["train", "digits", "--steps", "0"], ["--steps 0", ">= 1"]),
         (["train", "digits", "--batch-size", "12"], ["--batch-size 12", "8 devices", "multiple"]),

@@ -68,7 +68,7 @@ def _add_train(commands: _Commands) -> None:
     recipes = train.add_subparsers(title="recipes", metavar="recipe", required=True)
     recipe = recipes.add_parser(
         "digits",
-        help="a small Vision Transformer on 8×8 handwritten digits; about half a minute on two CPU cores",
+        help="a small Vision Transformer on 8x8 handwritten digits; about half a minute on two CPU cores",
         description=digits.DESCRIPTION,
         epilog="example:\n  penstock train digits --batch-size 128 --seed 1 --out runs/wide",
     )

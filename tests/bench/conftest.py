@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 _SUITE = """
-import json, os, pathlib, sys, time
+import json, os, pathlib, signal, sys, time
 from dataclasses import dataclass
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
 
@@ -51,6 +51,10 @@ def flaky(size):
     there.touch()
     return Measurement({"speed": 5.0})
 
+def interrupt(size):
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(600)
+
 SIZES = {"full": Size(1.0), "quick": Size(0.5)}
 
 def workload(name, *variants, **kw):
@@ -64,6 +68,7 @@ WORKLOADS = (
     workload("missing", ONE, Variant("absent", fixed(9.0), ("json", "no_such_module_of_ours", "tensorflow_of_ours"))),
     workload("failing", ONE, *BAD),
     workload("hanging", Variant("hang", hang), time_limit=6.0),
+    workload("interrupting", Variant("interrupt", interrupt)),
     workload("flaky", ONE, Variant("flaky", flaky), targets=(Target("flaky", "speed", 2, "one"),)),
 )
 """

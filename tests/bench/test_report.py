@@ -13,30 +13,31 @@ from penstock.bench.model import Failure, Measurement, Metric, Missing, Outcome,
 
 @dataclass(frozen=True)
 class _Size:
-    records: int = 7
+    records: int = 7_000
 
 
 def _run(size="full", **outcome) -> Run:
     variants = tuple(
-        Variant(name, lambda size: Measurement({}), note=note) for name, note in [("a", ""), ("b", "a note"), ("c", "")]
+        Variant(name, lambda size: Measurement({}), note=note)
+        for name, note in [("a", ""), ("b", "a note of {records:,}"), ("c", "")]
     )
     workload = Workload(
         "pace",
-        "a title",
+        "{records:,} records",
         (Metric("m", "ms", "lower", ideal=2.0),),
         "a",
         variants,
-        {"full": _Size(), "quick": _Size()},
+        {"full": _Size(), "quick": _Size(12)},
         targets=(Target("b", "m", 0.5, "a"), Target("b", "m", 1.0), Target("c", "m", 1.0)),
     )
     samples = tuple(Sample(name, 0, 0, 1.0, {"m": value}, {"device": "cpu: cpu"}) for name, value in [("a", 10.0), ("b", 4.0)])
-    return Run("feed", size, 1, 99, machine.describe(), (Outcome(workload, samples, **outcome),))
+    return Run("feed", size, 1, 99, machine.describe(), (Outcome(workload, size, samples, **outcome),))
 
 
 def _printed(run: Run) -> str:
     console = Console(file=io.StringIO(), width=200)
     for outcome in run.outcomes:
-        report.print_outcome(console, outcome, run.size)
+        report.print_outcome(console, outcome)
     report.print_closing(console, run)
     return console.file.getvalue()
 
@@ -52,10 +53,11 @@ def test_tables_have_medians_ratios_notes_and_targets():
             "vs ideal 2 ms",
             "0.4000×",
             "2.000×",
-            "b: a note",
+            "7,000 records",
+            "b: a note of 7,000",
             "target: b at most 0.5× a: 0.4000×, met",
             "target: b at most 1 ms: 4.000 ms, NOT MET",
-            "target: c at most 1 ms: not judged, for want of a measurement",
+            "target: c at most 1 ms: not judged: no measurement",
             "order (seed 99)",
         ):
             assert expected in text
@@ -93,6 +95,19 @@ def test_quick_sizes_are_called_no_measurement_of_speed(size):
         assert ("not how fast it is" in text) == (size == "quick")
 
 
+def test_quick_sizes_are_those_in_titles_and_notes_and_judge_no_target():
+    run = _run("quick")
+    for text in _both(run):
+        assert "12 records" in text
+        assert "b: a note of 12" in text
+        assert "7,000" not in text
+        assert text.count("not judged: quick sizes") == 2
+        assert "NOT MET" not in text
+    (workload,) = json.loads(report.as_json(run))["workloads"]
+    assert (workload["title"], workload["notes"]["b"]) == ("12 records", "a note of 12")
+    assert [target["met"] for target in workload["targets"]] == [None, None, None]
+
+
 def test_json_has_the_samples_and_what_was_made_of_them():
     loaded = json.loads(report.as_json(_run()))
     assert (loaded["suite"], loaded["rounds"], loaded["order_seed"]) == ("feed", 1, 99)
@@ -100,7 +115,7 @@ def test_json_has_the_samples_and_what_was_made_of_them():
         loaded["machine"]
     )
     (workload,) = loaded["workloads"]
-    assert workload["sizes"] == {"records": 7}
+    assert workload["sizes"] == {"records": 7_000}
     assert [sample["values"]["m"] for sample in workload["samples"]] == [10.0, 4.0]
     assert [row["ratio"] for row in workload["metrics"][0]["rows"]] == [1.0, 0.4]
     assert [target["met"] for target in workload["targets"]] == [True, False, None]

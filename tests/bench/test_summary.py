@@ -13,13 +13,13 @@ def _variant(name: str) -> Variant:
     return Variant(name, lambda size: Measurement({}))
 
 
-def _outcome(better="higher", targets=(), ideal=None, failures=(), **values: list[float]) -> Outcome:
+def _outcome(better="higher", targets=(), ideal=None, failures=(), size="full", **values: list[float]) -> Outcome:
     metric = Metric("m", "s", better, ideal)
     workload = Workload("w", "t", (metric,), "base", tuple(map(_variant, values)), {"full": SimpleNamespace()}, targets)
     samples = tuple(
         Sample(name, number, 0, 1.0, {"m": value}, {}) for name, series in values.items() for number, value in enumerate(series)
     )
-    return Outcome(workload, samples, failures)
+    return Outcome(workload, size, samples, failures)
 
 
 def test_ratio_is_the_median_of_ratios_within_rounds():
@@ -68,6 +68,12 @@ def test_targets_are_met_at_their_bound(better, bound, relative_to, reached, met
     outcome = _outcome(better, (Target("ours", "m", bound, relative_to),), base=[2.0], ours=[6.0])
     (verdict,) = verdicts(outcome)
     assert (verdict.reached, verdict.met) == (reached, met)
+
+
+def test_quick_sizes_judge_no_target():
+    outcome = _outcome(targets=(Target("ours", "m", 2, "base"),), size="quick", base=[1.0], ours=[5.0])
+    (verdict,) = verdicts(outcome)
+    assert (verdict.reached, verdict.met) == (5.0, None)
 
 
 def test_workload_without_baseline_has_no_ratios():

@@ -51,6 +51,12 @@ def test_validation_counts_each_image_once(short):
 
 
 @pytest.mark.slow
+def test_the_last_seed_is_usable(tmp_path):
+    digits.train(1, 8, seed=2**32 - 1, out=tmp_path, quiet=True)
+    assert len(_metrics(tmp_path)) == 1
+
+
+@pytest.mark.slow
 def test_training_draws_a_png(short):
     assert (short.out / "training.png").read_bytes().startswith(_PNG)
 
@@ -99,17 +105,61 @@ def test_ctrl_c_ends_the_command_with_130_and_no_traceback(tmp_path):
     out = tmp_path / "run"
     process = _command("--steps", "100000", "--quiet", "--out", str(out))
     deadline = time.monotonic() + 120
-    while not (out / "metrics.jsonl").exists() or len(_metrics(out)) < 2:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        while not (out / "metrics.jsonl").exists() or len(_metrics(out)) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()  # nothing happens to one that has ended
     assert process.returncode == 130
     assert errors.startswith("penstock: interrupted; metrics.jsonl and training.png up to step")
     assert "Traceback" not in errors
     assert len(_metrics(out)) >= 2
     assert (out / "training.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_ctrl_c_while_it_compiles_ends_the_command_with_130_and_leaves_an_empty_folder(tmp_path):
+    process = _command("--out", str(tmp_path))
+    try:
+        assert process.stderr.readline() == "compile\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (130, "penstock: interrupted before the first log point: nothing was measured\n")
+    assert list(tmp_path.iterdir()) == []  # so the same command can run again
+
+
+@pytest.mark.slow
+def test_a_failed_run_leaves_an_empty_folder(tmp_path, monkeypatch):
+    def broken():
+        raise RuntimeError("no digits")
+
+    monkeypatch.setattr(images, "load", broken)
+    with pytest.raises(RuntimeError, match="no digits"):
+        digits.train(out=tmp_path, quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_device_is_told_in_one_line(tmp_path):
+    process = _command("--out", str(tmp_path / "never"), JAX_PLATFORMS="no_such_platform")
+    printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (2, "")
+    assert errors.startswith("penstock train digits: error: JAX finds no device: ")
+    assert "no_such_platform" in errors
+    assert errors.count("\n") == 1
+
+
+def test_help_is_ascii():
+    process = _command("--help", PYTHONIOENCODING="ascii")
+    printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert printed.isascii()
 
 
 @pytest.mark.slow
@@ -123,12 +173,12 @@ def test_default_training_reaches_97_percent_on_one_device(tmp_path):
     assert str(tmp_path / "training.png") in printed
 
 
-def _command(*flags: str) -> subprocess.Popen[str]:
+def _command(*flags: str, **variables: str) -> subprocess.Popen[str]:
     # A process that a shell starts in the background ignores SIGINT, and so would its children.
     start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     start += "from penstock.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "train", "digits", *flags]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | variables
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -138,7 +188,9 @@ def _command(*flags: str) -> subprocess.Popen[str]:
         ({"steps": 0}, r"--steps 0: needs an integer >= 1"),
         ({"steps": -5}, r"--steps -5: needs an integer >= 1"),
         ({"batch_size": 0}, r"--batch-size 0: needs an integer >= 1"),
-        ({"seed": -1}, r"--seed -1: needs an integer >= 0"),
+        ({"seed": -1}, r"--seed -1: needs an integer from 0 to 4294967295"),
+        ({"seed": 2**32}, r"--seed 4294967296: needs an integer from 0 to 4294967295"),
+        ({"seed": 2**63}, r"--seed 9223372036854775808: needs an integer from 0 to 4294967295"),
         ({"batch_size": 1440}, r"--batch-size 1440: there are 1437 training images; use at most as many"),
         ({"batch_size": 100}, r"--batch-size 100: does not divide over 8 devices; use a multiple, such as 96"),
         ({"batch_size": 3}, r"--batch-size 3: does not divide over 8 devices; use a multiple, such as 8"),
@@ -160,8 +212,22 @@ def test_a_folder_with_files_is_left_alone(tmp_path):
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(digits.CannotStartError, match="cannot be made a folder"):
+    with pytest.raises(digits.CannotStartError, match=r"file: no folder to write to \(File exists\); name another one"):
         digits.train(out=tmp_path / "file")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="gives up the rights of root")
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_run(tmp_path, monkeypatch):
+    folder = tmp_path / "read-only"
+    folder.mkdir(mode=0o555)
+    monkeypatch.chdir(folder)  # others than root cannot reach it from above
+    before = os.geteuid()
+    os.seteuid(before or 65534)  # root may write anywhere
+    try:
+        with pytest.raises(digits.CannotStartError, match=r"no folder to write to \(Permission denied\); name another one"):
+            digits._new_folder(".")
+    finally:
+        os.seteuid(before)
 
 
 def test_missing_libraries_are_named_with_the_extra(monkeypatch, tmp_path):

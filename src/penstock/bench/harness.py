@@ -64,7 +64,7 @@ class Harness:
                 else:
                     failures.append(result)
                     running.remove(variant)
-        return Outcome(workload, tuple(samples), tuple(failures), missing)
+        return Outcome(workload, self.size, tuple(samples), tuple(failures), missing)
 
     def _measure(self, workload: Workload, variant: str, number: int, position: int) -> Sample | Failure:
         command = [sys.executable, "-m", "penstock.bench.worker", self.module, workload.name, variant, self.size]
@@ -124,6 +124,7 @@ def _run(command: Sequence[str], time_limit: float) -> _Finished:
         return _Finished(process.returncode, stdout, stderr, timed_out=True)
     except BaseException:  # Ctrl-C, which does not reach a session of its own
         _kill(process)
+        process.communicate()  # closes its pipes
         raise
 
 

@@ -74,6 +74,7 @@ class Workload:
     """One task and the ways to do it.
 
     Attributes:
+      title: what is measured; "{records:,}" in it stands for that field of the size, as it does in the variants' notes.
       baseline: the variant that ratios are to; None where there is nothing to compare.
       sizes: what `Variant.measure` gets; "quick" says nothing about speed, it shows that all works.
       time_limit: seconds that one (variant, round) may take.
@@ -90,6 +91,10 @@ class Workload:
 
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.variants if variant.name == name)
+
+    def fill(self, text: str, size: SizeName) -> str:
+        """The title or a note, with the numbers of the size."""
+        return text.format_map(vars(self.sizes[size]))
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,7 @@ class Outcome:
     """All that running one workload gave. A variant that failed once is in no later round, and has no place in a table."""
 
     workload: Workload
+    size: SizeName
     samples: tuple[Sample, ...]
     failures: tuple[Failure, ...] = ()
     missing: tuple[Missing, ...] = ()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.bench.model import Failure, Metric, Outcome, Run, SizeName
+from penstock.bench.model import Failure, Metric, Outcome, Run
 from penstock.bench.summary import Row, Verdict, rows, verdicts
 
 _QUICK = "Quick sizes: these numbers show that all works, not how fast it is. The targets are for the full sizes."
@@ -25,7 +25,7 @@ class _Section:
     cells: Sequence[Sequence[str]]
 
 
-def print_outcome(console: Console, outcome: Outcome, size: SizeName) -> None:
+def print_outcome(console: Console, outcome: Outcome) -> None:
     """Print the tables of one workload, its targets, and what is missing from them and why."""
     for section in _sections(outcome):
         table = Table(title=escape(section.title), title_justify="left", title_style="bold", min_width=60)
@@ -39,7 +39,7 @@ def print_outcome(console: Console, outcome: Outcome, size: SizeName) -> None:
         console.print(_target_text(outcome, verdict), style=style, markup=False, highlight=False)
     for line in _absences(outcome):
         console.print(line, style="yellow", markup=False, highlight=False)
-    remarks = [*_notes(outcome), *map(_tail, outcome.failures), *([_QUICK] if size == "quick" else [])]
+    remarks = [*_notes(outcome), *map(_tail, outcome.failures), *([_QUICK] if outcome.size == "quick" else [])]
     for line in remarks:
         console.print(line, style="dim", markup=False, highlight=False)
     console.print()
@@ -77,20 +77,20 @@ def as_json(run: Run) -> str:
             "rounds": run.rounds,
             "order_seed": run.seed,
             "machine": run.machine,
-            "workloads": [_outcome_json(outcome, run.size) for outcome in run.outcomes],
+            "workloads": [_outcome_json(outcome) for outcome in run.outcomes],
         },
         indent=2,
     )
 
 
-def _outcome_json(outcome: Outcome, size: SizeName) -> dict[str, object]:
+def _outcome_json(outcome: Outcome) -> dict[str, object]:
     workload = outcome.workload
     return {
         "name": workload.name,
-        "title": workload.title,
+        "title": workload.fill(workload.title, outcome.size),
         "baseline": workload.baseline,
-        "sizes": asdict(workload.sizes[size]),
-        "notes": {variant.name: variant.note for variant in workload.variants},
+        "sizes": asdict(workload.sizes[outcome.size]),
+        "notes": {variant.name: workload.fill(variant.note, outcome.size) for variant in workload.variants},
         "metrics": [{**asdict(metric), "rows": [asdict(row) for row in rows(outcome, metric)]} for metric in workload.metrics],
         "targets": [asdict(verdict) for verdict in verdicts(outcome)],
         "samples": [asdict(sample) for sample in outcome.samples],
@@ -103,7 +103,7 @@ def _sections(outcome: Outcome) -> list[_Section]:
     workload = outcome.workload
     sections = []
     for metric in workload.metrics:
-        title = f"{workload.title}{_which(outcome, metric, ', {}')} ({metric.better} is better)"
+        title = f"{workload.fill(workload.title, outcome.size)}{_which(outcome, metric, ', {}')} ({metric.better} is better)"
         columns = ["variant", metric.unit, "min – max"]
         if workload.baseline:
             columns.append(f"vs {workload.baseline}")
@@ -143,7 +143,9 @@ def _target_text(outcome: Outcome, verdict: Verdict) -> str:
     unit = f"× {target.relative_to}" if target.relative_to else f" {metric.unit}"
     head = f"target: {target.variant}{_which(outcome, metric, ' ({})')} {words} {target.bound:,g}{unit}: "
     if verdict.reached is None:
-        return head + "not judged, for want of a measurement"
+        return head + "not judged: no measurement"
+    if verdict.met is None:
+        return head + "not judged: quick sizes"
     reached = _times(verdict.reached) if target.relative_to else f"{_number(verdict.reached)} {metric.unit}"
     return head + f"{reached}, {'met' if verdict.met else 'NOT MET'}"
 
@@ -158,7 +160,7 @@ def _absences(outcome: Outcome) -> Iterator[str]:
 def _notes(outcome: Outcome) -> Iterator[str]:
     for variant in outcome.workload.variants:
         if variant.note:
-            yield f"{variant.name}: {variant.note}"
+            yield f"{variant.name}: {outcome.workload.fill(variant.note, outcome.size)}"
 
 
 def _tail(failure: Failure, lines: int = 40) -> str:

@@ -27,7 +27,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a target: `reached` is in the target's terms, and None where there is nothing to judge."""
+    """What became of a target.
+
+    Attributes:
+      reached: in the target's terms; None where there is no measurement.
+      met: None where that is not to be judged, for want of a measurement or of the full sizes.
+    """
 
     target: Target
     reached: float | None
@@ -67,8 +72,8 @@ def _verdict(outcome: Outcome, target: Target) -> Verdict:
     else:
         values = _by_round(outcome, target.variant, metric.name)
         reached = median(values.values()) if values else None
-    if reached is None:
-        return Verdict(target, None, None)
+    if reached is None or outcome.size == "quick":
+        return Verdict(target, reached, None)
     return Verdict(target, reached, reached >= target.bound if metric.better == "higher" else reached <= target.bound)
 
 

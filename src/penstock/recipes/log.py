@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+_SECONDS_BETWEEN_LINES = 5.0
+
 
 class Times(NamedTuple):
-    """Where the seconds between two log points went. `wait`, `dispatch` and `device` do not overlap.
+    """Where the seconds between two log points went. `wait`, `dispatch`, `device` and `validation` do not overlap.
 
     They are the host's, which runs ahead of the devices by up to two intervals: the first interval of a run looks
     shorter than its steps take, and the last one, which waits for all of them, longer.
@@ -23,6 +27,7 @@ class Times(NamedTuple):
       wait: the loop waited for the feed.
       dispatch: the host started training steps; if too many are under way, JAX makes it wait here.
       device: the loop waited for results of the devices.
+      validation: the host was busy with the validation set, and waited for it at the end.
     """
 
     steps: int
@@ -30,19 +35,19 @@ class Times(NamedTuple):
     wait: float
     dispatch: float
     device: float
+    validation: float
 
     def since(self, before: Times) -> Times:
-        return Times(
-            self.steps - before.steps,
-            self.seconds - before.seconds,
-            self.wait - before.wait,
-            self.dispatch - before.dispatch,
-            self.device - before.device,
-        )
+        return Times(self.steps - before.steps, *(now - then for now, then in zip(self[1:], before[1:], strict=True)))
+
+    @property
+    def steps_per_second(self) -> float:
+        """While training, validation apart."""
+        return self.steps / (self.seconds - self.validation)
 
     @property
     def rest(self) -> float:
-        """Seconds of none of these: validation, and writing the log."""
+        """Seconds that training did not take: validation, and writing the log."""
         return max(0.0, self.seconds - self.wait - self.dispatch - self.device)
 
 
@@ -63,43 +68,65 @@ class Point(NamedTuple):
                 "loss": self.loss,
                 "accuracy": self.accuracy,
                 "val_accuracy": self.val_accuracy,
-                "steps_per_second": self.times.steps / self.times.seconds,
+                "steps_per_second": self.times.steps_per_second,
                 "input_wait": self.times.wait / self.times.seconds,
             }
         )
 
 
 class Log:
-    """Keeps the points of a run, writes each to a file as it comes, and shows the last one. Use it in a `with`."""
+    """Keeps the points of a run, writes each to a file as it comes, and shows where it is. Use it in a `with`.
+
+    On a terminal that is a progress bar; elsewhere, as in a log file, a line at times. The file comes with the first point.
+    """
 
     def __init__(self, path: Path, steps: int, quiet: bool):
         self.points: list[Point] = []
-        self._file = path.open("w", encoding="utf-8", buffering=1)  # a line is in the file when it is written
-        self._progress = _progress(quiet)
+        self._path, self._steps = path, steps
+        self._file: TextIO | None = None
+        console = Console(stderr=True)
+        self._lines = not quiet and not console.is_terminal
+        self._next_line = 0.0
+        self._progress = _progress(console, disable=quiet or self._lines)
         self._task = self._progress.add_task("compile", total=steps, numbers="")
 
     def __enter__(self) -> Log:
         self._progress.start()
+        if self._lines:
+            print("compile", file=sys.stderr, flush=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._progress.stop()
-        self._file.close()
+        if self._file:
+            self._file.close()
 
     def write(self, point: Point) -> None:
+        self._file = self._file or self._path.open("w", encoding="utf-8", buffering=1)  # a line is in it when it is written
         self._file.write(point.line() + "\n")
         self.points.append(point)
-        times = point.times
-        numbers = f"loss {point.loss:.3f}, accuracy {point.accuracy:.1%}, {times.steps / times.seconds:.0f} steps/s, "
-        numbers += f"wait {times.wait / times.seconds:.1%}"
+        last = point.step == self._steps
+        numbers = _numbers(point, self._mean() if last else point.times)
         self._progress.update(self._task, completed=point.step, description="train", numbers=numbers)
+        if self._lines and (last or time.monotonic() >= self._next_line):
+            print(f"train {point.step}/{self._steps} {numbers}", file=sys.stderr, flush=True)
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def _mean(self) -> Times:
+        """Of the whole run, as the last interval waits for the steps of two."""
+        return Times(*map(sum, zip(*(point.times for point in self.points), strict=True)))
 
 
-def _progress(quiet: bool) -> Progress:
+def _numbers(point: Point, times: Times) -> str:
+    speed, wait = f"{times.steps_per_second:.0f} steps/s", f"wait {times.wait / times.seconds:.1%}"
+    return f"loss {point.loss:.3f}, accuracy {point.accuracy:.1%}, {speed}, {wait}"
+
+
+def _progress(console: Console, disable: bool) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=10),
         MofNCompleteColumn(),
         TextColumn("{task.fields[numbers]}"),
     )
-    return Progress(*columns, console=Console(stderr=True), disable=quiet)
+    return Progress(*columns, console=console, disable=disable)

@@ -30,10 +30,13 @@ class _Pending(NamedTuple):
     times: Times
 
 
-def run(classifier: Classifier, batches: Feed, validate: Callable[[State], Totals], steps: int, log: Log) -> None:
+def run(
+    classifier: Classifier, batches: Feed, validate: Callable[[State], Totals], steps: int, log: Log, check: Callable[[], None]
+) -> None:
     """Train for `steps` batches; each log point goes to `log` when the next one comes, or at the end.
 
     So the host waits for numbers that are ready, or nearly, and the devices have work while it writes them down.
+    `check` is called before each step, and may raise to end the training.
     """
     every = max(1, min(LOG_EVERY, steps // 10))
     state, totals = classifier.state, classifier.zero
@@ -42,6 +45,7 @@ def run(classifier: Classifier, batches: Feed, validate: Callable[[State], Total
     clock = _LoopClock(batches)
     try:
         for step, batch in enumerate(chain([first], islice(batches, steps - 1)), 1):
+            check()
             with clock.time("dispatch"):
                 state, totals = classifier.train(state, totals, batch)
             if step % every and step < steps:
@@ -49,11 +53,15 @@ def run(classifier: Classifier, batches: Feed, validate: Callable[[State], Total
             late, pending = pending, None
             if late:
                 log.write(_point(late, clock))
-            due = step == steps or step % (every * _VALIDATE_EVERY) == 0
-            validation = validate(state) if due else None
-            if step == steps:
+            last, validation = step == steps, None
+            if last:
                 with clock.time("device"):
-                    jax.block_until_ready((totals, validation))  # type: ignore[no-untyped-call]
+                    jax.block_until_ready(totals)  # type: ignore[no-untyped-call]
+            if last or step % (every * _VALIDATE_EVERY) == 0:
+                with clock.time("validation"):
+                    validation = validate(state)
+                    if last:
+                        jax.block_until_ready(validation)  # type: ignore[no-untyped-call]
             pending = _Pending(step, totals, validation, clock.lap(step))
             totals = classifier.zero
     finally:  # also after Ctrl-C
@@ -70,7 +78,8 @@ class _LoopClock(Clock):
         self._last = self._readings(0)
 
     def _readings(self, step: int) -> Times:
-        return Times(step, time.perf_counter(), self._feed.stats().wait, self.get("dispatch", 0.0), self.get("device", 0.0))
+        parts = (self.get(name, 0.0) for name in ("dispatch", "device", "validation"))
+        return Times(step, time.perf_counter(), self._feed.stats().wait, *parts)
 
     def lap(self, step: int) -> Times:
         now = self._readings(step)

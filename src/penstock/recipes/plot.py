@@ -54,8 +54,9 @@ def _draw_learning(axes: Axes, points: Sequence[Point]) -> None:
     right.set_ylim(0, 1.02)
     right.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
     right.spines["top"].set_visible(False)
-    axes.legend(handles=lines, loc="center right", framealpha=0.8, edgecolor="none")
-    axes.set_title("Loss and accuracy")
+    # Above the axes, where no curve can lie.
+    axes.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize="small")
+    axes.set_title("Loss and accuracy", pad=24)
 
 
 def _draw_times(axes: Axes, points: Sequence[Point]) -> None:
@@ -75,4 +76,4 @@ def _draw_times(axes: Axes, points: Sequence[Point]) -> None:
     axes.legend(
         handles[::-1], labels[::-1], loc="upper right", frameon=False, ncols=2, fontsize="small", columnspacing=1.0
     )  # as they lie on each other
-    axes.set_title("Where a step's time went")
+    axes.set_title("Where a step's time went", pad=24)

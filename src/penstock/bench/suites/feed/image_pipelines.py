@@ -36,16 +36,17 @@ class _Source:
         return {"image": self._images[index], "label": self._labels[index]}
 
 
-def _grain(records: Records, seed: int) -> Any:
+def _grain(records: Records, seed: int, threads: int | None = None) -> Any:
     import grain
 
+    read_options = None if threads is None else grain.ReadOptions(num_threads=threads)
     return (
         grain.MapDataset.source(_Source(records))
         .seed(seed)
         .shuffle()
         .map(lambda r: {"image": r["image"].astype(np.float32) / 255.0, "label": r["label"]})
         .batch(batch_size=BATCH, drop_remainder=True)
-        .to_iter_dataset()
+        .to_iter_dataset(read_options)
     )
 
 
@@ -67,11 +68,11 @@ def grain_b(records: Records, device: jax.Device, seed: int) -> Epoch:
     return epoch
 
 
-def grain_c(records: Records, device: jax.Device, seed: int) -> Epoch:
+def grain_c(records: Records, device: jax.Device, seed: int, threads: int | None = None) -> Epoch:
     import grain
 
     def epoch(number: int) -> Iterator[Batch]:
-        ds = _grain(records, seed + number)
+        ds = _grain(records, seed + number, threads)
         return iter(grain.experimental.device_put(ds=ds, device=device, cpu_buffer_size=4, device_buffer_size=2))
 
     return epoch

@@ -13,6 +13,7 @@ from penstock.bench.model import Measurement, Metric, Target, Variant, Verificat
 from penstock.bench.suites.feed import image_pipelines as pipelines
 from penstock.bench.suites.feed.batch import Batch
 from penstock.bench.suites.feed.check import check_epoch, check_leaf
+from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT, GRAIN_IN_MEMORY
 from penstock.bench.suites.feed.image_pipelines import BATCH, Records
 from penstock.bench.suites.feed.throughput import Epoch, rows_per_second
 
@@ -71,9 +72,6 @@ def measure(make: Callable[[Records, jax.Device, int], Epoch], slow: bool, size:
     return rows_per_second(make(records, device, _SEED), check, count // BATCH, BATCH, size.seconds)
 
 
-_FULL = Size(records=60_000, slow_records=12_900, seconds=1.5)
-
-
 def _variant(
     name: str,
     make: Callable[[Records, jax.Device, int], Epoch],
@@ -83,19 +81,28 @@ def _variant(
 ) -> Variant:
     notes = [note] if note else []
     if slow:
-        notes.append(f"epochs of {_FULL.slow_records:,} records")
+        notes.append("epochs of {slow_records:,} records")
     return Variant(name, partial(measure, make, slow), requires, "; ".join(notes))
 
 
+_GRAIN_C = "grain.experimental.device_put, buffers 4 and 2"
+
 WORKLOAD = Workload(
     name="images",
-    title="60,000 images 28x28 uint8, shuffled, float32/255, batches of 128 on the device",
+    title="{records:,} images 28x28 uint8, shuffled, float32/255, batches of 128 on the device",
     metrics=(Metric("throughput", "records/s", "higher"),),
     baseline="grain C",
     variants=(
-        _variant("grain A", pipelines.grain_a, ("grain",), "jax.device_put in the loop", slow=True),
-        _variant("grain B", pipelines.grain_b, ("grain",), "ThreadPrefetch 4, then device_put", slow=True),
-        _variant("grain C", pipelines.grain_c, ("grain",), "grain.experimental.device_put, buffers 4 and 2", slow=True),
+        _variant("grain A", pipelines.grain_a, ("grain",), f"jax.device_put in the loop; {GRAIN_DEFAULT}", slow=True),
+        _variant("grain B", pipelines.grain_b, ("grain",), f"ThreadPrefetch 4, then device_put; {GRAIN_DEFAULT}", slow=True),
+        _variant("grain C", pipelines.grain_c, ("grain",), f"{_GRAIN_C}; {GRAIN_DEFAULT}", slow=True),
+        _variant(
+            "grain C, 0 threads",
+            partial(pipelines.grain_c, threads=0),
+            ("grain",),
+            f"{_GRAIN_C}; {GRAIN_IN_MEMORY}",
+            slow=True,
+        ),
         _variant("torch, 0 workers", partial(pipelines.torch, workers=0), ("torch",), "DataLoader"),
         _variant(
             "torch, 2 workers",
@@ -108,7 +115,10 @@ WORKLOAD = Workload(
         _variant("penstock", pipelines.penstock, note="uint8 to the device, cast there"),
         _variant("penstock, host cast", pipelines.penstock_host, note="cast in the Loader's transform"),
     ),
-    sizes={"full": _FULL, "quick": Size(records=3_900, slow_records=1_300, seconds=0.0)},
+    sizes={
+        "full": Size(records=60_000, slow_records=12_900, seconds=1.5),
+        "quick": Size(records=3_900, slow_records=1_300, seconds=0.0),
+    },
     targets=(Target("penstock", "throughput", 50, "grain C"), Target("penstock", "throughput", 1.2, "NumPy loop")),
     time_limit=180,
 )

@@ -61,7 +61,7 @@ def measure(make: Callable[[int, jax.Device], Iterator[Batch]], size: Size) -> M
 
 WORKLOAD = Workload(
     name="memory",
-    title="growth of resident memory over 10,000 fresh batches of 1 MB, after 500 of warm-up",
+    title="growth of resident memory over {batches:,} fresh batches of 1 MB, after {warm_up:,} of warm-up",
     metrics=(Metric("growth", "MB", "lower"),),
     baseline=None,
     variants=(

@@ -17,6 +17,7 @@ import penstock as ps
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
 from penstock.bench.suites.feed.batch import Batch, block_until_ready, settle
 from penstock.bench.suites.feed.check import check_leaf
+from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT, GRAIN_IN_MEMORY
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,11 @@ def _one_thread(batches: Sequence[Batch], device: jax.Device) -> Iterator[Batch]
     thread.join()
 
 
-def _grain(batches: Sequence[Batch], device: jax.Device) -> Iterator[Batch]:
+def _grain(batches: Sequence[Batch], device: jax.Device, threads: int | None = None) -> Iterator[Batch]:
     import grain
 
-    ds = grain.MapDataset.source(batches).to_iter_dataset()
+    read_options = None if threads is None else grain.ReadOptions(num_threads=threads)
+    ds = grain.MapDataset.source(batches).to_iter_dataset(read_options)
     return iter(grain.experimental.device_put(ds=ds, device=device, cpu_buffer_size=4, device_buffer_size=2))
 
 
@@ -92,7 +94,8 @@ WORKLOAD = Workload(
     metrics=(Metric("overhead", "µs", "lower"),),
     baseline="grain C",
     variants=(
-        Variant("grain C", partial(measure, _grain), ("grain",)),
+        Variant("grain C", partial(measure, _grain), ("grain",), GRAIN_DEFAULT),
+        Variant("grain C, 0 threads", partial(measure, partial(_grain, threads=0)), ("grain",), GRAIN_IN_MEMORY),
         Variant("thread and queue", partial(measure, _one_thread), note="queue.Queue(2), device_put on the thread"),
         Variant("device_put", partial(measure, _direct), note="in the loop, with nothing made ahead"),
         Variant("penstock, list", partial(measure, _penstock_list)),

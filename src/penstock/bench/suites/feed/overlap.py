@@ -15,6 +15,7 @@ import penstock as ps
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
 from penstock.bench.suites.feed.batch import Batch, block_until_ready, settle
 from penstock.bench.suites.feed.check import check_leaf
+from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT
 
 # (producer, step), in milliseconds
 _PACES = {"4 ms, 5 ms": (4.0, 5.0), "1 ms, 1 ms": (1.0, 1.0)}
@@ -98,7 +99,7 @@ WORKLOAD = Workload(
     baseline="none",
     variants=(
         Variant("none", partial(measure, _plain), note="one after the other"),
-        Variant("grain C", partial(measure, _grain), ("grain",), "its default ReadOptions: 16 threads produce"),
+        Variant("grain C", partial(measure, _grain), ("grain",), f"{GRAIN_DEFAULT}, which produce"),
         Variant("penstock", partial(measure, _penstock), note="one thread produces"),
     ),
     sizes={"full": Size(warm_up=50, steps=400), "quick": Size(warm_up=5, steps=20)},

@@ -56,7 +56,7 @@ def measure(size: Size) -> Measurement:
 
 WORKLOAD = Workload(
     name="restore",
-    title="milliseconds from feed.restore(state) to the first batch on the device, 60,000 shuffled images",
+    title="milliseconds from feed.restore(state) to the first batch on the device, {records:,} shuffled images",
     metrics=tuple(Metric(name, "ms", "lower") for name in _STEPS),
     baseline=None,
     variants=(Variant("penstock", measure, note="after compilation"),),

@@ -15,6 +15,7 @@ import penstock as ps
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
 from penstock.bench.suites.feed.batch import Batch
 from penstock.bench.suites.feed.check import check_epoch, check_leaf
+from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT, GRAIN_IN_MEMORY
 from penstock.bench.suites.feed.throughput import Epoch, rows_per_second
 
 _BATCHES = (128, 1024)  # 33 and 262 thousand tokens
@@ -53,8 +54,10 @@ def read_ids(batch: Batch, tokens: np.ndarray, device: jax.Device, batch_size: i
     return ids
 
 
-def _grain(dataset: Any, device: jax.Device, batch_size: int) -> Epoch:
+def _grain(dataset: Any, device: jax.Device, batch_size: int, threads: int | None = None) -> Epoch:
     import grain
+
+    read_options = None if threads is None else grain.ReadOptions(num_threads=threads)
 
     def epoch(number: int) -> Iterator[Batch]:
         ds = (
@@ -63,7 +66,7 @@ def _grain(dataset: Any, device: jax.Device, batch_size: int) -> Epoch:
             .shuffle()
             .map(lambda r: {"tokens": np.asarray(r["tokens"], np.int32)})
             .batch(batch_size=batch_size, drop_remainder=True)
-            .to_iter_dataset()
+            .to_iter_dataset(read_options)
         )
         return iter(grain.experimental.device_put(ds=ds, device=device, cpu_buffer_size=4, device_buffer_size=2))
 
@@ -122,22 +125,27 @@ def _metric(batch_size: int) -> str:
     return f"throughput, batch {batch_size:,}"
 
 
-_FULL = Size(rows=20_000, slow_rows=4_096, shards=8, seconds=1.0)
-_SLOW = f"epochs of {_FULL.slow_rows:,} rows"
+_SLOW = "epochs of {slow_rows:,} rows"
 
 
 WORKLOAD = Workload(
     name="tokens",
-    title="Hugging Face dataset of 20,000 rows of 256 int32, shuffled, batches on the device",
+    title="Hugging Face dataset of {rows:,} rows of 256 int32, shuffled, batches on the device",
     metrics=tuple(Metric(_metric(batch_size), "rows/s", "higher") for batch_size in _BATCHES),
     baseline="grain C",
     variants=(
-        Variant("grain C", partial(measure, _grain, True, False), ("grain", "datasets"), _SLOW),
+        Variant("grain C", partial(measure, _grain, True, False), ("grain", "datasets"), f"{GRAIN_DEFAULT}; {_SLOW}"),
+        Variant(
+            "grain C, 0 threads",
+            partial(measure, partial(_grain, threads=0), True, False),
+            ("grain", "datasets"),
+            f"{GRAIN_IN_MEMORY}; {_SLOW}",
+        ),
         Variant(
             "grain C, with_format",
             partial(measure, _grain_numpy, True, False),
             ("grain", "datasets"),
-            f'over dataset.with_format("numpy"); {_SLOW}',
+            f'over dataset.with_format("numpy"); {GRAIN_DEFAULT}; {_SLOW}',
         ),
         Variant(
             "datasets alone",
@@ -153,6 +161,9 @@ WORKLOAD = Workload(
             "save_to_disk, load_from_disk: memory-mapped, in many chunks",
         ),
     ),
-    sizes={"full": _FULL, "quick": Size(rows=2_600, slow_rows=1_100, shards=2, seconds=0.0)},
+    sizes={
+        "full": Size(rows=20_000, slow_rows=4_096, shards=8, seconds=1.0),
+        "quick": Size(rows=2_600, slow_rows=1_100, shards=2, seconds=0.0),
+    },
     targets=tuple(Target("penstock", _metric(batch_size), 500, "grain C") for batch_size in _BATCHES),
 )

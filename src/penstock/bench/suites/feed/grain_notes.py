@@ -1,0 +1,4 @@
+"""What a reader must know of Grain's threads, in the notes of all workloads."""
+
+GRAIN_DEFAULT = "its default ReadOptions: 16 threads"
+GRAIN_IN_MEMORY = "ReadOptions(num_threads=0), which Grain advises for data in memory"
