@@ -121,16 +121,25 @@ def test_ctrl_c_ends_the_command_with_130_and_no_traceback(tmp_path):
     assert (out / "training.png").exists()
 
 
+# JAX reports each part of a compilation from inside of it: here between the lowering and the backend's part.
+_INTERRUPT_COMPILATION = """
+import jax.monitoring
+interrupted = []
+def interrupt(event, *_, **__):
+    if "mlir" in event and not interrupted:
+        interrupted.append(event)
+        signal.raise_signal(signal.SIGINT)
+        print("the compilation goes on")
+jax.monitoring.register_event_duration_secs_listener(interrupt)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 def test_ctrl_c_while_it_compiles_ends_the_command_with_130_and_leaves_an_empty_folder(tmp_path):
-    process = _command("--out", str(tmp_path))
-    try:
-        assert process.stderr.readline() == "compile\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
-    finally:
-        process.kill()
+    process = _command("--quiet", "--out", str(tmp_path), first=_INTERRUPT_COMPILATION)
+    printed, errors = process.communicate(timeout=120)
+    assert printed == "the compilation goes on\n"  # jaxlib may crash at the end where it does not
     assert (process.returncode, errors) == (130, "penstock: interrupted before the first log point: nothing was measured\n")
     assert list(tmp_path.iterdir()) == []  # so the same command can run again
 
@@ -173,10 +182,10 @@ def test_default_training_reaches_97_percent_on_one_device(tmp_path):
     assert str(tmp_path / "training.png") in printed
 
 
-def _command(*flags: str, **variables: str) -> subprocess.Popen[str]:
+def _command(*flags: str, first: str = "", **variables: str) -> subprocess.Popen[str]:
     # A process that a shell starts in the background ignores SIGINT, and so would its children.
-    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    start += "from penstock.cli import main; sys.exit(main())"
+    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    start += first + "\nfrom penstock.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "train", "digits", *flags]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | variables
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

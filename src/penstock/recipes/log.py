@@ -61,7 +61,7 @@ class Point(NamedTuple):
     times: Times
 
     def line(self) -> str:
-        """As a line of JSON; accuracies and `input_wait` are shares from 0 to 1."""
+        """As a line of JSON; accuracies and `input_wait` are shares from 0 to 1, and the speed leaves validation out."""
         return json.dumps(
             {
                 "step": self.step,
@@ -92,6 +92,7 @@ class Log:
 
     def __enter__(self) -> Log:
         self._progress.start()
+        self._progress.console.show_cursor()  # which the bar hides, and whoever ends the process at once leaves hidden
         if self._lines:
             print("compile", file=sys.stderr, flush=True)
         return self
