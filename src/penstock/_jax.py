@@ -12,7 +12,7 @@ try:
     from jax._src.config import trace_context as _trace_context
     from jax._src.core import trace_state_clean as _trace_state_clean
 except ImportError:  # another version of JAX: no two threads are known to be alike
-    _trace_context = _trace_state_clean = None  # type: ignore[assignment]
+    _trace_context = _trace_state_clean = None  # type: ignore[assignment]  # functions, where they are there
 
 
 def thread_settings() -> Any:

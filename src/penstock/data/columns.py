@@ -116,6 +116,12 @@ def _starts(chunks: Sequence[Any]) -> np.ndarray:
     return np.cumsum([0] + [len(chunk) for chunk in chunks])
 
 
+def _locate(starts: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The chunk that each row is in, and which row of that chunk it is."""
+    chunk = np.searchsorted(starts, indices, side="right") - 1
+    return chunk, indices - starts[chunk]
+
+
 class Rows:
     """Rows of equal size in several blocks of memory, gathered by one fancy index.
 
@@ -130,6 +136,7 @@ class Rows:
     def __init__(self, blocks: Sequence[np.ndarray]):
         self._blocks = blocks
         self._starts = _starts(blocks)
+        self._offset: np.ndarray | None = None  # of each block, unless one array holds all rows one after the other
         self._elements: Any = None  # where no array spans the blocks
         first = blocks[0]
         if len(blocks) == 1 or first[:1].nbytes == 0:
@@ -151,14 +158,14 @@ class Rows:
 
     def take(self, indices: np.ndarray) -> np.ndarray:
         """Rows [n, ...] at int64 [n], copied; IndexError outside of `[0, rows)`."""
-        if len(self._starts) == 2 or not hasattr(self, "_offset"):
+        if self._offset is None:
             return np.take(self._elements, indices, axis=0)
         if indices.size and (indices.min() < 0 or indices.max() >= self._starts[-1]):
             raise IndexError(f"rows {indices.min()} to {indices.max()} of {self._starts[-1]}")
-        block = np.searchsorted(self._starts, indices, side="right") - 1
+        block, row = _locate(self._starts, indices)
         if self._elements is None:
-            return self._block_by_block(block, indices - self._starts[block])
-        return self._elements[self._offset[block] + (indices - self._starts[block]) * self._per_row]
+            return self._block_by_block(block, row)
+        return self._elements[self._offset[block] + row * self._per_row]
 
     def _block_by_block(self, block: np.ndarray, row: np.ndarray) -> np.ndarray:
         out = np.empty((len(row), *self._blocks[0].shape[1:]), self._blocks[0].dtype)
@@ -178,8 +185,8 @@ class _Ragged:
         self._flat = _flattened(chunks)
 
     def take(self, indices: np.ndarray) -> list[np.ndarray]:
-        block = np.searchsorted(self._starts, indices, side="right") - 1
-        return [self._row(b, i) for b, i in zip(block.tolist(), (indices - self._starts[block]).tolist(), strict=True)]
+        block, row = _locate(self._starts, indices)
+        return [self._row(b, i) for b, i in zip(block.tolist(), row.tolist(), strict=True)]
 
     def _row(self, block: int, row: int) -> np.ndarray:
         if self._flat is not None:
@@ -222,9 +229,8 @@ class _Objects:
         if len(self._chunks) == 1:
             return self._chunks[0].take(pa.array(indices)).to_pylist()
         # Not ChunkedArray.take: it joins all chunks first, for each batch, and fails above 2 GB of text.
-        block = np.searchsorted(self._starts, indices, side="right") - 1
-        within = (indices - self._starts[block]).tolist()
-        return [self._chunks[b][i].as_py() for b, i in zip(block.tolist(), within, strict=True)]
+        block, row = _locate(self._starts, indices)
+        return [self._chunks[b][i].as_py() for b, i in zip(block.tolist(), row.tolist(), strict=True)]
 
 
 class _Chosen:

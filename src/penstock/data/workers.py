@@ -186,7 +186,7 @@ def _segment(size: int) -> SharedMemory:
     try:
         segment = SharedMemory(create=True, size=size)
         if hasattr(os, "posix_fallocate"):  # not on macOS, nor on Windows
-            os.posix_fallocate(segment._fd, 0, size)  # type: ignore[attr-defined]
+            os.posix_fallocate(segment._fd, 0, size)  # type: ignore[attr-defined]  # its file, which no public name gives
     except OSError as error:
         _free(segment)
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):

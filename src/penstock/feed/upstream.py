@@ -133,15 +133,24 @@ class _IterableUpstream:
         self._iterator: Any = None
         self._start = 0
         self._is_iterator = isinstance(batches, Iterator)
-        self._needs_restore = self._is_iterator and _was_used(batches)
-        self._check_unused()
+        self._restored = False
+        if self._is_used() and not _has_state(batches):
+            raise ValueError(self._used())
 
-    def _check_unused(self, can_restore: bool = True) -> None:
-        if self._needs_restore and not (can_restore and _has_state(self._batches)):
-            raise ValueError(
-                f"this {self.name} was started or fed before, so batches of it are gone (a feed reads ahead): make a new one "
-                "for each feed" + ("; or restore() this feed to a saved state" if _has_state(self._batches) else "")
-            )
+    def _is_used(self) -> bool:
+        return self._is_iterator and _was_used(self._batches)
+
+    def _used(self) -> str:
+        return (
+            f"this {self.name} was started or fed before, so batches of it are gone (a feed reads ahead): make a new one "
+            "for each feed" + ("; or restore() this feed to a saved state" if _has_state(self._batches) else "")
+        )
+
+    def _claim(self, iterator: Any) -> None:
+        """Begin with an iterator; ValueError if it was begun before, and not set back by `restore`."""
+        if _was_used(iterator) and not self._restored:
+            raise ValueError(self._used())
+        _mark_as_used(iterator)
 
     def fingerprint(self) -> dict[str, Any]:
         try:
@@ -150,7 +159,7 @@ class _IterableUpstream:
             return {"source": self.name}
 
     def restore(self, step: int, position: Any) -> None:
-        if step == 0 and position is None and not self._needs_restore:
+        if step == 0 and position is None and not self._is_used():
             return  # of a feed that had not begun
         iterator = self._open()
         if position is None or not _has_state(iterator):
@@ -159,14 +168,12 @@ class _IterableUpstream:
                 f"or an iterable that starts at batch {step}, such as itertools.islice(batches, {step}, None)"
             )
         iterator.set_state(_from_json(position))
-        self._needs_restore = False
+        self._restored = True
         self._start = step
 
     def makers(self, clocks: Sequence[Clock]) -> Makers:
-        self._needs_restore |= self._is_iterator and not self._start and _was_used(self._batches)
-        self._check_unused(can_restore=False)
         if self._is_iterator:
-            _mark_as_used(self._batches)
+            self._claim(self._batches)
         (clock,) = clocks
 
         def work(number: int) -> Produced:
@@ -196,9 +203,7 @@ class _IterableUpstream:
             numpy_iterator = getattr(self._batches, "as_numpy_iterator", None)  # of tf.data
             self._iterator = numpy_iterator() if numpy_iterator else iter(self._batches)
             if not self._is_iterator and isinstance(self._iterator, types.GeneratorType):
-                self._needs_restore = _was_used(self._iterator)  # one that the iterable keeps, and gave to another feed
-                self._check_unused(can_restore=False)
-                _mark_as_used(self._iterator)
+                self._claim(self._iterator)  # which the iterable may keep, and have given to another feed
             self._has_state = _has_state(self._iterator)
         return self._iterator
 
