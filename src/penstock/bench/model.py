@@ -1,16 +1,25 @@
 """What a benchmark is made of, and what running it gives.
 
-A *suite* is a module with a tuple `WORKLOADS`. A *workload* is one task; its *variants* do it with different libraries. Each
-(variant, round) gives one *sample*, which has a number for every *metric* of the workload.
+A *suite* is a module of *workloads*. A workload is one task; its *variants* do it with different libraries. A *round* runs
+every variant once, and one of them once more: the A/A *control*, which differs from its twin by nothing but chance. Each run
+gives one *sample*, which has a number for every *metric* of the workload.
+
+This module and the suites' own import nothing that is not in Python's library and NumPy at their top: a variant may run in
+an interpreter that has nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
+from penstock.bench.environment import Environment
+
 SizeName = Literal["full", "quick"]
+Outputs = Mapping[str, np.ndarray]
 
 
 class VerificationError(Exception):
@@ -47,10 +56,21 @@ class Target:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a variant measured: a number for each metric, and what a reader may want to know of how."""
+    """What a variant measured: each metric either in `values` or in `steps`.
 
-    values: Mapping[str, float]
+    Attributes:
+      values: a number for a metric of the whole run.
+      steps: for a metric of single steps, that of each step, in order and without warm-up; the median of what is left
+        after the first and last tenth are taken off is the run's number.
+      evidence: numbers that all variants of a workload must get alike in every run, within the tolerance that the
+        workload's `Agreement` has under the same name.
+      details: what a reader may want to know of how.
+    """
+
+    values: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    steps: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    evidence: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,12 +81,33 @@ class Variant:
       measure: from one of the workload's sizes to a measurement; raises `VerificationError`. Runs in a process of its own.
       requires: modules that must be there; imported by `measure` and nobody else.
       note: what a reader must know to judge the number.
+      environment: the interpreter that it runs in; None for this one.
+      outputs: from a size to what the variant computes, which the workload's `Agreement` compares before anything is timed.
     """
 
     name: str
     measure: Callable[[Any], Measurement]
     requires: tuple[str, ...] = ()
     note: str = ""
+    environment: Environment | None = None
+    outputs: Callable[[Any], Outputs] | None = None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What variants must compute alike before they are timed.
+
+    Outputs are arrays by name; "update: head/bias" belongs to the quantity "update". See `parity.differences`.
+
+    Attributes:
+      name: of what is computed; workloads that share it are checked once in a run.
+      reference: is never timed; what it computes is the truth.
+      tolerances: for each quantity, the largest relative difference from the reference.
+    """
+
+    name: str
+    reference: Variant
+    tolerances: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -77,7 +118,8 @@ class Workload:
       title: what is measured; "{records:,}" in it stands for that field of the size, as it does in the variants' notes.
       baseline: the variant that ratios are to; None where there is nothing to compare.
       sizes: what `Variant.measure` gets; "quick" says nothing about speed, it shows that all works.
-      time_limit: seconds that one (variant, round) may take.
+      time_limit: seconds that one run of a variant may take.
+      agreement: None where variants verify what they do by themselves.
     """
 
     name: str
@@ -88,6 +130,7 @@ class Workload:
     sizes: Mapping[SizeName, Any]
     targets: tuple[Target, ...] = ()
     time_limit: float = 120.0
+    agreement: Agreement | None = None
 
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.variants if variant.name == name)
@@ -102,58 +145,106 @@ class Sample:
     """A measurement of one variant in one round.
 
     Attributes:
-      position: how many variants ran before it in its round.
+      again: it is the control's second run in the round.
+      position: how many runs came before it in its round.
+      started: seconds from the start of the benchmark.
       seconds: that its process took, from start to end.
+      load: of the machine before it started, the average over a minute; None where that cannot be known.
+      values: each metric's number, from the steps where there are any.
     """
 
     variant: str
+    again: bool
     round: int
     position: int
+    started: float
     seconds: float
+    load: float | None
     values: Mapping[str, float]
+    steps: Mapping[str, Sequence[float]]
     details: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A variant that crashed, took too long, or did not pass verification; `output` is what its process wrote."""
+    """A variant that crashed, took too long, or did not pass verification; `output` is what its process wrote.
+
+    Attributes:
+      round: None before the first one, when outputs are compared.
+    """
 
     variant: str
-    round: int
+    round: int | None
     reason: str
     output: str
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A variant that was left out because `packages` are not installed."""
+    """A variant that was left out because something is not installed; `command` installs it."""
 
     variant: str
-    packages: tuple[str, ...]
+    command: str
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far a variant's outputs are from the reference's.
+
+    Attributes:
+      difference: relative; infinite where it is no number, or the shapes differ.
+      worst: the output, of the quantity, that differs most.
+    """
+
+    variant: str
+    quantity: str
+    difference: float
+    tolerance: float
+    worst: str
+
+    @property
+    def agreed(self) -> bool:
+        return self.difference <= self.tolerance
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that running one workload gave. A variant that failed once is in no later round, and has no place in a table."""
+    """All that running one workload gave. A variant that failed once is in no later round, and has no place in a table.
+
+    Attributes:
+      control: the variant that ran twice in each round; None where none could run.
+    """
 
     workload: Workload
     size: SizeName
+    control: str | None
     samples: tuple[Sample, ...]
     failures: tuple[Failure, ...] = ()
     missing: tuple[Missing, ...] = ()
+    parity: tuple[Parity, ...] = ()
+
+    def by_round(self, variant: str, metric: str, again: bool = False) -> dict[int, float]:
+        """A variant's number in each round; empty for a variant that failed."""
+        if any(failure.variant == variant for failure in self.failures):
+            return {}
+        mine = (sample for sample in self.samples if (sample.variant, sample.again) == (variant, again))
+        return {sample.round: sample.values[metric] for sample in mine}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a suite, with all that is needed to judge it.
+    """One run of one or more suites, with all that is needed to judge it.
 
     Attributes:
       seed: of the order of the variants within each round.
+      seconds: that it took.
+      partial: why it ended before it was done; None where it did not.
     """
 
     suite: str
     size: SizeName
-    rounds: int
     seed: int
     machine: Mapping[str, Any]
     outcomes: tuple[Outcome, ...]
+    seconds: float
+    partial: str | None = None

@@ -1,25 +1,62 @@
-"""Measures one variant, once, and prints what it measured as one JSON line. The harness starts it as a process."""
+"""Measures one variant, once, and prints what it measured as one JSON line. The harness starts it as a process.
+
+It is run by its path, in whichever interpreter the variant needs, where penstock and JAX may not be installed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-
-import jax
-
-from penstock.bench.suites import workloads
+import sys
+import types
+from pathlib import Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m penstock.bench.worker")
-    for name in ("module", "workload", "variant", "size"):
+    parser = argparse.ArgumentParser(prog="penstock bench worker")
+    for name in ("suite", "workload", "variant", "size"):
         parser.add_argument(name)
+    parser.add_argument("--outputs", help="compute these and write them here, instead of measuring")
     args = parser.parse_args()
-    workload = workloads(args.module)[args.workload]
-    measurement = workload.variant(args.variant).measure(workload.sizes[args.size])
+    _find_penstock()
+    from penstock.bench.suites import find
+
+    workload = find(args.suite, args.workload)
+    variant, size = workload.variant(args.variant), workload.sizes[args.size]
+    if args.outputs:
+        import numpy as np
+
+        assert variant.outputs is not None, f"{variant.name} has no outputs"
+        np.savez(args.outputs, **dict(variant.outputs(size)))
+        return
+    measurement = variant.measure(size)
+    result = {
+        "values": dict(measurement.values),
+        "steps": {name: list(steps) for name, steps in measurement.steps.items()},
+        "evidence": dict(measurement.evidence),
+        "details": {**_device(), **measurement.details},
+    }
+    print(json.dumps(result), flush=True)
+
+
+def _find_penstock() -> None:
+    """Make `penstock.bench` importable without `penstock/__init__.py`, which imports JAX, unless penstock is installed."""
+    sys.path.pop(0)  # this folder, whose modules are no top-level ones
+    try:
+        import jax  # noqa: F401
+        import penstock
+    except ImportError:
+        package = types.ModuleType("penstock")
+        package.__path__ = [str(Path(__file__).parents[1])]
+        sys.modules["penstock"] = package
+
+
+def _device() -> dict[str, str]:
+    """JAX's, where the variant has used JAX."""
+    if (jax := sys.modules.get("jax")) is None:
+        return {}
     device = jax.devices()[0]
-    details = {**measurement.details, "device": f"{device.platform}: {device.device_kind}"}
-    print(json.dumps({"values": dict(measurement.values), "details": details}), flush=True)
+    return {"device": f"{device.platform}: {device.device_kind}"}
 
 
 if __name__ == "__main__":  # worker processes of the libraries under test import this module again

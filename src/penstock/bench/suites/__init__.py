@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 
 from penstock.bench.model import Workload
 
-SUITES = {"feed": "penstock.bench.suites.feed"}
+SUITES = {"feed": "penstock.bench.suites.feed", "frameworks": "penstock.bench.suites.frameworks"}
 
 
-def workloads(module: str) -> dict[str, Workload]:
-    """The workloads of a suite's module, by name and in order."""
-    return {workload.name: workload for workload in importlib.import_module(module).WORKLOADS}
+def load(suite: str) -> ModuleType:
+    """A suite's module. It has `WORKLOADS`, those that run unless others are asked for.
+
+    It may have `add_arguments(parser)` and `choose(args)`, from the parsed arguments to the workloads to run, where there are
+    more than can be listed; then it has `find(name)`, from a name to any of them. `choose` raises `ValueError`.
+    """
+    return importlib.import_module(SUITES[suite])
+
+
+def find(suite: str, name: str) -> Workload:
+    """A workload of a suite, by its name."""
+    module = load(suite)
+    if hasattr(module, "find"):
+        return module.find(name)
+    return next(workload for workload in module.WORKLOADS if workload.name == name)

@@ -1,0 +1,48 @@
+"""Interpreters of their own, for variants that need other versions than those beside penstock."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_FOLDER = "PENSTOCK_BENCH_ENVIRONMENTS"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment that a user makes with `command`; penstock itself is not installed in it.
+
+    Attributes:
+      name: of its folder, in `$PENSTOCK_BENCH_ENVIRONMENTS` or else `~/.cache/penstock/environments`.
+      packages: what it has, as pip takes it.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        base = os.environ.get(_FOLDER)
+        return (Path(base) if base else Path.home() / ".cache/penstock/environments") / self.name
+
+    @property
+    def python(self) -> Path:
+        return self.folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+    @property
+    def command(self) -> str:
+        """What to type to have it."""
+        folder = shlex.quote(str(self.folder))
+        return f"python -m venv {folder} && {shlex.quote(str(self.python))} -m pip install {' '.join(self.packages)}"
+
+    def lacks(self, modules: tuple[str, ...]) -> bool:
+        """Whether it is not there, or without one of the modules."""
+        look = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
+        try:
+            return subprocess.run([self.python, "-c", look, *modules], capture_output=True, timeout=60).returncode != 0
+        except OSError:
+            return True
