@@ -1,155 +1,258 @@
-"""Runs the variants of a workload, interleaved, each in a fresh process.
+"""Runs the variants of workloads, interleaved, each in a fresh process.
 
-Machines drift: they warm up, and others use them too. So a round runs every variant once, in an order of its own,
-and variants are compared within rounds. A fresh process for each keeps one variant's threads, caches and imports
+Machines drift: they warm up, and others use them too. So a round runs every variant of every workload once, in an order of
+its own, and variants are compared within rounds. A fresh process for each run keeps one variant's threads, caches and imports
 away from the next.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
 import random
-import signal
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from penstock.bench.model import Failure, Missing, Outcome, Sample, SizeName, Variant, Workload
+import numpy as np
+
+from penstock.bench import statistics
+from penstock.bench.model import Agreement, Failure, Missing, Outcome, Outputs, Parity, Sample, SizeName, Variant, Workload
+from penstock.bench.parity import compare_outputs
+from penstock.bench.process import Finished, run_variant
 
 # Names on the package index that differ from the module's.
-_PACKAGES = {"tensorflow": "tensorflow-cpu"}
-
-_QUIET = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-}
+_PACKAGES = {"tensorflow": "tensorflow-cpu", "PIL": "pillow"}
 
 
-@dataclass(frozen=True)
-class Harness:
-    """How to run workloads.
+@dataclass
+class Progress:
+    """What was measured of one workload so far.
 
     Attributes:
-      module: the suite's module, which has them in its `WORKLOADS`; a worker process imports it by this name.
-      seed: of the order of the variants within each round.
+      suite: the name that `penstock bench` knows the workload's suite by.
+      running: names of the variants that take part in the next round.
+      control: the one that runs twice in each; None before the first round.
+      evidence: what the first run showed that has to come out alike in all.
+    """
+
+    suite: str
+    workload: Workload
+    running: list[str]
+    missing: tuple[Missing, ...]
+    control: str | None = None
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    parity: list[Parity] = field(default_factory=list)
+    evidence: dict[str, float] = field(default_factory=dict)
+
+    def outcome(self, size: SizeName) -> Outcome:
+        return Outcome(
+            self.workload,
+            size,
+            self.control,
+            tuple(self.samples),
+            tuple(self.failures),
+            self.missing,
+            tuple(self.parity),
+        )
+
+    def fail(self, variant: str, number: int | None, reason: str, output: str = "") -> None:
+        """Leave the variant out from now on. Its reason stays the first one."""
+        if variant in self.running:
+            self.running.remove(variant)
+            self.failures.append(Failure(variant, number, reason, output))
+
+
+class Harness:
+    """Measures workloads round by round. `close` it, or use it as a context manager: it has a temporary folder.
+
+    Args:
+      chosen: pairs of a suite's name and one of its workloads.
+      variants: names of those that are to run; None for all.
+      seed: of the order of the runs within each round.
       say: is told what runs next.
     """
 
-    module: str
-    size: SizeName
-    rounds: int
-    seed: int
-    say: Callable[[str], None] = lambda text: None
+    def __init__(
+        self,
+        chosen: Sequence[tuple[str, Workload]],
+        size: SizeName,
+        seed: int,
+        variants: Collection[str] | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        self.size: SizeName = size
+        self.seed = seed
+        self._say = say
+        self._begin = time.perf_counter()
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-bench-")
+        self._cache = Path(self._folder.name) / "cache"
+        self._cache.mkdir()
+        self._outputs: dict[str, tuple[dict[str, Outputs], list[Failure]]] = {}
+        self.progress = [_begin(suite, workload, variants) for suite, workload in chosen]
 
-    def run(self, workload: Workload) -> Outcome:
-        needed = {variant.name: missing_packages(variant) for variant in workload.variants}
-        missing = tuple(Missing(name, packages) for name, packages in needed.items() if packages)
-        running = [name for name, packages in needed.items() if not packages]
-        samples: list[Sample] = []
-        failures: list[Failure] = []
-        for number in range(self.rounds):
-            for position, variant in enumerate(round_order(running, self.seed, workload.name, number)):
-                self.say(f"{workload.name}, round {number + 1} of {self.rounds}: {variant}")
-                result = self._measure(workload, variant, number, position)
-                if isinstance(result, Sample):
-                    samples.append(result)
+    def __enter__(self) -> Harness:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    @property
+    def seconds(self) -> float:
+        """Since the harness was made."""
+        return time.perf_counter() - self._begin
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return tuple(progress.outcome(self.size) for progress in self.progress)
+
+    def check_agreement(self) -> None:
+        """Compute what the variants of each workload must agree on, and leave out those that do not."""
+        for progress in self.progress:
+            if progress.workload.agreement and progress.running:
+                self._check(progress, progress.workload.agreement)
+
+    def round(self, number: int, only: Collection[str] | None = None) -> None:
+        """Run every variant once more, and the controls twice.
+
+        Args:
+          number: of the round, from 0.
+          only: names of the workloads to run; None for all.
+
+        Raises:
+          KeyboardInterrupt: Ctrl-C; what was measured before stays.
+        """
+        for progress in self.progress:
+            if only is None or progress.workload.name in only:
+                self._round(progress, number)
+
+    def _round(self, progress: Progress, number: int) -> None:
+        progress.control = _control(progress)
+        runs = [(name, False) for name in progress.running]
+        runs += [(progress.control, True)] if progress.control else []
+        for position, (variant, again) in enumerate(round_order(runs, self.seed, progress.workload.name, number)):
+            if variant not in progress.running:  # its other run in this round failed
+                continue
+            self._say(f"round {number + 1}, {progress.workload.name}: {variant}{' (A/A control)' if again else ''}")
+            started, load = self.seconds, _load()
+            finished = self._run(progress, progress.workload.variant(variant))
+            reason = finished.reason or _lacks(progress.workload, finished.result) or _disputes(progress, finished.result)
+            if reason or finished.result is None:
+                progress.fail(variant, number, reason or "wrote no result", finished.output)
+                continue
+            values, steps = _numbers(finished.result)
+            seconds = self.seconds - started
+            progress.samples.append(
+                Sample(variant, again, number, position, started, seconds, load, values, steps, finished.result["details"])
+            )
+
+    def _check(self, progress: Progress, agreement: Agreement) -> None:
+        outputs, failures = self._outputs.setdefault(agreement.name, ({}, []))
+        for variant in [agreement.reference, *map(progress.workload.variant, list(progress.running))]:
+            if variant.outputs and variant.name not in outputs and all(f.variant != variant.name for f in failures):
+                self._say(f"parity, {agreement.name}: {variant.name}")
+                path = Path(self._folder.name) / "outputs.npz"
+                finished = self._run(progress, variant, path)
+                if finished.reason:
+                    failures.append(Failure(variant.name, None, f"computing what is compared: {finished.reason}", finished.output))
                 else:
-                    failures.append(result)
-                    running.remove(variant)
-        return Outcome(workload, self.size, tuple(samples), tuple(failures), missing)
+                    outputs[variant.name] = _read(path)
+        for failure in failures:
+            progress.fail(failure.variant, None, failure.reason, failure.output)
+        reference = outputs.get(agreement.reference.name)
+        for name in list(progress.running):
+            if reference is None:
+                progress.fail(name, None, f"not timed: its reference, {agreement.reference.name}, failed", _last(failures))
+                continue
+            parity = compare_outputs(name, outputs.get(name, {}), reference, agreement.tolerances)
+            progress.parity += parity
+            if apart := [row for row in parity if not row.agreed]:
+                progress.fail(name, None, "not timed: it computes something else; " + "; ".join(map(_apart, apart)))
 
-    def _measure(self, workload: Workload, variant: str, number: int, position: int) -> Sample | Failure:
-        command = [sys.executable, "-m", "penstock.bench.worker", self.module, workload.name, variant, self.size]
-        begin = time.perf_counter()
-        finished = _run(command, workload.time_limit)
-        seconds = time.perf_counter() - begin
-        output = "\n".join(part.strip() for part in (finished.stdout, finished.stderr) if part.strip())
-        if finished.timed_out:
-            return Failure(variant, number, f"took more than its {workload.time_limit:g} s", output)
-        if finished.status != 0:
-            return Failure(variant, number, _reason(finished.stderr, finished.status), output)
-        result = _last_json(finished.stdout)
-        if result is None or set(result.get("values", ())) != {metric.name for metric in workload.metrics}:
-            return Failure(variant, number, "ended without a measurement of every metric", output)
-        return Sample(variant, number, position, seconds, result["values"], result["details"])
+    def _run(self, progress: Progress, variant: Variant, outputs: Path | None = None) -> Finished:
+        return run_variant(progress.suite, progress.workload, variant, self.size, self._cache, outputs)
 
 
-def missing_packages(variant: Variant) -> tuple[str, ...]:
-    """What to `pip install` for this variant."""
+def lacks(variant: Variant) -> str | None:
+    """The command that installs what this variant needs, or None where nothing is missing."""
+    if variant.environment:
+        return variant.environment.command if variant.environment.lacks(variant.requires) else None
     absent = [module for module in variant.requires if importlib.util.find_spec(module) is None]
-    return tuple(_PACKAGES.get(module, module) for module in absent)
+    return f"pip install {' '.join(_PACKAGES.get(module, module) for module in absent)}" if absent else None
 
 
-def round_order(variants: Sequence[str], seed: int, workload: str, number: int) -> list[str]:
-    """The variants in the order of this round, which is the same for the same seed."""
-    order = list(variants)
-    random.Random(f"{seed}/{workload}/{number}").shuffle(order)
-    return order
+def round_order(
+    runs: Sequence[tuple[str, bool]], seed: int, workload: str, number: int
+) -> list[tuple[str, bool]]:
+    """The runs in the order of this round, which is the same for the same seed.
+
+    Every second round has the order of the one before it backwards, so that what gets slower at a steady pace does as
+    much harm to each variant as to any other.
+    """
+    order = list(runs)
+    random.Random(f"{seed}/{workload}/{number // 2}").shuffle(order)
+    return order[::-1] if number % 2 else order
 
 
-@dataclass(frozen=True)
-class _Finished:
-    status: int
-    stdout: str
-    stderr: str
-    timed_out: bool
+def _begin(suite: str, workload: Workload, variants: Collection[str] | None) -> Progress:
+    names = [variant.name for variant in workload.variants if variants is None or variant.name in variants]
+    commands = {name: lacks(workload.variant(name)) for name in names}
+    missing = tuple(Missing(name, command) for name, command in commands.items() if command)
+    return Progress(suite, workload, [name for name in names if not commands[name]], missing)
 
 
-def _run(command: Sequence[str], time_limit: float) -> _Finished:
-    # A session of its own, so that what the worker started ends with it.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=_QUIET | os.environ,
-        start_new_session=True,
-    )
-    try:
-        stdout, stderr = process.communicate(timeout=time_limit)
-        return _Finished(process.returncode, stdout, stderr, timed_out=False)
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        stdout, stderr = process.communicate()
-        return _Finished(process.returncode, stdout, stderr, timed_out=True)
-    except BaseException:  # Ctrl-C, which does not reach a session of its own
-        _kill(process)
-        process.communicate()  # closes its pipes
-        raise
+def _control(progress: Progress) -> str | None:
+    """The baseline where it runs, or else the first that does; the same in all rounds as long as it lasts."""
+    for name in (progress.control, progress.workload.baseline, *progress.running):
+        if name in progress.running:
+            return name
+    return None
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
+def _numbers(result: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, list[float]]]:
+    steps = {name: [float(step) for step in series] for name, series in result["steps"].items()}
+    return {**result["values"], **{name: statistics.typical(series) for name, series in steps.items()}}, steps
 
 
-def _reason(stderr: str, status: int) -> str:
-    """The error below the last Python traceback; or what ended the process."""
-    if status < 0:
-        return f"ended by signal {-status}"
-    _, found, traceback = stderr.rpartition("Traceback (most recent call last):")
-    errors = [line for line in traceback.splitlines() if line[:1].isalpha()] if found else []
-    return errors[0].removeprefix("penstock.bench.model.") if errors else f"ended with status {status}"
+def _lacks(workload: Workload, result: Mapping[str, Any] | None) -> str | None:
+    """Why a worker's result is none."""
+    wanted = {metric.name for metric in workload.metrics}
+    if result is None or {*result.get("values", ()), *result.get("steps", ())} != wanted:
+        return "ended without a measurement of every metric"
+    if empty := [name for name, series in result["steps"].items() if not series]:
+        return f"timed no step of {', '.join(empty)}"
+    return None
 
 
-def _last_json(stdout: str) -> dict[str, Any] | None:
-    """The last line, if it is a JSON object: libraries may have printed others before it."""
-    lines = stdout.strip().splitlines()
-    try:
-        result = json.loads(lines[-1]) if lines else None
-    except ValueError:
-        return None
-    return result if isinstance(result, dict) else None
+def _disputes(progress: Progress, result: Mapping[str, Any] | None) -> str | None:
+    """What this run computed unlike the first run of the workload, by the tolerance of its agreement."""
+    agreement = progress.workload.agreement
+    for name, value in (result or {}).get("evidence", {}).items():
+        expected = progress.evidence.setdefault(name, value)
+        tolerance = agreement.tolerances[name] if agreement else 0.0
+        if not abs(value - expected) <= 2 * tolerance * abs(expected):  # each may be off by the tolerance; NaN is not
+            return f"computed something else when it was timed: {name} {value:g}, not {expected:g}"
+    return None
+
+
+def _read(path: Path) -> Outputs:
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def _apart(row: Parity) -> str:
+    return f"{row.worst} is {row.difference:.2g} from the reference (tolerance {row.tolerance:g})"
+
+
+def _last(failures: Sequence[Failure]) -> str:
+    return failures[-1].output if failures else ""
+
+
+def _load() -> float | None:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

@@ -1,0 +1,63 @@
+"""Whether variants compute the same thing, shown before they are timed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock.bench.model import Outputs, Parity
+
+# An output that is next to nothing beside the others of its quantity (the gradient of a bias that cancels out, say) is
+# rounding noise: it is compared with a hundredth of the others' typical size, not with itself.
+_FLOOR = 0.01
+
+
+def compare_outputs(variant: str, ours: Outputs, reference: Outputs, tolerances: Mapping[str, float]) -> list[Parity]:
+    """One entry for each quantity, with the output of it that differs most."""
+    differences = relative_differences(ours, reference)
+    by_quantity: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, difference in differences.items():
+        by_quantity[_quantity(name)][name] = difference
+    rows = []
+    for quantity, tolerance in tolerances.items():
+        # Nothing to compare is no agreement.
+        found = by_quantity.get(quantity, {quantity: float("inf")})
+        worst = max(found, key=found.__getitem__)
+        rows.append(Parity(variant, quantity, found[worst], tolerance, worst))
+    return rows
+
+
+def relative_differences(ours: Outputs, reference: Outputs) -> dict[str, float]:
+    """For each output of either, |ours - reference| / max(|reference|, 1 % of the quantity's root mean square · √size).
+
+    |·| is the Euclidean norm over all of the output, in float64. Infinite for an output that one of them lacks, that has
+    another shape, or that is not finite.
+    """
+    floors = _floors(reference)
+    return {name: _difference(name, ours, reference, floors) for name in [*reference, *(set(ours) - set(reference))]}
+
+
+def _difference(name: str, ours: Outputs, reference: Outputs, floors: Mapping[str, float]) -> float:
+    if name not in ours or name not in reference or ours[name].shape != reference[name].shape:
+        return float("inf")
+    a, b = (np.asarray(outputs[name], np.float64) for outputs in (ours, reference))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    apart = float(np.linalg.norm(a - b))
+    scale = max(float(np.linalg.norm(b)), floors[_quantity(name)] * float(np.sqrt(b.size)))
+    return apart / scale if scale else (0.0 if apart == 0 else float("inf"))
+
+
+def _floors(reference: Outputs) -> dict[str, float]:
+    squares: dict[str, float] = defaultdict(float)
+    sizes: dict[str, int] = defaultdict(int)
+    for name, values in reference.items():
+        squares[_quantity(name)] += float(np.square(np.asarray(values, np.float64)).sum())
+        sizes[_quantity(name)] += values.size
+    return {quantity: _FLOOR * float(np.sqrt(squares[quantity] / max(sizes[quantity], 1))) for quantity in squares}
+
+
+def _quantity(name: str) -> str:
+    return name.partition(":")[0]

@@ -1,0 +1,125 @@
+"""One run of a variant: a fresh process of its own, whatever becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.bench import worker
+from penstock.bench.model import Variant, Workload
+
+_QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A worker process that has ended.
+
+    Attributes:
+      reason: why it is of no use, in a line; None if it did what it was started for.
+      output: all that it wrote.
+      result: the JSON object in its last line, if there is one.
+    """
+
+    reason: str | None
+    output: str
+    result: Mapping[str, Any] | None
+
+
+def run_variant(
+    suite: str, workload: Workload, variant: Variant, size: str, cache: Path, outputs: Path | None = None
+) -> Finished:
+    """Start the worker for a variant and wait for it.
+
+    Args:
+      cache: folder in which compilers may keep what they made for the next process that does the same.
+      outputs: file that the variant's outputs are to be written to; None to measure it.
+
+    Raises:
+      KeyboardInterrupt: Ctrl-C; the process is gone then.
+    """
+    python = str(variant.environment.python) if variant.environment else sys.executable
+    command = [python, worker.__file__, suite, workload.name, variant.name, size]
+    if outputs:
+        command += ["--outputs", str(outputs)]
+    ended = _run(command, workload.time_limit, {**_QUIET, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ})
+    output = "\n".join(part.strip() for part in (ended.stdout, ended.stderr) if part.strip())
+    reason = None
+    if ended.timed_out:
+        reason = f"took more than its {workload.time_limit:g} s"
+    elif ended.status != 0:
+        reason = _reason(ended.stderr, ended.status)
+    return Finished(reason, output, _last_json(ended.stdout))
+
+
+@dataclass(frozen=True)
+class _Ended:
+    status: int
+    stdout: str
+    stderr: str
+    timed_out: bool
+
+
+def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, str]) -> _Ended:
+    # A session of its own, so that what the worker started ends with it.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=time_limit)
+        return _Ended(process.returncode, stdout, stderr, timed_out=False)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        stdout, stderr = process.communicate()
+        return _Ended(process.returncode, stdout, stderr, timed_out=True)
+    except BaseException:  # Ctrl-C, which does not reach a session of its own
+        _kill(process)
+        process.communicate()  # closes its pipes
+        raise
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+def _reason(stderr: str, status: int) -> str:
+    """The error below the last Python traceback; or what ended the process."""
+    if status < 0:
+        return f"ended by signal {-status}"
+    _, found, traceback = stderr.rpartition("Traceback (most recent call last):")
+    errors = [line for line in traceback.splitlines() if line[:1].isalpha()] if found else []
+    return errors[0].removeprefix("penstock.bench.model.") if errors else f"ended with status {status}"
+
+
+def _last_json(stdout: str) -> dict[str, Any] | None:
+    """The last line, if it is a JSON object: libraries may have printed others before it."""
+    lines = stdout.strip().splitlines()
+    try:
+        result = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) else None
