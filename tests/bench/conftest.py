@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bench.suites import SUITES
+
 _SUITE = """
 import json, os, pathlib, signal, sys, time
 from dataclasses import dataclass
-from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
+import numpy as np
+from penstock.bench.environment import Environment
+from penstock.bench.model import Agreement, Measurement, Metric, Target, Variant, VerificationError, Workload
 
 @dataclass(frozen=True)
 class Size:
@@ -55,20 +59,67 @@ def interrupt(size):
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(600)
 
+def stepping(size):
+    return Measurement(steps={"speed": [100.0, *range(1, 19), 100.0]})
+
+def no_steps(size):
+    return Measurement(steps={"speed": []})
+
+def outputs(error, **more):
+    def compute(size):
+        pathlib.Path(os.environ["COMPUTED"]).open("a").write(".")
+        return {"logits": np.array([3.0, 4.0 + error]), **{k: np.array(v) for k, v in more.items()}}
+    return compute
+
+def shown(loss):
+    return lambda size: Measurement({"speed": 2.0}, evidence={"loss": loss})
+
+def crashing_outputs(size):
+    raise RuntimeError("cannot be computed")
+
 SIZES = {"full": Size(1.0), "quick": Size(0.5)}
 
 def workload(name, *variants, **kw):
     return Workload(name, "a title", (Metric("speed", "m/s", "higher"),), "one", variants, SIZES, **kw)
+
+REFERENCE = Variant("reference", fixed(0.0), outputs=outputs(0.0))
+ALIKE = Agreement("two numbers", REFERENCE, {"logits": 1e-3, "loss": 1e-3})
+def alike(name, compute, loss=1.0): return Variant(name, shown(loss), outputs=compute)
 
 ONE, THREE = Variant("one", fixed(1.0), note="the slow one"), Variant("three", fixed(3.0))
 BAD = Variant("crash", crash), Variant("wrong", wrong), Variant("exits", exits), Variant("silent", silent)
 WORKLOADS = (
     workload("plain", ONE, THREE, targets=(Target("three", "speed", 2, "one"), Target("three", "speed", 4, "one"))),
     workload("marks", Variant("one", mark), Variant("two", mark)),
-    workload("missing", ONE, Variant("absent", fixed(9.0), ("json", "no_such_module_of_ours", "tensorflow_of_ours"))),
+    workload(
+        "missing",
+        ONE,
+        Variant("absent", fixed(9.0), ("json", "no_such_module_of_ours", "tensorflow_of_ours")),
+        Variant("elsewhere", fixed(9.0), ("json",), environment=Environment("no_such_place", ("this==1", "that==2"))),
+    ),
+    workload("here", ONE, Variant("two", fixed(2.0), ("json",), environment=Environment("here", ("numpy",)))),
+    workload("steps", Variant("one", stepping), Variant("none", no_steps)),
+    workload(
+        "agreeing",
+        *[alike(name, outputs(e, loss=[1.0])) for name, e in [("one", 0.0), ("near", 1e-3), ("far", 0.1), ("nan", float("nan"))]],
+        Variant("silent", shown(1.0)),
+        alike("crash", crashing_outputs),
+        alike("liar", outputs(0.0, loss=[1.0]), loss=1.1),
+        agreement=Agreement("a", Variant("reference", fixed(0.0), outputs=outputs(0.0, loss=[1.0])), ALIKE.tolerances),
+    ),
+    workload(
+        "agreeing again",
+        *[alike(name, outputs(e, loss=[1.0])) for name, e in [("one", 0.0), ("near", 1e-3)]],
+        agreement=Agreement("a", Variant("reference", fixed(0.0), outputs=outputs(0.0, loss=[1.0])), ALIKE.tolerances),
+    ),
+    workload(
+        "no reference",
+        alike("one", outputs(0.0)),
+        agreement=Agreement("b", Variant("reference", fixed(0.0), outputs=crashing_outputs), ALIKE.tolerances),
+    ),
     workload("failing", ONE, *BAD),
     workload("hanging", Variant("hang", hang), time_limit=6.0),
-    workload("interrupting", Variant("interrupt", interrupt)),
+    workload("interrupting", ONE, Variant("interrupt", interrupt)),
     workload("flaky", ONE, Variant("flaky", flaky), targets=(Target("flaky", "speed", 2, "one"),)),
 )
 """
@@ -76,11 +127,14 @@ WORKLOADS = (
 
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The module's name."""
+    """The module's name; `penstock bench` knows it as "fake"."""
     name = f"fake_suite_{os.getpid()}"
     (tmp_path / f"{name}.py").write_text(_SUITE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("FLAKY", str(tmp_path / "flaky"))
+    monkeypatch.setenv("COMPUTED", str(tmp_path / "computed"))
+    monkeypatch.setenv("PENSTOCK_BENCH_ENVIRONMENTS", str(tmp_path / "environments"))
+    monkeypatch.setitem(SUITES, "fake", name)
     return name

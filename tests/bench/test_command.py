@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from penstock.bench import command
-from penstock.bench.suites import SUITES, workloads
+from penstock.bench.suites import SUITES, find, load
 
 
 def _args(*args: str) -> argparse.Namespace:
@@ -22,7 +22,7 @@ def test_unknown_suite_lists_the_choices(capsys):
     assert exited.value.code == 2
     error = capsys.readouterr().err
     assert "nonsense" in error
-    assert all(suite in error for suite in SUITES)
+    assert all(suite in error for suite in [*SUITES, "all"])
 
 
 def test_unknown_workload_lists_the_choices(capsys):
@@ -31,53 +31,99 @@ def test_unknown_workload_lists_the_choices(capsys):
     assert exited.value.code == 2
     error = capsys.readouterr().err
     assert "'nonsense'" in error
-    assert all(workload in error for workload in workloads(SUITES["feed"]))
+    assert all(workload.name in error for workload in load("feed").WORKLOADS)
+
+
+def test_unknown_variant_lists_the_choices(capsys):
+    assert command.run(_args("feed", "--only", "overlap", "--variant", "nonsense")) == 2
+    error = capsys.readouterr().err
+    assert "--variant nonsense: none of these workloads has it; choose from none, grain C, penstock" in error
 
 
 def test_help_of_a_suite_lists_its_workloads_with_their_titles(capsys):
     with pytest.raises(SystemExit):
         _args("feed", "--help")
     printed = " ".join(capsys.readouterr().out.split())
-    for name, workload in workloads(SUITES["feed"]).items():
-        assert f"{name} {workload.fill(workload.title, 'full')}" in printed
+    for workload in load("feed").WORKLOADS:
+        assert f"{workload.name} {workload.fill(workload.title, 'full')}" in printed
 
 
 @pytest.mark.parametrize("size", ["full", "quick"])
 def test_titles_and_notes_of_the_feed_suite_can_be_filled(size):
-    for workload in workloads(SUITES["feed"]).values():
+    for workload in load("feed").WORKLOADS:
         for text in (workload.title, *(variant.note for variant in workload.variants)):
             assert "{" not in workload.fill(text, size)
 
 
 @pytest.mark.parametrize("name", ["images", "tokens", "overhead"])
 def test_grain_is_measured_with_its_default_threads_and_with_none(name):
-    workload = workloads(SUITES["feed"])[name]
+    workload = find(SUITES["feed"], name)
     assert "16 threads" in workload.variant("grain C").note
     assert "num_threads=0" in workload.variant("grain C, 0 threads").note
     assert {target.relative_to for target in workload.targets} <= {"grain C", "NumPy loop"}
 
 
-@pytest.mark.parametrize("rounds", ["0", "-1", "many"])
-def test_rounds_must_be_a_positive_number(rounds, capsys):
+@pytest.mark.parametrize(
+    ("flag", "value", "needs"),
+    [
+        *[("--rounds", value, "needs an integer >= 1") for value in ("0", "-1", "many", "1.5")],
+        *[("--minutes", value, "needs a number > 0") for value in ("0", "-1", "long", "nan", "inf")],
+        *[("--until-precise", value, "needs a share such as 1% or 0.01") for value in ("0", "1", "100%", "x", "nan")],
+    ],
+)
+def test_budgets_must_be_usable(flag, value, needs, capsys):
     with pytest.raises(SystemExit):
-        _args("feed", "--rounds", rounds)
-    assert f"--rounds: {rounds}: needs an integer >= 1" in capsys.readouterr().err
+        _args("feed", flag, value)
+    assert f"{flag}: {value}: {needs}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5 %", 0.005), ("0.02", 0.02)])
+def test_precision_is_a_share(text, share):
+    assert _args("feed", "--until-precise", text).until_precise == pytest.approx(share)
+
+
+def _run_fake(tmp_path, *arguments: str) -> tuple[int, dict]:
+    path = tmp_path / "out.json"
+    status = command.run(_args("fake", *arguments, "--json", str(path)))
+    return status, json.loads(path.read_text())
 
 
 @pytest.mark.parametrize(("workload", "status"), [("plain", 0), ("missing", 0), ("failing", 1)])
-def test_status_is_1_only_where_a_variant_failed(suite, workload, status, monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(SUITES, "fake", suite)
-    written = tmp_path / "out.json", tmp_path / "out.md"
-    arguments = ["fake", "--quick", "--only", workload, "--json", str(written[0]), "--markdown", str(written[1])]
-    assert command.run(_args(*arguments)) == status
+def test_status_is_1_only_where_a_variant_failed(suite, workload, status, tmp_path, capsys):
+    pages = tmp_path / "out.md", tmp_path / "out.html"
+    files = ["--markdown", str(pages[0]), "--html", str(pages[1])]
+    found, document = _run_fake(tmp_path, "--quick", "--only", workload, *files)
+    assert found == status
     assert "one" in capsys.readouterr().out
-    loaded = json.loads(written[0].read_text())
-    assert [outcome["name"] for outcome in loaded["workloads"]] == [workload]
-    assert (loaded["size"], loaded["rounds"]) == ("quick", 1)
-    assert f"## {workload}" in written[1].read_text()
+    assert [outcome["name"] for outcome in document["workloads"]] == [workload]
+    assert (document["size"], document["partial"]) == ("quick", None)
+    assert f"## {workload}" in pages[0].read_text()
+    assert workload in pages[1].read_text()
+    assert sorted(path.name for path in tmp_path.iterdir() if "part" in path.name) == []
 
 
-@pytest.mark.parametrize("flag", ["--json", "--markdown"])
+def test_only_the_variants_that_were_asked_for_run(suite, tmp_path):
+    _, document = _run_fake(tmp_path, "--quick", "--only", "plain", "--variant", "three")
+    assert {sample["variant"] for sample in document["workloads"][0]["samples"]} == {"three"}
+
+
+@pytest.mark.slow
+def test_rounds_are_added_until_the_intervals_are_narrow(suite, tmp_path):
+    _, document = _run_fake(tmp_path, "--until-precise", "1%", "--only", "plain")
+    (workload,) = document["workloads"]
+    assert {sample["round"] for sample in workload["samples"]} == set(range(6))  # they do not vary at all
+    assert document["partial"] is None
+
+
+def test_no_round_is_begun_that_would_end_too_late(suite, tmp_path):
+    _, document = _run_fake(tmp_path, "--rounds", "9", "--minutes", "0.0001", "--only", "plain")
+    assert document["partial"] == "its 0.0001 minutes ended after 0 of 9 rounds"
+    assert document["workloads"][0]["samples"] == []
+    _, document = _run_fake(tmp_path, "--until-precise", "1%", "--minutes", "0.0001", "--only", "plain")
+    assert "before every interval was within ±1 %" in document["partial"]
+
+
+@pytest.mark.parametrize("flag", ["--json", "--markdown", "--html"])
 def test_file_that_cannot_be_written_is_told_before_anything_is_measured(flag, tmp_path, capsys):
     path = tmp_path / "no folder" / "out"
     assert command.run(_args("feed", flag, str(path))) == 2
@@ -86,18 +132,39 @@ def test_file_that_cannot_be_written_is_told_before_anything_is_measured(flag, t
     assert f"{flag} {path}: cannot be written (No such file or directory)" in printed.err
 
 
-def test_files_have_the_workloads_that_were_done_when_the_run_ended(suite, monkeypatch, tmp_path):
-    monkeypatch.setitem(SUITES, "fake", suite)
-    written = tmp_path / "out.json", tmp_path / "out.md"
-    arguments = ["fake", "--quick", "--only", "plain", "--only", "interrupting"]
+def test_interrupted_run_keeps_what_was_measured_and_says_that_it_is_partial(suite, tmp_path, capsys):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
     try:
-        with pytest.raises(KeyboardInterrupt):
-            command.run(_args(*arguments, "--json", str(written[0]), "--markdown", str(written[1])))
+        status, document = _run_fake(tmp_path, "--quick", "--only", "plain", "--only", "interrupting")
     finally:
         signal.signal(signal.SIGINT, before)
-    assert [outcome["name"] for outcome in json.loads(written[0].read_text())["workloads"]] == ["plain"]
-    assert "## plain" in written[1].read_text()
+    assert status == 130
+    assert document["partial"] == "interrupted in round 1"
+    plain, _ = document["workloads"]
+    assert len(plain["samples"]) == 3
+    assert "PARTIAL: interrupted in round 1" in capsys.readouterr().out
+
+
+def test_file_of_a_run_that_is_killed_says_that_it_is_not_finished(suite, tmp_path, monkeypatch):
+    """Whatever ends the process: what is on disk during a round is looked at from within that round."""
+    path = tmp_path / "out.json"
+    seen = []
+
+    def look(harness, number, only):
+        seen.append(json.loads(path.read_text())["partial"])
+
+    monkeypatch.setattr(command.Harness, "round", look)
+    assert command.run(_args("fake", "--only", "plain", "--rounds", "2", "--json", str(path))) == 0
+    assert seen == ["not finished, 0 of 2 rounds are done", "not finished, 1 of 2 rounds are done"]
+    assert json.loads(path.read_text())["partial"] is None
+
+
+def test_all_suites_make_one_report(suite, tmp_path, monkeypatch):
+    for name in [name for name in SUITES if name != "fake"]:
+        monkeypatch.delitem(SUITES, name)
+    path = tmp_path / "out.json"
+    assert command.run(_args("all", "--quick", "--only", "plain", "--json", str(path))) == 0
+    assert json.loads(path.read_text())["suite"] == "all"
 
 
 _SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("images", "tokens", "overlap", "overhead", "memory")]
@@ -111,4 +178,5 @@ def test_feed_suite_runs_and_every_variant_passes_its_verification(workload, tmp
     (outcome,) = json.loads(path.read_text())["workloads"]
     ran = {sample["variant"] for sample in outcome["samples"]} | {missing["variant"] for missing in outcome["missing"]}
     assert ran == set(outcome["notes"])
+    assert sum(sample["again"] for sample in outcome["samples"]) == 1
     assert all(value >= 0 for sample in outcome["samples"] for value in sample["values"].values())

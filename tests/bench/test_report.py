@@ -2,13 +2,30 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from rich.console import Console
 
 from penstock.bench import machine, report
-from penstock.bench.model import Failure, Measurement, Metric, Missing, Outcome, Run, Sample, Target, Variant, Workload
+from penstock.bench.document import as_document, as_json
+from penstock.bench.model import (
+    Agreement,
+    Failure,
+    Measurement,
+    Metric,
+    Missing,
+    Outcome,
+    Parity,
+    Run,
+    Sample,
+    Target,
+    Variant,
+    Workload,
+)
+
+_VALUES = {"a": [10.0, 10.1, 9.9, 10.0, 10.2, 9.8], "b": [4.0, 4.1, 4.0, 3.9, 4.05, 3.95], "c": []}
+_AGAIN = [10.1, 10.0, 10.0, 9.9, 10.1, 9.9]
 
 
 @dataclass(frozen=True)
@@ -16,9 +33,9 @@ class _Size:
     records: int = 7_000
 
 
-def _run(size="full", **outcome) -> Run:
+def _run(size="full", rounds=6, again=tuple(_AGAIN), partial=None, **changed) -> Run:
     variants = tuple(
-        Variant(name, lambda size: Measurement({}), note=note)
+        Variant(name, lambda size: Measurement(), note=note)
         for name, note in [("a", ""), ("b", "a note of {records:,}"), ("c", "")]
     )
     workload = Workload(
@@ -29,16 +46,22 @@ def _run(size="full", **outcome) -> Run:
         variants,
         {"full": _Size(), "quick": _Size(12)},
         targets=(Target("b", "m", 0.5, "a"), Target("b", "m", 1.0), Target("c", "m", 1.0)),
+        agreement=Agreement("x", Variant("float64", lambda size: Measurement()), {"logits": 1e-4}),
     )
-    samples = tuple(Sample(name, 0, 0, 1.0, {"m": value}, {"device": "cpu: cpu"}) for name, value in [("a", 10.0), ("b", 4.0)])
-    return Run("feed", size, 1, 99, machine.describe(), (Outcome(workload, size, samples, **outcome),))
+    details = {"device": "cpu: cpu"}
+    samples = [
+        Sample(name, twice, number, 0, 0.0, 1.0, 0.5, {"m": value}, {"m": [value] * 3}, details)
+        for name, twice, values in [*((n, False, v) for n, v in _VALUES.items()), ("a", True, again)]
+        for number, value in enumerate(values[:rounds])
+    ]
+    parity = (Parity("a", "logits", 1e-6, 1e-4, "logits"), Parity("c", "logits", float("inf"), 1e-4, "logits"))
+    outcome = replace(Outcome(workload, size, "a", tuple(samples), parity=parity), **changed)
+    return Run("feed", size, 99, machine.describe(), (outcome,), 90.0, partial)
 
 
 def _printed(run: Run) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    for outcome in run.outcomes:
-        report.print_outcome(console, outcome)
-    report.print_closing(console, run)
+    console = Console(file=io.StringIO(), width=220)
+    report.print_report(console, run)
     return console.file.getvalue()
 
 
@@ -46,21 +69,63 @@ def _both(run: Run) -> list[str]:
     return [_printed(run), report.as_markdown(run)]
 
 
-def test_tables_have_medians_ratios_notes_and_targets():
+def test_tables_have_medians_ratios_intervals_notes_and_targets():
     for text in _both(_run()):
         for expected in (
             "vs a",
+            "95 % interval",
             "vs ideal 2 ms",
-            "0.4000×",
+            "0.4010×",
             "2.000×",
+            "different",
             "7,000 records",
             "b: a note of 7,000",
-            "target: b at most 0.5× a: 0.4000×, met",
+            "target: b at most 0.5× a: 0.4010×, met",
             "target: b at most 1 ms: 4.000 ms, NOT MET",
             "target: c at most 1 ms: not judged: no measurement",
-            "order (seed 99)",
+            "6 rounds, in a shuffled order (seed 99",
         ):
             assert expected in text
+
+
+def test_each_comparison_is_a_sentence_with_its_interval_p_value_and_power():
+    for text in _both(_run()):
+        line = next(line for line in text.splitlines() if "b takes" in line)
+        assert "b takes 0.4010× the ms of a (95 %: 0.3918× to 0.4055×;" in line
+        assert "corrected p < 0.0001" in line
+        assert "b is better, beyond chance" in line
+        assert "would have been shown in 8 of 10 such reports" in line
+
+
+def test_control_that_passes_is_said_first():
+    for text in _both(_run()):
+        assert text.index("A/A control passed") < text.index("vs a")
+
+
+def test_control_that_fails_is_said_first_and_nothing_is_claimed():
+    for text in _both(_run(again=[2 * value for value in _AGAIN])):
+        assert text.index("A/A CONTROL FAILED: this report claims nothing") < text.index("vs a")
+        assert "different" not in text
+        assert "beyond chance" not in text
+        assert "0.4010×, not judged: the A/A control failed" in text
+
+
+def test_few_rounds_claim_nothing_and_say_why():
+    for text in _both(_run(rounds=3)):
+        assert "No A/A control could be judged (that takes 6 rounds), so nothing is claimed" in text
+        assert "3 rounds, and fewer than 6 are not judged" in text
+
+
+def test_partial_report_says_so_at_the_top():
+    for text in _both(_run(partial="interrupted in round 7")):
+        assert text.index("PARTIAL: interrupted in round 7") < text.index("vs a")
+
+
+def test_parity_is_shown():
+    for text in _both(_run()):
+        assert "relative difference from float64" in " ".join(text.split())
+        assert "1e-06" in text
+        assert "NO" in text
 
 
 def test_machine_is_named():
@@ -70,14 +135,30 @@ def test_machine_is_named():
         assert f"jax {run.machine['versions']['jax']}" in text
         assert run.machine["date"] in text
         assert "cpu: cpu" in text
+        assert "load average before the runs 0.50 to 0.50" in text
+
+
+def test_clocks_flags_and_gpus_are_recorded(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_some_flag=1")
+    described = machine.describe()
+    assert described["flags"]["XLA_FLAGS"] == "--xla_some_flag=1"
+    assert {"clocks", "gpus", "load_average", "commit"} <= set(described)
+    run = replace(_run(), machine={**described, "gpus": ["NVIDIA H200, 1"], "clocks": "2000 to 2100 MHz, governor x"})
+    for text in _both(run):
+        for expected in ("XLA_FLAGS=--xla_some_flag=1", "GPU: NVIDIA H200, 1", "2000 to 2100 MHz"):
+            assert expected in text
 
 
 def test_missing_and_failed_variants_are_told_with_the_way_out_and_the_output():
-    failure = Failure("c", 1, "RuntimeError: [bad] luck", "Traceback …\nlast words")
-    run = _run(missing=(Missing("b", ("tensorflow-cpu", "torch")),), failures=(failure,))
+    failures = (
+        Failure("c", 1, "RuntimeError: [bad] luck", "Traceback …\nlast words"),
+        Failure("d", None, "not timed: it computes something else", ""),
+    )
+    run = _run(missing=(Missing("b", "pip install tensorflow-cpu torch"),), failures=failures)
     for text in _both(run):
         assert "b: not installed: pip install tensorflow-cpu torch" in text
         assert "c: left out, it failed in round 2: RuntimeError: [bad] luck" in text
+        assert "d: left out, it failed before the first round: not timed" in text
         assert "last words" in text
 
 
@@ -103,25 +184,35 @@ def test_quick_sizes_are_those_in_titles_and_notes_and_judge_no_target():
         assert "7,000" not in text
         assert text.count("not judged: quick sizes") == 2
         assert "NOT MET" not in text
-    (workload,) = json.loads(report.as_json(run))["workloads"]
+    (workload,) = as_document(run)["workloads"]
     assert (workload["title"], workload["notes"]["b"]) == ("12 records", "a note of 12")
     assert [target["met"] for target in workload["targets"]] == [None, None, None]
 
 
-def test_json_has_the_samples_and_what_was_made_of_them():
-    loaded = json.loads(report.as_json(_run()))
-    assert (loaded["suite"], loaded["rounds"], loaded["order_seed"]) == ("feed", 1, 99)
-    assert {"cpu", "cores", "memory_bytes", "python", "versions", "platform", "date", "load_average", "commit"} <= set(
-        loaded["machine"]
-    )
-    (workload,) = loaded["workloads"]
+def test_document_has_the_samples_and_what_was_made_of_them():
+    document = as_document(_run(partial="cut"))
+    assert (document["suite"], document["order_seed"], document["partial"]) == ("feed", 99, "cut")
+    assert document["verdict"]["trusted"] is True
+    (workload,) = document["workloads"]
     assert workload["sizes"] == {"records": 7_000}
-    assert [sample["values"]["m"] for sample in workload["samples"]] == [10.0, 4.0]
-    assert [row["ratio"] for row in workload["metrics"][0]["rows"]] == [1.0, 0.4]
+    assert [sample["values"]["m"] for sample in workload["samples"]][:6] == _VALUES["a"]
+    assert workload["samples"][0]["steps"] == {"m": [10.0] * 3}
+    assert [(c["variant"], c["control"], c["verdict"]) for c in workload["comparisons"]] == [
+        ("a", True, "not shown"),
+        ("b", False, "different"),
+    ]
     assert [target["met"] for target in workload["targets"]] == [True, False, None]
+    assert [(row["difference"], row["agreed"]) for row in workload["parity"]] == [(1e-6, True), (None, False)]
+
+
+def test_json_is_the_document_with_a_list_of_numbers_on_a_line():
+    document = as_document(_run(failures=(Failure("c", 0, "said [\n1,\n 2]", "[\n3\n]"),)))
+    text = as_json(document)
+    assert json.loads(text) == json.loads(json.dumps(document))
+    assert '"m": [ 10.0, 10.0, 10.0 ]' in text
 
 
 def test_markdown_tables_have_equal_columns():
-    table = [line for line in report.as_markdown(_run()).splitlines() if line.startswith("|")]
-    assert len(table) == 4
-    assert len({line.count("|") for line in table}) == 1
+    tables = [block.splitlines() for block in report.as_markdown(_run()).split("\n\n") if block.startswith("|")]
+    assert len(tables) == 2
+    assert all(len({line.count("|") for line in table}) == 1 for table in tables)

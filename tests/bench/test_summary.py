@@ -1,82 +1,100 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from penstock.bench.model import Failure, Measurement, Metric, Outcome, Sample, Target, Variant, Workload
-from penstock.bench.summary import ratio, rows, verdicts
+from penstock.bench.model import Failure, Outcome, Run, Sample, Target
+from penstock.bench.summary import judge, rows
+from tests.bench import simulation
 
 
-def _variant(name: str) -> Variant:
-    return Variant(name, lambda size: Measurement({}))
+def _run(values: dict[str, list[float]], targets: tuple[Target, ...] = (), size="full", **changed) -> Run:
+    """Variants with these numbers, in this order of rounds; the first is the baseline, and its twin is one part in 1,000 off."""
+    workload = simulation.workload(*values, targets=targets)
+    control = next(iter(values))
+    samples = [
+        Sample(name, again, number, 0, 0.0, 1.0, None, {"m0": value * (1 + again * 1e-3 * (-1) ** number)}, {}, {})
+        for name, numbers in values.items()
+        for number, value in enumerate(numbers)
+        for again in ([False, True] if name == control else [False])
+    ]
+    outcome = replace(Outcome(workload, size, control, tuple(samples)), **changed)
+    return Run("s", size, 1, simulation.MACHINE, (outcome,), 1.0)
 
 
-def _outcome(better="higher", targets=(), ideal=None, failures=(), size="full", **values: list[float]) -> Outcome:
-    metric = Metric("m", "s", better, ideal)
-    workload = Workload("w", "t", (metric,), "base", tuple(map(_variant, values)), {"full": SimpleNamespace()}, targets)
-    samples = tuple(
-        Sample(name, number, 0, 1.0, {"m": value}, {}) for name, series in values.items() for number, value in enumerate(series)
-    )
-    return Outcome(workload, size, samples, failures)
+_NOISE = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99]
 
 
-def test_ratio_is_the_median_of_ratios_within_rounds():
-    # The machine was ten times slower in the last round, which leaves that round's ratio alone.
-    outcome = _outcome(base=[10.0, 12.0, 1.0], ours=[20.0, 36.0, 4.0])
-    assert ratio(outcome, "m", "ours", "base") == 3.0
-    base, ours = rows(outcome, outcome.workload.metrics[0])
-    assert (ours.median, ours.low, ours.high, ours.ratio) == (20.0, 4.0, 36.0, 3.0)
-    assert base.ratio == 1.0
+def _times(factor: float) -> list[float]:
+    return [factor * noise * (1 + 1e-3 * (-1) ** (number // 2)) for number, noise in enumerate(_NOISE)]
 
 
-def test_ratio_uses_the_rounds_that_both_have():
-    assert ratio(_outcome(base=[1.0, 2.0], ours=[3.0]), "m", "ours", "base") == 3.0
-    assert ratio(_outcome(base=[1.0]), "m", "ours", "base") is None
-    assert ratio(_outcome(base=[0.0], ours=[1.0]), "m", "ours", "base") is None
+def test_rows_have_the_median_and_the_range_of_runs_in_the_order_of_the_workload():
+    run = _run({"a": [1.0, 3.0, 2.0], "b": [5.0, 4.0, 9.0]})
+    (outcome,) = run.outcomes
+    found = rows(outcome, outcome.workload.metrics[0])
+    assert [(row.variant, row.runs, row.median, row.low, row.high) for row in found] == [("a", 3, 2.0, 1.0, 3.0), ("b", 3, 5.0, 4.0, 9.0)]
 
 
-def test_ideal_is_compared_with_the_median():
-    outcome = _outcome(ideal=5.0, base=[6.0, 5.0, 5.5])
-    (row,) = rows(outcome, outcome.workload.metrics[0])
-    assert row.of_ideal == pytest.approx(1.1)
+def test_variants_are_compared_with_the_baseline_and_where_a_target_asks_for_it():
+    run = _run({"a": _NOISE, "b": _times(2), "c": _times(3)}, targets=(Target("c", "m0", 1.4, "b"), Target("b", "m0", 2.5)))
+    judgement = judge(run)
+    (claims,), (verdicts,) = judgement.claims, judgement.verdicts
+    assert judgement.trusted is True
+    assert [(c.variant, c.baseline, c.control) for c in claims] == [
+        ("a", "a", True),
+        ("b", "a", False),
+        ("c", "a", False),
+        ("c", "b", False),
+    ]
+    assert [round(c.comparison.ratio, 1) for c in claims] == [1.0, 2.0, 3.0, 1.5]
+    assert [c.call for c in claims] == ["not shown", *["different"] * 3]
+    assert [v.met for v in verdicts] == [False, True]
+    assert verdicts[0].reached == pytest.approx(1.5, rel=1e-2)
 
 
-def test_variant_that_failed_once_is_in_no_table_and_judges_nothing():
-    target = Target("ours", "m", 2, "base")
-    outcome = _outcome(targets=(target,), failures=(Failure("base", 1, "crashed", ""),), base=[1.0], ours=[5.0, 6.0])
-    (row,) = rows(outcome, outcome.workload.metrics[0])
-    assert (row.variant, row.ratio) == ("ours", None)
-    (verdict,) = verdicts(outcome)
-    assert (verdict.reached, verdict.met) == (None, None)
+def test_p_values_are_corrected_for_all_comparisons_of_the_report():
+    one, three = (judge(_run({"a": _NOISE, **{n: _times(1.001) for n in names}})) for names in ["b", "bcd"])
+    plain, corrected = one.claims[0][1], three.claims[0][1]
+    assert plain.p_corrected == plain.comparison.p == corrected.comparison.p
+    assert corrected.p_corrected == pytest.approx(min(1, 3 * corrected.comparison.p))
 
 
-@pytest.mark.parametrize(
-    ("better", "bound", "relative_to", "reached", "met"),
-    [
-        ("higher", 3.0, "base", 3.0, True),
-        ("higher", 3.1, "base", 3.0, False),
-        ("lower", 3.0, "base", 3.0, True),
-        ("lower", 2.9, "base", 3.0, False),
-        ("lower", 6.0, None, 6.0, True),
-        ("lower", 5.9, None, 6.0, False),
-        ("higher", 5.9, None, 6.0, True),
-    ],
-)
-def test_targets_are_met_at_their_bound(better, bound, relative_to, reached, met):
-    outcome = _outcome(better, (Target("ours", "m", bound, relative_to),), base=[2.0], ours=[6.0])
-    (verdict,) = verdicts(outcome)
-    assert (verdict.reached, verdict.met) == (reached, met)
+def test_fewer_than_six_rounds_are_not_judged():
+    judgement = judge(_run({"a": _NOISE[:5], "b": _times(2)[:5]}))
+    assert judgement.trusted is None
+    assert [claim.call for claim in judgement.claims[0]] == ["not judged"] * 2
+    assert judgement.claims[0][1].comparison.ratio == pytest.approx(2, rel=1e-2)
 
 
-def test_quick_sizes_judge_no_target():
-    outcome = _outcome(targets=(Target("ours", "m", 2, "base"),), size="quick", base=[1.0], ours=[5.0])
-    (verdict,) = verdicts(outcome)
-    assert (verdict.reached, verdict.met) == (5.0, None)
+def test_quick_sizes_judge_nothing():
+    judgement = judge(_run({"a": _NOISE, "b": _times(2)}, targets=(Target("b", "m0", 9),), size="quick"))
+    assert judgement.trusted is None
+    assert {claim.call for claim in judgement.claims[0]} == {"not judged"}
+    assert judgement.verdicts[0][0].met is None
 
 
-def test_workload_without_baseline_has_no_ratios():
-    outcome = _outcome(base=[2.0])
-    outcome = replace(outcome, workload=replace(outcome.workload, baseline=None))
-    assert rows(outcome, outcome.workload.metrics[0])[0].ratio is None
+def test_nothing_is_claimed_where_no_control_ran():
+    run = _run({"a": _NOISE, "b": _times(2)})
+    (outcome,) = run.outcomes
+    alone = replace(outcome, samples=tuple(s for s in outcome.samples if not s.again))
+    judgement = judge(replace(run, outcomes=(alone,)))
+    assert judgement.trusted is None
+    assert [claim.call for claim in judgement.claims[0]] == ["not judged"]
+
+
+def test_variant_that_failed_has_no_row_and_no_comparison():
+    run = _run({"a": _NOISE, "b": _times(2)}, targets=(Target("b", "m0", 1),), failures=(Failure("b", 3, "died", ""),))
+    (outcome,) = run.outcomes
+    judgement = judge(run)
+    assert [row.variant for row in rows(outcome, outcome.workload.metrics[0])] == ["a"]
+    assert [claim.control for claim in judgement.claims[0]] == [True]
+    assert (judgement.verdicts[0][0].reached, judgement.verdicts[0][0].met) == (None, None)
+
+
+def test_only_rounds_that_both_have_are_compared():
+    run = _run({"a": _NOISE, "b": _times(2)})
+    (outcome,) = run.outcomes
+    fewer = replace(outcome, samples=tuple(s for s in outcome.samples if s.variant == "a" or s.round != 3))
+    assert judge(replace(run, outcomes=(fewer,))).claims[0][1].comparison.pairs == 7

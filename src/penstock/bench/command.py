@@ -1,101 +1,267 @@
-"""`penstock bench`: its arguments, and running a suite with them."""
+"""`penstock bench`: its arguments, and running suites with them."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from penstock.bench import machine, report
+from penstock.bench.document import as_document, as_json
 from penstock.bench.harness import Harness
-from penstock.bench.model import Outcome, Run, Workload
-from penstock.bench.suites import SUITES, workloads
+from penstock.bench.model import Run, SizeName, Workload
+from penstock.bench.page import as_html
+from penstock.bench.statistics import FEWEST_PAIRS
+from penstock.bench.suites import SUITES, load
+from penstock.bench.summary import judge
 
-_ROUNDS = 5
+_ALL = "all"
+_ROUNDS = 10
+_PRECISE_MINUTES = 60.0  # that --until-precise may take
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """When to stop.
+
+    Attributes:
+      rounds: that each workload gets, at least where `precision` is given.
+      minutes: no round is begun that would probably end later.
+      precision: go on until every interval is ± this share of its ratio.
+    """
+
+    rounds: int
+    minutes: float
+    precision: float | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser of `penstock bench` a command for each suite, with its arguments."""
+    """Give the parser of `penstock bench` a command for each suite, and `all`, with its arguments."""
     suites = parser.add_subparsers(title="suites", metavar="suite", required=True)
-    for name, module in SUITES.items():
-        known = workloads(module)
-        about = inspect.getdoc(sys.modules[module])
-        suite = suites.add_parser(name, help=about, description=about, epilog=_epilog(name, known))
-        suite.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast")
-        suite.add_argument(
-            "--rounds", type=_rounds, metavar="N", help=f"how often each variant runs (default: {_ROUNDS}, or 1 with --quick)"
-        )
-        suite.add_argument(
-            "--only",
-            action="append",
-            choices=tuple(known),
-            metavar="WORKLOAD",
-            help="run this workload, of those below; may be given several times",
-        )
-        suite.add_argument("--json", type=Path, metavar="PATH", help="write all samples and how they were taken")
-        suite.add_argument("--markdown", type=Path, metavar="PATH", help="write the tables")
+    for name in SUITES:
+        module = load(name)
+        about = inspect.getdoc(module)
+        suite = suites.add_parser(name, help=(about or name).splitlines()[0], description=about, epilog=_epilog(name, module.WORKLOADS))
+        _add_common(suite, module.WORKLOADS)
+        if hasattr(module, "add_arguments"):
+            module.add_arguments(suite)
+        else:
+            _add_only(suite, module.WORKLOADS)
         suite.set_defaults(suite=name)
+    about = "All suites, in one report."
+    everything = [workload for name in SUITES for workload in load(name).WORKLOADS]
+    suite = suites.add_parser(_ALL, help=about, description=about, epilog="example:\n  penstock bench all --quick --html report.html")
+    _add_common(suite, everything)
+    _add_only(suite, everything)
+    suite.set_defaults(suite=_ALL)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the suite and print its report; the files have it up to the last workload that is done.
+    """Run a suite, or all, and print the report; its files are there after each round.
 
     Returns:
-      0, also where a target was missed or a library is not installed; 1 if a variant failed; 2 for a file that cannot be written.
+      0, also where a target was missed or a library is not installed; 1 if a variant failed; 2 for arguments or files that
+      cannot be used; 130 after Ctrl-C, with what was measured until then.
     """
-    if error := _unwritable(args):
+    try:
+        chosen = _chosen(args)
+        _check_files(args)
+    except ValueError as error:
         print(f"penstock bench {args.suite}: error: {error}", file=sys.stderr)
         return 2
     console = Console()
-    known = workloads(SUITES[args.suite])
-    rounds = args.rounds or (1 if args.quick else _ROUNDS)
-    seed, machine_now = secrets.randbits(32), machine.describe()
-    outcomes: list[Outcome] = []
-    with console.status("") as status:
-        harness = Harness(SUITES[args.suite], "quick" if args.quick else "full", rounds, seed, say=status.update)
-        for name in dict.fromkeys(args.only or known):
-            outcomes.append(harness.run(known[name]))
-            report.print_outcome(console, outcomes[-1])
-            result = Run(args.suite, harness.size, rounds, seed, machine_now, tuple(outcomes))
-            _write(result, args)
-    report.print_closing(console, result)
-    return 1 if any(outcome.failures for outcome in outcomes) else 0
+    size: SizeName = "quick" if args.quick else "full"
+    with console.status("") as status, Harness(chosen, size, secrets.randbits(32), args.variant, status.update) as harness:
+        result, interrupted = _measure(harness, args, _budget(args, size))
+    report.print_report(console, result)
+    if interrupted:
+        return 130
+    return 1 if any(outcome.failures for outcome in result.outcomes) else 0
+
+
+def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tuple[Run, bool]:
+    described = machine.describe()
+
+    def so_far(partial: str | None) -> Run:
+        result = Run(args.suite, harness.size, harness.seed, described, harness.outcomes(), harness.seconds, partial)
+        _write(result, args)
+        return result
+
+    done, longest, partial = 0, 0.0, None
+    try:
+        harness.check_agreement()
+        while True:
+            # What is on disk says that it is not all, until it is: whatever ends this process.
+            current = so_far(f"not finished, {done} of {budget.rounds} rounds are done")
+            wanted = _unfinished(current, done, budget)
+            if not wanted:
+                break
+            if harness.seconds + longest > budget.minutes * 60:
+                partial = _too_late(done, budget)
+                break
+            begun = harness.seconds
+            harness.round(done, wanted)
+            done, longest = done + 1, max(longest, harness.seconds - begun)
+    except KeyboardInterrupt:
+        return so_far(f"interrupted in round {done + 1}"), True
+    return so_far(partial), False
+
+
+def _unfinished(run: Run, done: int, budget: _Budget) -> list[str]:
+    """Names of the workloads that are to have another round."""
+    workloads = [outcome.workload.name for outcome in run.outcomes]
+    if done < budget.rounds or budget.precision is None:
+        return workloads if done < budget.rounds else []
+    claims = judge(run).claims
+    return [name for name, made in zip(workloads, claims, strict=True) if any(_wider(c.comparison, budget.precision) for c in made)]
+
+
+def _wider(comparison: object, precision: float) -> bool:
+    low, high = getattr(comparison, "low", None), getattr(comparison, "high", None)
+    return low is None or high is None or math.sqrt(high / low) - 1 > precision
+
+
+def _too_late(done: int, budget: _Budget) -> str | None:
+    """What to say of a run that its time limit ended; None where it has all that it needs to be judged."""
+    if budget.precision is not None:
+        return f"its {budget.minutes:g} minutes ended before every interval was within ±{budget.precision * 100:g} %"
+    if done < min(budget.rounds, FEWEST_PAIRS):
+        return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds"
+    return None
+
+
+def _budget(args: argparse.Namespace, size: SizeName) -> _Budget:
+    module = None if args.suite == _ALL else load(args.suite)
+    usual = _PRECISE_MINUTES if args.until_precise else getattr(module, "MINUTES", math.inf)
+    rounds = args.rounds or (1 if size == "quick" else _ROUNDS)
+    if args.until_precise:
+        rounds = max(args.rounds or 0, FEWEST_PAIRS)
+    return _Budget(rounds, args.minutes or usual, args.until_precise)
+
+
+def _chosen(args: argparse.Namespace) -> list[tuple[str, Workload]]:
+    """The workloads to run, with their suites' modules.
+
+    Raises:
+      ValueError: a choice that makes no sense, or a variant that none of the workloads has.
+    """
+    chosen = []
+    for suite in SUITES if args.suite == _ALL else [args.suite]:
+        module = load(suite)
+        if args.suite != _ALL and hasattr(module, "choose"):
+            workloads = module.choose(args)
+        else:
+            workloads = [workload for workload in module.WORKLOADS if not args.only or workload.name in args.only]
+        chosen += [(SUITES[suite], workload) for workload in workloads]
+    known = _variants(workload for _, workload in chosen)
+    if unknown := [name for name in args.variant or () if name not in known]:
+        raise ValueError(f"--variant {unknown[0]}: none of these workloads has it; choose from {', '.join(known)}")
+    return chosen
 
 
 def _write(result: Run, args: argparse.Namespace) -> None:
-    if args.json:
-        args.json.write_text(report.as_json(result), encoding="utf-8")
-    if args.markdown:
-        args.markdown.write_text(report.as_markdown(result), encoding="utf-8")
+    """Each file whole, or as it was."""
+    document = as_document(result)
+    for path, text in (
+        (args.json, as_json(document)),
+        (args.markdown, report.as_markdown(result)),
+        (args.html, as_html(document)),
+    ):
+        if path:
+            _replace(path, text)
 
 
-def _unwritable(args: argparse.Namespace) -> str | None:
-    """What is wrong with a file that the report is to be written to, while nothing was measured that would be lost."""
-    for flag, path in (("--json", args.json), ("--markdown", args.markdown)):
+def _replace(path: Path, text: str) -> None:
+    if path.exists() and not path.is_file():  # a pipe or a terminal
+        path.write_text(text, encoding="utf-8")
+        return
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Find a file that the report cannot be written to while nothing was measured that would be lost."""
+    for flag, path in (("--json", args.json), ("--markdown", args.markdown), ("--html", args.html)):
         try:
             if path:
                 path.open("a").close()  # leaves an earlier report as it is
         except OSError as error:
-            return f"{flag} {path}: cannot be written ({error.strerror}); name another file"
-    return None
+            raise ValueError(f"{flag} {path}: cannot be written ({error.strerror}); name another file") from error
 
 
-def _rounds(text: str) -> int:
+def _add_common(suite: argparse.ArgumentParser, workloads: Sequence[Workload]) -> None:
+    suite.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast")
+    suite.add_argument(
+        "--rounds",
+        type=_positive(int),
+        metavar="N",
+        help=f"how often each variant runs (default: {_ROUNDS}, or 1 with --quick); fewer than {FEWEST_PAIRS} prove nothing",
+    )
+    suite.add_argument(
+        "--until-precise",
+        type=_share,
+        metavar="SHARE",
+        help=f"add rounds until each 95 %% interval is within ± this share of its ratio, as 1%% (for {_PRECISE_MINUTES:g} minutes)",
+    )
+    suite.add_argument("--minutes", type=_positive(float), metavar="N", help="begin no round that would end later")
+    suite.add_argument(
+        "--variant",
+        action="append",
+        metavar="VARIANT",
+        help=f"run this one only, of {', '.join(_variants(workloads))}; may be given several times",
+    )
+    suite.add_argument("--json", type=Path, metavar="PATH", help="write all samples, how they were taken, and what they say")
+    suite.add_argument("--markdown", type=Path, metavar="PATH", help="write the tables, for a pull request")
+    suite.add_argument("--html", type=Path, metavar="PATH", help="write the report as one page, with plots and the data")
+
+
+def _add_only(suite: argparse.ArgumentParser, workloads: Sequence[Workload]) -> None:
+    suite.add_argument(
+        "--only",
+        action="append",
+        choices=[workload.name for workload in workloads],
+        metavar="WORKLOAD",
+        help="run this workload; may be given several times",
+    )
+
+
+def _variants(workloads: Iterable[Workload]) -> list[str]:
+    return list(dict.fromkeys(variant.name for workload in workloads for variant in workload.variants))
+
+
+def _positive(kind: type[int] | type[float]):  # type: ignore[no-untyped-def]  # what argparse calls
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(0)
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text}: needs {'an integer >= 1' if kind is int else 'a number > 0'}")
+        return value
+
+    return parse
+
+
+def _share(text: str) -> float:
     try:
-        rounds = int(text)
+        percent = text.rstrip().removesuffix("%")
+        value = float(percent) / 100 if percent != text.rstrip() else float(text)
     except ValueError:
-        rounds = 0
-    if rounds < 1:
-        raise argparse.ArgumentTypeError(f"{text}: needs an integer >= 1")
-    return rounds
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: needs a share such as 1% or 0.01, more than 0 and less than 1")
+    return value
 
 
-def _epilog(suite: str, known: Mapping[str, Workload]) -> str:
-    width = max(map(len, known))
-    lines = [f"  {name:{width}}  {workload.fill(workload.title, 'full')}" for name, workload in known.items()]
-    return "\n".join(["workloads:", *lines, "", "example:", f"  penstock bench {suite} --quick --only {next(iter(known))}"])
+def _epilog(suite: str, workloads: Sequence[Workload]) -> str:
+    width = max(len(workload.name) for workload in workloads)
+    lines = [f"  {workload.name:{width}}  {workload.fill(workload.title, 'full')}" for workload in workloads]
+    return "\n".join(["workloads:", *lines, "", "example:", f"  penstock bench {suite} --quick --html report.html"])

@@ -33,13 +33,13 @@ class Progress:
     """What was measured of one workload so far.
 
     Attributes:
-      suite: the name that `penstock bench` knows the workload's suite by.
+      module: that the workload's suite is in; worker processes import it by this name.
       running: names of the variants that take part in the next round.
       control: the one that runs twice in each; None before the first round.
-      evidence: what the first run showed that has to come out alike in all.
+      evidence: of each variant's last run, what has to come out alike in all.
     """
 
-    suite: str
+    module: str
     workload: Workload
     running: list[str]
     missing: tuple[Missing, ...]
@@ -47,7 +47,7 @@ class Progress:
     samples: list[Sample] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     parity: list[Parity] = field(default_factory=list)
-    evidence: dict[str, float] = field(default_factory=dict)
+    evidence: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
     def outcome(self, size: SizeName) -> Outcome:
         return Outcome(
@@ -71,7 +71,7 @@ class Harness:
     """Measures workloads round by round. `close` it, or use it as a context manager: it has a temporary folder.
 
     Args:
-      chosen: pairs of a suite's name and one of its workloads.
+      chosen: pairs of a suite's module, by name, and one of its workloads.
       variants: names of those that are to run; None for all.
       seed: of the order of the runs within each round.
       say: is told what runs next.
@@ -93,7 +93,7 @@ class Harness:
         self._cache = Path(self._folder.name) / "cache"
         self._cache.mkdir()
         self._outputs: dict[str, tuple[dict[str, Outputs], list[Failure]]] = {}
-        self.progress = [_begin(suite, workload, variants) for suite, workload in chosen]
+        self.progress = [_begin(module, workload, variants) for module, workload in chosen]
 
     def __enter__(self) -> Harness:
         return self
@@ -142,7 +142,7 @@ class Harness:
             self._say(f"round {number + 1}, {progress.workload.name}: {variant}{' (A/A control)' if again else ''}")
             started, load = self.seconds, _load()
             finished = self._run(progress, progress.workload.variant(variant))
-            reason = finished.reason or _lacks(progress.workload, finished.result) or _disputes(progress, finished.result)
+            reason = finished.reason or _lacks(progress.workload, finished.result)
             if reason or finished.result is None:
                 progress.fail(variant, number, reason or "wrote no result", finished.output)
                 continue
@@ -151,6 +151,8 @@ class Harness:
             progress.samples.append(
                 Sample(variant, again, number, position, started, seconds, load, values, steps, finished.result["details"])
             )
+            progress.evidence[variant] = finished.result["evidence"]
+        _check_evidence(progress, number)
 
     def _check(self, progress: Progress, agreement: Agreement) -> None:
         outputs, failures = self._outputs.setdefault(agreement.name, ({}, []))
@@ -176,7 +178,7 @@ class Harness:
                 progress.fail(name, None, "not timed: it computes something else; " + "; ".join(map(_apart, apart)))
 
     def _run(self, progress: Progress, variant: Variant, outputs: Path | None = None) -> Finished:
-        return run_variant(progress.suite, progress.workload, variant, self.size, self._cache, outputs)
+        return run_variant(progress.module, progress.workload, variant, self.size, self._cache, outputs)
 
 
 def lacks(variant: Variant) -> str | None:
@@ -200,11 +202,11 @@ def round_order(
     return order[::-1] if number % 2 else order
 
 
-def _begin(suite: str, workload: Workload, variants: Collection[str] | None) -> Progress:
+def _begin(module: str, workload: Workload, variants: Collection[str] | None) -> Progress:
     names = [variant.name for variant in workload.variants if variants is None or variant.name in variants]
     commands = {name: lacks(workload.variant(name)) for name in names}
     missing = tuple(Missing(name, command) for name, command in commands.items() if command)
-    return Progress(suite, workload, [name for name in names if not commands[name]], missing)
+    return Progress(module, workload, [name for name in names if not commands[name]], missing)
 
 
 def _control(progress: Progress) -> str | None:
@@ -217,7 +219,7 @@ def _control(progress: Progress) -> str | None:
 
 def _numbers(result: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, list[float]]]:
     steps = {name: [float(step) for step in series] for name, series in result["steps"].items()}
-    return {**result["values"], **{name: statistics.typical(series) for name, series in steps.items()}}, steps
+    return {**{name: statistics.typical(series) for name, series in steps.items()}, **result["values"]}, steps
 
 
 def _lacks(workload: Workload, result: Mapping[str, Any] | None) -> str | None:
@@ -230,15 +232,20 @@ def _lacks(workload: Workload, result: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def _disputes(progress: Progress, result: Mapping[str, Any] | None) -> str | None:
-    """What this run computed unlike the first run of the workload, by the tolerance of its agreement."""
+def _check_evidence(progress: Progress, number: int) -> None:
+    """Leave out the variants that computed something else than most when they were timed: both, where there are two.
+
+    Each may be off the truth by the tolerance of the workload's agreement, and so may the median.
+    """
     agreement = progress.workload.agreement
-    for name, value in (result or {}).get("evidence", {}).items():
-        expected = progress.evidence.setdefault(name, value)
-        tolerance = agreement.tolerances[name] if agreement else 0.0
-        if not abs(value - expected) <= 2 * tolerance * abs(expected):  # each may be off by the tolerance; NaN is not
-            return f"computed something else when it was timed: {name} {value:g}, not {expected:g}"
-    return None
+    for name, tolerance in (agreement.tolerances if agreement else {}).items():
+        shown = {variant: progress.evidence[variant].get(name) for variant in progress.running}
+        values = [value for value in shown.values() if value is not None]
+        center = float(np.median(values)) if values else 0.0
+        for variant, value in shown.items():
+            if value is not None and not abs(value - center) <= 2 * tolerance * abs(center):  # NaN is not
+                reason = f"computed something else when it was timed: its {name} is {value:g}, the variants' median {center:g}"
+                progress.fail(variant, number, reason)
 
 
 def _read(path: Path) -> Outputs:

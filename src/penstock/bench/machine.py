@@ -12,20 +12,28 @@ from typing import Any
 
 import penstock
 
-_PACKAGES = ("jax", "jaxlib", "numpy", "grain", "torch", "tensorflow-cpu", "tensorflow", "datasets", "pyarrow", "psutil")
+_PACKAGES = (
+    *("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "keras", "grain", "torch", "torch_xla"),
+    *("tensorflow-cpu", "tensorflow", "datasets", "pyarrow", "pillow", "psutil"),
+)
+# Environment variables that change what is measured begin with one of these.
+_FLAGS = ("JAX_", "XLA_", "TF_", "TORCH", "PYTORCH_", "PJRT_", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "MALLOC_", "LD_PRELOAD")
 
 
 def describe() -> dict[str, Any]:
-    """CPU, memory, versions and load of this machine, as JSON holds it; None for what cannot be known."""
+    """CPU, GPUs, memory, clocks, versions, flags and load of this machine, as JSON holds it; None for what cannot be known."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _memory(),
+        "clocks": _clocks(),
+        "gpus": _gpus(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "flags": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)},
         "load_average": os.getloadavg() if hasattr(os, "getloadavg") else None,
         "penstock": penstock.__version__,
         "commit": _commit(),
@@ -33,12 +41,31 @@ def describe() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    lines = _read("/proc/cpuinfo").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def _clocks() -> str | None:
+    """What the cores run at now, and what decides that."""
+    found = [line.partition(":")[2] for line in _read("/proc/cpuinfo").splitlines() if line.startswith("cpu MHz")]
+    if not found:
+        return None
+    now = sorted(float(text) for text in found)
+    governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
+    return f"{now[0]:.0f} to {now[-1]:.0f} MHz, governor {governor or 'unknown'}"
+
+
+def _gpus() -> list[str]:
+    """Name, driver, clocks and power limit of each NVIDIA GPU."""
+    query = "name,driver_version,clocks.sm,clocks.max.sm,power.limit"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [f"{line.strip()} ({query})" for line in done.stdout.splitlines() if line.strip()]
 
 
 def _memory() -> int | None:
@@ -46,6 +73,13 @@ def _memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 def _version(package: str) -> str | None:

@@ -56,12 +56,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a variant measured: each metric either in `values` or in `steps`.
+    """What a variant measured: each metric in `values` or in `steps`.
 
     Attributes:
-      values: a number for a metric of the whole run.
-      steps: for a metric of single steps, that of each step, in order and without warm-up; the median of what is left
-        after the first and last tenth are taken off is the run's number.
+      values: a metric's number for the whole run.
+      steps: a metric's number for each step, in order and without warm-up. Where `values` has none, the run's number is
+        the median of what is left after the first and last tenth are taken off. A median does not see a stall in one
+        step of ten: where stalls are what is measured, give the mean in `values`.
       evidence: numbers that all variants of a workload must get alike in every run, within the tolerance that the
         workload's `Agreement` has under the same name.
       details: what a reader may want to know of how.
@@ -133,7 +134,9 @@ class Workload:
     agreement: Agreement | None = None
 
     def variant(self, name: str) -> Variant:
-        return next(variant for variant in self.variants if variant.name == name)
+        """One of the variants, or the reference of the agreement."""
+        reference = [self.agreement.reference] if self.agreement else []
+        return next(variant for variant in (*self.variants, *reference) if variant.name == name)
 
     def fill(self, text: str, size: SizeName) -> str:
         """The title or a note, with the numbers of the size."""

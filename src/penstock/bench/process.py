@@ -40,11 +40,12 @@ class Finished:
 
 
 def run_variant(
-    suite: str, workload: Workload, variant: Variant, size: str, cache: Path, outputs: Path | None = None
+    module: str, workload: Workload, variant: Variant, size: str, cache: Path, outputs: Path | None = None
 ) -> Finished:
     """Start the worker for a variant and wait for it.
 
     Args:
+      module: the suite's.
       cache: folder in which compilers may keep what they made for the next process that does the same.
       outputs: file that the variant's outputs are to be written to; None to measure it.
 
@@ -52,7 +53,7 @@ def run_variant(
       KeyboardInterrupt: Ctrl-C; the process is gone then.
     """
     python = str(variant.environment.python) if variant.environment else sys.executable
-    command = [python, worker.__file__, suite, workload.name, variant.name, size]
+    command = [python, worker.__file__, module, workload.name, variant.name, size]
     if outputs:
         command += ["--outputs", str(outputs)]
     ended = _run(command, workload.time_limit, {**_QUIET, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ})

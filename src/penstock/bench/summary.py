@@ -1,11 +1,21 @@
-"""Medians, ratios and verdicts of an outcome."""
+"""What a run says: medians, comparisons corrected for their number, what the A/A controls make of them, targets."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
-from penstock.bench.model import Metric, Outcome, Target
+from penstock.bench import statistics
+from penstock.bench.model import Metric, Outcome, Run, Target
+from penstock.bench.statistics import Comparison
+
+# Of a report's controls, after Holm. Stricter than the level of claims: each sound report that is thrown away is a
+# difference that was there and is not told. A harness that is broken shows at any level.
+CONTROL_LEVEL = 0.01
+
+Call = Literal["different", "not shown", "not judged"]
 
 
 @dataclass(frozen=True)
@@ -13,16 +23,37 @@ class Row:
     """A variant's place in the table of one metric.
 
     Attributes:
-      ratio: to the baseline, the median of the ratios within rounds; None without a baseline to compare with.
+      low, high: of its runs.
       of_ideal: the median over the metric's ideal.
     """
 
     variant: str
+    runs: int
     median: float
     low: float
     high: float
-    ratio: float | None
     of_ideal: float | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is said of two variants, after all that the report compares was taken into account.
+
+    Attributes:
+      control: the variant is compared with itself.
+      p_corrected: by Holm, over all claims of the report, or over all of its controls; None without a p-value.
+      detectable: the smallest ratio > 1 that would have been called different in 8 of 10 such reports.
+      call: "different" only where the corrected test and the interval both say so and no control failed.
+    """
+
+    metric: Metric
+    variant: str
+    baseline: str
+    control: bool
+    comparison: Comparison
+    p_corrected: float | None
+    detectable: float | None
+    call: Call
 
 
 @dataclass(frozen=True)
@@ -31,7 +62,7 @@ class Verdict:
 
     Attributes:
       reached: in the target's terms; None where there is no measurement.
-      met: None where that is not to be judged, for want of a measurement or of the full sizes.
+      met: None where that is not to be judged: for want of a measurement or of full sizes, or because a control failed.
     """
 
     target: Target
@@ -39,45 +70,115 @@ class Verdict:
     met: bool | None
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What a run says.
+
+    Attributes:
+      trusted: whether the A/A controls came out as equal as they are; None where they could not be judged.
+      claims: for each outcome; its controls come first.
+      verdicts: for each outcome.
+    """
+
+    trusted: bool | None
+    claims: tuple[tuple[Claim, ...], ...]
+    verdicts: tuple[tuple[Verdict, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two variants to compare, of the outcome in this place; a control is compared with itself."""
+
+    place: int
+    metric: Metric
+    variant: str
+    baseline: str
+    comparison: Comparison
+
+    @property
+    def control(self) -> bool:
+        return self.variant == self.baseline
+
+
 def rows(outcome: Outcome, metric: Metric) -> list[Row]:
     """One row for each variant that ran, in the order of the workload."""
     made = []
     for variant in outcome.workload.variants:
-        values = list(_by_round(outcome, variant.name, metric.name).values())
-        if not values:
-            continue
-        middle = median(values)
-        of_ideal = middle / metric.ideal if metric.ideal else None
-        baseline = outcome.workload.baseline
-        against = ratio(outcome, metric.name, variant.name, baseline) if baseline else None
-        made.append(Row(variant.name, middle, min(values), max(values), against, of_ideal))
+        values = list(outcome.by_round(variant.name, metric.name).values())
+        if values:
+            middle = median(values)
+            of_ideal = middle / metric.ideal if metric.ideal else None
+            made.append(Row(variant.name, len(values), middle, min(values), max(values), of_ideal))
     return made
 
 
-def ratio(outcome: Outcome, metric: str, variant: str, baseline: str) -> float | None:
-    """Median over the rounds of the variant's value divided by the baseline's in the same round."""
-    ours, theirs = _by_round(outcome, variant, metric), _by_round(outcome, baseline, metric)
-    ratios = [ours[number] / theirs[number] for number in ours if theirs.get(number)]
-    return median(ratios) if ratios else None
+def judge(run: Run) -> Judgement:
+    """Compare each variant with its baseline, and each control with itself."""
+    pairs = [pair for place, outcome in enumerate(run.outcomes) for pair in _pairs(place, outcome)]
+    controls = _claims([pair for pair in pairs if pair.control], judged=run.size == "full")
+    calls = {claim.call for _, claim in controls} - {"not judged"}
+    trusted = "different" not in calls if calls else None
+    claims = controls + _claims([pair for pair in pairs if not pair.control], judged=trusted is True)
+    return Judgement(
+        trusted,
+        tuple(tuple(claim for at, claim in claims if at == place) for place in range(len(run.outcomes))),
+        tuple(tuple(_verdict(outcome, target, trusted) for target in outcome.workload.targets) for outcome in run.outcomes),
+    )
 
 
-def verdicts(outcome: Outcome) -> list[Verdict]:
-    return [_verdict(outcome, target) for target in outcome.workload.targets]
+def compare(outcome: Outcome, metric: str, variant: str, baseline: str) -> Comparison:
+    """The variant's runs beside the baseline's of the same rounds; a control's second runs beside its first ones."""
+    ours = outcome.by_round(variant, metric, again=variant == baseline)
+    theirs = outcome.by_round(baseline, metric)
+    both = [number for number in ours if number in theirs]
+    return statistics.compare([ours[number] for number in both], [theirs[number] for number in both])
 
 
-def _verdict(outcome: Outcome, target: Target) -> Verdict:
+def _pairs(place: int, outcome: Outcome) -> Iterator[_Pair]:
+    workload = outcome.workload
+    for metric in workload.metrics:
+        wanted = [(outcome.control, outcome.control)]
+        wanted += [(variant.name, workload.baseline) for variant in workload.variants if variant.name != workload.baseline]
+        wanted += [(target.variant, target.relative_to) for target in workload.targets if target.metric == metric.name]
+        for variant, baseline in dict.fromkeys(wanted):
+            if variant and baseline:
+                comparison = compare(outcome, metric.name, variant, baseline)
+                if comparison.pairs:
+                    yield _Pair(place, metric, variant, baseline, comparison)
+
+
+def _claims(pairs: Sequence[_Pair], judged: bool) -> list[tuple[int, Claim]]:
+    """Each with its outcome's place; Holm's correction is over all of them that have a p-value."""
+    tested = [pair for pair in pairs if pair.comparison.p is not None]
+    p_values = statistics.holm([pair.comparison.p for pair in tested if pair.comparison.p is not None])
+    corrected = dict(zip(map(id, tested), p_values, strict=True))
+    claims = []
+    for pair in pairs:
+        p = corrected.get(id(pair))
+        call: Call = "not judged" if p is None or not judged else _call(pair, p)
+        detectable = pair.comparison.detectable(len(tested))
+        claims.append(
+            (pair.place, Claim(pair.metric, pair.variant, pair.baseline, pair.control, pair.comparison, p, detectable, call))
+        )
+    return claims
+
+
+def _call(pair: _Pair, p_corrected: float) -> Call:
+    comparison = pair.comparison
+    assert comparison.low is not None and comparison.high is not None
+    beyond = comparison.low > 1 or comparison.high < 1
+    if pair.control:
+        return "different" if p_corrected < CONTROL_LEVEL else "not shown"
+    return "different" if p_corrected < statistics.LEVEL and beyond else "not shown"
+
+
+def _verdict(outcome: Outcome, target: Target, trusted: bool | None) -> Verdict:
     metric = next(metric for metric in outcome.workload.metrics if metric.name == target.metric)
     if target.relative_to is not None:
-        reached = ratio(outcome, metric.name, target.variant, target.relative_to)
+        reached = compare(outcome, metric.name, target.variant, target.relative_to).ratio
     else:
-        values = _by_round(outcome, target.variant, metric.name)
+        values = outcome.by_round(target.variant, metric.name)
         reached = median(values.values()) if values else None
-    if reached is None or outcome.size == "quick":
+    if reached is None or outcome.size == "quick" or trusted is False:
         return Verdict(target, reached, None)
     return Verdict(target, reached, reached >= target.bound if metric.better == "higher" else reached <= target.bound)
-
-
-def _by_round(outcome: Outcome, variant: str, metric: str) -> dict[int, float]:
-    if any(failure.variant == variant for failure in outcome.failures):
-        return {}
-    return {sample.round: sample.values[metric] for sample in outcome.samples if sample.variant == variant}

@@ -14,14 +14,14 @@ from pathlib import Path
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="penstock bench worker")
-    for name in ("suite", "workload", "variant", "size"):
+    for name in ("module", "workload", "variant", "size"):
         parser.add_argument(name)
     parser.add_argument("--outputs", help="compute these and write them here, instead of measuring")
     args = parser.parse_args()
     _find_penstock()
     from penstock.bench.suites import find
 
-    workload = find(args.suite, args.workload)
+    workload = find(args.module, args.workload)
     variant, size = workload.variant(args.variant), workload.sizes[args.size]
     if args.outputs:
         import numpy as np

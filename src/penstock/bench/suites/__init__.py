@@ -7,7 +7,7 @@ from types import ModuleType
 
 from penstock.bench.model import Workload
 
-SUITES = {"feed": "penstock.bench.suites.feed", "frameworks": "penstock.bench.suites.frameworks"}
+SUITES = {"feed": "penstock.bench.suites.feed"}
 
 
 def load(suite: str) -> ModuleType:
@@ -19,9 +19,9 @@ def load(suite: str) -> ModuleType:
     return importlib.import_module(SUITES[suite])
 
 
-def find(suite: str, name: str) -> Workload:
-    """A workload of a suite, by its name."""
-    module = load(suite)
+def find(module_name: str, name: str) -> Workload:
+    """A workload of a suite's module, by its name."""
+    module = importlib.import_module(module_name)
     if hasattr(module, "find"):
         return module.find(name)
     return next(workload for workload in module.WORKLOADS if workload.name == name)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import jax
@@ -64,17 +66,17 @@ def _penstock(count: int, seconds: float, device: jax.Device) -> Iterator[Batch]
 
 def measure(make: Callable[[int, float, jax.Device], Iterator[Batch]], size: Size) -> Measurement:
     device = jax.devices()[0]
-    values, details = {}, {}
+    values, steps, details = {}, {}, {}
     for name, (produce, step) in _PACES.items():
         batches = make(size.warm_up + size.steps, produce / 1e3, device)
-        ms, step_ms = _milliseconds_per_step(batches, step / 1e3, size, device)
-        values[name], details[f"step alone in ms, {name}"] = ms, step_ms
-    return Measurement(values, details)
+        steps[name], details[f"step alone in ms, {name}"] = _milliseconds(batches, step / 1e3, size, device)
+        values[name] = fmean(steps[name])
+    return Measurement(values, details, steps)
 
 
-def _milliseconds_per_step(batches: Iterator[Batch], step: float, size: Size, device: jax.Device) -> tuple[float, float]:
-    """Milliseconds from one step's end to the next one's, and what the steps themselves took; checks that none was lost."""
-    in_steps, first, had = 0.0, 0.0, []
+def _milliseconds(batches: Iterator[Batch], step: float, size: Size, device: jax.Device) -> tuple[list[float], float]:
+    """Milliseconds from each step's end to the next one's, and what a step itself took; checks that none was lost."""
+    in_steps, ends, had = 0.0, [], []
     for number, batch in enumerate(batches):
         handed_over = time.perf_counter()
         block_until_ready(batch)
@@ -83,13 +85,14 @@ def _milliseconds_per_step(batches: Iterator[Batch], step: float, size: Size, de
         end = time.perf_counter()
         if number == size.warm_up - 1:
             settle()
-            first = time.perf_counter()
+            ends.append(time.perf_counter())
         elif number >= size.warm_up:
+            ends.append(end)
             in_steps += end - handed_over
     numbers = [check_leaf("x", batch["x"], (16,), np.float32, device)[0] for batch in had]
     if numbers != list(range(size.warm_up + size.steps)):
         raise VerificationError(f"{len(numbers)} batches, in the order {numbers[:8]} …")
-    return (end - first) / size.steps * 1e3, in_steps / size.steps * 1e3
+    return [(end - before) * 1e3 for before, end in itertools.pairwise(ends)], in_steps / size.steps * 1e3
 
 
 WORKLOAD = Workload(

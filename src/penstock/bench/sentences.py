@@ -1,0 +1,102 @@
+"""What a run says, in plain words."""
+
+from __future__ import annotations
+
+from penstock.bench.model import Metric, Outcome, Run
+from penstock.bench.statistics import FEWEST_PAIRS
+from penstock.bench.summary import CONTROL_LEVEL, Claim, Judgement, Verdict
+from penstock.bench.text import number, times
+
+QUICK = "Quick sizes: these numbers show that all works, not how fast it is. The targets are for the full sizes."
+
+
+def trust(run: Run, judgement: Judgement) -> str:
+    """What the A/A controls make of the report."""
+    controls = [claim for claims in judgement.claims for claim in claims if claim.control]
+    if run.size == "quick":
+        return QUICK
+    if judgement.trusted is None:
+        return f"No A/A control could be judged (that takes {FEWEST_PAIRS} rounds), so nothing is claimed."
+    judged = [claim for claim in controls if claim.call != "not judged"]
+    if judgement.trusted:
+        apart = max(max(claim.comparison.ratio or 1, 1 / (claim.comparison.ratio or 1)) for claim in judged)
+        return (
+            f"A/A control passed: {_count(len(judged), 'comparison')} of a variant with itself found no difference "
+            f"(the largest, {_percent(apart)}, is chance)."
+        )
+    failed = [claim for claim in judged if claim.call == "different"]
+    return (
+        "A/A CONTROL FAILED: this report claims nothing. "
+        + "; ".join(f"{claim.variant} differs from itself in {claim.metric.name} by {_percent_of(claim)}" for claim in failed)
+        + f" (corrected p < {CONTROL_LEVEL:g}). Something other than chance told two runs of the same thing apart: look for "
+        "another load on the machine, and measure again."
+    )
+
+
+def claim_text(outcome: Outcome, claim: Claim) -> str:
+    """One sentence."""
+    comparison, unit = claim.comparison, claim.metric.unit
+    of_metric = f" ({claim.metric.name})" if len(outcome.workload.metrics) > 1 else ""
+    if claim.control:
+        who = f"A/A control, {claim.variant} beside itself{of_metric}: {times(comparison.ratio)}"
+    else:
+        verb = "has" if claim.metric.better == "higher" else "takes"
+        who = f"{claim.variant} {verb} {times(comparison.ratio)} the {unit} of {claim.baseline}{of_metric}"
+    if comparison.low is None or comparison.high is None:
+        return f"{who}; {_count(comparison.pairs, 'round')}, and fewer than {FEWEST_PAIRS} are not judged."
+    who += f" (95 %: {times(comparison.low)} to {times(comparison.high)}; corrected p {_p(claim.p_corrected)})"
+    seen = f"a difference of {_percent(claim.detectable or 1)} would have been shown in 8 of 10 such reports"
+    if claim.call == "not judged":
+        return f"{who}: not judged; {seen}."
+    if claim.control:
+        return f"{who}: {'no difference from chance' if claim.call == 'not shown' else 'FAILED, it differs from itself'}; {seen}."
+    if claim.call == "not shown":
+        return f"{who}: no difference shown; {seen}."
+    return f"{who}: {_better(claim)}; {seen}."
+
+
+def verdict_text(outcome: Outcome, verdict: Verdict) -> str:
+    """What a target is and whether it was met."""
+    target = verdict.target
+    metric = next(metric for metric in outcome.workload.metrics if metric.name == target.metric)
+    words = "at least" if metric.better == "higher" else "at most"
+    unit = f"× {target.relative_to}" if target.relative_to else f" {metric.unit}"
+    which = f" ({metric.name})" if len(outcome.workload.metrics) > 1 else ""
+    head = f"target: {target.variant}{which} {words} {target.bound:,g}{unit}: "
+    if verdict.reached is None:
+        return head + "not judged: no measurement"
+    reached = times(verdict.reached) if target.relative_to else f"{number(verdict.reached)} {metric.unit}"
+    if verdict.met is None:
+        return head + ("not judged: quick sizes" if outcome.size == "quick" else f"{reached}, not judged: the A/A control failed")
+    return head + f"{reached}, {'met' if verdict.met else 'NOT MET'}"
+
+
+def table_title(outcome: Outcome, metric: Metric) -> str:
+    workload = outcome.workload
+    which = f", {metric.name}" if len(workload.metrics) > 1 else ""
+    return f"{workload.fill(workload.title, outcome.size)}{which} ({metric.better} is better)"
+
+
+def _better(claim: Claim) -> str:
+    more = (claim.comparison.ratio or 1) > 1
+    return f"{claim.variant if more == (claim.metric.better == 'higher') else claim.baseline} is better, beyond chance"
+
+
+def _percent_of(claim: Claim) -> str:
+    ratio = claim.comparison.ratio or 1.0
+    return _percent(max(ratio, 1 / ratio))
+
+
+def _percent(ratio: float) -> str:
+    """How far a ratio > 1 is from 1."""
+    return f"{(ratio - 1) * 100:.2g} %" if ratio < 1.995 else times(ratio)
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:.2g}" if value >= 0.0001 else "< 0.0001"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
