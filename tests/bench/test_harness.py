@@ -20,7 +20,10 @@ def _run(module: str, *workloads: str, rounds: int = 1, size: str = "full", vari
 
 
 def _ran(outcome: Outcome) -> dict[str, list[int]]:
-    return {name: [s.round for s in outcome.samples if s.variant == name and not s.again] for name in {s.variant for s in outcome.samples}}
+    return {
+        name: [s.round for s in outcome.samples if s.variant == name and not s.again]
+        for name in {s.variant for s in outcome.samples}
+    }
 
 
 def test_every_variant_runs_in_every_round_and_the_control_twice_in_the_recorded_order(suite):

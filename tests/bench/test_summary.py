@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.bench import simulation
 
 from penstock.bench.model import Failure, Outcome, Run, Sample, Target
 from penstock.bench.summary import judge, rows
-from tests.bench import simulation
 
 
 def _run(values: dict[str, list[float]], targets: tuple[Target, ...] = (), size="full", **changed) -> Run:
@@ -34,7 +34,10 @@ def test_rows_have_the_median_and_the_range_of_runs_in_the_order_of_the_workload
     run = _run({"a": [1.0, 3.0, 2.0], "b": [5.0, 4.0, 9.0]})
     (outcome,) = run.outcomes
     found = rows(outcome, outcome.workload.metrics[0])
-    assert [(row.variant, row.runs, row.median, row.low, row.high) for row in found] == [("a", 3, 2.0, 1.0, 3.0), ("b", 3, 5.0, 4.0, 9.0)]
+    assert [(row.variant, row.runs, row.median, row.low, row.high) for row in found] == [
+        ("a", 3, 2.0, 1.0, 3.0),
+        ("b", 3, 5.0, 4.0, 9.0),
+    ]
 
 
 def test_variants_are_compared_with_the_baseline_and_where_a_target_asks_for_it():

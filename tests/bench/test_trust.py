@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from tests.bench import simulation
 
 from penstock.bench.model import Run
 from penstock.bench.summary import Claim, judge
-from tests.bench import simulation
 
 REPORTS = 200
 MACHINES = [simulation.quiet, simulation.drift, simulation.outliers, simulation.autocorrelated]

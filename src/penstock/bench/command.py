@@ -18,7 +18,7 @@ from penstock.bench.document import as_document, as_json
 from penstock.bench.harness import Harness
 from penstock.bench.model import Run, SizeName, Workload
 from penstock.bench.page import as_html
-from penstock.bench.statistics import FEWEST_PAIRS
+from penstock.bench.statistics import FEWEST_PAIRS, Comparison
 from penstock.bench.suites import SUITES, load
 from penstock.bench.summary import judge
 
@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in SUITES:
         module = load(name)
         about = inspect.getdoc(module)
-        suite = suites.add_parser(name, help=(about or name).splitlines()[0], description=about, epilog=_epilog(name, module.WORKLOADS))
+        suite = suites.add_parser(
+            name, help=(about or name).splitlines()[0], description=about, epilog=_epilog(name, module.WORKLOADS)
+        )
         _add_common(suite, module.WORKLOADS)
         if hasattr(module, "add_arguments"):
             module.add_arguments(suite)
@@ -57,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         suite.set_defaults(suite=name)
     about = "All suites, in one report."
     everything = [workload for name in SUITES for workload in load(name).WORKLOADS]
-    suite = suites.add_parser(_ALL, help=about, description=about, epilog="example:\n  penstock bench all --quick --html report.html")
+    suite = suites.add_parser(
+        _ALL, help=about, description=about, epilog="example:\n  penstock bench all --quick --html report.html"
+    )
     _add_common(suite, everything)
     _add_only(suite, everything)
     suite.set_defaults(suite=_ALL)
@@ -120,11 +124,15 @@ def _unfinished(run: Run, done: int, budget: _Budget) -> list[str]:
     if done < budget.rounds or budget.precision is None:
         return workloads if done < budget.rounds else []
     claims = judge(run).claims
-    return [name for name, made in zip(workloads, claims, strict=True) if any(_wider(c.comparison, budget.precision) for c in made)]
+    return [
+        name
+        for name, made in zip(workloads, claims, strict=True)
+        if any(_wider(claim.comparison, budget.precision) for claim in made)
+    ]
 
 
-def _wider(comparison: object, precision: float) -> bool:
-    low, high = getattr(comparison, "low", None), getattr(comparison, "high", None)
+def _wider(comparison: Comparison, precision: float) -> bool:
+    low, high = comparison.low, comparison.high
     return low is None or high is None or math.sqrt(high / low) - 1 > precision
 
 
@@ -209,7 +217,7 @@ def _add_common(suite: argparse.ArgumentParser, workloads: Sequence[Workload]) -
         "--until-precise",
         type=_share,
         metavar="SHARE",
-        help=f"add rounds until each 95 %% interval is within ± this share of its ratio, as 1%% (for {_PRECISE_MINUTES:g} minutes)",
+        help=f"go on until each 95 %% interval is within ± this share of its ratio, as 1%%; for {_PRECISE_MINUTES:g} minutes",
     )
     suite.add_argument("--minutes", type=_positive(float), metavar="N", help="begin no round that would end later")
     suite.add_argument(

@@ -43,6 +43,7 @@ class Environment:
         """Whether it is not there, or without one of the modules."""
         look = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
         try:
-            return subprocess.run([self.python, "-c", look, *modules], capture_output=True, timeout=60).returncode != 0
+            found = subprocess.run([self.python, "-c", look, *modules], capture_output=True, timeout=60, check=False)
         except OSError:
             return True
+        return found.returncode != 0

@@ -162,7 +162,9 @@ class Harness:
                 path = Path(self._folder.name) / "outputs.npz"
                 finished = self._run(progress, variant, path)
                 if finished.reason:
-                    failures.append(Failure(variant.name, None, f"computing what is compared: {finished.reason}", finished.output))
+                    failures.append(
+                        Failure(variant.name, None, f"computing what is compared: {finished.reason}", finished.output)
+                    )
                 else:
                     outputs[variant.name] = _read(path)
         for failure in failures:
@@ -189,9 +191,7 @@ def lacks(variant: Variant) -> str | None:
     return f"pip install {' '.join(_PACKAGES.get(module, module) for module in absent)}" if absent else None
 
 
-def round_order(
-    runs: Sequence[tuple[str, bool]], seed: int, workload: str, number: int
-) -> list[tuple[str, bool]]:
+def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, number: int) -> list[tuple[str, bool]]:
     """The runs in the order of this round, which is the same for the same seed.
 
     Every second round has the order of the one before it backwards, so that what gets slower at a steady pace does as

@@ -17,7 +17,22 @@ _PACKAGES = (
     *("tensorflow-cpu", "tensorflow", "datasets", "pyarrow", "pillow", "psutil"),
 )
 # Environment variables that change what is measured begin with one of these.
-_FLAGS = ("JAX_", "XLA_", "TF_", "TORCH", "PYTORCH_", "PJRT_", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "MALLOC_", "LD_PRELOAD")
+_FLAGS = (
+    "JAX_",
+    "XLA_",
+    "TF_",
+    "TORCH",
+    "PYTORCH_",
+    "PJRT_",
+    "KERAS_",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "CUDA_",
+    "NVIDIA_",
+    "MALLOC_",
+    "LD_PRELOAD",
+)
 
 
 def describe() -> dict[str, Any]:
@@ -61,7 +76,11 @@ def _gpus() -> list[str]:
     query = "name,driver_version,clocks.sm,clocks.max.sm,power.limit"
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True, timeout=20, check=True
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return []

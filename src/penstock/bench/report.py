@@ -96,8 +96,14 @@ def machine_lines(run: Run) -> list[str]:
 
 def method(run: Run) -> str:
     """How the numbers were made."""
-    counts = sorted({len(set(sample.round for sample in outcome.samples)) for outcome in run.outcomes})
-    rounds = "1 round" if counts == [1] else f"{' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))} rounds" if counts else "no round"
+    counts = sorted({len({sample.round for sample in outcome.samples}) for outcome in run.outcomes})
+    rounds = (
+        "1 round"
+        if counts == [1]
+        else f"{' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))} rounds"
+        if counts
+        else "no round"
+    )
     return (
         f"Each variant ran in a fresh process in each of {rounds}, in a shuffled order (seed {run.seed}, every second round "
         "backwards), and was verified outside of the timed part. Where steps are timed, a run's number is the median of "

@@ -46,15 +46,18 @@ class Comparison:
     p: float | None = None
     error: float | None = None
 
+    def may_be(self, ratio: float) -> bool:
+        """Whether the interval holds the ratio, or there is none."""
+        return self.low is None or self.high is None or self.low <= ratio <= self.high
+
     def detectable(self, comparisons: int) -> float | None:
         """The smallest ratio > 1 that would have been called different in 8 of 10 benchmarks as noisy as this one.
 
         Args:
           comparisons: in the report, at the strictest level of which (Holm's first) it would have to be found.
         """
-        if self.error is None:
+        if self.error is None or self.low is None or self.high is None:
             return None
-        assert self.low is not None and self.high is not None
         to_pass_the_test, to_be_that_far = _detectable(self.pairs, max(comparisons, 1))
         half = (math.log(self.high) - math.log(self.low)) / 2
         return _exp(max(to_pass_the_test * self.error, half + to_be_that_far * self.error))

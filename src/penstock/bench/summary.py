@@ -164,12 +164,9 @@ def _claims(pairs: Sequence[_Pair], judged: bool) -> list[tuple[int, Claim]]:
 
 
 def _call(pair: _Pair, p_corrected: float) -> Call:
-    comparison = pair.comparison
-    assert comparison.low is not None and comparison.high is not None
-    beyond = comparison.low > 1 or comparison.high < 1
     if pair.control:
         return "different" if p_corrected < CONTROL_LEVEL else "not shown"
-    return "different" if p_corrected < statistics.LEVEL and beyond else "not shown"
+    return "different" if p_corrected < statistics.LEVEL and not pair.comparison.may_be(1.0) else "not shown"
 
 
 def _verdict(outcome: Outcome, target: Target, trusted: bool | None) -> Verdict:

@@ -6,6 +6,7 @@ It is run by its path, in whichever interpreter the variant needs, where penstoc
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import types
@@ -27,14 +28,14 @@ def main() -> None:
         import numpy as np
 
         assert variant.outputs is not None, f"{variant.name} has no outputs"
-        np.savez(args.outputs, **dict(variant.outputs(size)))
+        np.savez(args.outputs, allow_pickle=False, **variant.outputs(size))
         return
     measurement = variant.measure(size)
     result = {
         "values": dict(measurement.values),
         "steps": {name: list(steps) for name, steps in measurement.steps.items()},
         "evidence": dict(measurement.evidence),
-        "details": {**_device(), **measurement.details},
+        "details": {**(_device() if "device" not in measurement.details else {}), **measurement.details},
     }
     print(json.dumps(result), flush=True)
 
@@ -42,10 +43,7 @@ def main() -> None:
 def _find_penstock() -> None:
     """Make `penstock.bench` importable without `penstock/__init__.py`, which imports JAX, unless penstock is installed."""
     sys.path.pop(0)  # this folder, whose modules are no top-level ones
-    try:
-        import jax  # noqa: F401
-        import penstock
-    except ImportError:
+    if importlib.util.find_spec("penstock") is None or importlib.util.find_spec("jax") is None:
         package = types.ModuleType("penstock")
         package.__path__ = [str(Path(__file__).parents[1])]
         sys.modules["penstock"] = package

@@ -197,7 +197,9 @@ def _figure(image: Markup, heading: str, key: str) -> Markup:
 
 def _medians(workload: _Json, metric: _Json, trusted: bool | None) -> Markup:
     comparisons = {
-        one["variant"]: one for one in workload["comparisons"] if one["metric"] == metric["name"] and not one["control"]
+        one["variant"]: one
+        for one in workload["comparisons"]
+        if one["metric"] == metric["name"] and one["baseline"] == workload["baseline"] and not one["control"]
     }
     columns = [
         Column("variant", False),
