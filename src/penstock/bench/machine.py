@@ -18,20 +18,8 @@ _PACKAGES = (
 )
 # Environment variables that change what is measured begin with one of these.
 _FLAGS = (
-    "JAX_",
-    "XLA_",
-    "TF_",
-    "TORCH",
-    "PYTORCH_",
-    "PJRT_",
-    "KERAS_",
-    "OMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "CUDA_",
-    "NVIDIA_",
-    "MALLOC_",
-    "LD_PRELOAD",
+    *("JAX_", "XLA_", "LIBTPU_", "PJRT_", "KERAS_", "TORCH", "PYTORCH_", "TF_ENABLE_", "TF_XLA_", "TF_NUM_", "TF_FORCE_"),
+    *("OMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"),
 )
 
 
