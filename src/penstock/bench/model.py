@@ -133,7 +133,9 @@ class Workload:
     agreement: Agreement | None = None
 
     def variant(self, name: str) -> Variant:
-        return next(variant for variant in self.variants if variant.name == name)
+        """The variant of this name, or what the variants are compared with."""
+        reference = () if self.agreement is None else (self.agreement.reference,)
+        return next(variant for variant in (*self.variants, *reference) if variant.name == name)
 
     def fill(self, text: str, size: SizeName) -> str:
         """The title or a note, with the numbers of the size."""

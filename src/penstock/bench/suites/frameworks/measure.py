@@ -1,0 +1,91 @@
+"""What one run of a variant measures, and what it computes; the same for every framework."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.bench.model import Measurement, Outputs, VerificationError
+from penstock.bench.suites.frameworks.clock import StepClock, milliseconds, settle
+from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
+from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores
+from penstock.bench.suites.frameworks.weights import fixed_batch, initial
+
+_WARM_UP = 2
+
+
+def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
+    """Logits before training, the losses of some steps on a different batch each, and what those did to each weight.
+
+    A wrong gradient cannot hide: it would be in the update of the weight, whatever the loss says.
+    """
+    trainer = make(experiment, size)
+    geometry = size.geometry
+    batches = [fixed_batch(geometry, experiment.parity_batch, number) for number in range(PARITY_STEPS)]
+    logits = np.asarray(trainer.logits(trainer.place(batches[0])))
+    losses = [trainer.loss(trainer.place(batch)) for batch in batches]
+    before, after = initial(geometry), trainer.weights()
+    # In float64: the difference of the weights itself should not be rounded again.
+    updates = {f"update: {name}": np.asarray(after[name], np.float64) - before[name] for name in before}
+    return {"logits": logits, "loss": np.asarray(losses), **updates}
+
+
+def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measurement:
+    begin = time.perf_counter()
+    trainer = make(experiment, size)
+    built = time.perf_counter()
+    batch = trainer.place(fixed_batch(size.geometry, experiment.batch))
+    placed = time.perf_counter()
+    first_loss = trainer.loss(batch)
+    first_step = time.perf_counter()
+    for _ in range(_WARM_UP - 1):
+        _check(trainer.loss(batch))
+    settle()
+
+    compute = StepClock(size.least, size.most, size.compute_seconds)
+    trainer.train(compute.take(_repeated(batch)), compute)
+    together = StepClock(size.least, size.most, size.together_seconds)
+    with trainer.loader() as batches:
+        trainer.train(together.take(batches), together)
+    loading = _loading(trainer, size)
+    _check(trainer.loss(batch))
+    bursts = max(1, experiment.loader_workers)
+    return Measurement(
+        steps={
+            "compute": milliseconds(compute.ends),
+            "loading": milliseconds(loading.ends, bursts),
+            "together": milliseconds(together.ends, bursts),
+        },
+        evidence={"loss": first_loss},
+        details={
+            **trainer.details,
+            "threads": cores(),
+            "seconds to import and build": built - begin,
+            "seconds to the end of the first step, with compilation": first_step - placed,
+        },
+    )
+
+
+def _repeated(batch: Any) -> Iterator[Any]:
+    while True:
+        yield batch
+
+
+def _loading(trainer: Trainer, size: Size) -> StepClock:
+    """The loader alone. Nothing is queued behind a batch: loaders that work ahead do so by themselves."""
+    clock = StepClock(size.least, size.most, size.together_seconds)
+    with trainer.loader() as batches:
+        for batch in clock.take(batches):
+            trainer.wait(batch)
+            clock.queued(lambda: None)
+            clock.finish()
+    return clock
+
+
+def _check(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise VerificationError(f"the loss is {loss}")
