@@ -10,6 +10,7 @@ import json
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -28,7 +29,8 @@ def main() -> None:
         import numpy as np
 
         assert variant.outputs is not None, f"{variant.name} has no outputs"
-        np.savez(args.outputs, **dict(variant.outputs(size)))
+        outputs: dict[str, Any] = dict(variant.outputs(size))
+        np.savez(args.outputs, **outputs)
         return
     measurement = variant.measure(size)
     result = {
@@ -44,7 +46,8 @@ def _find_penstock() -> None:
     """Make `penstock.bench` importable without `penstock/__init__.py`, which imports JAX, unless penstock is installed."""
     try:
         import jax  # noqa: F401
-        import penstock
+
+        import penstock  # noqa: F401
     except ImportError:
         package = types.ModuleType("penstock")
         package.__path__ = [str(Path(__file__).parents[1])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from typing import Any
 
 from penstock.bench.model import Workload
 from penstock.bench.suites.frameworks.experiment import CHOICES, Experiment
@@ -45,8 +46,7 @@ def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
     Raises:
       ValueError: a word that is no choice, or a combination that this machine cannot run.
     """
-    lists = [_split(flag, getattr(args, flag)) for flag in defaults()]
-    chosen = dict(zip(defaults(), lists, strict=True))
+    chosen: dict[str, list[Any]] = {flag: _split(flag, getattr(args, flag)) for flag in defaults()}
     chosen["batch"] = [_batch(word) for word in chosen["batch"]]
     if "tf32" in chosen["precision"] and not nvidia_gpu():
         raise ValueError("--precision tf32 is what NVIDIA GPUs multiply with, and there is none here: choose fp32 or bf16")

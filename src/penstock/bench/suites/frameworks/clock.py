@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,6 @@ class StepClock:
         if timed < self._least:
             return True
         return timed < self._most and self.ends[-1] - self.ends[0] < self._seconds
-
-    def take(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches, until there were enough steps on them."""
-        for batch in batches:
-            yield batch
-            if not self.more():
-                return
 
     def queued(self, wait: Callable[[], Any]) -> None:
         """A step was queued, whose end `wait` waits for; this waits for the one before."""

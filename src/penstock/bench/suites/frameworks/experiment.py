@@ -19,9 +19,9 @@ CHOICES = {
 LAYER_NORM_EPSILON = 1e-6
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.999)
-# Of AdamW, and much above the usual 1e-8: with that, the update is nearly the gradient's sign, so that where the gradient is 0
-# (that of the key's bias is) or nearly 0 the update would be one of noise, which no two correct programs have alike. It is added
-# to the root of the bias-corrected second moment, as PyTorch and Optax do. It costs nothing.
+# Much above the usual 1e-8, with which an update is nearly the gradient's sign: where that is close to 0 it would be one of
+# rounding, which no two correct programs have alike. It is added to the root of the bias-corrected second moment, as PyTorch and
+# Optax do. What its value is costs no time.
 ADAMW_EPSILON = 1e-4
 WEIGHT_DECAY = 0.01
 PARITY_STEPS = 5

@@ -18,7 +18,7 @@ from jax import Array
 from penstock.bench.suites.frameworks import jax_setup
 from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
-from penstock.bench.suites.frameworks.flax_vit import ViT, canonical, load
+from penstock.bench.suites.frameworks.flax_vit import Implementation, ViT, canonical, load
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
@@ -40,7 +40,7 @@ class FlaxTrainer:
         self._logits = jax.jit(self._forward)
         self.details = {**details, "flax": flax.__version__, "optax": optax.__version__}
 
-    def _forward(self, params: nnx.State, images: Array) -> Array:
+    def _forward(self, params: nnx.State, images: Any) -> Array:
         return nnx.merge(self._graph, params)(images)
 
     def _train_step(self, params: nnx.State, state: Any, batch: HostBatch) -> tuple[nnx.State, Any, Array]:
@@ -66,6 +66,8 @@ class FlaxTrainer:
             # The step is one program, so its loss is there when the step has ended. The state would do as well, were it not
             # donated to the next step by the time that it is waited for.
             clock.queued(self._queue(batch).block_until_ready)
+            if not clock.more():
+                break
         clock.finish()
 
     def _queue(self, batch: HostBatch) -> Array:
@@ -82,8 +84,8 @@ class FlaxTrainer:
         jax.block_until_ready(batch)  # type: ignore[no-untyped-call]
 
 
-def _implementation(experiment: Experiment) -> str | None:
-    """Of `jax.nn.dot_product_attention`; "eager" is our own. cuDNN's kernels are for 16 bits."""
+def _implementation(experiment: Experiment) -> Implementation:
+    """cuDNN's kernels are for 16 bits."""
     if experiment.attention == "eager":
         return "eager"
     return "cudnn" if experiment.precision == "bf16" and jax.default_backend() == "gpu" else None

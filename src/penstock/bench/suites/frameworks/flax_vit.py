@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ from jax import Array
 from penstock.bench.suites.frameworks.experiment import LAYER_NORM_EPSILON, Geometry
 from penstock.bench.suites.frameworks.weights import Weights
 
+# "eager" is our own, the others are of `jax.nn.dot_product_attention`; None lets JAX choose.
+Implementation = Literal["eager", "cudnn"] | None
+
 
 class ViT(nnx.Module):
     """Images [B, H, W, 3] → logits [B, classes], float32.
@@ -23,7 +26,7 @@ class ViT(nnx.Module):
         softmax.
     """
 
-    def __init__(self, geometry: Geometry, dtype: Any, implementation: str | None, *, rngs: nnx.Rngs):
+    def __init__(self, geometry: Geometry, dtype: Any, implementation: Implementation, *, rngs: nnx.Rngs):
         width, self._patch = geometry.width, geometry.patch
         self._width = width
         # A convolution whose stride is its width is a matrix product, and runs faster as one in XLA.
@@ -48,7 +51,7 @@ class ViT(nnx.Module):
 class Block(nnx.Module):
     """[B, T, D] → [B, T, D]."""
 
-    def __init__(self, width: int, heads: int, dtype: Any, implementation: str | None, *, rngs: nnx.Rngs):
+    def __init__(self, width: int, heads: int, dtype: Any, implementation: Implementation, *, rngs: nnx.Rngs):
         self._heads, self._implementation = heads, implementation
         self.norm1 = nnx.LayerNorm(width, epsilon=LAYER_NORM_EPSILON, rngs=rngs)
         self.qkv = nnx.Linear(width, 3 * width, dtype=dtype, rngs=rngs)
@@ -96,7 +99,7 @@ def load(params: nnx.State, weights: Weights) -> nnx.State:
     flat = dict(nnx.to_flat_state(params))
     for name, path in paths.items():
         variable = flat[path]
-        flat[path] = variable.replace(jnp.asarray(weights[name].reshape(variable[...].shape)))
+        flat[path] = variable.replace(jnp.asarray(weights[name].reshape(variable.shape)))
     return nnx.from_flat_state(flat)
 
 

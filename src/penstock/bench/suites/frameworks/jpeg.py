@@ -28,7 +28,8 @@ def _write(path: Path, number: int) -> str:
     from PIL import Image
 
     rng = np.random.default_rng(number)
-    rows, columns = np.mgrid[0:_SIDE, 0:_SIDE, None] / _SIDE
+    columns = (np.arange(_SIDE) / _SIDE)[:, None]
+    rows = columns[:, None]
     waves = np.sin(2 * np.pi * (rows * rng.uniform(0, 4, 3) + columns * rng.uniform(0, 4, 3) + rng.random(3)))
     pixels = 128 + 80 * waves + 12 * rng.standard_normal((_SIDE, _SIDE, 3))
     Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
 import jax
+import keras
 import numpy as np
 
 from penstock.bench.model import VerificationError
 from penstock.bench.suites.frameworks import jax_setup
 from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
-from penstock.bench.suites.frameworks.keras_vit import canonical, keras, load, vit
+from penstock.bench.suites.frameworks.keras_vit import canonical, load, vit
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
@@ -42,11 +46,13 @@ class KerasTrainer:
 
     def loss(self, batch: HostBatch) -> float:
         # An epoch of one batch: the loss that Keras gives is the mean over an epoch so far.
-        return float(self._model.fit(iter([tuple(batch)]), verbose=0).history["loss"][0])
+        only = (tuple(one) for one in [batch])
+        return float(self._model.fit(only, steps_per_epoch=1, shuffle=False, verbose=0).history["loss"][0])
 
     def train(self, batches: Iterator[HostBatch], clock: StepClock) -> None:
-        # Of one epoch, without a number of steps: it ends when the batches do.
-        self._model.fit(map(tuple, batches), verbose=0, callbacks=_WithClock(clock, self._model))
+        # One epoch, which the callback ends.
+        generator = (tuple(batch) for batch in batches)
+        self._model.fit(generator, shuffle=False, verbose=0, callbacks=_WithClock(clock, self._model))
         clock.finish()
 
     def weights(self) -> Weights:
@@ -70,11 +76,12 @@ class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     def __init__(self, clock: StepClock, model: keras.Model):
         super().__init__(add_history=True, model=model)
-        self._clock = clock
+        self._clock, self._model = clock, model
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         assert logs is not None
         self._clock.queued(logs["loss"].block_until_ready)
+        self._model.stop_training = not self._clock.more()
 
 
 class _AdamW(keras.optimizers.AdamW):  # type: ignore[misc]
@@ -82,6 +89,8 @@ class _AdamW(keras.optimizers.AdamW):  # type: ignore[misc]
 
     Keras adds it to the root of the second moment before the correction of its bias, which at step 1 makes it 32 times as large.
     """
+
+    epsilon: Any
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         step = keras.ops.cast(self.iterations + 1, variable.dtype)

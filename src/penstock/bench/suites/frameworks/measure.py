@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from penstock.bench.model import Measurement, Outputs, VerificationError
 from penstock.bench.suites.frameworks.clock import StepClock, milliseconds, settle
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
 from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores
-from penstock.bench.suites.frameworks.weights import fixed_batch, initial
+from penstock.bench.suites.frameworks.weights import fixed_batch, initial, updates
 
 _WARM_UP = 2
 
@@ -28,10 +28,8 @@ def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
     batches = [fixed_batch(geometry, experiment.parity_batch, number) for number in range(PARITY_STEPS)]
     logits = np.asarray(trainer.logits(trainer.place(batches[0])))
     losses = [trainer.loss(trainer.place(batch)) for batch in batches]
-    before, after = initial(geometry), trainer.weights()
-    # In float64: the difference of the weights itself should not be rounded again.
-    updates = {f"update: {name}": np.asarray(after[name], np.float64) - before[name] for name in before}
-    return {"logits": logits, "loss": np.asarray(losses), **updates}
+    changes = updates(initial(geometry), trainer.weights(), experiment.optimizer)
+    return {"logits": logits, "loss": np.asarray(losses), **changes}
 
 
 def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measurement:
@@ -47,10 +45,10 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     settle()
 
     compute = StepClock(size.least, size.most, size.compute_seconds)
-    trainer.train(compute.take(_repeated(batch)), compute)
+    trainer.train(itertools.repeat(batch), compute)
     together = StepClock(size.least, size.most, size.together_seconds)
     with trainer.loader() as batches:
-        trainer.train(together.take(batches), together)
+        trainer.train(batches, together)
     loading = _loading(trainer, size)
     _check(trainer.loss(batch))
     bursts = max(1, experiment.loader_workers)
@@ -70,19 +68,15 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     )
 
 
-def _repeated(batch: Any) -> Iterator[Any]:
-    while True:
-        yield batch
-
-
 def _loading(trainer: Trainer, size: Size) -> StepClock:
     """The loader alone. Nothing is queued behind a batch: loaders that work ahead do so by themselves."""
     clock = StepClock(size.least, size.most, size.together_seconds)
     with trainer.loader() as batches:
-        for batch in clock.take(batches):
-            trainer.wait(batch)
-            clock.queued(lambda: None)
+        for batch in batches:
+            clock.queued(partial(trainer.wait, batch))
             clock.finish()
+            if not clock.more():
+                break
     return clock
 
 

@@ -21,7 +21,7 @@ from penstock.bench.suites.frameworks.experiment import (
     Geometry,
     Size,
 )
-from penstock.bench.suites.frameworks.weights import fixed_batch, initial
+from penstock.bench.suites.frameworks.weights import fixed_batch, initial, updates
 
 Params = dict[str, Any]
 
@@ -47,15 +47,14 @@ def _train(experiment: Experiment, geometry: Geometry) -> Outputs:
     batches = [fixed_batch(geometry, experiment.parity_batch, number) for number in range(PARITY_STEPS)]
     forward = jax.jit(lambda params, images: _logits(params, images, geometry))
     logits = np.asarray(forward(params, batches[0].images.astype(np.float64)))
-    gradient = jax.jit(jax.value_and_grad(lambda params, *batch: _loss(params, *batch, geometry)))
+    gradient = jax.jit(jax.value_and_grad(lambda params, images, labels: _loss(params, images, labels, geometry)))
     losses = []
     for step, (images, labels) in enumerate(batches, start=1):
         loss, gradients = gradient(params, images.astype(np.float64), labels)
         losses.append(float(loss))
         for name, value in params.items():
             params[name], moments[name] = _update(experiment.optimizer, value, np.asarray(gradients[name]), moments[name], step)
-    updates = {f"update: {name}": params[name] - before[name] for name in before}
-    return {"logits": logits, "loss": np.asarray(losses), **updates}
+    return {"logits": logits, "loss": np.asarray(losses), **updates(before, params, experiment.optimizer)}
 
 
 def _logits(params: Params, images: Any, geometry: Geometry) -> Any:

@@ -19,11 +19,11 @@ from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 if cache := compile_cache("inductor"):  # it looks when it is imported
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
 
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import torch
+from torch import Tensor, nn
 
-from penstock.bench.suites.frameworks.torch_data import data_loader  # noqa: E402
-from penstock.bench.suites.frameworks.torch_vit import ViT, canonical, load  # noqa: E402
+from penstock.bench.suites.frameworks.torch_data import data_loader
+from penstock.bench.suites.frameworks.torch_vit import ViT, canonical, load
 
 Placed = tuple[Tensor, Tensor]
 
@@ -63,8 +63,9 @@ class TorchTrainer:
         self.details = {
             "device": torch.cuda.get_device_name() if self._cuda else "cpu: cpu",
             "torch": torch.__version__,
-            "compile cache": os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its default folder") if compiled else "nothing is compiled",
         }
+        if compiled:
+            self.details["compile cache"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its default folder")
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._experiment.precision == "bf16")
@@ -88,12 +89,14 @@ class TorchTrainer:
         for batch in batches:
             self._step(batch)
             clock.queued(self._ended())
+            if not clock.more():
+                break
         clock.finish()
 
     def _step(self, batch: Placed) -> Tensor:
         loss = self._compute_loss(*batch)
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         self._optimizer.step()
         return loss.detach()
 
@@ -101,7 +104,7 @@ class TorchTrainer:
         """On a CPU a step has ended when it returns. On CUDA it was queued, and ends when an event queued behind it does."""
         if not self._cuda:
             return lambda: None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event.synchronize
 

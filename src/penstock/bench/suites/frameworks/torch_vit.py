@@ -16,8 +16,8 @@ from penstock.bench.suites.frameworks.weights import Weights
 class ViT(nn.Module):
     """Images [B, 3, H, W] → logits [B, classes], float32.
 
-    Under autocast, matrix products take and give bfloat16. What must stay float32 then is said here, as autocast does so on CUDA
-    but not on a CPU: the residual stream, into which a float32 tensor and a bfloat16 one add up to float32; the softmax; the loss.
+    Under autocast, matrix products take and give bfloat16. The residual stream, the softmax and the logits that the loss is
+    computed from stay float32, and that is said here: autocast sees to it on CUDA, but not on a CPU.
     """
 
     def __init__(self, geometry: Geometry, fused: bool):

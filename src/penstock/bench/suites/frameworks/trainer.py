@@ -16,8 +16,6 @@ from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights
 
-Ended = Callable[[], Any]  # waits until a step has ended
-
 
 class Trainer(Protocol):
     """A model with the canonical initial weights, and its training step.
@@ -38,7 +36,7 @@ class Trainer(Protocol):
         """Train a step on a placed batch, and wait for its loss."""
 
     def train(self, batches: Iterator[Any], clock: StepClock) -> None:
-        """Train a step on each placed batch, telling the clock when one is queued; returns when all have ended."""
+        """Train a step on each placed batch, telling the clock when one is queued, until it wants no more and all have ended."""
 
     def weights(self) -> Weights:
         """What the parameters are now, in canonical layout."""
@@ -59,7 +57,7 @@ def nvidia_gpu() -> bool:
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or (smi := shutil.which("nvidia-smi")) is None:
         return False
     try:
-        listed = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=30)
+        listed = subprocess.run([smi, "-L"], check=False, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return False
     return listed.returncode == 0 and "GPU" in listed.stdout

@@ -70,6 +70,20 @@ def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.nda
     return np.float32(0.1) * normal
 
 
+def updates(before: Weights, after: Weights, optimizer: str) -> dict[str, np.ndarray]:
+    """What training did to each weight, float64, by the name of the output that variants are compared by.
+
+    AdamW divides a gradient by its own size. The bias of the keys has none: it adds the same to all scores of a query, which the
+    softmax takes away again. So what AdamW does to it is rounding alone, and is left out of its `qkv` bias.
+    """
+    found = {name: after[name].astype(np.float64) - before[name] for name in before}
+    if optimizer == "adamw":
+        for name in (name for name in found if name.endswith("/qkv/bias")):
+            query, _, value = np.split(found[name], 3)
+            found[name] = np.concatenate([query, value])
+    return {f"update: {name}": update for name, update in found.items()}
+
+
 def fixed_batch(geometry: Geometry, records: int, number: int = 0) -> HostBatch:
     """A batch that is the same in every framework; others for other numbers."""
     rng = np.random.default_rng([_SEED, number])

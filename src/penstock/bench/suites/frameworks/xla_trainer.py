@@ -11,7 +11,6 @@ os.environ.setdefault("PJRT_DEVICE", "CPU")
 import numpy as np
 import torch
 import torch_xla
-import torch_xla.backends
 import torch_xla.distributed.parallel_loader as parallel_loader
 import torch_xla.runtime
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.torch_data import data_loader
 from penstock.bench.suites.frameworks.torch_trainer import Placed, make_optimizer, to_torch
 from penstock.bench.suites.frameworks.torch_vit import ViT, canonical, load
-from penstock.bench.suites.frameworks.trainer import cores, compile_cache
+from penstock.bench.suites.frameworks.trainer import compile_cache, cores
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
@@ -32,7 +31,8 @@ class XlaTrainer:
         self._experiment, self._size = experiment, size
         if cache := compile_cache("torch_xla"):
             torch_xla.runtime.initialize_cache(cache)
-        torch_xla.backends.set_mat_mul_precision("highest")
+        # What `torch_xla.backends.set_mat_mul_precision` does, without its warning against doing so twice.
+        torch_xla._XLAC._xla_set_mat_mul_precision("highest")
         torch.set_num_threads(cores())
         self._device = torch_xla.device()
         model = ViT(size.geometry, experiment.attention == "fused")
@@ -71,13 +71,15 @@ class XlaTrainer:
     def train(self, batches: Iterator[Placed], clock: StepClock) -> None:
         for batch in batches:
             clock.queued(_ended(self._step(batch)))
+            if not clock.more():
+                break
         clock.finish()
 
     def _step(self, batch: Placed) -> Tensor:
         images, labels = batch
         loss = nn.functional.cross_entropy(self._forward(images), labels)
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         self._optimizer.step()
         torch_xla.sync()  # what was traced so far is one program, queued now
         return loss.detach()
