@@ -17,7 +17,9 @@ import numpy as np
 class StepClock:
     """Tells when to stop, and how long each step took: from the end of the one before to its own.
 
-    The first step that it sees is not timed: its end is where the clock starts.
+    Neither the first nor the last step is timed. The first one's end is where the clock starts. The last one has none queued
+    behind it: where steps end before they return, as PyTorch's do on a CPU, its end would be seen as soon as that of the one
+    before, which waited for it to be queued.
 
     Args:
       least, most: steps to time.
@@ -30,22 +32,25 @@ class StepClock:
         self.ends: list[float] = []
 
     def more(self) -> bool:
-        """Whether another step is to be queued. The one in flight counts as timed: it will be."""
-        timed = len(self.ends) - 1 + (self._in_flight is not None)
-        if timed < self._least:
-            return True
-        return timed < self._most and self.ends[-1] - self.ends[0] < self._seconds
+        """Whether another step is to be queued."""
+        timed = len(self.ends) - 1
+        return timed < self._least or (timed < self._most and self.ends[-1] - self.ends[0] < self._seconds)
 
     def queued(self, wait: Callable[[], Any]) -> None:
         """A step was queued, whose end `wait` waits for; this waits for the one before."""
-        self.finish()
-        self._in_flight = wait
-
-    def finish(self) -> None:
-        """Wait for the step in flight."""
         if self._in_flight is not None:
             self._in_flight()
-            self.ends.append(self._now())
+            self.ended()
+        self._in_flight = wait
+
+    def ended(self) -> None:
+        """A step has just ended."""
+        self.ends.append(self._now())
+
+    def finish(self) -> None:
+        """Wait for the last step."""
+        if self._in_flight is not None:
+            self._in_flight()
             self._in_flight = None
 
 

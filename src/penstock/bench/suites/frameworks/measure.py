@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from functools import partial
 
 import numpy as np
 
@@ -73,8 +72,8 @@ def _loading(trainer: Trainer, size: Size) -> StepClock:
     clock = StepClock(size.least, size.most, size.together_seconds)
     with trainer.loader() as batches:
         for batch in batches:
-            clock.queued(partial(trainer.wait, batch))
-            clock.finish()
+            trainer.wait(batch)
+            clock.ended()
             if not clock.more():
                 break
     return clock
