@@ -12,7 +12,7 @@ from penstock.bench.model import Workload
 from penstock.bench.suites.frameworks.choices import add_arguments as add_arguments
 from penstock.bench.suites.frameworks.choices import choose as choose
 from penstock.bench.suites.frameworks.experiment import Experiment
-from penstock.bench.suites.frameworks.workload import workload
+from penstock.bench.suites.frameworks.workload import workload_of
 
 
 def _default_workloads() -> tuple[Workload, ...]:
@@ -26,4 +26,4 @@ WORKLOADS = _default_workloads()
 
 def find(name: str) -> Workload:
     """The workload of any experiment, such as "vit-tiny-b8-fp32-eager-sgd-random"; ValueError for what is no such name."""
-    return workload(Experiment.parse(name))
+    return workload_of(Experiment.parse(name))

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.bench.model import Workload
 from penstock.bench.suites.frameworks.experiment import CHOICES, Experiment
 from penstock.bench.suites.frameworks.trainer import nvidia_gpu
-from penstock.bench.suites.frameworks.workload import workload
+from penstock.bench.suites.frameworks.workload import workload_of
 
 _HELP = {
     "model": "sizes of the ViT",
@@ -52,7 +52,7 @@ def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
         raise ValueError("--precision tf32 is what NVIDIA GPUs multiply with, and there is none here: choose fp32 or bf16")
     combinations = itertools.product(*chosen.values())
     experiments = [Experiment(**dict(zip(chosen, combination, strict=True))) for combination in combinations]
-    return tuple(workload(experiment) for experiment in experiments)
+    return tuple(workload_of(experiment) for experiment in experiments)
 
 
 def _split(flag: str, text: str) -> list[str]:

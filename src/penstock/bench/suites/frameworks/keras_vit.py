@@ -106,7 +106,7 @@ def load(model: keras.Model, weights: Weights) -> None:
 def canonical(model: keras.Model, geometry: Geometry) -> dict[str, np.ndarray]:
     """The model's weights by their canonical names, in canonical layout."""
     patch = geometry.patch
-    values = {name: np.array(variable) for name, variable in _canonical(model)}
+    values = {name: np.array(variable.value) for name, variable in _canonical(model)}
     return {**values, "patch/kernel": values["patch/kernel"].reshape(patch, patch, 3, -1)}
 
 

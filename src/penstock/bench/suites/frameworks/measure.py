@@ -45,12 +45,13 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
 
     compute = StepClock(size.least, size.most, size.compute_seconds)
     trainer.train(itertools.repeat(batch), compute)
-    together = StepClock(size.least, size.most, size.together_seconds)
+    bursts = max(1, experiment.loader_workers)
+    together = StepClock(size.least * bursts, size.most * bursts, size.together_seconds)
     with trainer.loader() as batches:
         trainer.train(batches, together)
-    loading = _loading(trainer, size)
+    loading = StepClock(size.least * bursts, size.most * bursts, size.together_seconds)
+    _load(trainer, loading)
     _check(trainer.loss(batch))
-    bursts = max(1, experiment.loader_workers)
     return Measurement(
         steps={
             "compute": milliseconds(compute.ends),
@@ -67,16 +68,14 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     )
 
 
-def _loading(trainer: Trainer, size: Size) -> StepClock:
+def _load(trainer: Trainer, clock: StepClock) -> None:
     """The loader alone. Nothing is queued behind a batch: loaders that work ahead do so by themselves."""
-    clock = StepClock(size.least, size.most, size.together_seconds)
     with trainer.loader() as batches:
         for batch in batches:
             trainer.wait(batch)
             clock.ended()
             if not clock.more():
                 break
-    return clock
 
 
 def _check(loss: float) -> None:

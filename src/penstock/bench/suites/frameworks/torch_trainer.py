@@ -130,11 +130,13 @@ def _set_precision(precision: str, cuda: bool) -> None:
 
 def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The forward pass and, through it, the backward pass; the optimizer is one fused kernel already."""
-    compiled = torch.compile(function, backend="inductor", dynamic=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler imports what is deprecated
+        compiled = torch.compile(function, backend="inductor", dynamic=False)
 
     def call(*args: Tensor) -> Tensor:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler's own internals
+            warnings.simplefilter("ignore")
             return compiled(*args)
 
     return call
