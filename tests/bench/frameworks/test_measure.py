@@ -78,7 +78,8 @@ def test_a_run_gives_times_of_steps_and_the_loss_that_all_must_have(variant, ref
     workload = find(NAME)
     measured = workload.variant(variant).measure(workload.sizes["quick"])
     gc.unfreeze()
-    assert set(measured.steps) == {metric.name for metric in workload.metrics}
+    assert {*measured.steps, *measured.values} == {metric.name for metric in workload.metrics}
+    assert measured.values["loading"] > 0
     assert all(len(steps) == 3 and min(steps) > 0 for steps in measured.steps.values())
     # The batch is as large as the one that is compared, so the loss is the first of those.
     assert measured.evidence["loss"] == pytest.approx(reference(NAME)["loss"][0], rel=1e-5)

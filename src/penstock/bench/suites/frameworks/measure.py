@@ -49,13 +49,14 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     together = StepClock(size.least * bursts, size.most * bursts, size.together_seconds)
     with trainer.loader() as batches:
         trainer.train(batches, together)
-    loading = StepClock(size.least * bursts, size.most * bursts, size.together_seconds)
+    loading = StepClock(size.least, size.most, size.together_seconds)
     _load(trainer, loading)
     _check(trainer.loss(batch))
     return Measurement(
+        # Loaders that work ahead deliver in bursts, so that a single batch takes next to nothing or much: the mean, no median.
+        values={"loading": milliseconds(loading.ends, len(loading.ends) - 1)[0]},
         steps={
             "compute": milliseconds(compute.ends),
-            "loading": milliseconds(loading.ends, bursts),
             "together": milliseconds(together.ends, bursts),
         },
         evidence={"loss": first_loss},
