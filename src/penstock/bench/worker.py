@@ -19,6 +19,7 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("--outputs", help="compute these and write them here, instead of measuring")
     args = parser.parse_args()
+    sys.path.pop(0)  # this folder, whose modules are no top-level ones
     _find_penstock()
     from penstock.bench.suites import find
 
@@ -42,7 +43,6 @@ def main() -> None:
 
 def _find_penstock() -> None:
     """Make `penstock.bench` importable without `penstock/__init__.py`, which imports JAX, unless penstock is installed."""
-    sys.path.pop(0)  # this folder, whose modules are no top-level ones
     if importlib.util.find_spec("penstock") is None or importlib.util.find_spec("jax") is None:
         package = types.ModuleType("penstock")
         package.__path__ = [str(Path(__file__).parents[1])]
@@ -57,5 +57,7 @@ def _device() -> dict[str, str]:
     return {"device": f"{device.platform}: {device.device_kind}"}
 
 
-if __name__ == "__main__":  # worker processes of the libraries under test import this module again
+if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # in a process that a library under test has spawned, which will look for our classes
+    _find_penstock()

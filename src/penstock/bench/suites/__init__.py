@@ -7,7 +7,7 @@ from types import ModuleType
 
 from penstock.bench.model import Workload
 
-SUITES = {"feed": "penstock.bench.suites.feed"}
+SUITES = {"feed": "penstock.bench.suites.feed", "frameworks": "penstock.bench.suites.frameworks"}
 
 
 def load(suite: str) -> ModuleType:

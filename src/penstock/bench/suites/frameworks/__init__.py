@@ -1,0 +1,29 @@
+"""The training step of a ViT in PyTorch (eager, compiled, on XLA), JAX and Keras on JAX, shown to compute the same first.
+
+Without flags: ViT-tiny and -small at batch 8 and 32 in float32, or, where there is an NVIDIA GPU, ViT-base at batch 32 and 256 in
+TF32 and bfloat16, there without PyTorch/XLA, which has no CUDA since 2.9.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from penstock.bench.model import Workload
+from penstock.bench.suites.frameworks.choices import add_arguments as add_arguments
+from penstock.bench.suites.frameworks.choices import choose as choose
+from penstock.bench.suites.frameworks.experiment import Experiment
+from penstock.bench.suites.frameworks.workload import workload_of
+
+
+def _default_workloads() -> tuple[Workload, ...]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return choose(parser.parse_args([]))
+
+
+WORKLOADS = _default_workloads()
+
+
+def find(name: str) -> Workload:
+    """The workload of any experiment, such as "vit-tiny-b8-fp32-eager-sgd-random"; ValueError for what is no such name."""
+    return workload_of(Experiment.parse(name))

@@ -1,0 +1,73 @@
+"""When steps end, with one step always in flight.
+
+The next step is queued before the one before it is waited for. A loop that waits after every step would charge an asynchronous
+framework for queueing, which a training loop hides behind the step before; one that never waits cannot tell steps apart.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class StepClock:
+    """Tells when to stop, and how long each step took: from the end of the one before to its own.
+
+    Neither the first nor the last step is timed. The first one's end is where the clock starts. The last one has none queued
+    behind it: where steps end before they return, as PyTorch's do on a CPU, its end would be seen as soon as that of the one
+    before, which waited for it to be queued.
+
+    Args:
+      least, most: steps to time.
+      seconds: enough, once there are `least`.
+    """
+
+    def __init__(self, least: int, most: int, seconds: float, now: Callable[[], float] = time.perf_counter):
+        self._least, self._most, self._seconds, self._now = least, most, seconds, now
+        self._in_flight: Callable[[], Any] | None = None
+        self.ends: list[float] = []
+
+    def more(self) -> bool:
+        """Whether another step is to be queued."""
+        timed = len(self.ends) - 1
+        return timed < self._least or (timed < self._most and self.ends[-1] - self.ends[0] < self._seconds)
+
+    def queued(self, wait: Callable[[], Any]) -> None:
+        """A step was queued, whose end `wait` waits for; this waits for the one before."""
+        if self._in_flight is not None:
+            self._in_flight()
+            self.ended()
+        self._in_flight = wait
+
+    def ended(self) -> None:
+        """A step has just ended."""
+        self.ends.append(self._now())
+
+    def finish(self) -> None:
+        """Wait for the last step."""
+        if self._in_flight is not None:
+            self._in_flight()
+            self._in_flight = None
+
+
+def milliseconds(ends: Sequence[float], together: int = 1) -> list[float]:
+    """Between ends; with `together` > 1 the means over so many in a row.
+
+    Several workers of a loader deliver their batches in bursts, so the time of a single one is either next to nothing or several
+    times the mean, and a median of those would say neither. Over as many as there are workers it evens out.
+    """
+    every = max(1, min(together, len(ends) - 1))
+    return [float(ms) for ms in np.diff(np.asarray(ends)[::every]) / every * 1e3]
+
+
+def settle() -> None:
+    """Call before a clock starts: what was imported and compiled is collected now, and not looked at again.
+
+    A full collection stops all threads for tens of ms, in whichever step happens to make the allocation that sets it off.
+    """
+    gc.collect()
+    gc.freeze()

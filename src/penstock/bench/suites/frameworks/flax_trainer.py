@@ -1,0 +1,98 @@
+"""JAX: the model in Flax NNX, the optimizer in Optax, one jitted step, penstock's loader and feed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import Array
+
+from penstock.bench.suites.frameworks import jax_setup
+from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
+from penstock.bench.suites.frameworks.flax_vit import Implementation, ViT, canonical, load
+from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
+
+
+class FlaxTrainer:
+    """See `Trainer`."""
+
+    def __init__(self, experiment: Experiment, size: Size):
+        self._experiment, self._size = experiment, size
+        details = jax_setup.configure("JAX", experiment.precision)
+        dtype = jnp.bfloat16 if experiment.precision == "bf16" else jnp.float32
+        with_dtype = partial(ViT, size.geometry, dtype, _implementation(experiment))
+        model = nnx.eval_shape(lambda: with_dtype(rngs=nnx.Rngs(0)))
+        self._graph, abstract = nnx.split(model)
+        self._params = load(abstract, initial(size.geometry))
+        self._optimizer = _make_optimizer(experiment.optimizer)
+        self._state = self._optimizer.init(self._params)
+        # The state is donated: a step may write its result over it.
+        self._step = jax.jit(self._train_step, donate_argnums=(0, 1))
+        self._logits = jax.jit(self._forward)
+        self.details = {**details, "flax": flax.__version__, "optax": optax.__version__}
+
+    def _forward(self, params: nnx.State, images: Any) -> Array:
+        return nnx.merge(self._graph, params)(images)
+
+    def _train_step(self, params: nnx.State, state: Any, batch: HostBatch) -> tuple[nnx.State, Any, Array]:
+        def loss_of(params: nnx.State) -> Array:
+            logits = self._forward(params, batch.images)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels).mean()
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        updates, state = self._optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    def place(self, batch: HostBatch) -> HostBatch:
+        return jax_setup.place(batch)
+
+    def logits(self, batch: HostBatch) -> np.ndarray:
+        return np.asarray(self._logits(self._params, batch.images))
+
+    def loss(self, batch: HostBatch) -> float:
+        return float(self._queue(batch))
+
+    def train(self, batches: Iterator[HostBatch], clock: StepClock) -> None:
+        for batch in batches:
+            # The step is one program, so its loss is there when the step has ended. The state would do as well, were it not
+            # donated to the next step by the time that it is waited for.
+            clock.queued(self._queue(batch).block_until_ready)
+            if not clock.more():
+                break
+        clock.finish()
+
+    def _queue(self, batch: HostBatch) -> Array:
+        self._params, self._state, loss = self._step(self._params, self._state, batch)
+        return loss
+
+    def weights(self) -> Weights:
+        return canonical(self._params, self._size.geometry)
+
+    def loader(self) -> contextlib.AbstractContextManager[Iterator[HostBatch]]:
+        return jax_setup.loader(self._experiment, self._size)
+
+    def wait(self, batch: HostBatch) -> None:
+        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]
+
+
+def _implementation(experiment: Experiment) -> Implementation:
+    """cuDNN's kernels are for 16 bits."""
+    if experiment.attention == "eager":
+        return "eager"
+    return "cudnn" if experiment.precision == "bf16" and jax.default_backend() == "gpu" else None
+
+
+def _make_optimizer(name: str) -> optax.GradientTransformation:
+    if name == "sgd":
+        return optax.sgd(LEARNING_RATE)
+    b1, b2 = BETAS
+    return optax.adamw(LEARNING_RATE, b1=b1, b2=b2, eps=ADAMW_EPSILON, weight_decay=WEIGHT_DECAY)

@@ -1,0 +1,115 @@
+"""The ViT in Flax NNX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from penstock.bench.suites.frameworks.experiment import LAYER_NORM_EPSILON, Geometry
+from penstock.bench.suites.frameworks.weights import Weights
+
+# "eager" is our own, the others are of `jax.nn.dot_product_attention`; None lets JAX choose.
+Implementation = Literal["eager", "cudnn"] | None
+
+
+class ViT(nnx.Module):
+    """Images [B, H, W, 3] → logits [B, classes], float32.
+
+    Args:
+      dtype: of what goes into matrix products and comes out. Everything else is float32: parameters, residual stream, norms,
+        softmax.
+    """
+
+    def __init__(self, geometry: Geometry, dtype: Any, implementation: Implementation, *, rngs: nnx.Rngs):
+        width, self._patch = geometry.width, geometry.patch
+        self._width = width
+        # A convolution whose stride is its width is a matrix product, and runs faster as one in XLA.
+        self.patch = nnx.Linear(3 * geometry.patch**2, width, dtype=dtype, rngs=rngs)
+        self.cls = nnx.Param(jnp.zeros(width))
+        self.position = nnx.Param(jnp.zeros((geometry.tokens, width)))
+        make = (Block(width, geometry.heads, dtype, implementation, rngs=rngs) for _ in range(geometry.depth))
+        self.blocks = nnx.List(list(make))
+        self.norm = nnx.LayerNorm(width, epsilon=LAYER_NORM_EPSILON, rngs=rngs)
+        self.head = nnx.Linear(width, geometry.classes, dtype=dtype, rngs=rngs)
+
+    def __call__(self, images: Array) -> Array:
+        patches = self.patch(_patches(images, self._patch))
+        cls = jnp.broadcast_to(self.cls[...], (len(images), 1, self._width))
+        tokens = jnp.concatenate([cls, patches.astype(cls.dtype)], axis=1) + self.position[...]
+        for block in self.blocks:
+            tokens = block(tokens)
+        # Norm and head see one token alone, so the class token is taken first.
+        return self.head(self.norm(tokens[:, 0])).astype(jnp.float32)
+
+
+class Block(nnx.Module):
+    """[B, T, D] → [B, T, D]."""
+
+    def __init__(self, width: int, heads: int, dtype: Any, implementation: Implementation, *, rngs: nnx.Rngs):
+        self._heads, self._implementation = heads, implementation
+        self.norm1 = nnx.LayerNorm(width, epsilon=LAYER_NORM_EPSILON, rngs=rngs)
+        self.qkv = nnx.Linear(width, 3 * width, dtype=dtype, rngs=rngs)
+        self.out = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(width, epsilon=LAYER_NORM_EPSILON, rngs=rngs)
+        self.widen = nnx.Linear(width, 4 * width, dtype=dtype, rngs=rngs)
+        self.narrow = nnx.Linear(4 * width, width, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens: Array) -> Array:
+        qkv = self.qkv(self.norm1(tokens)).reshape(*tokens.shape[:2], 3, self._heads, -1)
+        query, key, value = (qkv[:, :, part] for part in range(3))
+        mixed = self._attend(query, key, value).reshape(tokens.shape)
+        tokens = tokens + self.out(mixed)
+        return tokens + self.narrow(gelu(self.widen(self.norm2(tokens))))
+
+    def _attend(self, query: Array, key: Array, value: Array) -> Array:
+        """Each [B, T, heads, D / heads], as is what is returned."""
+        if self._implementation == "eager":
+            return explicit_attention(query, key, value)
+        return jax.nn.dot_product_attention(query, key, value, implementation=self._implementation)
+
+
+def explicit_attention(query: Array, key: Array, value: Array) -> Array:
+    # The scale is a power of two in all geometries, so that it rounds nothing, wherever it is applied.
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query * query.shape[-1] ** -0.5, key)
+    probabilities = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(value.dtype)
+    return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
+
+
+def gelu(hidden: Array) -> Array:
+    """Exact, and from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it."""
+    return jax.nn.gelu(hidden.astype(jnp.float32), approximate=False).astype(hidden.dtype)
+
+
+def _patches(images: Array, patch: int) -> Array:
+    """[B, H, W, 3] → [B, H/patch · W/patch, patch · patch · 3]."""
+    batch, height, width, channels = images.shape
+    grid = images.reshape(batch, height // patch, patch, width // patch, patch, channels)
+    return grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, patch * patch * channels)
+
+
+def load(params: nnx.State, weights: Weights) -> nnx.State:
+    """The parameters with canonical weights."""
+    paths = {name: path for name, path, _ in _canonical(params)}
+    flat = dict(nnx.to_flat_state(params))
+    for name, path in paths.items():
+        variable = flat[path]
+        flat[path] = variable.replace(jnp.asarray(weights[name].reshape(variable.shape)))
+    return nnx.from_flat_state(flat)
+
+
+def canonical(params: nnx.State, geometry: Geometry) -> dict[str, np.ndarray]:
+    """The weights by their canonical names, in canonical layout."""
+    patch = geometry.patch
+    values = {name: np.asarray(variable[...]) for name, _, variable in _canonical(params)}
+    return {**values, "patch/kernel": values["patch/kernel"].reshape(patch, patch, 3, -1)}
+
+
+def _canonical(params: nnx.State) -> Iterator[tuple[str, Any, Any]]:
+    for path, variable in nnx.to_flat_state(params):
+        yield "/".join(map(str, path)), path, variable

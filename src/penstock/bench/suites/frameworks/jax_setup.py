@@ -1,0 +1,63 @@
+"""What JAX and Keras on JAX have in common: the device, the settings, the loader."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import penstock as ps
+from penstock.bench.model import VerificationError
+from penstock.bench.suites.frameworks import jpeg
+from penstock.bench.suites.frameworks.experiment import Experiment, Size
+from penstock.bench.suites.frameworks.random_images import RandomImages
+from penstock.bench.suites.frameworks.trainer import check_device, compile_cache
+from penstock.bench.suites.frameworks.weights import HostBatch
+
+_MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "highest"}
+
+
+def configure(framework: str, precision: str) -> dict[str, Any]:
+    """Set JAX up for an experiment, and say what for the details."""
+    device = jax.devices()[0]
+    check_device(framework, on_gpu=device.platform == "gpu")
+    if precision == "tf32" and device.platform != "gpu":
+        raise VerificationError("tf32 is of CUDA GPUs, and JAX has none here")
+    _update("jax_default_matmul_precision", _MATMUL_PRECISION[precision])
+    if cache := compile_cache("jax"):
+        _update("jax_compilation_cache_dir", cache)
+        _update("jax_persistent_cache_min_compile_time_secs", 0)
+        _update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return {"device": f"{device.platform}: {device.device_kind}", "jax": jax.__version__, "compile cache": cache or "off"}
+
+
+def _update(option: str, value: Any) -> None:
+    jax.config.update(option, value)  # type: ignore[no-untyped-call]
+
+
+def place(batch: HostBatch) -> HostBatch:
+    return jax.block_until_ready(jax.device_put(batch))  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def loader(experiment: Experiment, size: Size) -> Iterator[ps.Feed]:
+    """A feed of `HostBatch`es on the device."""
+    geometry = size.geometry
+    with contextlib.ExitStack() as stack:
+        if experiment.data == "jpeg":
+            paths = stack.enter_context(jpeg.folder(size.files))
+            records = jpeg.JpegRecords(paths, geometry.classes)
+            decode = ps.per_record(partial(_decoded, image=geometry.image))
+            batches = ps.Loader(records, experiment.batch, transform=decode, workers=experiment.loader_workers)
+        else:
+            batches = ps.Loader(RandomImages(geometry.image, geometry.classes), experiment.batch)
+        yield stack.enter_context(ps.feed(batches))
+
+
+def _decoded(record: tuple[Any, np.ndarray], image: int) -> HostBatch:
+    path, label = record
+    return HostBatch(jpeg.decode(str(path), image), label)

@@ -1,0 +1,108 @@
+"""Keras on JAX: `Model.fit`, as users call it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import keras
+import numpy as np
+
+from penstock.bench.model import VerificationError
+from penstock.bench.suites.frameworks import jax_setup
+from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
+from penstock.bench.suites.frameworks.keras_vit import canonical, load, vit
+from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
+
+
+class KerasTrainer:
+    """See `Trainer`."""
+
+    def __init__(self, experiment: Experiment, size: Size):
+        if keras.backend.backend() != "jax":
+            raise VerificationError(f"KERAS_BACKEND is {keras.backend.backend()!r}: this variant is Keras on JAX")
+        self._experiment, self._size = experiment, size
+        details = jax_setup.configure("JAX", experiment.precision)
+        self._model = vit(size.geometry, experiment.precision == "bf16", experiment.attention == "fused")
+        load(self._model, initial(size.geometry))
+        self._model.compile(
+            optimizer=_make_optimizer(experiment.optimizer),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            jit_compile=True,
+        )
+        self.details = {**details, "keras": keras.__version__}
+
+    def place(self, batch: HostBatch) -> HostBatch:
+        return jax_setup.place(batch)
+
+    def logits(self, batch: HostBatch) -> np.ndarray:
+        return np.asarray(self._model.predict_on_batch(batch.images))
+
+    def loss(self, batch: HostBatch) -> float:
+        # An epoch of one batch: the loss that Keras gives is the mean over an epoch so far.
+        only = (tuple(one) for one in [batch])
+        return float(self._model.fit(only, steps_per_epoch=1, shuffle=False, verbose=0).history["loss"][0])
+
+    def train(self, batches: Iterator[HostBatch], clock: StepClock) -> None:
+        # One epoch, which the callback ends.
+        generator = (tuple(batch) for batch in batches)
+        self._model.fit(generator, shuffle=False, verbose=0, callbacks=_WithClock(clock, self._model))
+        clock.finish()
+
+    def weights(self) -> Weights:
+        return canonical(self._model, self._size.geometry)
+
+    def loader(self) -> contextlib.AbstractContextManager[Iterator[HostBatch]]:
+        return jax_setup.loader(self._experiment, self._size)
+
+    def wait(self, batch: HostBatch) -> None:
+        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]
+
+
+class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]
+    """What `fit` calls after it has queued a step, with the step's logs, which hold its loss as a JAX array.
+
+    It takes the place of the list that `fit` makes by itself, because that one, for a callback in it that wants to know of the
+    end of a batch, turns the logs into numbers first: on the thread that queues the steps, which then has none in flight, or,
+    if the callback says that it is `async_safe`, on other threads, and then nothing keeps `fit` from queueing any number of
+    steps. The step is one program, so the loss is there when the step has ended; it is no part of the state, which is donated.
+    """
+
+    def __init__(self, clock: StepClock, model: keras.Model):
+        super().__init__(add_history=True, model=model)
+        self._clock, self._model = clock, model
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        assert logs is not None
+        self._clock.queued(logs["loss"].block_until_ready)
+        self._model.stop_training = not self._clock.more()
+
+
+class _AdamW(keras.optimizers.AdamW):  # type: ignore[misc]
+    """With epsilon where the others have it.
+
+    Keras adds it to the root of the second moment before the correction of its bias, which at step 1 makes it 32 times as large.
+    """
+
+    epsilon: Any
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        step = keras.ops.cast(self.iterations + 1, variable.dtype)
+        epsilon, self.epsilon = self.epsilon, self.epsilon * keras.ops.sqrt(1 - self.beta_2**step)
+        try:
+            super().update_step(gradient, variable, learning_rate)
+        finally:
+            self.epsilon = epsilon
+
+
+def _make_optimizer(name: str) -> keras.optimizers.Optimizer:
+    if name == "sgd":
+        return keras.optimizers.SGD(LEARNING_RATE)
+    beta_1, beta_2 = BETAS
+    return _AdamW(LEARNING_RATE, beta_1=beta_1, beta_2=beta_2, epsilon=ADAMW_EPSILON, weight_decay=WEIGHT_DECAY)

@@ -1,0 +1,116 @@
+"""The ViT in Keras layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from penstock.bench.suites.frameworks.experiment import LAYER_NORM_EPSILON, Geometry
+from penstock.bench.suites.frameworks.weights import Weights
+
+
+def vit(geometry: Geometry, mixed: bool, fused: bool) -> keras.Model:
+    """Images [B, H, W, 3] → logits [B, classes], float32.
+
+    Args:
+      mixed: matrix products take and give bfloat16; everything else is float32.
+    """
+    products = "mixed_bfloat16" if mixed else "float32"
+    images = keras.Input((geometry.image, geometry.image, 3), dtype="float32")
+    tokens = Embedding(geometry, products, name="embedding")(images)
+    for number in range(geometry.depth):
+        tokens = Block(geometry.width, geometry.heads, products, fused, name=f"blocks_{number}")(tokens)
+    # Norm and head see one token alone, so the class token is taken first.
+    token = layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON, dtype="float32", name="norm")(tokens[:, 0])
+    logits = layers.Dense(geometry.classes, dtype=products, name="head")(token)
+    return keras.Model(images, layers.Activation("linear", dtype="float32")(logits))
+
+
+class Embedding(layers.Layer):  # type: ignore[misc]
+    """Images [B, H, W, 3] → tokens [B, T, D]: the class token and the patches, at their positions."""
+
+    def __init__(self, geometry: Geometry, products: str, **kwargs: Any):
+        super().__init__(dtype="float32", **kwargs)
+        self._geometry = geometry
+        # A convolution whose stride is its width is a matrix product, and runs faster as one in XLA.
+        self.patch = layers.Dense(geometry.width, dtype=products, name="patch")
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        width, patch = self._geometry.width, self._geometry.patch
+        self.patch.build((None, None, 3 * patch**2))
+        self.cls = self.add_weight(shape=(width,), name="cls")
+        self.position = self.add_weight(shape=(self._geometry.tokens, width), name="position")
+
+    def call(self, images: Any) -> Any:
+        patch, side = self._geometry.patch, self._geometry.image // self._geometry.patch
+        grid = ops.reshape(images, (-1, side, patch, side, patch, 3))
+        patches = self.patch(ops.reshape(ops.transpose(grid, (0, 1, 3, 2, 4, 5)), (-1, side * side, 3 * patch**2)))
+        cls = ops.broadcast_to(self.cls, (ops.shape(images)[0], 1, self._geometry.width))
+        return ops.concatenate([cls, ops.cast(patches, "float32")], axis=1) + self.position
+
+
+class Block(layers.Layer):  # type: ignore[misc]
+    """[B, T, D] → [B, T, D]."""
+
+    def __init__(self, width: int, heads: int, products: str, fused: bool, **kwargs: Any):
+        super().__init__(dtype="float32", **kwargs)
+        self._heads, self._fused, self._width = heads, fused, width
+        self.norm1 = layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON, dtype="float32", name="norm1")
+        self.qkv = layers.Dense(3 * width, dtype=products, name="qkv")
+        self.out = layers.Dense(width, dtype=products, name="out")
+        self.norm2 = layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON, dtype="float32", name="norm2")
+        self.widen = layers.Dense(4 * width, dtype=products, name="widen")
+        self.narrow = layers.Dense(width, dtype=products, name="narrow")
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        for layer in (self.norm1, self.qkv, self.out, self.norm2, self.widen):
+            layer.build((None, None, self._width))
+        self.narrow.build((None, None, 4 * self._width))
+
+    def call(self, tokens: Any) -> Any:
+        tokens = tokens + self.out(self._attend(self.qkv(self.norm1(tokens))))
+        hidden = self.widen(self.norm2(tokens))
+        # Exact, and from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it.
+        active = ops.cast(ops.gelu(ops.cast(hidden, "float32"), approximate=False), hidden.dtype)
+        return tokens + self.narrow(active)
+
+    def _attend(self, qkv: Any) -> Any:
+        batch, length, _ = ops.shape(qkv)
+        parts = ops.reshape(qkv, (batch, length, 3, self._heads, -1))
+        query, key, value = (parts[:, :, part] for part in range(3))
+        attend = ops.dot_product_attention if self._fused else explicit_attention
+        return ops.reshape(attend(query, key, value), (batch, length, self._width))
+
+
+def explicit_attention(query: Any, key: Any, value: Any) -> Any:
+    """Each [B, T, heads, D / heads], as is what is returned."""
+    # The scale is a power of two in all geometries, so that it rounds nothing, wherever it is applied.
+    scores = ops.einsum("bqhd,bkhd->bhqk", query * query.shape[-1] ** -0.5, key)
+    probabilities = ops.cast(ops.softmax(ops.cast(scores, "float32"), axis=-1), value.dtype)
+    return ops.einsum("bhqk,bkhd->bqhd", probabilities, value)
+
+
+def load(model: keras.Model, weights: Weights) -> None:
+    """Give the model canonical weights."""
+    for name, variable in _canonical(model):
+        variable.assign(weights[name].reshape(variable.shape))
+
+
+def canonical(model: keras.Model, geometry: Geometry) -> dict[str, np.ndarray]:
+    """The model's weights by their canonical names, in canonical layout."""
+    patch = geometry.patch
+    values = {name: np.array(variable.value) for name, variable in _canonical(model)}
+    return {**values, "patch/kernel": values["patch/kernel"].reshape(patch, patch, 3, -1)}
+
+
+def _canonical(model: keras.Model) -> Iterator[tuple[str, keras.Variable]]:
+    for variable in model.trainable_variables:
+        name = variable.path.removeprefix("embedding/").replace("blocks_", "blocks/")
+        yield name.replace("/gamma", "/scale").replace("/beta", "/bias"), variable

@@ -1,0 +1,142 @@
+"""PyTorch on a CPU or one CUDA GPU, eager or compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.bench.model import VerificationError
+from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
+from penstock.bench.suites.frameworks.trainer import check_device, compile_cache, cores
+from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
+
+if cache := compile_cache("inductor"):  # it looks when it is imported
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
+
+import torch
+from torch import Tensor, nn
+
+from penstock.bench.suites.frameworks.torch_data import data_loader
+from penstock.bench.suites.frameworks.torch_vit import ViT, canonical, load
+
+Placed = tuple[Tensor, Tensor]
+
+
+def make_optimizer(name: str, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
+    """With `fused=True` one kernel updates all parameters, which is the fastest that PyTorch has."""
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=fused)
+    return torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=ADAMW_EPSILON, weight_decay=WEIGHT_DECAY, fused=fused
+    )
+
+
+def to_torch(batch: HostBatch) -> Placed:
+    """Channels first, labels int64."""
+    images = np.ascontiguousarray(batch.images.transpose(0, 3, 1, 2))
+    return torch.from_numpy(images), torch.from_numpy(batch.labels.astype(np.int64))
+
+
+class TorchTrainer:
+    """See `Trainer`."""
+
+    def __init__(self, experiment: Experiment, size: Size, compiled: bool):
+        self._experiment, self._size = experiment, size
+        self._cuda = torch.cuda.is_available()
+        check_device("PyTorch", self._cuda)
+        _set_precision(experiment.precision, self._cuda)
+        torch.set_num_threads(cores())
+        self._device = torch.device("cuda" if self._cuda else "cpu")
+        self._model = ViT(size.geometry, experiment.attention == "fused")
+        load(self._model, initial(size.geometry))
+        self._model.to(self._device)
+        self._optimizer = make_optimizer(experiment.optimizer, self._model, fused=True)
+        self._compute_loss: Callable[[Tensor, Tensor], Tensor] = self._forward_loss
+        if compiled:
+            self._compute_loss = _compile(self._forward_loss)
+        self.details = {
+            "device": torch.cuda.get_device_name() if self._cuda else "cpu: cpu",
+            "torch": torch.__version__,
+        }
+        if compiled:
+            self.details["compile cache"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its default folder")
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._experiment.precision == "bf16")
+
+    def _forward_loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        with self._autocast():
+            return nn.functional.cross_entropy(self._model(images), labels)
+
+    def place(self, batch: HostBatch) -> Placed:
+        images, labels = to_torch(batch)
+        return images.to(self._device), labels.to(self._device)
+
+    def logits(self, batch: Placed) -> np.ndarray:
+        with torch.no_grad(), self._autocast():
+            return self._model(batch[0]).cpu().numpy()
+
+    def loss(self, batch: Placed) -> float:
+        return self._step(batch).item()
+
+    def train(self, batches: Iterator[Placed], clock: StepClock) -> None:
+        for batch in batches:
+            self._step(batch)
+            clock.queued(self._ended())
+            if not clock.more():
+                break
+        clock.finish()
+
+    def _step(self, batch: Placed) -> Tensor:
+        loss = self._compute_loss(*batch)
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        self._optimizer.step()
+        return loss.detach()
+
+    def _ended(self) -> Callable[[], Any]:
+        """On a CPU a step has ended when it returns. On CUDA it was queued, and ends when an event queued behind it does."""
+        if not self._cuda:
+            return lambda: None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.synchronize
+
+    def weights(self) -> Weights:
+        return canonical(self._model)
+
+    @contextlib.contextmanager
+    def loader(self) -> Iterator[Iterator[Placed]]:
+        with data_loader(self._experiment, self._size, pin_memory=self._cuda) as batches:
+            yield (tuple(part.to(self._device, non_blocking=True) for part in batch) for batch in batches)
+
+    def wait(self, batch: Placed) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+
+def _set_precision(precision: str, cuda: bool) -> None:
+    if precision == "tf32" and not cuda:
+        raise VerificationError("tf32 is of CUDA GPUs, and PyTorch has none here")
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # convolutions have a switch of their own, which is on
+
+
+def _compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The forward pass and, through it, the backward pass; the optimizer is one fused kernel already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler imports what is deprecated
+        compiled = torch.compile(function, backend="inductor", dynamic=False)
+
+    def call(*args: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compiled(*args)
+
+    return call

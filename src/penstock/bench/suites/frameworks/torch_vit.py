@@ -1,0 +1,101 @@
+"""The ViT in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+from torch import Tensor, nn
+
+from penstock.bench.suites.frameworks.experiment import LAYER_NORM_EPSILON, Geometry
+from penstock.bench.suites.frameworks.weights import Weights
+
+
+class ViT(nn.Module):
+    """Images [B, 3, H, W] → logits [B, classes], float32.
+
+    Under autocast, matrix products take and give bfloat16. The residual stream, the softmax and the logits that the loss is
+    computed from stay float32, and that is said here: autocast sees to it on CUDA, but not on a CPU.
+    """
+
+    def __init__(self, geometry: Geometry, fused: bool):
+        super().__init__()
+        width, patch = geometry.width, geometry.patch
+        self.patch = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
+        self.cls = nn.Parameter(torch.empty(width))
+        self.position = nn.Parameter(torch.empty(geometry.tokens, width))
+        self.blocks = nn.ModuleList([Block(width, geometry.heads, fused) for _ in range(geometry.depth)])
+        self.norm = nn.LayerNorm(width, eps=LAYER_NORM_EPSILON)
+        self.head = nn.Linear(width, geometry.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patch(images).flatten(2).transpose(1, 2)
+        cls = self.cls.expand(images.shape[0], 1, -1)
+        tokens = torch.cat([cls, patches.to(cls.dtype)], dim=1) + self.position
+        for block in self.blocks:
+            tokens = block(tokens)
+        # Norm and head see one token alone, so the class token is taken first.
+        return self.head(self.norm(tokens[:, 0])).float()
+
+
+class Block(nn.Module):
+    """[B, T, D] → [B, T, D]."""
+
+    def __init__(self, width: int, heads: int, fused: bool):
+        super().__init__()
+        self.heads, self.fused = heads, fused
+        self.norm1 = nn.LayerNorm(width, eps=LAYER_NORM_EPSILON)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width, eps=LAYER_NORM_EPSILON)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.out(self.attend(self.qkv(self.norm1(tokens))))
+        return tokens + self.narrow(F.gelu(self.widen(self.norm2(tokens))))
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        batch, length, _ = qkv.shape
+        query, key, value = qkv.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(query, key, value)
+        else:
+            # The scale is a power of two in all geometries, so that it rounds nothing, wherever it is applied.
+            scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+            mixed = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
+        return mixed.transpose(1, 2).reshape(batch, length, -1)
+
+
+def load(model: nn.Module, weights: Weights) -> None:
+    """Give the model canonical weights."""
+    with torch.no_grad():
+        for name, parameter in _canonical(model):
+            parameter.copy_(torch.from_numpy(np.ascontiguousarray(_to_torch(name, weights[name]))))
+
+
+def canonical(model: nn.Module) -> dict[str, np.ndarray]:
+    """The model's weights by their canonical names, in canonical layout."""
+    return {name: _from_torch(name, parameter.detach().cpu().numpy()).copy() for name, parameter in _canonical(model)}
+
+
+def _canonical(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for path, parameter in model.named_parameters():
+        *module, leaf = path.split(".")
+        if leaf == "weight":
+            leaf = "scale" if "norm" in module[-1] else "kernel"
+        yield "/".join([*module, leaf]), parameter
+
+
+def _to_torch(name: str, value: np.ndarray) -> np.ndarray:
+    if name == "patch/kernel":
+        return value.transpose(3, 2, 0, 1)  # [height, width, channels, D] → [D, channels, height, width]
+    return value.T if name.endswith("/kernel") else value
+
+
+def _from_torch(name: str, value: np.ndarray) -> np.ndarray:
+    if name == "patch/kernel":
+        return value.transpose(2, 3, 1, 0)
+    return value.T if name.endswith("/kernel") else value

@@ -1,0 +1,87 @@
+"""What a framework does for this suite: one class each, all with this shape."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.bench.model import VerificationError
+from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.suites.frameworks.experiment import Experiment, Size
+from penstock.bench.suites.frameworks.weights import HostBatch, Weights
+
+
+class Trainer(Protocol):
+    """A model with the canonical initial weights, and its training step.
+
+    Attributes:
+      details: what a reader may want to know: the device, versions.
+    """
+
+    details: dict[str, Any]
+
+    def place(self, batch: HostBatch) -> Any:
+        """The batch on the device, in the layout that the framework likes; there when this returns."""
+
+    def logits(self, batch: Any) -> Any:
+        """Logits [B, classes] as NumPy has them, float32."""
+
+    def loss(self, batch: Any) -> float:
+        """Train a step on a placed batch, and wait for its loss."""
+
+    def train(self, batches: Iterator[Any], clock: StepClock) -> None:
+        """Train a step on each placed batch, telling the clock when one is queued, until it wants no more and all have ended."""
+
+    def weights(self) -> Weights:
+        """What the parameters are now, in canonical layout."""
+
+    def loader(self) -> AbstractContextManager[Iterator[Any]]:
+        """Batches of the experiment's data as `place` gives them, for ever, loaded as a good user of the framework does."""
+
+    def wait(self, batch: Any) -> None:
+        """Wait until a batch of the loader is on the device."""
+
+
+MakeTrainer = Callable[[Experiment, Size], Trainer]
+
+
+@functools.cache
+def nvidia_gpu() -> bool:
+    """Whether there is an NVIDIA GPU that programs may use, without starting a framework."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or (smi := shutil.which("nvidia-smi")) is None:
+        return False
+    try:
+        listed = subprocess.run([smi, "-L"], check=False, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return listed.returncode == 0 and "GPU" in listed.stdout
+
+
+def check_device(framework: str, on_gpu: bool) -> None:
+    """All variants run on the same device, or none of the ratios means anything."""
+    if nvidia_gpu() and not on_gpu:
+        raise VerificationError(
+            f"this installation of {framework} does not use the machine's GPU: install one with CUDA, or hide the GPU from all "
+            'with CUDA_VISIBLE_DEVICES=""'
+        )
+
+
+def cores() -> int:
+    """CPU cores that this process may use: every framework gets as many threads."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compile_cache(compiler: str) -> str | None:
+    """A folder for what a compiler wants to keep between processes; None where nothing is to be kept."""
+    base = os.environ.get("PENSTOCK_BENCH_CACHE")
+    if not base:
+        return None
+    folder = Path(base) / compiler
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)

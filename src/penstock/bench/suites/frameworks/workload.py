@@ -1,0 +1,132 @@
+"""From an experiment to its workload: the variants, their parity and their targets."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import partial
+
+from penstock.bench.environment import Environment
+from penstock.bench.model import Agreement, Metric, Target, Variant, Workload
+from penstock.bench.suites.frameworks import measure, reference
+from penstock.bench.suites.frameworks.experiment import GEOMETRIES, QUICK, Experiment, Size
+from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, nvidia_gpu
+
+TORCH_XLA = Environment("torch_xla", ("torch==2.9.0", "torch_xla==2.9.0", "numpy", "pillow"))
+
+# Five to ten times the worst that was measured on a CPU, over all variants at quick size and PyTorch eager and JAX at that of
+# ViT-tiny, with both kinds of attention and both optimizers:
+#   fp32: logits 6e-7, loss 2e-7, update 1.4e-4 (a scale of a norm, under sgd, which changes by few units in the last place)
+#   bf16: logits 8e-3, loss 4e-4, update 2e-2 under sgd, 9e-2 (a bias) under adamw, which divides small gradients by themselves
+# TF32 rounds inputs of products to 11 bits where bfloat16 rounds to 8, so it has an eighth of the tolerance of that.
+TOLERANCES: Mapping[str, Mapping[str, float]] = {
+    "fp32": {"logits": 5e-6, "loss": 1e-6, "update": 1e-3},
+    "tf32": {"logits": 6e-3, "loss": 4e-4, "update": 1.5e-2},
+    "bf16": {"logits": 5e-2, "loss": 3e-3, "update": 1e-1},
+}
+_ADAMW_UPDATES = 4  # times as far apart, below float32
+
+
+def workload_of(experiment: Experiment) -> Workload:
+    return Workload(
+        name=experiment.name,
+        title=_title(experiment),
+        metrics=tuple(Metric(name, "ms", "lower") for name in ("compute", "loading", "together")),
+        baseline="PyTorch eager",
+        variants=_variants(experiment),
+        sizes={
+            "full": Size(GEOMETRIES[experiment.model], least=3, most=50, compute_seconds=4, together_seconds=3, files=256),
+            "quick": Size(QUICK, least=3, most=3, compute_seconds=0, together_seconds=0, files=8),
+        },
+        targets=(Target("JAX", "compute", 0.9, "torch.compile"),) if nvidia_gpu() else (),
+        time_limit=600,
+        agreement=_agreement(experiment),
+    )
+
+
+def _title(experiment: Experiment) -> str:
+    data = {"random": "random images", "jpeg": "JPEGs"}[experiment.data]
+    return (
+        f"ms a training step of ViT-{experiment.model} on {data} of {{geometry.image}}x{{geometry.image}}, batch "
+        f"{experiment.batch}, {experiment.precision}, {experiment.attention} attention, {experiment.optimizer}"
+    )
+
+
+def _variants(experiment: Experiment) -> tuple[Variant, ...]:
+    in_torch, in_penstock = _loaders(experiment)
+    pillow = ("PIL",) if experiment.data == "jpeg" else ()
+
+    def variant(
+        name: str, make: MakeTrainer, requires: tuple[str, ...], note: str, environment: Environment | None = None
+    ) -> Variant:
+        return Variant(
+            name,
+            partial(measure.measure, make, experiment),
+            (*requires, *pillow),
+            note,
+            environment,
+            partial(measure.outputs, make, experiment),
+        )
+
+    variants = (
+        variant("PyTorch eager", make_torch_eager, ("torch",), in_torch),
+        variant("torch.compile", make_torch_compiled, ("torch",), f"inductor; {in_torch}"),
+        variant("PyTorch/XLA", make_torch_xla, ("torch", "torch_xla"), f"{in_torch}, in an MpDeviceLoader", TORCH_XLA),
+        variant("JAX", make_flax, ("flax", "optax"), f"Flax NNX, Optax; {in_penstock}"),
+        variant("Keras on JAX", make_keras, ("keras",), f"Model.fit; {in_penstock}"),
+    )
+    # torch_xla has no CUDA since 2.9, and on a CPU it would be compared with GPUs.
+    return tuple(variant for variant in variants if variant.name != "PyTorch/XLA" or not nvidia_gpu())
+
+
+def _loaders(experiment: Experiment) -> tuple[str, str]:
+    """What loads the data in PyTorch's variants and in JAX's."""
+    if experiment.data == "jpeg":
+        workers = experiment.loader_workers
+        return f"DataLoader, {workers} processes", f"penstock's Loader with {workers} threads, and feed"
+    return "DataLoader without workers", "penstock's Loader and feed"
+
+
+def _make(module: str, name: str, experiment: Experiment, size: Size, **options: bool) -> Trainer:
+    """Frameworks are imported here and nowhere before: what they take to import is measured, and each may be missing."""
+    trainer = getattr(importlib.import_module(f"penstock.bench.suites.frameworks.{module}"), name)
+    made: Trainer = trainer(experiment, size, **options)
+    return made
+
+
+def make_torch_eager(experiment: Experiment, size: Size) -> Trainer:
+    return _make("torch_trainer", "TorchTrainer", experiment, size, compiled=False)
+
+
+def make_torch_compiled(experiment: Experiment, size: Size) -> Trainer:
+    return _make("torch_trainer", "TorchTrainer", experiment, size, compiled=True)
+
+
+def make_torch_xla(experiment: Experiment, size: Size) -> Trainer:
+    return _make("xla_trainer", "XlaTrainer", experiment, size)
+
+
+def make_flax(experiment: Experiment, size: Size) -> Trainer:
+    return _make("flax_trainer", "FlaxTrainer", experiment, size)
+
+
+def make_keras(experiment: Experiment, size: Size) -> Trainer:
+    return _make("keras_trainer", "KerasTrainer", experiment, size)
+
+
+def _agreement(experiment: Experiment) -> Agreement:
+    """Named after all that the compared outputs depend on: batch 8 and batch 32 are compared once."""
+    parts = (experiment.model, experiment.precision, experiment.attention, experiment.optimizer)
+    return Agreement(
+        name=f"vit-{'-'.join(parts)}, batch {experiment.parity_batch}",
+        reference=Variant("float64", reference.measure, outputs=partial(reference.outputs, experiment)),
+        tolerances=tolerances(experiment),
+    )
+
+
+def tolerances(experiment: Experiment) -> dict[str, float]:
+    """Largest relative differences from the reference, by quantity."""
+    found = dict(TOLERANCES[experiment.precision])
+    if experiment.optimizer == "adamw" and experiment.precision != "fp32":
+        found["update"] *= _ADAMW_UPDATES
+    return found

@@ -1,0 +1,106 @@
+"""PyTorch/XLA: the same model as PyTorch's, traced lazily and compiled by XLA."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+os.environ.setdefault("PJRT_DEVICE", "CPU")
+
+import numpy as np
+import torch
+import torch_xla
+import torch_xla.distributed.parallel_loader as parallel_loader
+import torch_xla.runtime
+from torch import Tensor, nn
+
+from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.suites.frameworks.experiment import Experiment, Size
+from penstock.bench.suites.frameworks.torch_data import data_loader
+from penstock.bench.suites.frameworks.torch_trainer import Placed, make_optimizer, to_torch
+from penstock.bench.suites.frameworks.torch_vit import ViT, canonical, load
+from penstock.bench.suites.frameworks.trainer import compile_cache, cores
+from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
+
+
+class XlaTrainer:
+    """See `Trainer`."""
+
+    def __init__(self, experiment: Experiment, size: Size):
+        self._experiment, self._size = experiment, size
+        if cache := compile_cache("torch_xla"):
+            torch_xla.runtime.initialize_cache(cache)
+        # What `torch_xla.backends.set_mat_mul_precision` does, without its warning against doing so twice.
+        torch_xla._XLAC._xla_set_mat_mul_precision("highest")
+        torch.set_num_threads(cores())
+        self._device = torch_xla.device()
+        model = ViT(size.geometry, experiment.attention == "fused")
+        load(model, initial(size.geometry))
+        self._model = model.to(self._device)
+        self._optimizer = make_optimizer(experiment.optimizer, self._model, fused=False)  # XLA fuses
+        self._zero_grad_and_sync()
+        self.details = {
+            "device": f"{torch_xla.runtime.device_type().lower()}: {torch_xla.runtime.device_type().lower()}",
+            "torch": torch.__version__,
+            "torch_xla": torch_xla.__version__,
+            "compile cache": cache or "off",
+        }
+
+    def _zero_grad_and_sync(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        torch_xla.sync(wait=True)
+
+    def _forward(self, images: Tensor) -> Tensor:
+        with torch.autocast("xla", torch.bfloat16, enabled=self._experiment.precision == "bf16"):
+            return self._model(images)
+
+    def place(self, batch: HostBatch) -> Placed:
+        images, labels = to_torch(batch)
+        placed = images.to(self._device), labels.to(self._device)
+        torch_xla.sync(wait=True)
+        return placed
+
+    def logits(self, batch: Placed) -> np.ndarray:
+        with torch.no_grad():
+            return self._forward(batch[0]).cpu().numpy()
+
+    def loss(self, batch: Placed) -> float:
+        return self._step(batch).item()
+
+    def train(self, batches: Iterator[Placed], clock: StepClock) -> None:
+        for batch in batches:
+            clock.queued(_ended(self._step(batch)))
+            if not clock.more():
+                break
+        clock.finish()
+
+    def _step(self, batch: Placed) -> Tensor:
+        images, labels = batch
+        loss = nn.functional.cross_entropy(self._forward(images), labels)
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        self._optimizer.step()
+        torch_xla.sync()  # what was traced so far is one program, queued now
+        return loss.detach()
+
+    def weights(self) -> Weights:
+        return canonical(self._model)
+
+    @contextlib.contextmanager
+    def loader(self) -> Iterator[Iterator[Placed]]:
+        with data_loader(self._experiment, self._size, pin_memory=False) as batches:
+            uploaded = parallel_loader.MpDeviceLoader(batches, self._device)
+            iterator = iter(uploaded)
+            try:
+                yield (tuple(batch) for batch in iterator)
+            finally:
+                iterator._loader.close()  # or its threads load on, for a million records
+
+    def wait(self, batch: Placed) -> None:
+        torch_xla.sync(wait=True)
+
+
+def _ended(loss: Tensor) -> Callable[[], float]:
+    """The loss is there when the program that made it, which is the whole step, has ended: getting it waits for that alone."""
+    return loss.item
