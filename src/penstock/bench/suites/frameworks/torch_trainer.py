@@ -114,7 +114,14 @@ class TorchTrainer:
     @contextlib.contextmanager
     def loader(self) -> Iterator[Iterator[Placed]]:
         with data_loader(self._experiment, self._size, pin_memory=self._cuda) as batches:
-            yield (tuple(part.to(self._device, non_blocking=True) for part in batch) for batch in batches)
+            iterator = iter(batches)
+            try:
+                yield (tuple(part.to(self._device, non_blocking=True) for part in batch) for batch in iterator)
+            finally:
+                if self._experiment.loader_workers:
+                    # Before the files go. A worker that is stopped in the middle of a batch may abort, which torch reports.
+                    with contextlib.suppress(RuntimeError):
+                        iterator._shutdown_workers()  # type: ignore[attr-defined]
 
     def wait(self, batch: Placed) -> None:
         if self._cuda:
