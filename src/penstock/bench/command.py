@@ -16,7 +16,7 @@ from rich.console import Console
 from penstock.bench import machine, report
 from penstock.bench.document import as_document, as_json
 from penstock.bench.harness import Harness
-from penstock.bench.model import Run, SizeName, Workload
+from penstock.bench.model import Outcome, Run, SizeName, Workload
 from penstock.bench.page import as_html
 from penstock.bench.statistics import FEWEST_PAIRS, Comparison
 from penstock.bench.suites import SUITES, load
@@ -98,7 +98,7 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
         _write(result, args)
         return result
 
-    done, longest, partial = 0, 0.0, None
+    done, partial = 0, None
     try:
         harness.check_agreement()
         while True:
@@ -107,12 +107,12 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
             wanted = _unfinished(current, done, budget)
             if not wanted:
                 break
-            if harness.seconds + longest > budget.minutes * 60:
-                partial = _too_late(done, budget)
+            fitting = _that_fit(current, wanted, budget.minutes * 60 - harness.seconds)
+            if not fitting:
+                partial = _too_late(current, budget)
                 break
-            begun = harness.seconds
-            harness.round(done, wanted)
-            done, longest = done + 1, max(longest, harness.seconds - begun)
+            harness.round(done, fitting)
+            done += 1
     except KeyboardInterrupt:
         return so_far(f"interrupted in round {done + 1}"), True
     return so_far(partial), False
@@ -136,8 +136,28 @@ def _wider(comparison: Comparison, precision: float) -> bool:
     return low is None or high is None or math.sqrt(high / low) - 1 > precision
 
 
-def _too_late(done: int, budget: _Budget) -> str | None:
+def _that_fit(run: Run, wanted: Sequence[str], seconds: float) -> list[str]:
+    """Those of the workloads whose next round would probably end in time, the quick ones before the slow ones."""
+    costs = {outcome.workload.name: _longest_round(outcome) for outcome in run.outcomes}
+    fitting = []
+    for name in sorted(wanted, key=costs.__getitem__):
+        seconds -= costs[name]
+        if seconds > 0:
+            fitting.append(name)
+    return fitting
+
+
+def _longest_round(outcome: Outcome) -> float:
+    """Seconds; 0 before the first round."""
+    rounds: dict[int, float] = {}
+    for sample in outcome.samples:
+        rounds[sample.round] = rounds.get(sample.round, 0.0) + sample.seconds
+    return max(rounds.values(), default=0.0)
+
+
+def _too_late(run: Run, budget: _Budget) -> str | None:
     """What to say of a run that its time limit ended; None where it has all that it needs to be judged."""
+    done = min((len({sample.round for sample in outcome.samples}) for outcome in run.outcomes), default=0)
     if budget.precision is not None:
         return f"its {budget.minutes:g} minutes ended before every interval was within ±{budget.precision * 100:g} %"
     if done < min(budget.rounds, FEWEST_PAIRS):
@@ -148,7 +168,7 @@ def _too_late(done: int, budget: _Budget) -> str | None:
 def _budget(args: argparse.Namespace, size: SizeName) -> _Budget:
     module = None if args.suite == _ALL else load(args.suite)
     usual = _PRECISE_MINUTES if args.until_precise else getattr(module, "MINUTES", math.inf)
-    rounds = args.rounds or (1 if size == "quick" else _ROUNDS)
+    rounds = args.rounds or (1 if size == "quick" else getattr(module, "ROUNDS", _ROUNDS))
     if args.until_precise:
         rounds = max(args.rounds or 0, FEWEST_PAIRS)
     return _Budget(rounds, args.minutes or usual, args.until_precise)

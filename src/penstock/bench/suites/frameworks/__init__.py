@@ -21,6 +21,8 @@ def _default_workloads() -> tuple[Workload, ...]:
     return choose(parser.parse_args([]))
 
 
+ROUNDS = 6  # steps of seconds leave no time for more
+MINUTES = 58.0
 WORKLOADS = _default_workloads()
 
 

@@ -17,9 +17,7 @@ import numpy as np
 class StepClock:
     """Tells when to stop, and how long each step took: from the end of the one before to its own.
 
-    Neither the first nor the last step is timed. The first one's end is where the clock starts. The last one has none queued
-    behind it: where steps end before they return, as PyTorch's do on a CPU, its end would be seen as soon as that of the one
-    before, which waited for it to be queued.
+    The first step is not timed: its end is where the clock starts.
 
     Args:
       least, most: steps to time.
@@ -33,24 +31,28 @@ class StepClock:
 
     def more(self) -> bool:
         """Whether another step is to be queued."""
-        timed = len(self.ends) - 1
+        timed = len(self.ends) - 1 + (self._in_flight is not None)
         return timed < self._least or (timed < self._most and self.ends[-1] - self.ends[0] < self._seconds)
 
     def queued(self, wait: Callable[[], Any]) -> None:
-        """A step was queued, whose end `wait` waits for; this waits for the one before."""
+        """A step was queued, whose end `wait` waits for; this waits for the one before.
+
+        Not for a step that ends before it returns, as PyTorch's do on a CPU: it would be seen to end with the one after it.
+        """
         if self._in_flight is not None:
             self._in_flight()
             self.ended()
         self._in_flight = wait
 
     def ended(self) -> None:
-        """A step has just ended."""
+        """A step has just ended, and none is in flight or the next one is."""
         self.ends.append(self._now())
 
     def finish(self) -> None:
         """Wait for the last step."""
         if self._in_flight is not None:
             self._in_flight()
+            self.ended()
             self._in_flight = None
 
 

@@ -62,7 +62,7 @@ QUICK = Geometry(width=32, depth=2, heads=2, image=32, patch=16)
 class Size:
     """Attributes:
     least, most: steps to time, of each kind.
-    compute_seconds, together_seconds: steps are added until so much was timed; "loading" gets what "together" gets.
+    compute_seconds, together_seconds, loading_seconds: steps are added until so much was timed.
     files: JPEGs in the folder.
     """
 
@@ -71,6 +71,7 @@ class Size:
     most: int
     compute_seconds: float
     together_seconds: float
+    loading_seconds: float
     files: int
 
 

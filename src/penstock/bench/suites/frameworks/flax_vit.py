@@ -42,14 +42,18 @@ class ViT(nnx.Module):
         patches = self.patch(_patches(images, self._patch))
         cls = jnp.broadcast_to(self.cls[...], (len(images), 1, self._width))
         tokens = jnp.concatenate([cls, patches.astype(cls.dtype)], axis=1) + self.position[...]
+        # The tokens of all images in one dimension. The gradient of a linear layer over [B, T, D] wants its cotangents
+        # transposed, and XLA for CPUs then computes that of the residual stream once more from other layers' results in
+        # every layer: up to a tenth of a step.
+        rows = tokens.reshape(-1, self._width)
         for block in self.blocks:
-            tokens = block(tokens)
+            rows = block(rows, len(images))
         # Norm and head see one token alone, so the class token is taken first.
-        return self.head(self.norm(tokens[:, 0])).astype(jnp.float32)
+        return self.head(self.norm(rows.reshape(tokens.shape)[:, 0])).astype(jnp.float32)
 
 
 class Block(nnx.Module):
-    """[B, T, D] → [B, T, D]."""
+    """Tokens of all images [B · T, D], B → the same."""
 
     def __init__(self, width: int, heads: int, dtype: Any, implementation: Implementation, *, rngs: nnx.Rngs):
         self._heads, self._implementation = heads, implementation
@@ -60,8 +64,8 @@ class Block(nnx.Module):
         self.widen = nnx.Linear(width, 4 * width, dtype=dtype, rngs=rngs)
         self.narrow = nnx.Linear(4 * width, width, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens: Array) -> Array:
-        qkv = self.qkv(self.norm1(tokens)).reshape(*tokens.shape[:2], 3, self._heads, -1)
+    def __call__(self, tokens: Array, images: int) -> Array:
+        qkv = self.qkv(self.norm1(tokens)).reshape(images, -1, 3, self._heads, tokens.shape[-1] // self._heads)
         query, key, value = (qkv[:, :, part] for part in range(3))
         mixed = self._attend(query, key, value).reshape(tokens.shape)
         tokens = tokens + self.out(mixed)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -88,7 +87,7 @@ class TorchTrainer:
     def train(self, batches: Iterator[Placed], clock: StepClock) -> None:
         for batch in batches:
             self._step(batch)
-            clock.queued(self._ended())
+            self._tell(clock)
             if not clock.more():
                 break
         clock.finish()
@@ -100,13 +99,14 @@ class TorchTrainer:
         self._optimizer.step()
         return loss.detach()
 
-    def _ended(self) -> Callable[[], Any]:
+    def _tell(self, clock: StepClock) -> None:
         """On a CPU a step has ended when it returns. On CUDA it was queued, and ends when an event queued behind it does."""
         if not self._cuda:
-            return lambda: None
+            clock.ended()
+            return
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return event.synchronize
+        clock.queued(event.synchronize)
 
     def weights(self) -> Weights:
         return canonical(self._model)
