@@ -42,7 +42,12 @@ def test_version_is_that_of_the_package(capsys):
             ],
         ),
         (["bench", "--help"], ["feed", "penstock[bench]", "example:"]),
-        (["bench", "feed", "--help"], ["--quick", "--rounds", "--only", "images", "--json", "--markdown", "example:"]),
+        (
+            ["bench", "feed", "--help"],
+            ["--quick", "--rounds", "--until-precise", "--minutes", "--only", "--variant", "images", "--json", "--html", "example:"],
+        ),
+        (["bench", "frameworks", "--help"], ["--model", "--batch", "--precision", "--attention", "fused", "bf16", "JAX", "example:"]),
+        (["bench", "all", "--help"], ["--quick", "--html", "overlap", "example:"]),
     ],
 )
 def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
@@ -60,6 +65,10 @@ def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
         (["train", "cifar"], ["'cifar'", "digits", "penstock train --help"]),
         (["bench", "feed", "--rounds", "x"], ["--rounds", "x: needs an integer >= 1", "penstock bench feed --help"]),
         (["bench", "feed", "--only", "x"], ["--only", "'x'", "images"]),
+        (["bench", "nonsense"], ["'nonsense'", "feed", "frameworks", "all"]),
+        (["bench", "frameworks", "--variant", "caffe"], ["--variant caffe", "PyTorch eager", "Keras on JAX"]),
+        (["bench", "frameworks", "--model", "huge"], ["--model 'huge'", "tiny, small, base"]),
+        (["bench", "frameworks", "--precision", "fp8"], ["--precision 'fp8'", "fp32, tf32, bf16"]),
         (["train", "digits", "--steps", "many"], ["--steps", "'many'"]),
         (["train", "digits", "--steps", "0"], ["--steps 0", ">= 1"]),
         (["train", "digits", "--batch-size", "12"], ["--batch-size 12", "8 devices", "multiple"]),

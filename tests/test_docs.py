@@ -1,9 +1,12 @@
 """The examples of the README and the documentation run as they stand."""
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
+
+from penstock.bench import command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -19,7 +22,17 @@ def test_the_examples_of_a_page_run(page):
 
 def test_the_readme_shows_both_commands():
     commands = re.findall(r"```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert commands == ['pip install -e ".[train]" && penstock train digits', 'pip install -e ".[test]" && pytest']
+    assert commands[:2] == ['pip install -e ".[train]" && penstock train digits', 'pip install -e ".[test]" && pytest']
+
+
+def test_benchmark_commands_of_the_pages_are_ones_that_can_be_typed():
+    lines = [line for page in PAGES for line in re.findall(r"^penstock bench .*$", page.read_text(), re.MULTILINE)]
+    assert len(lines) >= 6
+    for line in lines:
+        arguments = line.partition("#")[0].split()[2:]
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        parser.parse_args(arguments)
 
 
 def test_links_of_the_pages_lead_somewhere():

@@ -98,7 +98,8 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
         _write(result, args)
         return result
 
-    done, partial = 0, None
+    done, stage, partial = 0, "before the first round", None
+    so_far(f"not finished, interrupted {stage}")
     try:
         harness.check_agreement()
         while True:
@@ -111,10 +112,11 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
             if not fitting:
                 partial = _too_late(current, budget)
                 break
+            stage = f"in round {done + 1}"
             harness.round(done, fitting)
             done += 1
     except KeyboardInterrupt:
-        return so_far(f"interrupted in round {done + 1}"), True
+        return so_far(f"interrupted {stage}"), True
     return so_far(partial), False
 
 

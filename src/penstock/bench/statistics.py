@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 # No fewer pairs are judged: all n of them lie on one side of the truth once in 2^(n-1) times, so no interval that stays
 # within what was seen, as a bootstrap's does, can hold the truth 95 times of 100 where n < 6.
@@ -186,7 +186,7 @@ def _p_value(center: float, error: float, pairs: int) -> float:
 
 def _bootstrap_interval(logs: np.ndarray) -> tuple[float, float]:
     pairs = len(logs)
-    tail = float(special.ndtr(math.sqrt(pairs / (pairs - 1)) * stats.t.ppf(LEVEL / 2, pairs - 1)))
+    tail = float(special.ndtr(math.sqrt(pairs / (pairs - 1)) * special.stdtrit(pairs - 1, LEVEL / 2)))
     low, high = np.quantile(_resampling(pairs) @ logs, [tail, 1 - tail])
     return float(low), float(high)
 
