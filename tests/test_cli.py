@@ -44,9 +44,23 @@ def test_version_is_that_of_the_package(capsys):
         (["bench", "--help"], ["feed", "penstock[bench]", "example:"]),
         (
             ["bench", "feed", "--help"],
-            ["--quick", "--rounds", "--until-precise", "--minutes", "--only", "--variant", "images", "--json", "--html", "example:"],
+            [
+                "--quick",
+                "--rounds",
+                "--until-precise",
+                "--minutes",
+                "--only",
+                "--variant",
+                "images",
+                "--json",
+                "--html",
+                "example:",
+            ],
         ),
-        (["bench", "frameworks", "--help"], ["--model", "--batch", "--precision", "--attention", "fused", "bf16", "JAX", "example:"]),
+        (
+            ["bench", "frameworks", "--help"],
+            ["--model", "--batch", "--precision", "--attention", "fused", "bf16", "JAX", "example:"],
+        ),
         (["bench", "all", "--help"], ["--quick", "--html", "overlap", "example:"]),
     ],
 )

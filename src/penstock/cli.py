@@ -79,10 +79,10 @@ def _add_train(commands: _Commands) -> None:
 def _add_bench(commands: _Commands) -> None:
     bench = commands.add_parser(
         "bench",
-        help="measure input pipelines",
+        help="measure, so that it can be believed",
         description=(
-            "Measure input pipelines against each other, each in processes of its own, and print how they compare\n"
-            'and how certain that is. Some suites need: pip install "penstock[bench]"'
+            "Measure input pipelines and training steps against each other, each in processes of its own, and print how\n"
+            'they compare and how certain that is. Some suites need: pip install "penstock[bench]"'
         ),
         epilog="example:\n  penstock bench feed --quick",
     )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import math
 import secrets
+import signal
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from penstock.bench import machine, report
 from penstock.bench.document import as_document, as_json
@@ -51,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         suite = suites.add_parser(
             name, help=(about or name).splitlines()[0], description=about, epilog=_epilog(name, module.WORKLOADS)
         )
-        _add_common(suite, module.WORKLOADS)
+        _add_common(suite, module.WORKLOADS, getattr(module, "ROUNDS", _ROUNDS), getattr(module, "MINUTES", None))
         if hasattr(module, "add_arguments"):
             module.add_arguments(suite)
         else:
@@ -62,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     suite = suites.add_parser(
         _ALL, help=about, description=about, epilog="example:\n  penstock bench all --quick --html report.html"
     )
-    _add_common(suite, everything)
+    _add_common(suite, everything, _ROUNDS, None)
     _add_only(suite, everything)
     suite.set_defaults(suite=_ALL)
 
@@ -82,8 +86,10 @@ def run(args: argparse.Namespace) -> int:
         return 2
     console = Console()
     size: SizeName = "quick" if args.quick else "full"
-    with console.status("") as status, Harness(chosen, size, secrets.randbits(32), args.variant, status.update) as harness:
-        result, interrupted = _measure(harness, args, _budget(args, size))
+    with _ended_like_ctrl_c(), console.status("") as status:
+        say = lambda text: status.update(escape(text))  # noqa: E731
+        with Harness(chosen, size, secrets.randbits(32), args.variant, say) as harness:
+            result, interrupted = _measure(harness, args, _budget(args, size))
     report.print_report(console, result)
     if interrupted:
         return 130
@@ -104,7 +110,7 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
         harness.check_agreement()
         while True:
             # What is on disk says that it is not all, until it is: whatever ends this process.
-            current = so_far(f"not finished, {done} of {budget.rounds} rounds are done")
+            current = so_far(f"not finished, {done} rounds are done")
             wanted = _unfinished(current, done, budget)
             if not wanted:
                 break
@@ -115,9 +121,26 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
             stage = f"in round {done + 1}"
             harness.round(done, fitting)
             done += 1
+        return so_far(partial), False
     except KeyboardInterrupt:
         return so_far(f"interrupted {stage}"), True
-    return so_far(partial), False
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """What ends a process from outside, a closed terminal or a time limit, ends the workers too and keeps what was measured."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    kinds = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    here = threading.current_thread() is threading.main_thread()
+    before = {kind: signal.signal(kind, interrupt) for kind in kinds if here}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 def _unfinished(run: Run, done: int, budget: _Budget) -> list[str]:
@@ -129,7 +152,7 @@ def _unfinished(run: Run, done: int, budget: _Budget) -> list[str]:
     return [
         name
         for name, made in zip(workloads, claims, strict=True)
-        if any(_wider(claim.comparison, budget.precision) for claim in made)
+        if any(_wider(claim.comparison, budget.precision) for claim in made if not claim.control)
     ]
 
 
@@ -157,14 +180,13 @@ def _longest_round(outcome: Outcome) -> float:
     return max(rounds.values(), default=0.0)
 
 
-def _too_late(run: Run, budget: _Budget) -> str | None:
-    """What to say of a run that its time limit ended; None where it has all that it needs to be judged."""
-    done = min((len({sample.round for sample in outcome.samples}) for outcome in run.outcomes), default=0)
+def _too_late(run: Run, budget: _Budget) -> str:
+    """What to say of a run that its time limit ended."""
     if budget.precision is not None:
         return f"its {budget.minutes:g} minutes ended before every interval was within ±{budget.precision * 100:g} %"
-    if done < min(budget.rounds, FEWEST_PAIRS):
-        return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds"
-    return None
+    rounds = [len({sample.round for sample in outcome.samples}) for outcome in run.outcomes]
+    done = min((count for count in rounds if count), default=0)  # where nothing could run, nothing was cut
+    return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds"
 
 
 def _budget(args: argparse.Namespace, size: SizeName) -> _Budget:
@@ -227,13 +249,14 @@ def _check_files(args: argparse.Namespace) -> None:
             raise ValueError(f"{flag} {path}: cannot be written ({error.strerror}); name another file") from error
 
 
-def _add_common(suite: argparse.ArgumentParser, workloads: Sequence[Workload]) -> None:
+def _add_common(suite: argparse.ArgumentParser, workloads: Sequence[Workload], rounds: int, minutes: float | None) -> None:
+    limit = f" (default: {minutes:g})" if minutes else ""
     suite.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast")
     suite.add_argument(
         "--rounds",
         type=_positive(int),
         metavar="N",
-        help=f"how often each variant runs (default: {_ROUNDS}, or 1 with --quick); fewer than {FEWEST_PAIRS} prove nothing",
+        help=f"how often each variant runs (default: {rounds}, or 1 with --quick); fewer than {FEWEST_PAIRS} prove nothing",
     )
     suite.add_argument(
         "--until-precise",
@@ -241,7 +264,7 @@ def _add_common(suite: argparse.ArgumentParser, workloads: Sequence[Workload]) -
         metavar="SHARE",
         help=f"go on until each 95 %% interval is within ± this share of its ratio, as 1%%; for {_PRECISE_MINUTES:g} minutes",
     )
-    suite.add_argument("--minutes", type=_positive(float), metavar="N", help="begin no round that would end later")
+    suite.add_argument("--minutes", type=_positive(float), metavar="N", help=f"begin no round that would end later{limit}")
     suite.add_argument(
         "--variant",
         action="append",

@@ -44,6 +44,6 @@ class Environment:
         look = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
         try:
             found = subprocess.run([self.python, "-c", look, *modules], capture_output=True, timeout=60, check=False)
-        except OSError:
+        except (OSError, subprocess.SubprocessError):
             return True
         return found.returncode != 0

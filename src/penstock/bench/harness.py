@@ -8,10 +8,12 @@ away from the next.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import random
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +38,6 @@ class Progress:
       module: that the workload's suite is in; worker processes import it by this name.
       running: names of the variants that take part in the next round.
       control: the one that runs twice in each; None before the first round.
-      evidence: of each variant's last run, what has to come out alike in all.
     """
 
     module: str
@@ -47,7 +48,6 @@ class Progress:
     samples: list[Sample] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     parity: list[Parity] = field(default_factory=list)
-    evidence: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
     def outcome(self, size: SizeName) -> Outcome:
         return Outcome(
@@ -89,7 +89,8 @@ class Harness:
         self.seed = seed
         self._say = say
         self._begin = time.perf_counter()
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-bench-")
+        # What a library leaves running may still write there.
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True)
         self._cache = Path(self._folder.name) / "cache"
         self._cache.mkdir()
         self._outputs: dict[str, tuple[dict[str, Outputs], list[Failure]]] = {}
@@ -134,11 +135,14 @@ class Harness:
 
     def _round(self, progress: Progress, number: int) -> None:
         progress.control = _control(progress)
-        runs = [(name, False) for name in progress.running]
+        # All that there are, so that the order of the others stays as it is when one fails.
+        runs = [(variant.name, False) for variant in progress.workload.variants]
         runs += [(progress.control, True)] if progress.control else []
-        for position, (variant, again) in enumerate(round_order(runs, self.seed, progress.workload.name, number)):
-            if variant not in progress.running:  # its other run in this round failed
+        evidence: list[tuple[str, Mapping[str, float]]] = []
+        for variant, again in round_order(runs, self.seed, progress.workload.name, number):
+            if variant not in progress.running:
                 continue
+            position = len(evidence)
             self._say(f"round {number + 1}, {progress.workload.name}: {variant}{' (A/A control)' if again else ''}")
             started, load = self.seconds, _load()
             finished = self._run(progress, progress.workload.variant(variant))
@@ -151,44 +155,60 @@ class Harness:
             progress.samples.append(
                 Sample(variant, again, number, position, started, seconds, load, values, steps, finished.result["details"])
             )
-            progress.evidence[variant] = finished.result["evidence"]
-        _check_evidence(progress, number)
+            evidence.append((variant, finished.result["evidence"]))
+        _check_evidence(progress, number, evidence)
 
     def _check(self, progress: Progress, agreement: Agreement) -> None:
         outputs, failures = self._outputs.setdefault(agreement.name, ({}, []))
         for variant in [agreement.reference, *map(progress.workload.variant, list(progress.running))]:
             if variant.outputs and variant.name not in outputs and all(f.variant != variant.name for f in failures):
                 self._say(f"parity, {agreement.name}: {variant.name}")
-                path = Path(self._folder.name) / "outputs.npz"
-                finished = self._run(progress, variant, path)
-                if finished.reason:
-                    failures.append(
-                        Failure(variant.name, None, f"computing what is compared: {finished.reason}", finished.output)
-                    )
+                found = self._compute(progress, variant)
+                if isinstance(found, Failure):
+                    failures.append(found)
                 else:
-                    outputs[variant.name] = _read(path)
+                    outputs[variant.name] = found
+            if agreement.reference.name not in outputs:
+                break  # what the others compute can be compared with nothing
         for failure in failures:
             progress.fail(failure.variant, None, failure.reason, failure.output)
         reference = outputs.get(agreement.reference.name)
         for name in list(progress.running):
             if reference is None:
-                progress.fail(name, None, f"not timed: its reference, {agreement.reference.name}, failed", _last(failures))
+                progress.fail(name, None, f"not timed: its reference, {agreement.reference.name}, failed", failures[0].output)
                 continue
-            parity = compare_outputs(name, outputs.get(name, {}), reference, agreement.tolerances)
+            parity = compare_outputs(name, outputs.get(name, {}), reference, agreement.tolerances, agreement.least)
             progress.parity += parity
             if apart := [row for row in parity if not row.agreed]:
                 progress.fail(name, None, "not timed: it computes something else; " + "; ".join(map(_apart, apart)))
+
+    def _compute(self, progress: Progress, variant: Variant) -> Outputs | Failure:
+        path = Path(self._folder.name) / "outputs.npz"
+        path.unlink(missing_ok=True)  # nobody is judged by another's
+        finished = self._run(progress, variant, path)
+        reason = finished.reason
+        if reason is None:
+            try:
+                with np.load(path, allow_pickle=False) as file:
+                    return dict(file)
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                reason = f"its outputs cannot be read: {error}"
+        return Failure(variant.name, None, f"computing what is compared: {reason}", finished.output)
 
     def _run(self, progress: Progress, variant: Variant, outputs: Path | None = None) -> Finished:
         return run_variant(progress.module, progress.workload, variant, self.size, self._cache, outputs)
 
 
-def lacks(variant: Variant) -> str | None:
-    """The command that installs what this variant needs, or None where nothing is missing."""
+def lacks(variant: Variant) -> Missing | None:
+    """Why the variant can take no part, with the command that installs what it needs; None where it can."""
+    if variant.unsuited:
+        return Missing(variant.name, variant.unsuited)
+    command = ""
     if variant.environment:
-        return variant.environment.command if variant.environment.lacks(variant.requires) else None
-    absent = [module for module in variant.requires if importlib.util.find_spec(module) is None]
-    return f"pip install {' '.join(_PACKAGES.get(module, module) for module in absent)}" if absent else None
+        command = variant.environment.command if variant.environment.lacks(variant.requires) else ""
+    elif absent := [module for module in variant.requires if importlib.util.find_spec(module) is None]:
+        command = f"pip install {' '.join(_PACKAGES.get(module, module) for module in absent)}"
+    return Missing(variant.name, "not installed", command) if command else None
 
 
 def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, number: int) -> list[tuple[str, bool]]:
@@ -204,9 +224,9 @@ def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, numb
 
 def _begin(module: str, workload: Workload, variants: Collection[str] | None) -> Progress:
     names = [variant.name for variant in workload.variants if variants is None or variant.name in variants]
-    commands = {name: lacks(workload.variant(name)) for name in names}
-    missing = tuple(Missing(name, command) for name, command in commands.items() if command)
-    return Progress(module, workload, [name for name in names if not commands[name]], missing)
+    missing = tuple(found for name in names if (found := lacks(workload.variant(name))))
+    absent = {one.variant for one in missing}
+    return Progress(module, workload, [name for name in names if name not in absent], missing)
 
 
 def _control(progress: Progress) -> str | None:
@@ -229,36 +249,34 @@ def _lacks(workload: Workload, result: Mapping[str, Any] | None) -> str | None:
         return "ended without a measurement of every metric"
     if empty := [name for name, series in result["steps"].items() if not series]:
         return f"timed no step of {', '.join(empty)}"
+    numbers = [*result["values"].items(), *((name, step) for name, series in result["steps"].items() for step in series)]
+    if odd := [f"{name} is {value}" for name, value in numbers if not math.isfinite(value)]:
+        return f"measured no number: {odd[0]}"
     return None
 
 
-def _check_evidence(progress: Progress, number: int) -> None:
+def _check_evidence(progress: Progress, number: int, evidence: Sequence[tuple[str, Mapping[str, float]]]) -> None:
     """Leave out the variants that computed something else than most when they were timed: both, where there are two.
 
     Each may be off the truth by the tolerance of the workload's agreement, and so may the median.
     """
     agreement = progress.workload.agreement
     for name, tolerance in (agreement.tolerances if agreement else {}).items():
-        shown = {variant: progress.evidence[variant].get(name) for variant in progress.running}
-        values = [value for value in shown.values() if value is not None]
+        values = [shown[name] for _, shown in evidence if name in shown]
         center = float(np.median(values)) if values else 0.0
-        for variant, value in shown.items():
-            if value is not None and not abs(value - center) <= 2 * tolerance * abs(center):  # NaN is not
+        for variant, shown in evidence if values else ():
+            value = shown.get(name, math.nan)  # others have it
+            if not abs(value - center) <= 2 * tolerance * abs(center):  # NaN is not
                 reason = f"computed something else when it was timed: its {name} is {value:g}, the variants' median {center:g}"
                 progress.fail(variant, number, reason)
 
 
-def _read(path: Path) -> Outputs:
-    with np.load(path, allow_pickle=False) as file:
-        return dict(file)
-
-
 def _apart(row: Parity) -> str:
+    if row.difference < row.least:
+        return (
+            f"{row.worst} is only {row.difference:.2g} from the reference, which this precision cannot be (least {row.least:g})"
+        )
     return f"{row.worst} is {row.difference:.2g} from the reference (tolerance {row.tolerance:g})"
-
-
-def _last(failures: Sequence[Failure]) -> str:
-    return failures[-1].output if failures else ""
 
 
 def _load() -> float | None:

@@ -19,8 +19,9 @@ _PACKAGES = (
 # Environment variables that change what is measured begin with one of these.
 _FLAGS = (
     *("JAX_", "XLA_", "LIBTPU_", "PJRT_", "KERAS_", "TORCH", "PYTORCH_", "TF_ENABLE_", "TF_XLA_", "TF_NUM_", "TF_FORCE_"),
-    *("OMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"),
+    *("OMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "PYTHONMALLOC"),
 )
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
 
 
 def describe() -> dict[str, Any]:
@@ -36,11 +37,17 @@ def describe() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
-        "flags": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)},
+        "flags": flags(),
         "load_average": os.getloadavg() if hasattr(os, "getloadavg") else None,
         "penstock": penstock.__version__,
         "commit": _commit(),
     }
+
+
+def flags() -> dict[str, str]:
+    """The environment variables that may change what is measured, but none that may hold a secret."""
+    known = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)}
+    return {name: value for name, value in known.items() if not any(word in name.upper() for word in _SECRET)}
 
 
 def _cpu() -> str:

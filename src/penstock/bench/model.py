@@ -82,6 +82,7 @@ class Variant:
       measure: from one of the workload's sizes to a measurement; raises `VerificationError`. Runs in a process of its own.
       requires: modules that must be there; imported by `measure` and nobody else.
       note: what a reader must know to judge the number.
+      unsuited: why it takes no part in this workload; empty where it does.
       environment: the interpreter that it runs in; None for this one.
       outputs: from a size to what the variant computes, which the workload's `Agreement` compares before anything is timed.
     """
@@ -90,6 +91,7 @@ class Variant:
     measure: Callable[[Any], Measurement]
     requires: tuple[str, ...] = ()
     note: str = ""
+    unsuited: str = ""
     environment: Environment | None = None
     outputs: Callable[[Any], Outputs] | None = None
 
@@ -104,11 +106,13 @@ class Agreement:
       name: of what is computed; workloads that share it are checked once in a run.
       reference: is never timed; what it computes is the truth.
       tolerances: for each quantity, the largest relative difference from the reference.
+      least: for some quantities, the smallest: who is nearer than that has computed in a higher precision than was asked for.
     """
 
     name: str
     reference: Variant
     tolerances: Mapping[str, float]
+    least: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -184,10 +188,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class Missing:
-    """A variant that was left out because something is not installed; `command` installs it."""
+    """A variant that takes no part.
+
+    Attributes:
+      command: installs what it lacks; empty where that is not why.
+    """
 
     variant: str
-    command: str
+    reason: str
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,6 +206,7 @@ class Parity:
     Attributes:
       difference: relative; infinite where it is no number, or the shapes differ.
       worst: the output, of the quantity, that differs most.
+      least: a smaller difference is none that this precision can have.
     """
 
     variant: str
@@ -204,10 +214,11 @@ class Parity:
     difference: float
     tolerance: float
     worst: str
+    least: float = 0.0
 
     @property
     def agreed(self) -> bool:
-        return self.difference <= self.tolerance
+        return self.least <= self.difference <= self.tolerance
 
 
 @dataclass(frozen=True)

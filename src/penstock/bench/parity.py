@@ -14,7 +14,13 @@ from penstock.bench.model import Outputs, Parity
 _FLOOR = 0.01
 
 
-def compare_outputs(variant: str, ours: Outputs, reference: Outputs, tolerances: Mapping[str, float]) -> list[Parity]:
+def compare_outputs(
+    variant: str,
+    ours: Outputs,
+    reference: Outputs,
+    tolerances: Mapping[str, float],
+    least: Mapping[str, float] | None = None,
+) -> list[Parity]:
     """One entry for each quantity, with the output of it that differs most."""
     differences = relative_differences(ours, reference)
     by_quantity: dict[str, dict[str, float]] = defaultdict(dict)
@@ -25,7 +31,7 @@ def compare_outputs(variant: str, ours: Outputs, reference: Outputs, tolerances:
         # Nothing to compare is no agreement.
         found = by_quantity.get(quantity, {quantity: float("inf")})
         worst = max(found, key=found.__getitem__)
-        rows.append(Parity(variant, quantity, found[worst], tolerance, worst))
+        rows.append(Parity(variant, quantity, found[worst], tolerance, worst, (least or {}).get(quantity, 0.0)))
     return rows
 
 

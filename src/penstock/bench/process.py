@@ -24,6 +24,10 @@ _QUIET = {
 }
 
 
+_LAST_WORDS = 10.0  # seconds
+_KEPT = 20_000  # characters of each end of what a process wrote
+
+
 @dataclass(frozen=True)
 class Finished:
     """A worker process that has ended.
@@ -56,8 +60,11 @@ def run_variant(
     command = [python, worker.__file__, module, workload.name, variant.name, size]
     if outputs:
         command += ["--outputs", str(outputs)]
-    ended = _run(command, workload.time_limit, {**_QUIET, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ})
-    output = "\n".join(part.strip() for part in (ended.stdout, ended.stderr) if part.strip())
+    try:
+        ended = _run(command, workload.time_limit, {**_QUIET, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ})
+    except OSError as error:
+        return Finished(f"{python} cannot be started: {error}", "", None)
+    output = _ends("\n".join(part.strip() for part in (ended.stdout, ended.stderr) if part.strip()))
     reason = None
     if ended.timed_out:
         reason = f"took more than its {workload.time_limit:g} s"
@@ -91,12 +98,35 @@ def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, st
         return _Ended(process.returncode, stdout, stderr, timed_out=False)
     except subprocess.TimeoutExpired:
         _kill(process)
-        stdout, stderr = process.communicate()
+        stdout, stderr = _rest(process)
         return _Ended(process.returncode, stdout, stderr, timed_out=True)
     except BaseException:  # Ctrl-C, which does not reach a session of its own
         _kill(process)
-        process.communicate()  # closes its pipes
+        _rest(process)
         raise
+
+
+def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a killed process has written. What it has started in yet another session may keep its pipes open for ever."""
+    try:
+        return process.communicate(timeout=_LAST_WORDS)
+    except subprocess.TimeoutExpired as late:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+        return _text(late.stdout), _text(late.stderr)
+
+
+def _text(written: bytes | str | None) -> str:
+    return written.decode(errors="replace") if isinstance(written, bytes) else written or ""
+
+
+def _ends(output: str) -> str:
+    """The output, without its middle where it is long: it goes into every file of the report."""
+    if len(output) <= 2 * _KEPT:
+        return output
+    return f"{output[:_KEPT]}\n… {len(output) - 2 * _KEPT:,} characters …\n{output[-_KEPT:]}"
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ def as_markdown(run: Run) -> str:
         lines += [f"- {sentences.verdict_text(outcome, verdict)}" for verdict in judgement.verdicts[place]]
         lines += [f"- {line}" for line in (*absences(outcome), *_notes(outcome))]
         for failure in outcome.failures:
-            lines += ["", "```text", _tail(failure), "```"]
+            lines += ["", *_fenced(_tail(failure))]
         lines += [""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -67,8 +68,11 @@ def opening(run: Run, judgement: Judgement) -> list[str]:
 
 def absences(outcome: Outcome) -> Iterator[str]:
     """What is not in the tables, and why."""
+    ran, baseline = {sample.variant for sample in outcome.samples}, outcome.workload.baseline
+    if ran and baseline and baseline not in ran:
+        yield f"nothing is compared: {baseline}, the baseline, did not run"
     for missing in outcome.missing:
-        yield f"{missing.variant}: not installed: {missing.command}"
+        yield f"{missing.variant}: {missing.reason}{missing.command and ': '}{missing.command}"
     for failure in outcome.failures:
         when = "before the first round" if failure.round is None else f"in round {failure.round + 1}"
         yield f"{failure.variant}: left out, it failed {when}: {failure.reason}"
@@ -188,4 +192,12 @@ def _tail(failure: Failure, lines: int = 40) -> str:
 
 def _markdown_table(section: _Section) -> list[str]:
     rule = ["---", *["---:"] * (len(section.columns) - 1)]
-    return [f"| {' | '.join(cells)} |" for cells in (section.columns, rule, *section.cells)]
+    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (section.columns, rule, *section.cells)]
+    return [f"| {' | '.join(cells)} |" for cells in escaped]
+
+
+def _fenced(text: str) -> list[str]:
+    """A block that nothing inside of it ends."""
+    longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}text", text, fence]

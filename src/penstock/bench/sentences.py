@@ -19,15 +19,17 @@ def trust(run: Run, judgement: Judgement) -> str:
         return f"No A/A control could be judged (that takes {FEWEST_PAIRS} rounds), so nothing is claimed."
     judged = [claim for claim in controls if claim.call != "not judged"]
     if judgement.trusted:
-        apart = max(max(claim.comparison.ratio or 1, 1 / (claim.comparison.ratio or 1)) for claim in judged)
+        unjudged = f"; {_count(len(controls) - len(judged), 'control')} not judged" if len(controls) > len(judged) else ""
         return (
-            f"A/A control passed: {_count(len(judged), 'comparison')} of a variant with itself found no difference "
-            f"(the largest, {_percent(apart)}, is chance)."
+            f"A/A control passed: {_count(len(judged), 'comparison')} of a variant with itself, in none of them a difference "
+            f"beyond chance (the largest seen is {_percent(max(map(_apart, judged)))}){unjudged}."
         )
     failed = [claim for claim in judged if claim.call == "different"]
     return (
         "A/A CONTROL FAILED: this report claims nothing. "
-        + "; ".join(f"{claim.variant} differs from itself in {claim.metric.name} by {_percent_of(claim)}" for claim in failed)
+        + "; ".join(
+            f"{claim.variant} differs from itself in {claim.metric.name} by {_percent(_apart(claim))}" for claim in failed
+        )
         + f" (corrected p < {CONTROL_LEVEL:g}). Something other than chance told two runs of the same thing apart: look for "
         "another load on the machine, and measure again."
     )
@@ -42,6 +44,9 @@ def claim_text(outcome: Outcome, claim: Claim) -> str:
     else:
         verb = "has" if claim.metric.better == "higher" else "takes"
         who = f"{claim.variant} {verb} {times(comparison.ratio)} the {unit} of {claim.baseline}{of_metric}"
+    rounds = len({sample.round for sample in outcome.samples})
+    if comparison.pairs < rounds:  # in the others one of the two is not there, or is 0 or less
+        who += f", in {comparison.pairs} of {rounds} rounds"
     if comparison.low is None or comparison.high is None:
         return f"{who}; {_count(comparison.pairs, 'round')}, and fewer than {FEWEST_PAIRS} are not judged."
     who += f" (95 %: {times(comparison.low)} to {times(comparison.high)}; corrected p {_p(claim.p_corrected)})"
@@ -67,7 +72,7 @@ def verdict_text(outcome: Outcome, verdict: Verdict) -> str:
         return head + "not judged: no measurement"
     reached = times(verdict.reached) if target.relative_to else f"{number(verdict.reached)} {metric.unit}"
     if verdict.met is None:
-        return head + ("not judged: quick sizes" if outcome.size == "quick" else f"{reached}, not judged: the A/A control failed")
+        return head + ("not judged: quick sizes" if outcome.size == "quick" else f"{reached}, not judged: {verdict.why_not}")
     return head + f"{reached}, {'met' if verdict.met else 'NOT MET'}"
 
 
@@ -82,9 +87,10 @@ def _better(claim: Claim) -> str:
     return f"{claim.variant if more == (claim.metric.better == 'higher') else claim.baseline} is better, beyond chance"
 
 
-def _percent_of(claim: Claim) -> str:
+def _apart(claim: Claim) -> float:
+    """The ratio or its inverse, whichever is > 1."""
     ratio = claim.comparison.ratio or 1.0
-    return _percent(max(ratio, 1 / ratio))
+    return max(ratio, 1 / ratio)
 
 
 def _percent(ratio: float) -> str:

@@ -50,16 +50,17 @@ class Comparison:
         """Whether the interval holds the ratio, or there is none."""
         return self.low is None or self.high is None or self.low <= ratio <= self.high
 
-    def detectable(self, comparisons: int) -> float | None:
+    def detectable(self, level: float, by_interval: bool) -> float | None:
         """The smallest ratio > 1 that would have been called different in 8 of 10 benchmarks as noisy as this one.
 
         Args:
-          comparisons: in the report, at the strictest level of which (Holm's first) it would have to be found.
+          level: of the test, with which it would have to be found.
+          by_interval: whether the interval would have to leave 1 out as well.
         """
         if self.error is None or self.low is None or self.high is None:
             return None
-        to_pass_the_test, to_be_that_far = _detectable(self.pairs, max(comparisons, 1))
-        half = (math.log(self.high) - math.log(self.low)) / 2
+        to_pass_the_test, to_be_that_far = _detectable(self.pairs, level)
+        half = (math.log(self.high) - math.log(self.low)) / 2 if by_interval else 0.0
         return _exp(max(to_pass_the_test * self.error, half + to_be_that_far * self.error))
 
 
@@ -141,7 +142,7 @@ class _Null:
     sizes: np.ndarray
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # 10 MB each
 def _null(pairs: int) -> _Null:
     """The distribution that Yuen's statistic really has.
 
@@ -157,17 +158,18 @@ def _null(pairs: int) -> _Null:
 
 
 @lru_cache(maxsize=256)
-def _detectable(pairs: int, comparisons: int) -> tuple[float, float]:
-    """By how many typical errors a truth must be off 1 so that, `POWER` of the time, the test says so at the strictest of
-    Holm's levels; and so that the estimate is off by at least as much as an interval's half beyond this number of errors."""
+def _detectable(pairs: int, level: float) -> tuple[float, float]:
+    """Two distances of the truth from no difference, in typical errors, so that `POWER` of the time the test says so; and so
+    that the estimate is beyond a threshold, counted from the threshold.
+    """
     null = _null(pairs)
-    critical = np.quantile(null.sizes, 1 - LEVEL / comparisons)
+    critical = np.quantile(null.sizes, 1 - level)
     needed = np.quantile(critical * null.errors - null.centers, POWER), np.quantile(null.centers, POWER)
     typical_error = np.median(null.errors)
     return float(needed[0] / typical_error), float(needed[1] / typical_error)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _resampling(pairs: int) -> np.ndarray:
     """What each of the sorted pairs counts for in the trimmed mean of each resample, [resamples, pairs]."""
     rng = np.random.default_rng(0)  # the same runs give the same interval

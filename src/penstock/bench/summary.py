@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -62,12 +62,15 @@ class Verdict:
 
     Attributes:
       reached: in the target's terms; None where there is no measurement.
-      met: None where that is not to be judged: for want of a measurement or of full sizes, or because a control failed.
+      met: of a ratio, only where all of its interval is on one side of the bound; of another metric, by the median. None where
+        that is not to be judged, or the interval holds the bound.
+      why_not: judged; None where it is.
     """
 
     target: Target
     reached: float | None
     met: bool | None
+    why_not: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,10 +118,14 @@ def rows(outcome: Outcome, metric: Metric) -> list[Row]:
 def judge(run: Run) -> Judgement:
     """Compare each variant with its baseline, and each control with itself."""
     pairs = [pair for place, outcome in enumerate(run.outcomes) for pair in _pairs(place, outcome)]
-    controls = _claims([pair for pair in pairs if pair.control], judged=run.size == "full")
+    full = run.size == "full"
+    controls = _claims([pair for pair in pairs if pair.control], lambda pair: full)
     calls = {claim.call for _, claim in controls} - {"not judged"}
     trusted = "different" not in calls if calls else None
-    claims = controls + _claims([pair for pair in pairs if not pair.control], judged=trusted is True)
+    # A comparison is as good as the control beside it: of the same workload and metric.
+    judged = {(place, claim.metric) for place, claim in controls if claim.call != "not judged"}
+    others = [pair for pair in pairs if not pair.control]
+    claims = controls + _claims(others, lambda pair: trusted is True and (pair.place, pair.metric) in judged)
     return Judgement(
         trusted,
         tuple(tuple(claim for at, claim in claims if at == place) for place in range(len(run.outcomes))),
@@ -147,7 +154,7 @@ def _pairs(place: int, outcome: Outcome) -> Iterator[_Pair]:
                     yield _Pair(place, metric, variant, baseline, comparison)
 
 
-def _claims(pairs: Sequence[_Pair], judged: bool) -> list[tuple[int, Claim]]:
+def _claims(pairs: Sequence[_Pair], judged: Callable[[_Pair], bool]) -> list[tuple[int, Claim]]:
     """Each with its outcome's place; Holm's correction is over all of them that have a p-value."""
     tested = [pair for pair in pairs if pair.comparison.p is not None]
     p_values = statistics.holm([pair.comparison.p for pair in tested if pair.comparison.p is not None])
@@ -155,8 +162,9 @@ def _claims(pairs: Sequence[_Pair], judged: bool) -> list[tuple[int, Claim]]:
     claims = []
     for pair in pairs:
         p = corrected.get(id(pair))
-        call: Call = "not judged" if p is None or not judged else _call(pair, p)
-        detectable = pair.comparison.detectable(len(tested))
+        call: Call = "not judged" if p is None or not judged(pair) else _call(pair, p)
+        level = (CONTROL_LEVEL if pair.control else statistics.LEVEL) / max(len(tested), 1)  # Holm's strictest
+        detectable = pair.comparison.detectable(level, by_interval=not pair.control)
         claims.append(
             (pair.place, Claim(pair.metric, pair.variant, pair.baseline, pair.control, pair.comparison, p, detectable, call))
         )
@@ -171,11 +179,25 @@ def _call(pair: _Pair, p_corrected: float) -> Call:
 
 def _verdict(outcome: Outcome, target: Target, trusted: bool | None) -> Verdict:
     metric = next(metric for metric in outcome.workload.metrics if metric.name == target.metric)
-    if target.relative_to is not None:
-        reached = compare(outcome, metric.name, target.variant, target.relative_to).ratio
-    else:
+    if target.relative_to is None:
         values = outcome.by_round(target.variant, metric.name)
-        reached = median(values.values()) if values else None
-    if reached is None or outcome.size == "quick" or trusted is False:
-        return Verdict(target, reached, None)
-    return Verdict(target, reached, reached >= target.bound if metric.better == "higher" else reached <= target.bound)
+        reached = low = high = median(values.values()) if values else None
+    else:
+        comparison = compare(outcome, metric.name, target.variant, target.relative_to)
+        reached, low, high = comparison.ratio, comparison.low, comparison.high
+    why_not = _why_not(outcome, reached, trusted)
+    if why_not is None and low is not None and high is not None and low < target.bound < high:
+        why_not = "its interval holds the bound"
+    if why_not or low is None or high is None:
+        return Verdict(target, reached, None, why_not or "too few rounds")
+    return Verdict(target, reached, low >= target.bound if metric.better == "higher" else high <= target.bound)
+
+
+def _why_not(outcome: Outcome, reached: float | None, trusted: bool | None) -> str | None:
+    if reached is None:
+        return "no measurement"
+    if outcome.size == "quick":
+        return "quick sizes"
+    if trusted is None:
+        return "no A/A control"
+    return None if trusted else "the A/A control failed"

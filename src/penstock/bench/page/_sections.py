@@ -270,7 +270,12 @@ def _parity(workload: _Json) -> Content:
 
 def _absences(workload: _Json) -> Content:
     missing = [
-        tag("li", tag("strong", one["variant"]), " was not installed. To have it: ", tag("code", one["command"]))
+        tag(
+            "li",
+            tag("strong", one["variant"]),
+            f": {one['reason']}",
+            [". To have it: ", tag("code", one["command"])] if one["command"] else None,
+        )
         for one in workload["missing"]
     ]
     failed = [
