@@ -27,6 +27,25 @@ def fixed(value):
         return Measurement({"speed": value * size.scale}, {"pid": os.getpid(), "mark": getattr(sys, "mark", None)})
     return measure
 
+def elsewhere(size):
+    return Measurement({"speed": 2.0}, {"from": os.environ.get("FROM_ELSEWHERE"), "versions": {"that": "2"}})
+
+def not_a_number(size):
+    return Measurement({"speed": float("nan")})
+
+def quits(size):
+    print("gone without a word", flush=True)
+    os._exit(0)
+
+def noisy(ratio):
+    def measure(size):
+        return Measurement({"speed": ratio * 1.006 ** (time.time_ns() // 1000 % 5)})
+    return measure
+
+def waiting(size):
+    pathlib.Path(os.environ["WAITING"]).write_text(str(os.getpid()))
+    time.sleep(600)
+
 def mark(size):
     sys.mark = "seen"
     return fixed(1.0)(size)
@@ -87,7 +106,8 @@ ALIKE = Agreement("two numbers", REFERENCE, {"logits": 1e-3, "loss": 1e-3})
 def alike(name, compute, loss=1.0): return Variant(name, shown(loss), outputs=compute)
 
 ONE, THREE = Variant("one", fixed(1.0), note="the slow one"), Variant("three", fixed(3.0))
-BAD = Variant("crash", crash), Variant("wrong", wrong), Variant("exits", exits), Variant("silent", silent)
+MISHAPS = {"crash": crash, "wrong": wrong, "exits": exits, "silent": silent, "nan": not_a_number, "quits": quits}
+BAD = [Variant(name, measure) for name, measure in MISHAPS.items()]
 WORKLOADS = (
     workload("plain", ONE, THREE, targets=(Target("three", "speed", 2, "one"), Target("three", "speed", 4, "one"))),
     workload("marks", Variant("one", mark), Variant("two", mark)),
@@ -97,13 +117,17 @@ WORKLOADS = (
         Variant("absent", fixed(9.0), ("json", "no_such_module_of_ours", "tensorflow_of_ours")),
         Variant("elsewhere", fixed(9.0), ("json",), environment=Environment("no_such_place", ("this==1", "that==2"))),
     ),
-    workload("here", ONE, Variant("two", fixed(2.0), ("json",), environment=Environment("here", ("numpy",)))),
+    workload("here", ONE, Variant("two", elsewhere, ("json",), environment=Environment("here", ("numpy",)))),
+    workload("unsuited", ONE, Variant("two", fixed(2.0), unsuited="it has no wings")),
+    workload("waiting", Variant("waiting", waiting)),
+    workload("noisy", Variant("one", noisy(1.0)), Variant("two", noisy(2.0))),
     workload("steps", Variant("one", stepping), Variant("none", no_steps)),
     workload(
         "agreeing",
         *[alike(name, outputs(e, loss=[1.0])) for name, e in [("one", 0.0), ("near", 1e-3), ("far", 0.1), ("nan", float("nan"))]],
         Variant("silent", shown(1.0)),
         alike("crash", crashing_outputs),
+        alike("quits", quits),
         alike("liar", outputs(0.0, loss=[1.0]), loss=1.1),
         agreement=Agreement("a", Variant("reference", fixed(0.0), outputs=outputs(0.0, loss=[1.0])), ALIKE.tolerances),
     ),

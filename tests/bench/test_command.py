@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -109,9 +113,12 @@ def test_only_the_variants_that_were_asked_for_run(suite, tmp_path):
 
 @pytest.mark.slow
 def test_rounds_are_added_until_the_intervals_are_narrow(suite, tmp_path):
-    _, document = _run_fake(tmp_path, "--until-precise", "1%", "--only", "plain")
-    (workload,) = document["workloads"]
-    assert {sample["round"] for sample in workload["samples"]} == set(range(6))  # they do not vary at all
+    _, document = _run_fake(tmp_path, "--until-precise", "1.2%", "--only", "plain", "--only", "noisy")
+    plain, noisy = document["workloads"]
+    assert {sample["round"] for sample in plain["samples"]} == set(range(6))  # they do not vary at all
+    assert len({sample["round"] for sample in noisy["samples"]}) > 6
+    (claim,) = [claim for claim in noisy["comparisons"] if not claim["control"]]
+    assert math.sqrt(claim["high"] / claim["low"]) <= 1.012
     assert document["partial"] is None
 
 
@@ -121,6 +128,27 @@ def test_no_round_is_begun_that_would_end_too_late(suite, tmp_path):
     assert document["workloads"][0]["samples"] == []
     _, document = _run_fake(tmp_path, "--until-precise", "1%", "--minutes", "0.0001", "--only", "plain")
     assert "before every interval was within ±1 %" in document["partial"]
+
+
+def test_what_ends_the_process_ends_its_worker_and_keeps_what_was_measured(suite, tmp_path):
+    path, pid = tmp_path / "out.json", tmp_path / "hanging.pid"
+    code = (
+        "import sys, argparse; from penstock.bench import command; from penstock.bench.suites import SUITES;"
+        f"SUITES['fake'] = {suite!r}; parser = argparse.ArgumentParser(); command.add_arguments(parser);"
+        "sys.exit(command.run(parser.parse_args(sys.argv[1:])))"
+    )
+    arguments = ["fake", "--only", "plain", "--only", "waiting", "--rounds", "1", "--json", str(path)]
+    environment = {**os.environ, "WAITING": str(pid)}
+    os.mkfifo(pid)
+    bench = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, stdout=subprocess.DEVNULL)
+    worker = int(pid.read_text())  # which comes when the worker is there
+    bench.send_signal(signal.SIGTERM)
+    assert bench.wait(60) == 130
+    document = json.loads(path.read_text())
+    assert document["partial"] == "interrupted in round 1"
+    assert len(document["workloads"][0]["samples"]) == 3
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
 
 
 @pytest.mark.parametrize("flag", ["--json", "--markdown", "--html"])
@@ -155,7 +183,7 @@ def test_file_of_a_run_that_is_killed_says_that_it_is_not_finished(suite, tmp_pa
 
     monkeypatch.setattr(command.Harness, "round", look)
     assert command.run(_args("fake", "--only", "plain", "--rounds", "2", "--json", str(path))) == 0
-    assert seen == ["not finished, 0 of 2 rounds are done", "not finished, 1 of 2 rounds are done"]
+    assert seen == ["not finished, rounds done: 0", "not finished, rounds done: 1"]
     assert json.loads(path.read_text())["partial"] is None
 
 

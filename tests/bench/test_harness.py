@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.harness import Harness, round_order
-from penstock.bench.model import Outcome
+from penstock.bench.model import Missing, Outcome
 from penstock.bench.suites import find
 
 
@@ -83,11 +83,18 @@ def test_number_of_a_run_is_the_median_of_its_steps_without_the_edges(suite):
 def test_variant_without_its_library_is_skipped_and_named_with_the_command_that_installs_it(suite):
     (outcome,) = _run(suite, "missing")
     absent, elsewhere = outcome.missing
-    assert (absent.variant, absent.command) == ("absent", "pip install no_such_module_of_ours tensorflow_of_ours")
+    assert (absent.variant, absent.reason) == ("absent", "not installed")
+    assert absent.command == "pip install no_such_module_of_ours tensorflow_of_ours"
     assert "no_such_place" in elsewhere.command
     assert elsewhere.command.endswith("-m pip install this==1 that==2")
     assert {s.variant for s in outcome.samples} == {"one"}
     assert not outcome.failures
+
+
+def test_variant_that_is_unsuited_takes_no_part_and_the_reason_is_told(suite):
+    (outcome,) = _run(suite, "unsuited")
+    assert outcome.missing == (Missing("two", "it has no wings"),)
+    assert {s.variant for s in outcome.samples} == {"one"}
 
 
 def test_variant_runs_in_the_interpreter_of_its_environment(suite, tmp_path):
@@ -97,7 +104,7 @@ def test_variant_runs_in_the_interpreter_of_its_environment(suite, tmp_path):
     python.write_text(script)
     python.chmod(0o755)
     (outcome,) = _run(suite, "here")
-    assert {s.variant for s in outcome.samples} == {"one", "two"}
+    assert [s.details["from"] for s in outcome.samples if s.variant == "two"] == ["1"]
     python.write_text("#!/bin/sh\nexit 3\n")
     (outcome,) = _run(suite, "here")
     assert [missing.variant for missing in outcome.missing] == ["two"]
@@ -112,6 +119,9 @@ def test_failing_variants_are_reported_and_the_others_measured(suite):
     assert failures["wrong"].reason == "VerificationError: record 3 comes 2 times"
     assert failures["exits"].reason == "ended with status 7"
     assert failures["silent"].reason == "ended without a measurement of every metric"
+    assert failures["nan"].reason == "measured no number: speed is nan"
+    assert failures["quits"].reason == "ended without a measurement of every metric"
+    assert failures["quits"].output == "gone without a word"
     assert {s.variant for s in outcome.samples} == {"one"}
 
 
@@ -134,10 +144,11 @@ def test_variants_that_compute_something_else_are_not_timed(suite):
     (outcome,) = _run(suite, "agreeing")
     reasons = {failure.variant: failure.reason for failure in outcome.failures}
     assert {s.variant for s in outcome.samples} - set(reasons) == {"one", "near"}
-    assert {"far", "nan", "silent", "crash"}.isdisjoint(s.variant for s in outcome.samples)
+    assert {"far", "nan", "silent", "crash", "quits"}.isdisjoint(s.variant for s in outcome.samples)
     assert "logits is 0.02 from the reference (tolerance 0.001)" in reasons["far"]
     assert "logits is inf" in reasons["nan"]
     assert "logits is inf" in reasons["silent"]
+    assert "its outputs cannot be read" in reasons["quits"]  # and not those of whoever came before
     assert reasons["crash"] == "computing what is compared: RuntimeError: cannot be computed"
     agreed = {(row.variant, row.quantity): row.agreed for row in outcome.parity}
     assert agreed["near", "logits"]

@@ -45,6 +45,14 @@ def test_worst_output_of_each_quantity_is_told():
     ]
 
 
+def test_difference_that_is_too_small_for_the_precision_is_no_agreement():
+    ours = {**_REFERENCE, "logits": _REFERENCE["logits"] * (1 + 1e-7)}
+    (row,) = compare_outputs("us", ours, _REFERENCE, {"logits": 1e-2}, {"logits": 1e-4})
+    assert not row.agreed
+    (row,) = compare_outputs("us", ours, _REFERENCE, {"logits": 1e-2})
+    assert row.agreed
+
+
 def test_quantity_that_nobody_computed_is_not_agreed_on():
     (row,) = compare_outputs("us", {}, {}, {"logits": 1e-3})
     assert not row.agreed

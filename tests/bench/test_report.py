@@ -45,7 +45,7 @@ def _run(size="full", rounds=6, again=tuple(_AGAIN), partial=None, **changed) ->
         "a",
         variants,
         {"full": _Size(), "quick": _Size(12)},
-        targets=(Target("b", "m", 0.5, "a"), Target("b", "m", 1.0), Target("c", "m", 1.0)),
+        targets=(Target("b", "m", 0.5, "a"), Target("b", "m", 0.4, "a"), Target("b", "m", 1.0), Target("c", "m", 1.0)),
         agreement=Agreement("x", Variant("float64", lambda size: Measurement()), {"logits": 1e-4}),
     )
     details = {"device": "cpu: cpu"}
@@ -81,6 +81,7 @@ def test_tables_have_medians_ratios_intervals_notes_and_targets():
             "7,000 records",
             "b: a note of 7,000",
             "target: b at most 0.5× a: 0.4010×, met",
+            "target: b at most 0.4× a: 0.4010×, not judged: its interval holds the bound",
             "target: b at most 1 ms: 4.000 ms, NOT MET",
             "target: c at most 1 ms: not judged: no measurement",
             "6 rounds, in a shuffled order (seed 99",
@@ -114,6 +115,8 @@ def test_few_rounds_claim_nothing_and_say_why():
     for text in _both(_run(rounds=3)):
         assert "No A/A control could be judged (that takes 6 rounds), so nothing is claimed" in text
         assert "3 rounds, and fewer than 6 are not judged" in text
+        assert "0.4010×, met" not in text
+        assert "NOT MET" not in text
 
 
 def test_partial_report_says_so_at_the_top():
@@ -154,12 +157,35 @@ def test_missing_and_failed_variants_are_told_with_the_way_out_and_the_output():
         Failure("c", 1, "RuntimeError: [bad] luck", "Traceback …\nlast words"),
         Failure("d", None, "not timed: it computes something else", ""),
     )
-    run = _run(missing=(Missing("b", "pip install tensorflow-cpu torch"),), failures=failures)
+    run = _run(
+        missing=(Missing("b", "not installed", "pip install tensorflow-cpu torch"), Missing("e", "no GPU")), failures=failures
+    )
     for text in _both(run):
         assert "b: not installed: pip install tensorflow-cpu torch" in text
+        assert "e: no GPU\n" in text
         assert "c: left out, it failed in round 2: RuntimeError: [bad] luck" in text
         assert "d: left out, it failed before the first round: not timed" in text
         assert "last words" in text
+
+
+def test_output_cannot_end_its_block_nor_a_name_its_cell():
+    run = _run(failures=(Failure("c|d", 0, "crashed", "```\n# not a heading"),))
+    markdown = report.as_markdown(run)
+    assert "````text\nc|d wrote:\n```\n# not a heading\n````" in markdown
+
+
+def test_missing_baseline_is_told():
+    (outcome,) = (run := _run()).outcomes
+    alone = replace(outcome, samples=tuple(s for s in outcome.samples if s.variant == "b"))
+    for text in _both(replace(run, outcomes=(alone,))):
+        assert "nothing is compared: a, the baseline, did not run" in text
+
+
+def test_secrets_are_no_flags(monkeypatch):
+    monkeypatch.setenv("NVIDIA_API_KEY", "hush")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert "NVIDIA_API_KEY" not in machine.flags()
+    assert machine.flags()["NVIDIA_TF32_OVERRIDE"] == "0"
 
 
 def test_long_output_is_cut_and_says_so():
@@ -182,11 +208,11 @@ def test_quick_sizes_are_those_in_titles_and_notes_and_judge_no_target():
         assert "12 records" in text
         assert "b: a note of 12" in text
         assert "7,000" not in text
-        assert text.count("not judged: quick sizes") == 2
+        assert text.count("not judged: quick sizes") == 3
         assert "NOT MET" not in text
     (workload,) = as_document(run)["workloads"]
     assert (workload["title"], workload["notes"]["b"]) == ("12 records", "a note of 12")
-    assert [target["met"] for target in workload["targets"]] == [None, None, None]
+    assert [target["met"] for target in workload["targets"]] == [None] * 4
 
 
 def test_document_has_the_samples_and_what_was_made_of_them():
@@ -201,7 +227,7 @@ def test_document_has_the_samples_and_what_was_made_of_them():
         ("a", True, "not shown"),
         ("b", False, "different"),
     ]
-    assert [target["met"] for target in workload["targets"]] == [True, False, None]
+    assert [target["met"] for target in workload["targets"]] == [True, None, False, None]
     assert [(row["difference"], row["agreed"]) for row in workload["parity"]] == [(1e-6, True), (None, False)]
 
 

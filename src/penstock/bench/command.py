@@ -110,7 +110,7 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
         harness.check_agreement()
         while True:
             # What is on disk says that it is not all, until it is: whatever ends this process.
-            current = so_far(f"not finished, {done} rounds are done")
+            current = so_far(f"not finished, rounds done: {done}")
             wanted = _unfinished(current, done, budget)
             if not wanted:
                 break

@@ -262,9 +262,9 @@ def _check_evidence(progress: Progress, number: int, evidence: Sequence[tuple[st
     """
     agreement = progress.workload.agreement
     for name, tolerance in (agreement.tolerances if agreement else {}).items():
-        values = [shown[name] for _, shown in evidence if name in shown]
-        center = float(np.median(values)) if values else 0.0
-        for variant, shown in evidence if values else ():
+        by_variant = {variant: shown[name] for variant, shown in evidence if name in shown}  # the control has one vote
+        center = float(np.median(list(by_variant.values()))) if by_variant else 0.0
+        for variant, shown in evidence if by_variant else ():
             value = shown.get(name, math.nan)  # others have it
             if not abs(value - center) <= 2 * tolerance * abs(center):  # NaN is not
                 reason = f"computed something else when it was timed: its {name} is {value:g}, the variants' median {center:g}"

@@ -35,7 +35,7 @@ class Finished:
     Attributes:
       reason: why it is of no use, in a line; None if it did what it was started for.
       output: all that it wrote.
-      result: the JSON object in its last line, if there is one.
+      result: what it measured; None where it was started for something else, or did not come so far.
     """
 
     reason: str | None
@@ -57,9 +57,11 @@ def run_variant(
       KeyboardInterrupt: Ctrl-C; the process is gone then.
     """
     python = str(variant.environment.python) if variant.environment else sys.executable
-    command = [python, worker.__file__, module, workload.name, variant.name, size]
-    if outputs:
-        command += ["--outputs", str(outputs)]
+    # In a file, as libraries print what they like.
+    result = cache / "result.json"
+    result.unlink(missing_ok=True)
+    written = ["--outputs", str(outputs)] if outputs else ["--result", str(result)]
+    command = [python, worker.__file__, module, workload.name, variant.name, size, *written]
     try:
         ended = _run(command, workload.time_limit, {**_QUIET, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ})
     except OSError as error:
@@ -70,7 +72,7 @@ def run_variant(
         reason = f"took more than its {workload.time_limit:g} s"
     elif ended.status != 0:
         reason = _reason(ended.stderr, ended.status)
-    return Finished(reason, output, _last_json(ended.stdout))
+    return Finished(reason, output, _read(result))
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,9 @@ def _reason(stderr: str, status: int) -> str:
     return errors[0].removeprefix("penstock.bench.model.") if errors else f"ended with status {status}"
 
 
-def _last_json(stdout: str) -> dict[str, Any] | None:
-    """The last line, if it is a JSON object: libraries may have printed others before it."""
-    lines = stdout.strip().splitlines()
+def _read(path: Path) -> dict[str, Any] | None:
     try:
-        result = json.loads(lines[-1]) if lines else None
-    except ValueError:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):
         return None
     return result if isinstance(result, dict) else None

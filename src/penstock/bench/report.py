@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -91,11 +91,27 @@ def machine_lines(run: Run) -> list[str]:
         f"clocks: {machine['clocks'] or 'unknown'}; load average before the runs {load} (their own included)",
         *[f"GPU: {gpu}" for gpu in machine["gpus"]],
         f"devices: {'; '.join(devices) or 'none'}",
-        f"Python {machine['python']}, " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
+        f"Python {machine['python']}, {_versions(machine['versions'])}",
+        *_versions_elsewhere(run),
         f"flags: {', '.join(f'{name}={value}' for name, value in machine['flags'].items()) or 'none'}",
         f"penstock {machine['penstock']}, commit {machine['commit'] or 'unknown'}",
         f"{machine['date']}, {run.seconds / 60:.1f} minutes",
     ]
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _versions_elsewhere(run: Run) -> list[str]:
+    """Of the variants that have an interpreter of their own."""
+    found: dict[str, None] = {}
+    for outcome in run.outcomes:
+        elsewhere = {variant.name for variant in outcome.workload.variants if variant.environment}
+        for sample in outcome.samples:
+            if sample.variant in elsewhere and "versions" in sample.details:
+                found[f"{sample.variant}, in an interpreter of its own: {_versions(sample.details['versions'])}"] = None
+    return list(found)
 
 
 def method(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Measures one variant, once, and prints what it measured as one JSON line. The harness starts it as a process.
+"""Measures one variant, once, and writes what it measured to a file. The harness starts it as a process.
 
 It is run by its path, in whichever interpreter the variant needs, where penstock and JAX may not be installed.
 """
@@ -17,7 +17,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="penstock bench worker")
     for name in ("module", "workload", "variant", "size"):
         parser.add_argument(name)
-    parser.add_argument("--outputs", help="compute these and write them here, instead of measuring")
+    written = parser.add_mutually_exclusive_group(required=True)
+    written.add_argument("--result", type=Path, help="measure, and write what was measured here, as JSON")
+    written.add_argument("--outputs", type=Path, help="compute the outputs that variants are compared by, and write them here")
     args = parser.parse_args()
     sys.path.pop(0)  # this folder, whose modules are no top-level ones
     _find_penstock()
@@ -38,7 +40,7 @@ def main() -> None:
         "evidence": dict(measurement.evidence),
         "details": {**(_device() if "device" not in measurement.details else {}), **measurement.details},
     }
-    print(json.dumps(result), flush=True)
+    args.result.write_text(json.dumps(result))
 
 
 def _find_penstock() -> None:
