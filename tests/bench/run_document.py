@@ -126,7 +126,10 @@ def _images(rng: np.random.Generator) -> dict[str, Any]:
             _target("penstock", "first record", 0.5, 1.02, False, "target: penstock at most 0.5x grain: 1.02x, NOT MET"),
         ],
         "failures": [failure],
-        "missing": [{"variant": "tf.data", "command": "pip install 'penstock[bench]' tensorflow-cpu"}],
+        "missing": [
+            {"variant": "tf.data", "reason": "not installed", "command": "pip install 'penstock[bench]' tensorflow-cpu"},
+            {"variant": "cuDNN", "reason": "there is no GPU", "command": ""},
+        ],
     }
 
 

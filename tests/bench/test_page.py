@@ -123,7 +123,8 @@ def test_page_says_every_sentence_and_the_numbers_of_the_controls():
 def test_page_names_what_is_missing_what_failed_and_what_disagrees():
     page = as_html(document())
     text = _Reader(page).text
-    assert "tf.data was not installed. To have it: pip install 'penstock[bench]' tensorflow-cpu" in text
+    assert "tf.data: not installed. To have it: pip install 'penstock[bench]' tensorflow-cpu" in text
+    assert "cuDNN: there is no GPU" in text
     assert "<code>pip install &#x27;penstock[bench]&#x27; tensorflow-cpu</code>" in page
     assert "ray.data was left out, it failed in round 1: it took more than 120 s" in text
     assert "<pre>WARNING: object store is &lt;full&gt; &amp; spilling\n" in page
@@ -530,7 +531,7 @@ def test_texts_stand_out(opened: Callable[..., Chrome], colours: str):
 def test_nothing_but_boxes_scrolls_sideways(opened: Callable[..., Chrome], width: int):
     run = failed_control({**document(), "partial": "x" * 200})
     run["machine_lines"].append("FLAGS=" + "--a_very_long_flag" * 20)
-    run["workloads"][0]["missing"].append({"variant": "v" * 60, "command": "pip install " + "w" * 120})
+    run["workloads"][0]["missing"].append({"variant": "v" * 60, "reason": "not installed", "command": "pip install " + "w" * 120})
     page = opened(run, width=width)
     page.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; });")
     assert page.execute_script("return document.documentElement.scrollWidth") <= width

@@ -63,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         suite.set_defaults(suite=name)
     about = "All suites, in one report."
     everything = [workload for name in SUITES for workload in load(name).WORKLOADS]
-    suite = suites.add_parser(
-        _ALL, help=about, description=about, epilog="example:\n  penstock bench all --quick --html report.html"
-    )
+    suite = suites.add_parser(_ALL, help=about, description=about, epilog=_epilog(_ALL, everything))
     _add_common(suite, everything, _ROUNDS, None)
     _add_only(suite, everything)
     suite.set_defaults(suite=_ALL)
