@@ -56,14 +56,9 @@ class StepClock:
             self._in_flight = None
 
 
-def milliseconds(ends: Sequence[float], together: int = 1) -> list[float]:
-    """Between ends; with `together` > 1 the means over so many in a row.
-
-    Several workers of a loader deliver their batches in bursts, so the time of a single one is either next to nothing or several
-    times the mean, and a median of those would say neither. Over as many as there are workers it evens out.
-    """
-    every = max(1, min(together, len(ends) - 1))
-    return [float(ms) for ms in np.diff(np.asarray(ends)[::every]) / every * 1e3]
+def milliseconds(ends: Sequence[float]) -> list[float]:
+    """Between one end and the next."""
+    return [float(ms) for ms in np.diff(ends) * 1e3]
 
 
 def settle() -> None:
