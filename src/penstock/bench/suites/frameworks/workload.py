@@ -101,7 +101,13 @@ def _variants(experiment: Experiment) -> tuple[Variant, ...]:
     return (
         variant("PyTorch eager", make_torch_eager, ("torch",), in_torch),
         variant("torch.compile", make_torch_compiled, ("torch",), f"inductor; {in_torch}"),
-        variant("PyTorch/XLA", make_torch_xla, ("torch", "torch_xla"), f"{in_torch}, in an MpDeviceLoader", TORCH_XLA),
+        variant(
+            "PyTorch/XLA",
+            make_torch_xla,
+            ("torch", "torch_xla"),
+            f"{in_torch}, in an MpDeviceLoader; no step is queued behind another",
+            TORCH_XLA,
+        ),
         variant("JAX", make_flax, ("flax", "optax"), f"Flax NNX, Optax; {in_penstock}"),
         variant("Keras on JAX", make_keras, ("keras",), f"Model.fit; {in_penstock}"),
     )
