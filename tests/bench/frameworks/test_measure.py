@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gc
+import json
+import subprocess
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from penstock.bench.suites.frameworks import find, jpeg
-from penstock.bench.suites.frameworks.experiment import QUICK, Experiment
+from penstock.bench import worker
+from penstock.bench.suites import frameworks
+from penstock.bench.suites.frameworks import find, jpeg, torch_data
+from penstock.bench.suites.frameworks import reference as frameworks_reference
+from penstock.bench.suites.frameworks.experiment import LEARNING_RATE, QUICK, Experiment, Geometry
 from penstock.bench.suites.frameworks.random_images import RandomImages
+from penstock.bench.suites.frameworks.trainer import nvidia_gpu
+from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm
 from penstock.bench.suites.frameworks.workload import make_flax, make_keras, make_torch_eager
 
 MAKERS = {"PyTorch": make_torch_eager, "JAX": make_flax, "Keras": make_keras}
 NAME = "vit-tiny-b4-fp32-eager-sgd-random"
+SECONDS = ("seconds to import and build", "seconds to the end of the first step, with compilation")
 
 
 def loaded(framework: str, data: str, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -66,21 +77,70 @@ def test_jpegs_are_the_same_in_every_process_and_no_two_alike():
     assert len(set(contents[0])) == 3
 
 
-def test_a_record_read_twice_is_the_same_twice():
+def test_jpegs_are_made_once_where_there_is_a_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_BENCH_CACHE", str(tmp_path / "cache"))
+    with jpeg.folder(3) as first:
+        made = [Path(path).stat().st_mtime_ns for path in first]
+    with jpeg.folder(3) as second, jpeg.folder(2) as fewer:
+        assert (second, len(fewer)) == (first, 2)
+        assert [Path(path).stat().st_mtime_ns for path in second] == made
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["jpeg-2", "jpeg-3"]
+
+
+def test_a_record_is_the_same_in_every_framework_and_whenever_it_is_read():
     source = RandomImages(8, 5)
-    indices = np.array([7, 3])
-    np.testing.assert_array_equal(source.read(indices).images, source.read(indices).images)
-    assert source.read(indices).labels.tolist() == [2, 3]
+    batch = source.read(np.array([7, 3]))
+    np.testing.assert_array_equal(batch.images, source.read(np.array([3, 7])).images[::-1])
+    assert batch.labels.tolist() == [2, 3]
+    ours, label = torch_data.RandomImages(Geometry(width=32, depth=1, heads=1, image=8, patch=4, classes=5))[7]
+    assert label == 2
+    np.testing.assert_array_equal(np.sort(ours.numpy(), axis=None), np.sort(batch.images[0], axis=None))  # in other layouts
 
 
-@pytest.mark.parametrize("variant", ["PyTorch eager", "JAX", "Keras on JAX"])
-def test_a_run_gives_times_of_steps_and_the_loss_that_all_must_have(variant, reference):
+def check(result, workload, reference):
+    """What every run must give, as the worker prints it."""
+    assert {*result["steps"], *result["values"]} == {metric.name for metric in workload.metrics}
+    assert all(len(steps) == 3 and min(steps) > 0 for steps in result["steps"].values())
+    assert result["values"]["loading"] > 0
+    assert result["values"]["together"] == pytest.approx(np.mean(result["steps"]["together"]))
+    # The batch is as large as the one that is compared, so the loss is the first of those.
+    evidence, tolerances = result["evidence"], workload.agreement.tolerances
+    assert evidence["loss"] == pytest.approx(reference(NAME)["loss"][0], rel=tolerances["loss"])
+    assert evidence["update"] == pytest.approx(first_update(), rel=tolerances["update"])
+    details = result["details"]
+    assert (
+        {"device", "versions", "compile cache", *SECONDS}
+        <= {*details}
+        <= {"device", "versions", "compile cache", "threads", *SECONDS}
+    )
+    assert nvidia_gpu() or details["device"] == "cpu: cpu"
+    assert details["versions"]
+
+
+@functools.cache
+def first_update() -> float:
+    """The norm of what the first step changes, in float64."""
+    experiment, before = Experiment.parse(NAME), initial(QUICK)
+    with jax.enable_x64(True):
+        images, labels = fixed_batch(QUICK, experiment.batch)
+        params = {name: value.astype(np.float64) for name, value in before.items()}
+        gradients = jax.grad(lambda params: frameworks_reference._loss(params, images.astype(np.float64), labels, QUICK))(params)
+        return LEARNING_RATE * norm({name: np.asarray(gradient) for name, gradient in gradients.items()})
+
+
+@pytest.mark.parametrize("variant", ["PyTorch eager", "torch.compile", "JAX", "Keras on JAX"])
+def test_a_run_gives_times_and_what_all_must_have_alike(variant, reference):
     workload = find(NAME)
     measured = workload.variant(variant).measure(workload.sizes["quick"])
     gc.unfreeze()
-    assert {*measured.steps, *measured.values} == {metric.name for metric in workload.metrics}
-    assert measured.values["loading"] > 0
-    assert all(len(steps) == 3 and min(steps) > 0 for steps in measured.steps.values())
-    # The batch is as large as the one that is compared, so the loss is the first of those.
-    assert measured.evidence["loss"] == pytest.approx(reference(NAME)["loss"][0], rel=1e-5)
-    assert {"device", "threads"} <= set(measured.details)
+    check(dataclasses.asdict(measured), workload, reference)
+
+
+def test_a_run_in_another_interpreter_does_so_too(reference):
+    """PyTorch/XLA, as far as its environment is there; its loader's threads must end, or the process would not."""
+    workload = find(NAME)
+    for variant in workload.variants:
+        if variant.environment is not None and not variant.environment.lacks(variant.requires):
+            command = [variant.environment.python, worker.__file__, frameworks.__name__, NAME, variant.name, "quick"]
+            ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+            check(json.loads(ended.stdout.splitlines()[-1]), workload, reference)

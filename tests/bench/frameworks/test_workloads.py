@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.bench.suites import find as find_in_suite
+from penstock.bench.model import VerificationError
+from penstock.bench.suites import find as find_in_module
 from penstock.bench.suites import frameworks
 from penstock.bench.suites.frameworks import choices, trainer, workload
 from penstock.bench.suites.frameworks.experiment import Experiment
@@ -38,7 +39,7 @@ def test_a_name_says_all_and_finds_its_workload():
     experiment = Experiment("base", 256, "bf16", "fused", "adamw", "jpeg")
     assert experiment.name == "vit-base-b256-bf16-fused-adamw-jpeg"
     assert Experiment.parse(experiment.name) == experiment
-    assert find_in_suite("frameworks", experiment.name).name == experiment.name
+    assert find_in_module(frameworks.__name__, experiment.name).name == experiment.name
 
 
 @pytest.mark.parametrize(
@@ -88,9 +89,14 @@ def test_a_flag_that_makes_no_sense_is_an_error_that_says_what_does(flag, word, 
         chosen(flag, word)
 
 
+def unsuited(name: str) -> dict[str, str]:
+    return {variant.name: variant.unsuited for variant in frameworks.find(name).variants if variant.unsuited}
+
+
 def test_on_a_gpu_there_is_a_target_and_no_torch_xla(gpu):
-    found = frameworks.find("vit-base-b32-bf16-fused-adamw-random")
-    assert [variant.name for variant in found.variants] == ["PyTorch eager", "torch.compile", "JAX", "Keras on JAX"]
+    name = "vit-base-b32-bf16-fused-adamw-random"
+    assert unsuited(name) == {"PyTorch/XLA": "torch_xla has no CUDA since 2.9"}
+    found = frameworks.find(name)
     assert [(target.variant, target.bound, target.relative_to) for target in found.targets] == [("JAX", 0.9, "torch.compile")]
 
 
@@ -100,6 +106,48 @@ def test_on_a_cpu_there_are_five_variants_and_no_target(no_gpu):
     assert found.baseline == "PyTorch eager"
     assert not found.targets
     assert {metric.better for metric in found.metrics} == {"lower"}
+
+
+def test_what_calls_itself_fused_and_is_not_takes_no_part(no_gpu):
+    assert not unsuited(NAME)
+    for precision in ("fp32", "bf16"):
+        reasons = unsuited(NAME.replace("fp32-eager", f"{precision}-fused"))
+        assert set(reasons) == {"PyTorch/XLA", "JAX", "Keras on JAX"}
+        assert set(reasons.values()) == {"XLA has no fused attention for float32, nor on a CPU"}
+
+
+def test_who_takes_no_part_has_no_target(gpu):
+    found = frameworks.find("vit-base-b32-tf32-fused-sgd-random")
+    assert "JAX" in unsuited(found.name)
+    assert not found.targets
+
+
+def test_a_run_may_take_longer_where_a_step_does(no_gpu):
+    assert frameworks.find(NAME).time_limit == 600
+    assert frameworks.find("vit-base-b256-fp32-eager-sgd-random").time_limit > 2 * 3600
+
+
+def test_a_gpu_without_nvidia_smi_is_found_by_its_driver(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(trainer.shutil, "which", lambda program: None)
+    monkeypatch.setattr(trainer, "_DRIVER", tmp_path)
+    assert not trainer.nvidia_gpu.__wrapped__()
+    (tmp_path / "0000:01:00.0").mkdir()
+    assert trainer.nvidia_gpu.__wrapped__()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not trainer.nvidia_gpu.__wrapped__()
+
+
+def test_a_gpu_that_one_uses_and_the_suite_does_not_see_is_an_error(no_gpu):
+    trainer.check_device("JAX", on_gpu=False)
+    with pytest.raises(VerificationError, match="JAX uses a GPU here that the suite does not know of"):
+        trainer.check_device("JAX", on_gpu=True)
+
+
+def test_a_gpu_that_one_does_not_use_is_an_error(gpu):
+    trainer.check_device("JAX", on_gpu=True)
+    with pytest.raises(VerificationError, match="does not use the machine's GPU"):
+        trainer.check_device("JAX", on_gpu=False)
 
 
 def test_batches_share_an_agreement_if_what_is_compared_is_the_same():
@@ -135,6 +183,6 @@ package = types.ModuleType("penstock")
 package.__path__ = [{package!r}]
 sys.modules["penstock"] = package
 from penstock.bench.suites import find
-print(find("frameworks", {NAME!r}).name)
+print(find({frameworks.__name__!r}, {NAME!r}).name)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == NAME

@@ -1,7 +1,7 @@
 """The training step of a ViT in PyTorch (eager, compiled, on XLA), JAX and Keras on JAX, shown to compute the same first.
 
 Without flags: ViT-tiny and -small at batch 8 and 32 in float32, or, where there is an NVIDIA GPU, ViT-base at batch 32 and 256 in
-TF32 and bfloat16, there without PyTorch/XLA, which has no CUDA since 2.9.
+TF32 and bfloat16.
 """
 
 from __future__ import annotations

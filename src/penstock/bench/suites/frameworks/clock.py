@@ -17,7 +17,8 @@ import numpy as np
 class StepClock:
     """Tells when to stop, and how long each step took: from the end of the one before to its own.
 
-    The first step is not timed: its end is where the clock starts.
+    The first step is not timed: its end is where the clock starts. Nor is one that is in flight when the clock wants no more: as
+    no other is queued behind it, its end would be seen earlier than those of the others, by what queueing and loading take.
 
     Args:
       least, most: steps to time.
@@ -31,7 +32,7 @@ class StepClock:
 
     def more(self) -> bool:
         """Whether another step is to be queued."""
-        timed = len(self.ends) - 1 + (self._in_flight is not None)
+        timed = len(self.ends) - 1
         return timed < self._least or (timed < self._most and self.ends[-1] - self.ends[0] < self._seconds)
 
     def queued(self, wait: Callable[[], Any]) -> None:
@@ -49,21 +50,15 @@ class StepClock:
         self.ends.append(self._now())
 
     def finish(self) -> None:
-        """Wait for the last step."""
+        """Wait for the last step, if it is in flight still."""
         if self._in_flight is not None:
             self._in_flight()
-            self.ended()
             self._in_flight = None
 
 
-def milliseconds(ends: Sequence[float], together: int = 1) -> list[float]:
-    """Between ends; with `together` > 1 the means over so many in a row.
-
-    Several workers of a loader deliver their batches in bursts, so the time of a single one is either next to nothing or several
-    times the mean, and a median of those would say neither. Over as many as there are workers it evens out.
-    """
-    every = max(1, min(together, len(ends) - 1))
-    return [float(ms) for ms in np.diff(np.asarray(ends)[::every]) / every * 1e3]
+def milliseconds(ends: Sequence[float]) -> list[float]:
+    """Between one end and the next."""
+    return [float(ms) for ms in np.diff(ends) * 1e3]
 
 
 def settle() -> None:

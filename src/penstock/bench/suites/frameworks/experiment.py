@@ -49,6 +49,10 @@ class Geometry:
         """Patches and the class token."""
         return (self.image // self.patch) ** 2 + 1
 
+    def step_flops(self, batch: int) -> float:
+        """Of a training step: 6 for each token and parameter of the blocks' kernels (Kaplan et al. 2020, arXiv:2001.08361)."""
+        return 6 * 12 * self.depth * self.width**2 * self.tokens * batch
+
 
 GEOMETRIES = {
     "tiny": Geometry(width=192, depth=12, heads=3),

@@ -18,7 +18,7 @@ from jax import Array
 from penstock.bench.suites.frameworks import jax_setup
 from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
-from penstock.bench.suites.frameworks.flax_vit import Implementation, ViT, canonical, load
+from penstock.bench.suites.frameworks.flax_vit import ViT, canonical, load
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
@@ -27,9 +27,9 @@ class FlaxTrainer:
 
     def __init__(self, experiment: Experiment, size: Size):
         self._experiment, self._size = experiment, size
-        details = jax_setup.configure("JAX", experiment.precision)
+        jax_setup.configure(experiment.precision)
         dtype = jnp.bfloat16 if experiment.precision == "bf16" else jnp.float32
-        with_dtype = partial(ViT, size.geometry, dtype, _implementation(experiment))
+        with_dtype = partial(ViT, size.geometry, dtype, experiment.attention == "fused")
         model = nnx.eval_shape(lambda: with_dtype(rngs=nnx.Rngs(0)))
         self._graph, abstract = nnx.split(model)
         self._params = load(abstract, initial(size.geometry))
@@ -38,7 +38,7 @@ class FlaxTrainer:
         # The state is donated: a step may write its result over it.
         self._step = jax.jit(self._train_step, donate_argnums=(0, 1))
         self._logits = jax.jit(self._forward)
-        self.details = {**details, "flax": flax.__version__, "optax": optax.__version__}
+        self.details = jax_setup.details({"flax": flax.__version__, "optax": optax.__version__})
 
     def _forward(self, params: nnx.State, images: Any) -> Array:
         return nnx.merge(self._graph, params)(images)
@@ -82,13 +82,6 @@ class FlaxTrainer:
 
     def wait(self, batch: HostBatch) -> None:
         jax.block_until_ready(batch)  # type: ignore[no-untyped-call]
-
-
-def _implementation(experiment: Experiment) -> Implementation:
-    """cuDNN's kernels are for 16 bits."""
-    if experiment.attention == "eager":
-        return "eager"
-    return "cudnn" if experiment.precision == "bf16" and jax.default_backend() == "gpu" else None
 
 
 def _make_optimizer(name: str) -> optax.GradientTransformation:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jaxlib.version
 import numpy as np
 
 import penstock as ps
@@ -21,10 +22,10 @@ from penstock.bench.suites.frameworks.weights import HostBatch
 _MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "highest"}
 
 
-def configure(framework: str, precision: str) -> dict[str, Any]:
-    """Set JAX up for an experiment, and say what for the details."""
+def configure(precision: str) -> None:
+    """Set JAX up for an experiment."""
     device = jax.devices()[0]
-    check_device(framework, on_gpu=device.platform == "gpu")
+    check_device("JAX", on_gpu=device.platform != "cpu")
     if precision == "tf32" and device.platform != "gpu":
         raise VerificationError("tf32 is of CUDA GPUs, and JAX has none here")
     _update("jax_default_matmul_precision", _MATMUL_PRECISION[precision])
@@ -32,7 +33,16 @@ def configure(framework: str, precision: str) -> dict[str, Any]:
         _update("jax_compilation_cache_dir", cache)
         _update("jax_persistent_cache_min_compile_time_secs", 0)
         _update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return {"device": f"{device.platform}: {device.device_kind}", "jax": jax.__version__, "compile cache": cache or "off"}
+
+
+def details(versions: dict[str, str]) -> dict[str, Any]:
+    """Where and with what, beside JAX, a trainer trains."""
+    device = jax.devices()[0]
+    return {
+        "device": f"{device.platform}: {device.device_kind}",
+        "versions": {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__, **versions},
+        "compile cache": "on" if compile_cache("jax") else "off",
+    }
 
 
 def _update(option: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,33 @@ _STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 @contextlib.contextmanager
 def folder(files: int) -> Iterator[list[str]]:
-    """A temporary folder of so many JPEGs, alike in every process: their paths."""
-    with tempfile.TemporaryDirectory(prefix="penstock-jpeg-") as path:
-        yield [_write(Path(path) / f"{number:04}.jpg", number) for number in range(files)]
+    """So many JPEGs, alike in every process: their paths.
+
+    In the folder that the environment variable PENSTOCK_BENCH_CACHE names they are made once; without it, each time.
+    """
+    if cache := os.environ.get("PENSTOCK_BENCH_CACHE"):
+        yield _made_once(Path(cache) / f"jpeg-{files}", files)
+    else:
+        with tempfile.TemporaryDirectory(prefix="penstock-jpeg-") as path:
+            yield [_write(file, number) for number, file in enumerate(_paths(Path(path), files))]
+
+
+def _made_once(folder: Path, files: int) -> list[str]:
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent) as made:
+            complete = Path(made) / "jpeg"
+            complete.mkdir()
+            for number, file in enumerate(_paths(complete, files)):
+                _write(file, number)
+            # All at once, so that nobody sees half of them. Whoever else was faster has made the same.
+            with contextlib.suppress(OSError):
+                complete.rename(folder)
+    return [str(file) for file in _paths(folder, files)]
+
+
+def _paths(folder: Path, files: int) -> list[Path]:
+    return [folder / f"{number:04}.jpg" for number in range(files)]
 
 
 def _write(path: Path, number: int) -> str:

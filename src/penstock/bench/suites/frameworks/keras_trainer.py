@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ["KERAS_BACKEND"] = "jax"
 
 import jax
 import keras
@@ -28,7 +28,8 @@ class KerasTrainer:
         if keras.backend.backend() != "jax":
             raise VerificationError(f"KERAS_BACKEND is {keras.backend.backend()!r}: this variant is Keras on JAX")
         self._experiment, self._size = experiment, size
-        details = jax_setup.configure("JAX", experiment.precision)
+        jax_setup.configure(experiment.precision)
+        keras.config.set_floatx("float32")  # whatever the user's ~/.keras says
         self._model = vit(size.geometry, experiment.precision == "bf16", experiment.attention == "fused")
         load(self._model, initial(size.geometry))
         self._model.compile(
@@ -36,7 +37,7 @@ class KerasTrainer:
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             jit_compile=True,
         )
-        self.details = {**details, "keras": keras.__version__}
+        self.details = jax_setup.details({"keras": keras.__version__})
 
     def place(self, batch: HostBatch) -> HostBatch:
         return jax_setup.place(batch)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ["KERAS_BACKEND"] = "jax"
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ def vit(geometry: Geometry, mixed: bool, fused: bool) -> keras.Model:
     images = keras.Input((geometry.image, geometry.image, 3), dtype="float32")
     tokens = Embedding(geometry, products, name="embedding")(images)
     for number in range(geometry.depth):
-        tokens = Block(geometry.width, geometry.heads, products, fused, name=f"blocks_{number}")(tokens)
+        tokens = Block(geometry, products, fused, name=f"blocks_{number}")(tokens)
     # Norm and head see one token alone, so the class token is taken first.
     token = layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON, dtype="float32", name="norm")(tokens[:, 0])
     logits = layers.Dense(geometry.classes, dtype=products, name="head")(token)
@@ -57,11 +57,16 @@ class Embedding(layers.Layer):  # type: ignore[misc]
 
 
 class Block(layers.Layer):  # type: ignore[misc]
-    """[B, T, D] → [B, T, D]."""
+    """[B, T, D] → [B, T, D].
 
-    def __init__(self, width: int, heads: int, products: str, fused: bool, **kwargs: Any):
+    Inside the tokens of all images are in one dimension, as XLA likes them, see `flax_vit`. Between two blocks they are in two
+    for Keras alone, which else does not know that their number is a multiple of T; XLA takes both reshapes away.
+    """
+
+    def __init__(self, geometry: Geometry, products: str, fused: bool, **kwargs: Any):
         super().__init__(dtype="float32", **kwargs)
-        self._heads, self._fused, self._width = heads, fused, width
+        self._geometry, self._fused = geometry, fused
+        width = geometry.width
         self.norm1 = layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON, dtype="float32", name="norm1")
         self.qkv = layers.Dense(3 * width, dtype=products, name="qkv")
         self.out = layers.Dense(width, dtype=products, name="out")
@@ -71,22 +76,25 @@ class Block(layers.Layer):  # type: ignore[misc]
 
     def build(self, shape: tuple[int | None, ...]) -> None:
         for layer in (self.norm1, self.qkv, self.out, self.norm2, self.widen):
-            layer.build((None, None, self._width))
-        self.narrow.build((None, None, 4 * self._width))
+            layer.build((None, self._geometry.width))
+        self.narrow.build((None, 4 * self._geometry.width))
 
     def call(self, tokens: Any) -> Any:
-        tokens = tokens + self.out(self._attend(self.qkv(self.norm1(tokens))))
-        hidden = self.widen(self.norm2(tokens))
-        # Exact, and from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it.
-        active = ops.cast(ops.gelu(ops.cast(hidden, "float32"), approximate=False), hidden.dtype)
-        return tokens + self.narrow(active)
+        rows = ops.reshape(tokens, (-1, self._geometry.width))
+        rows = rows + self.out(self._attend(self.qkv(self.norm1(rows))))
+        hidden = self.widen(self.norm2(rows))
+        return ops.reshape(rows + self.narrow(gelu(hidden)), (-1, self._geometry.tokens, self._geometry.width))
 
     def _attend(self, qkv: Any) -> Any:
-        batch, length, _ = ops.shape(qkv)
-        parts = ops.reshape(qkv, (batch, length, 3, self._heads, -1))
+        geometry = self._geometry
+        parts = ops.reshape(qkv, (-1, geometry.tokens, 3, geometry.heads, geometry.width // geometry.heads))
         query, key, value = (parts[:, :, part] for part in range(3))
-        attend = ops.dot_product_attention if self._fused else explicit_attention
-        return ops.reshape(attend(query, key, value), (batch, length, self._width))
+        if self._fused:
+            # True and not None, with which it would take plain XLA where cuDNN cannot do it.
+            mixed = ops.dot_product_attention(query, key, value, flash_attention=True)
+        else:
+            mixed = explicit_attention(query, key, value)
+        return ops.reshape(mixed, (-1, geometry.width))
 
 
 def explicit_attention(query: Any, key: Any, value: Any) -> Any:
@@ -95,6 +103,13 @@ def explicit_attention(query: Any, key: Any, value: Any) -> Any:
     scores = ops.einsum("bqhd,bkhd->bhqk", query * query.shape[-1] ** -0.5, key)
     probabilities = ops.cast(ops.softmax(ops.cast(scores, "float32"), axis=-1), value.dtype)
     return ops.einsum("bhqk,bkhd->bqhd", probabilities, value)
+
+
+def gelu(hidden: Any) -> Any:
+    """Exact, and from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it."""
+    x = ops.cast(hidden, "float32")
+    # As PyTorch and the reference have it. `ops.gelu` has erfc, which is slower.
+    return ops.cast(0.5 * x * (1 + ops.erf(x * 2**-0.5)), hidden.dtype)
 
 
 def load(model: keras.Model, weights: Weights) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from penstock.bench.model import Measurement, Outputs, VerificationError
 from penstock.bench.suites.frameworks.clock import StepClock, milliseconds, settle
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
-from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores
-from penstock.bench.suites.frameworks.weights import fixed_batch, initial, updates
+from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer
+from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
 
 
 def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
@@ -33,31 +33,32 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     trainer = make(experiment, size)
     built = time.perf_counter()
     batch = trainer.place(fixed_batch(size.geometry, experiment.batch))
+    before = trainer.weights()
     placed = time.perf_counter()
     first_loss = trainer.loss(batch)
     first_step = time.perf_counter()
+    # A wrong backward pass at this batch size would not be seen in the loss, nor where a smaller batch is compared.
+    first_update = norm(updates(before, trainer.weights(), experiment.optimizer))
+    del before
     settle()
 
     compute = StepClock(size.least, size.most, size.compute_seconds)
     trainer.train(itertools.repeat(batch), compute)
-    bursts = max(1, experiment.loader_workers)
-    together = StepClock(size.least * bursts, size.most * bursts, size.together_seconds)
+    # Workers of a loader deliver their batches in bursts, of which at least a whole one is timed.
+    burst = max(1, experiment.loader_workers)
+    together = StepClock(size.least * burst, size.most * burst, size.together_seconds)
     with trainer.loader() as batches:
         trainer.train(batches, together)
-    loading = StepClock(size.least, size.most, size.loading_seconds)
+    loading = StepClock(size.least * burst, size.most * burst, size.loading_seconds)
     _load(trainer, loading)
     _check(trainer)
     return Measurement(
-        # Loaders that work ahead deliver in bursts, so that a single batch takes next to nothing or much: the mean, no median.
-        values={"loading": milliseconds(loading.ends, len(loading.ends) - 1)[0]},
-        steps={
-            "compute": milliseconds(compute.ends),
-            "together": milliseconds(together.ends, bursts),
-        },
-        evidence={"loss": first_loss},
+        # Means, no medians: where a loader is too slow, most steps find a batch ready and some wait long for the next.
+        values={name: float(np.mean(milliseconds(clock.ends))) for name, clock in (("loading", loading), ("together", together))},
+        steps={name: milliseconds(clock.ends) for name, clock in (("compute", compute), ("together", together))},
+        evidence={"loss": first_loss, "update": first_update},
         details={
             **trainer.details,
-            "threads": cores(),
             "seconds to import and build": built - begin,
             "seconds to the end of the first step, with compilation": first_step - placed,
         },

@@ -34,6 +34,8 @@ def outputs(experiment: Experiment, size: Size) -> Outputs:
     """See `measure.outputs`: on a CPU, whatever else there is."""
     import jax
 
+    # JAX_PLATFORMS may name a GPU alone. This has no effect, nor is it needed, where JAX has started already.
+    jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         return _train(experiment, size.geometry)
 

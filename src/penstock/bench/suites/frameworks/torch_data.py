@@ -13,7 +13,7 @@ from penstock.bench.suites.frameworks.experiment import Experiment, Geometry, Si
 
 
 class RandomImages(Dataset):
-    """The article's `FakeDataset`."""
+    """The article's `FakeDataset`, but for whose generator makes the numbers."""
 
     def __init__(self, geometry: Geometry):
         self._shape, self._classes = (3, geometry.image, geometry.image), geometry.classes
@@ -22,7 +22,7 @@ class RandomImages(Dataset):
         return random_images.RECORDS
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.randn(self._shape), index % self._classes
+        return torch.from_numpy(random_images.normal(index, self._shape)), index % self._classes
 
 
 class Jpegs(Dataset):

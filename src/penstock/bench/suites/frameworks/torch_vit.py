@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,8 +23,8 @@ class ViT(nn.Module):
 
     def __init__(self, geometry: Geometry, fused: bool):
         super().__init__()
-        width, patch = geometry.width, geometry.patch
-        self.patch = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
+        width, self._patch = geometry.width, geometry.patch
+        self.patch = nn.Linear(3 * geometry.patch**2, width)  # a convolution whose stride is its width
         self.cls = nn.Parameter(torch.empty(width))
         self.position = nn.Parameter(torch.empty(geometry.tokens, width))
         self.blocks = nn.ModuleList([Block(width, geometry.heads, fused) for _ in range(geometry.depth)])
@@ -31,17 +32,18 @@ class ViT(nn.Module):
         self.head = nn.Linear(width, geometry.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        patches = self.patch(images).flatten(2).transpose(1, 2)
+        patches = self.patch(_patches(images, self._patch))
         cls = self.cls.expand(images.shape[0], 1, -1)
         tokens = torch.cat([cls, patches.to(cls.dtype)], dim=1) + self.position
+        rows = tokens.flatten(0, 1)  # as XLA likes them, see `flax_vit`; PyTorch's own kernels are as fast with either
         for block in self.blocks:
-            tokens = block(tokens)
+            rows = block(rows, images.shape[0])
         # Norm and head see one token alone, so the class token is taken first.
-        return self.head(self.norm(tokens[:, 0])).float()
+        return self.head(self.norm(rows.view_as(tokens)[:, 0])).float()
 
 
 class Block(nn.Module):
-    """[B, T, D] → [B, T, D]."""
+    """Tokens of all images [B · T, D], B → the same."""
 
     def __init__(self, width: int, heads: int, fused: bool):
         super().__init__()
@@ -53,20 +55,27 @@ class Block(nn.Module):
         self.widen = nn.Linear(width, 4 * width)
         self.narrow = nn.Linear(4 * width, width)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.out(self.attend(self.qkv(self.norm1(tokens))))
+    def forward(self, tokens: Tensor, images: int) -> Tensor:
+        tokens = tokens + self.out(self.attend(self.qkv(self.norm1(tokens)), images))
         return tokens + self.narrow(F.gelu(self.widen(self.norm2(tokens))))
 
-    def attend(self, qkv: Tensor) -> Tensor:
-        batch, length, _ = qkv.shape
-        query, key, value = qkv.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+    def attend(self, qkv: Tensor, images: int) -> Tensor:
+        rows, width = qkv.shape[0], qkv.shape[1] // 3
+        query, key, value = qkv.view(images, -1, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         if self.fused:
             mixed = F.scaled_dot_product_attention(query, key, value)
         else:
             # The scale is a power of two in all geometries, so that it rounds nothing, wherever it is applied.
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
             mixed = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
-        return mixed.transpose(1, 2).reshape(batch, length, -1)
+        return mixed.transpose(1, 2).reshape(rows, width)
+
+
+def _patches(images: Tensor, patch: int) -> Tensor:
+    """[B, 3, H, W] → [B, H/patch · W/patch, 3 · patch · patch]."""
+    batch, channels, height, width = images.shape
+    grid = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
+    return grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch * patch)
 
 
 def load(model: nn.Module, weights: Weights) -> None:
@@ -91,11 +100,13 @@ def _canonical(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _to_torch(name: str, value: np.ndarray) -> np.ndarray:
     if name == "patch/kernel":
-        return value.transpose(3, 2, 0, 1)  # [height, width, channels, D] → [D, channels, height, width]
+        # [height, width, channels, D] → [D, channels · height · width]
+        return value.transpose(3, 2, 0, 1).reshape(value.shape[-1], -1)
     return value.T if name.endswith("/kernel") else value
 
 
 def _from_torch(name: str, value: np.ndarray) -> np.ndarray:
     if name == "patch/kernel":
-        return value.transpose(2, 3, 1, 0)
+        side = math.isqrt(value.shape[1] // 3)
+        return value.reshape(-1, 3, side, side).transpose(2, 3, 1, 0)
     return value.T if name.endswith("/kernel") else value

@@ -21,7 +21,8 @@ class Trainer(Protocol):
     """A model with the canonical initial weights, and its training step.
 
     Attributes:
-      details: what a reader may want to know: the device, versions.
+      details: what a reader may want to know, under the same names in all: "device" as in "cpu: cpu" and "gpu: NVIDIA H200",
+        "versions", "compile cache", and "threads" where the framework was told how many.
     """
 
     details: dict[str, Any]
@@ -51,11 +52,16 @@ class Trainer(Protocol):
 MakeTrainer = Callable[[Experiment, Size], Trainer]
 
 
+_DRIVER = Path("/proc/driver/nvidia/gpus")  # has an entry for each
+
+
 @functools.cache
 def nvidia_gpu() -> bool:
     """Whether there is an NVIDIA GPU that programs may use, without starting a framework."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or (smi := shutil.which("nvidia-smi")) is None:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
+    if (smi := shutil.which("nvidia-smi")) is None:  # as in some containers
+        return _DRIVER.is_dir() and any(_DRIVER.iterdir())
     try:
         listed = subprocess.run([smi, "-L"], check=False, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
@@ -69,6 +75,11 @@ def check_device(framework: str, on_gpu: bool) -> None:
         raise VerificationError(
             f"this installation of {framework} does not use the machine's GPU: install one with CUDA, or hide the GPU from all "
             'with CUDA_VISIBLE_DEVICES=""'
+        )
+    if on_gpu and not nvidia_gpu():
+        raise VerificationError(
+            f"{framework} uses a GPU here that the suite does not know of, so that others may not: make nvidia-smi work, or hide "
+            "the GPU from all"
         )
 
 

@@ -84,6 +84,11 @@ def updates(before: Weights, after: Weights, optimizer: str) -> dict[str, np.nda
     return {f"update: {name}": update for name, update in found.items()}
 
 
+def norm(arrays: Mapping[str, np.ndarray]) -> float:
+    """Euclidean, of all arrays together, in float64."""
+    return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
+
+
 def fixed_batch(geometry: Geometry, records: int, number: int = 0) -> HostBatch:
     """A batch that is the same in every framework; others for other numbers."""
     rng = np.random.default_rng([_SEED, number])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-os.environ.setdefault("PJRT_DEVICE", "CPU")
+os.environ["PJRT_DEVICE"] = "CPU"
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.torch_data import data_loader
 from penstock.bench.suites.frameworks.torch_trainer import Placed, make_optimizer, to_torch
 from penstock.bench.suites.frameworks.torch_vit import ViT, canonical, load
-from penstock.bench.suites.frameworks.trainer import compile_cache, cores
+from penstock.bench.suites.frameworks.trainer import check_device, compile_cache, cores
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
@@ -29,22 +29,24 @@ class XlaTrainer:
 
     def __init__(self, experiment: Experiment, size: Size):
         self._experiment, self._size = experiment, size
+        device_type = torch_xla.runtime.device_type().lower()
+        check_device("torch_xla", on_gpu=device_type != "cpu")
         if cache := compile_cache("torch_xla"):
             torch_xla.runtime.initialize_cache(cache)
         # What `torch_xla.backends.set_mat_mul_precision` does, without its warning against doing so twice.
         torch_xla._XLAC._xla_set_mat_mul_precision("highest")
         torch.set_num_threads(cores())
         self._device = torch_xla.device()
-        model = ViT(size.geometry, experiment.attention == "fused")
+        model = ViT(size.geometry, fused=False)
         load(model, initial(size.geometry))
         self._model = model.to(self._device)
         self._optimizer = make_optimizer(experiment.optimizer, self._model, fused=False)  # XLA fuses
         self._zero_grad_and_sync()
         self.details = {
-            "device": f"{torch_xla.runtime.device_type().lower()}: {torch_xla.runtime.device_type().lower()}",
-            "torch": torch.__version__,
-            "torch_xla": torch_xla.__version__,
-            "compile cache": cache or "off",
+            "device": f"{device_type}: {device_type}",
+            "versions": {"torch": torch.__version__, "torch_xla": torch_xla.__version__},
+            "compile cache": "on" if cache else "off",
+            "threads": torch.get_num_threads(),
         }
 
     def _zero_grad_and_sync(self) -> None:
@@ -70,7 +72,10 @@ class XlaTrainer:
 
     def train(self, batches: Iterator[Placed], clock: StepClock) -> None:
         for batch in batches:
-            clock.queued(_ended(self._step(batch)))
+            # None is left in flight: torch_xla waits, for whatever it is asked for, until all that was queued has ended. With
+            # another step queued, the loss of the one before was seen to be there when that one had ended too.
+            self.loss(batch)
+            clock.ended()
             if not clock.more():
                 break
         clock.finish()
@@ -90,7 +95,8 @@ class XlaTrainer:
     @contextlib.contextmanager
     def loader(self) -> Iterator[Iterator[Placed]]:
         with data_loader(self._experiment, self._size, pin_memory=False) as batches:
-            uploaded = parallel_loader.MpDeviceLoader(batches, self._device)
+            # As far ahead as JAX's feed: its own defaults keep 16 batches in memory, most of which are loaded during the warm-up.
+            uploaded = parallel_loader.MpDeviceLoader(batches, self._device, loader_prefetch_size=2, device_prefetch_size=1)
             iterator = iter(uploaded)
             try:
                 yield (tuple(batch) for batch in iterator)
@@ -99,8 +105,3 @@ class XlaTrainer:
 
     def wait(self, batch: Placed) -> None:
         torch_xla.sync(wait=True)
-
-
-def _ended(loss: Tensor) -> Callable[[], float]:
-    """The loss is there when the program that made it, which is the whole step, has ended: getting it waits for that alone."""
-    return loss.item
