@@ -23,12 +23,19 @@ class StepClock:
     Args:
       least, most: steps to time.
       seconds: enough, once there are `least`.
+      alone: steps take a second or more, of which queueing is next to nothing: each is waited for before the next is queued, and
+        all are timed, from `begin` on.
     """
 
-    def __init__(self, least: int, most: int, seconds: float, now: Callable[[], float] = time.perf_counter):
-        self._least, self._most, self._seconds, self._now = least, most, seconds, now
+    def __init__(self, least: int, most: int, seconds: float, alone: bool = False, now: Callable[[], float] = time.perf_counter):
+        self._least, self._most, self._seconds, self._alone, self._now = least, most, seconds, alone, now
         self._in_flight: Callable[[], Any] | None = None
         self.ends: list[float] = []
+
+    def begin(self) -> None:
+        """The first batch is about to be loaded, and nothing is in flight."""
+        if self._alone:
+            self.ended()
 
     def more(self) -> bool:
         """Whether another step is to be queued."""
@@ -40,6 +47,10 @@ class StepClock:
 
         Not for a step that ends before it returns, as PyTorch's do on a CPU: it would be seen to end with the one after it.
         """
+        if self._alone:
+            wait()
+            self.ended()
+            return
         if self._in_flight is not None:
             self._in_flight()
             self.ended()

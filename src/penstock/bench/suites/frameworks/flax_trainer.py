@@ -62,6 +62,7 @@ class FlaxTrainer:
         return float(self._queue(batch))
 
     def train(self, batches: Iterator[HostBatch], clock: StepClock) -> None:
+        clock.begin()
         for batch in batches:
             # The step is one program, so its loss is there when the step has ended. The state would do as well, were it not
             # donated to the next step by the time that it is waited for.

@@ -79,6 +79,9 @@ class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]
         super().__init__(add_history=True, model=model)
         self._clock, self._model = clock, model
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._clock.begin()
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         assert logs is not None
         self._clock.queued(logs["loss"].block_until_ready)

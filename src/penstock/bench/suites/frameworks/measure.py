@@ -10,8 +10,11 @@ import numpy as np
 from penstock.bench.model import Measurement, Outputs, VerificationError
 from penstock.bench.suites.frameworks.clock import StepClock, milliseconds, settle
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
-from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer
+from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores, nvidia_gpu
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
+
+
+_CORE = 60e9  # FLOP/s
 
 
 def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
@@ -42,11 +45,12 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     del before
     settle()
 
-    compute = StepClock(size.least, size.most, size.compute_seconds)
+    alone = _takes_seconds(experiment, size)
+    compute = StepClock(size.least, size.most, size.compute_seconds, alone)
     trainer.train(itertools.repeat(batch), compute)
     # Workers of a loader deliver their batches in bursts, of which at least a whole one is timed.
     burst = max(1, experiment.loader_workers)
-    together = StepClock(size.least * burst, size.most * burst, size.together_seconds)
+    together = StepClock(size.least * burst, size.most * burst, size.together_seconds, alone)
     with trainer.loader() as batches:
         trainer.train(batches, together)
     loading = StepClock(size.least * burst, size.most * burst, size.loading_seconds)
@@ -73,6 +77,11 @@ def _load(trainer: Trainer, clock: StepClock) -> None:
             clock.ended()
             if not clock.more():
                 break
+
+
+def _takes_seconds(experiment: Experiment, size: Size) -> bool:
+    """Whether a step takes about a second or more, by what it computes: the same answer in every framework."""
+    return not nvidia_gpu() and size.geometry.step_flops(experiment.batch) > cores() * _CORE
 
 
 def _check(trainer: Trainer) -> None:

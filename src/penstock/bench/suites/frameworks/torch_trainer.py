@@ -85,6 +85,7 @@ class TorchTrainer:
         return self._step(batch).item()
 
     def train(self, batches: Iterator[Placed], clock: StepClock) -> None:
+        clock.begin()
         for batch in batches:
             self._step(batch)
             self._tell(clock)

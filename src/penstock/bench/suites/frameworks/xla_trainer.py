@@ -71,6 +71,7 @@ class XlaTrainer:
         return self._step(batch).item()
 
     def train(self, batches: Iterator[Placed], clock: StepClock) -> None:
+        clock.begin()
         for batch in batches:
             # None is left in flight: torch_xla waits, for whatever it is asked for, until all that was queued has ended. With
             # another step queued, the loss of the one before was seen to be there when that one had ended too.
