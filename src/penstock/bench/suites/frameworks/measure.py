@@ -13,7 +13,6 @@ from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment
 from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores, nvidia_gpu
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
 
-
 _CORE = 60e9  # FLOP/s
 
 
