@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 
+from penstock.bench.model import Agreement, Measurement, Variant
 from penstock.bench.parity import compare_outputs, relative_differences
 
 _REFERENCE = {"logits": np.array([3.0, 4.0]), "update: a": np.ones(100), "update: b": np.full(4, 1e-9)}
+
+
+def _agreement(tolerances, least=MappingProxyType({})) -> Agreement:
+    return Agreement("numbers", Variant("reference", lambda size: Measurement()), tolerances, least)
 
 
 def _differences(**changed):
@@ -38,7 +45,7 @@ def test_outputs_that_only_one_side_has_differ_infinitely():
 
 def test_worst_output_of_each_quantity_is_told():
     ours = {**_REFERENCE, "update: a": np.full(100, 1.001)}
-    rows = compare_outputs("us", ours, _REFERENCE, {"logits": 1e-3, "update": 1e-4})
+    rows = compare_outputs("us", ours, _REFERENCE, _agreement({"logits": 1e-3, "update": 1e-4}))
     assert [(row.quantity, row.worst, row.agreed) for row in rows] == [
         ("logits", "logits", True),
         ("update", "update: a", False),
@@ -47,12 +54,12 @@ def test_worst_output_of_each_quantity_is_told():
 
 def test_difference_that_is_too_small_for_the_precision_is_no_agreement():
     ours = {**_REFERENCE, "logits": _REFERENCE["logits"] * (1 + 1e-7)}
-    (row,) = compare_outputs("us", ours, _REFERENCE, {"logits": 1e-2}, {"logits": 1e-4})
+    (row,) = compare_outputs("us", ours, _REFERENCE, _agreement({"logits": 1e-2}, {"logits": 1e-4}))
     assert not row.agreed
-    (row,) = compare_outputs("us", ours, _REFERENCE, {"logits": 1e-2})
+    (row,) = compare_outputs("us", ours, _REFERENCE, _agreement({"logits": 1e-2}))
     assert row.agreed
 
 
 def test_quantity_that_nobody_computed_is_not_agreed_on():
-    (row,) = compare_outputs("us", {}, {}, {"logits": 1e-3})
+    (row,) = compare_outputs("us", {}, {}, _agreement({"logits": 1e-3}))
     assert not row.agreed

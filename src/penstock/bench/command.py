@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     size: SizeName = "quick" if args.quick else "full"
     with _ended_like_ctrl_c(), console.status("") as status:
-        say = lambda text: status.update(escape(text))  # noqa: E731
-        with Harness(chosen, size, secrets.randbits(32), args.variant, say) as harness:
+        seed = secrets.randbits(32)
+        with Harness(chosen, size, seed, args.variant, lambda text: status.update(escape(text))) as harness:
             result, interrupted = _measure(harness, args, _budget(args, size))
     report.print_report(console, result)
     if interrupted:

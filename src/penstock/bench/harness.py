@@ -67,6 +67,14 @@ class Progress:
             self.failures.append(Failure(variant, number, reason, output))
 
 
+@dataclass
+class _Compared:
+    """What is known of an agreement: the reference's outputs, and how far each variant is from them, or why it has none."""
+
+    reference: Outputs | Failure
+    variants: dict[str, list[Parity] | Failure] = field(default_factory=dict)
+
+
 class Harness:
     """Measures workloads round by round. `close` it, or use it as a context manager: it has a temporary folder.
 
@@ -93,7 +101,7 @@ class Harness:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True)
         self._cache = Path(self._folder.name) / "cache"
         self._cache.mkdir()
-        self._outputs: dict[str, tuple[dict[str, Outputs], list[Failure]]] = {}
+        self._compared: dict[str, _Compared] = {}
         self.progress = [_begin(module, workload, variants) for module, workload in chosen]
 
     def __enter__(self) -> Harness:
@@ -159,30 +167,32 @@ class Harness:
         _check_evidence(progress, number, evidence)
 
     def _check(self, progress: Progress, agreement: Agreement) -> None:
-        outputs, failures = self._outputs.setdefault(agreement.name, ({}, []))
-        for variant in [agreement.reference, *map(progress.workload.variant, list(progress.running))]:
-            if variant.outputs and variant.name not in outputs and all(f.variant != variant.name for f in failures):
-                self._say(f"parity, {agreement.name}: {variant.name}")
-                found = self._compute(progress, variant)
-                if isinstance(found, Failure):
-                    failures.append(found)
-                else:
-                    outputs[variant.name] = found
-            if agreement.reference.name not in outputs:
-                break  # what the others compute can be compared with nothing
-        for failure in failures:
-            progress.fail(failure.variant, None, failure.reason, failure.output)
-        reference = outputs.get(agreement.reference.name)
+        if agreement.name not in self._compared:
+            self._compared[agreement.name] = _Compared(self._compute(progress, agreement, agreement.reference))
+        compared = self._compared[agreement.name]
+        if isinstance(compared.reference, Failure):
+            reason = f"not timed: its reference, {agreement.reference.name}, failed"
+            for name in list(progress.running):
+                progress.fail(name, None, reason, compared.reference.output)
+            return
         for name in list(progress.running):
-            if reference is None:
-                progress.fail(name, None, f"not timed: its reference, {agreement.reference.name}, failed", failures[0].output)
+            if name not in compared.variants:
+                found = self._compute(progress, agreement, progress.workload.variant(name))
+                compared.variants[name] = (
+                    found if isinstance(found, Failure) else compare_outputs(name, found, compared.reference, agreement)
+                )
+            parity = compared.variants[name]
+            if isinstance(parity, Failure):
+                progress.fail(name, None, parity.reason, parity.output)
                 continue
-            parity = compare_outputs(name, outputs.get(name, {}), reference, agreement.tolerances, agreement.least)
             progress.parity += parity
             if apart := [row for row in parity if not row.agreed]:
                 progress.fail(name, None, "not timed: it computes something else; " + "; ".join(map(_apart, apart)))
 
-    def _compute(self, progress: Progress, variant: Variant) -> Outputs | Failure:
+    def _compute(self, progress: Progress, agreement: Agreement, variant: Variant) -> Outputs | Failure:
+        if variant.outputs is None:
+            return {}
+        self._say(f"parity, {agreement.name}: {variant.name}")
         path = Path(self._folder.name) / "outputs.npz"
         path.unlink(missing_ok=True)  # nobody is judged by another's
         finished = self._run(progress, variant, path)

@@ -7,31 +7,25 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.bench.model import Outputs, Parity
+from penstock.bench.model import Agreement, Outputs, Parity
 
 # An output that is next to nothing beside the others of its quantity (the gradient of a bias that cancels out, say) is
 # rounding noise: it is compared with a hundredth of the others' typical size, not with itself.
 _FLOOR = 0.01
 
 
-def compare_outputs(
-    variant: str,
-    ours: Outputs,
-    reference: Outputs,
-    tolerances: Mapping[str, float],
-    least: Mapping[str, float] | None = None,
-) -> list[Parity]:
+def compare_outputs(variant: str, ours: Outputs, reference: Outputs, agreement: Agreement) -> list[Parity]:
     """One entry for each quantity, with the output of it that differs most."""
     differences = relative_differences(ours, reference)
     by_quantity: dict[str, dict[str, float]] = defaultdict(dict)
     for name, difference in differences.items():
         by_quantity[_quantity(name)][name] = difference
     rows = []
-    for quantity, tolerance in tolerances.items():
+    for quantity, tolerance in agreement.tolerances.items():
         # Nothing to compare is no agreement.
         found = by_quantity.get(quantity, {quantity: float("inf")})
         worst = max(found, key=found.__getitem__)
-        rows.append(Parity(variant, quantity, found[worst], tolerance, worst, (least or {}).get(quantity, 0.0)))
+        rows.append(Parity(variant, quantity, found[worst], tolerance, worst, agreement.least.get(quantity, 0.0)))
     return rows
 
 

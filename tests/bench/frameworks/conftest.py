@@ -31,7 +31,7 @@ def compared(reference):
 
     def compare(name: str, outputs: Outputs) -> dict[str, Parity]:
         agreement = find(name).agreement
-        rows = compare_outputs("variant", outputs, reference(name), agreement.tolerances, agreement.least)
+        rows = compare_outputs("variant", outputs, reference(name), agreement)
         return {row.quantity: row for row in rows}
 
     return compare
