@@ -145,8 +145,7 @@ def _controls(workloads: Sequence[_Numbered]) -> Content:
         tag(
             "li",
             tag("strong", f"{one.json['name']}, {comparison['metric']}", class_="word"),
-            f" {comparison['sentence']} ",
-            tag("span", f"Ratio {times(comparison['ratio'])}; 95 % interval {_interval(comparison)}.", class_="quiet"),
+            f" {comparison['sentence']}",
         )
         for one, comparison in controls
     ]
