@@ -12,5 +12,6 @@ def _names_of_doctests(doctest_namespace):
 
     doctest_namespace.update({"np": np, "ps": ps})
 
+
 # Runs in an interpreter of its own, which has what it imports; collecting its doctests would import it here.
 collect_ignore = ["src/penstock/bench/suites/frameworks/xla_trainer.py"]
