@@ -105,8 +105,8 @@ def main() -> None:
 
 def _figures(reports: list[dict[str, object]], truth: float) -> dict[str, object]:
     different = sum(one["call"] == "different" for one in reports)
-    covered = sum(one["low"] <= truth <= one["high"] for one in reports)  # type: ignore[operator]
-    ratios = [float(one["ratio"]) for one in reports]  # type: ignore[arg-type]
+    covered = sum(one["low"] <= truth <= one["high"] for one in reports)
+    ratios = [float(one["ratio"]) for one in reports]
     return {
         "reports": len(reports),
         "called different": _rate(different, len(reports)),

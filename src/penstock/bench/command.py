@@ -219,13 +219,12 @@ def _chosen(args: argparse.Namespace) -> list[tuple[str, Workload]]:
 def _write(result: Run, args: argparse.Namespace) -> None:
     """Each file whole, or as it was."""
     document = as_document(result)
-    for path, text in (
-        (args.json, as_json(document)),
-        (args.markdown, report.as_markdown(result)),
-        (args.html, as_html(document)),
-    ):
-        if path:
-            _replace(path, text)
+    if args.json:
+        _replace(args.json, as_json(document))
+    if args.markdown:
+        _replace(args.markdown, report.as_markdown(result))
+    if args.html:
+        _replace(args.html, as_html(document))
 
 
 def _replace(path: Path, text: str) -> None:

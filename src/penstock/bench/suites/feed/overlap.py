@@ -15,7 +15,8 @@ import numpy as np
 
 import penstock as ps
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
-from penstock.bench.suites.feed.batch import Batch, block_until_ready, settle
+from penstock.bench.settle import settle
+from penstock.bench.suites.feed.batch import Batch, block_until_ready
 from penstock.bench.suites.feed.check import check_leaf
 from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from penstock.bench.model import Measurement, VerificationError
-from penstock.bench.suites.feed.batch import Batch, block_until_ready, settle
+from penstock.bench.settle import settle
+from penstock.bench.suites.feed.batch import Batch, block_until_ready
 
 Epoch = Callable[[int], Iterator[Batch]]  # from an epoch's number to its device batches
 

@@ -6,7 +6,6 @@ framework for queueing, which a training loop hides behind the step before; one 
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,12 +69,3 @@ class StepClock:
 def milliseconds(ends: Sequence[float]) -> list[float]:
     """Between one end and the next."""
     return [float(ms) for ms in np.diff(ends) * 1e3]
-
-
-def settle() -> None:
-    """Call before a clock starts: what was imported and compiled is collected now, and not looked at again.
-
-    A full collection stops all threads for tens of ms, in whichever step happens to make the allocation that sets it off.
-    """
-    gc.collect()
-    gc.freeze()

@@ -82,7 +82,7 @@ class FlaxTrainer:
         return jax_setup.loader(self._experiment, self._size)
 
     def wait(self, batch: HostBatch) -> None:
-        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]
+        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
 
 
 def _make_optimizer(name: str) -> optax.GradientTransformation:

@@ -46,11 +46,11 @@ def details(versions: dict[str, str]) -> dict[str, Any]:
 
 
 def _update(option: str, value: Any) -> None:
-    jax.config.update(option, value)  # type: ignore[no-untyped-call]
+    jax.config.update(option, value)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
 
 
 def place(batch: HostBatch) -> HostBatch:
-    return jax.block_until_ready(jax.device_put(batch))  # type: ignore[no-untyped-call]
+    return jax.block_until_ready(jax.device_put(batch))  # type: ignore[no-untyped-call]  # JAX's own, without annotations
 
 
 @contextlib.contextmanager

@@ -63,10 +63,10 @@ class KerasTrainer:
         return jax_setup.loader(self._experiment, self._size)
 
     def wait(self, batch: HostBatch) -> None:
-        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]
+        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
 
 
-class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]
+class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
     """What `fit` calls after it has queued a step, with the step's logs, which hold its loss as a JAX array.
 
     It takes the place of the list that `fit` makes by itself, because that one, for a callback in it that wants to know of the
@@ -88,7 +88,7 @@ class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._model.stop_training = not self._clock.more()
 
 
-class _AdamW(keras.optimizers.AdamW):  # type: ignore[misc]
+class _AdamW(keras.optimizers.AdamW):  # type: ignore[misc]  # Keras has no types
     """With epsilon where the others have it.
 
     Keras adds it to the root of the second moment before the correction of its bias, which at step 1 makes it 32 times as large.

@@ -33,7 +33,7 @@ def vit(geometry: Geometry, mixed: bool, fused: bool) -> keras.Model:
     return keras.Model(images, layers.Activation("linear", dtype="float32")(logits))
 
 
-class Embedding(layers.Layer):  # type: ignore[misc]
+class Embedding(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Images [B, H, W, 3] → tokens [B, T, D]: the class token and the patches, at their positions."""
 
     def __init__(self, geometry: Geometry, products: str, **kwargs: Any):
@@ -56,7 +56,7 @@ class Embedding(layers.Layer):  # type: ignore[misc]
         return ops.concatenate([cls, ops.cast(patches, "float32")], axis=1) + self.position
 
 
-class Block(layers.Layer):  # type: ignore[misc]
+class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """[B, T, D] → [B, T, D].
 
     Inside the tokens of all images are in one dimension, as XLA likes them, see `flax_vit`. Between two blocks they are in two

@@ -8,7 +8,8 @@ import time
 import numpy as np
 
 from penstock.bench.model import Measurement, Outputs, VerificationError
-from penstock.bench.suites.frameworks.clock import StepClock, milliseconds, settle
+from penstock.bench.settle import settle
+from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
 from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores, nvidia_gpu
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
