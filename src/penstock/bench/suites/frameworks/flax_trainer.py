@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -22,11 +21,11 @@ from penstock.bench.suites.frameworks.flax_vit import ViT, canonical, load
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
-class FlaxTrainer:
+class FlaxTrainer(jax_setup.Batches):
     """See `Trainer`."""
 
     def __init__(self, experiment: Experiment, size: Size):
-        self._experiment, self._size = experiment, size
+        super().__init__(experiment, size)
         jax_setup.configure(experiment.precision)
         dtype = jnp.bfloat16 if experiment.precision == "bf16" else jnp.float32
         with_dtype = partial(ViT, size.geometry, dtype, experiment.attention == "fused")
@@ -52,9 +51,6 @@ class FlaxTrainer:
         updates, state = self._optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, loss
 
-    def place(self, batch: HostBatch) -> HostBatch:
-        return jax_setup.place(batch)
-
     def logits(self, batch: HostBatch) -> np.ndarray:
         return np.asarray(self._logits(self._params, batch.images))
 
@@ -77,12 +73,6 @@ class FlaxTrainer:
 
     def weights(self) -> Weights:
         return canonical(self._params, self._size.geometry)
-
-    def loader(self) -> contextlib.AbstractContextManager[Iterator[HostBatch]]:
-        return jax_setup.loader(self._experiment, self._size)
-
-    def wait(self, batch: HostBatch) -> None:
-        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
 
 
 def _make_optimizer(name: str) -> optax.GradientTransformation:

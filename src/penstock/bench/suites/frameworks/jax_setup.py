@@ -49,12 +49,26 @@ def _update(option: str, value: Any) -> None:
     jax.config.update(option, value)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
 
 
-def place(batch: HostBatch) -> HostBatch:
-    return jax.block_until_ready(jax.device_put(batch))  # type: ignore[no-untyped-call]  # JAX's own, without annotations
+class Batches:
+    """What of a `Trainer` is about batches, for those that train with JAX."""
+
+    def __init__(self, experiment: Experiment, size: Size):
+        self._experiment, self._size = experiment, size
+
+    def place(self, batch: HostBatch) -> HostBatch:
+        placed: HostBatch = jax.device_put(batch)
+        self.wait(placed)
+        return placed
+
+    def wait(self, batch: HostBatch) -> None:
+        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
+
+    def loader(self) -> contextlib.AbstractContextManager[Iterator[HostBatch]]:
+        return _feed(self._experiment, self._size)
 
 
 @contextlib.contextmanager
-def loader(experiment: Experiment, size: Size) -> Iterator[ps.Feed]:
+def _feed(experiment: Experiment, size: Size) -> Iterator[ps.Feed]:
     """A feed of `HostBatch`es on the device."""
     geometry = size.geometry
     with contextlib.ExitStack() as stack:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
 
-import jax
 import keras
 import numpy as np
 
@@ -21,13 +19,13 @@ from penstock.bench.suites.frameworks.keras_vit import canonical, load, vit
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
-class KerasTrainer:
+class KerasTrainer(jax_setup.Batches):
     """See `Trainer`."""
 
     def __init__(self, experiment: Experiment, size: Size):
         if keras.backend.backend() != "jax":
             raise VerificationError(f"KERAS_BACKEND is {keras.backend.backend()!r}: this variant is Keras on JAX")
-        self._experiment, self._size = experiment, size
+        super().__init__(experiment, size)
         jax_setup.configure(experiment.precision)
         keras.config.set_floatx("float32")  # whatever the user's ~/.keras says
         self._model = vit(size.geometry, experiment.precision == "bf16", experiment.attention == "fused")
@@ -38,9 +36,6 @@ class KerasTrainer:
             jit_compile=True,
         )
         self.details = jax_setup.details({"keras": keras.__version__})
-
-    def place(self, batch: HostBatch) -> HostBatch:
-        return jax_setup.place(batch)
 
     def logits(self, batch: HostBatch) -> np.ndarray:
         return np.asarray(self._model.predict_on_batch(batch.images))
@@ -58,12 +53,6 @@ class KerasTrainer:
 
     def weights(self) -> Weights:
         return canonical(self._model, self._size.geometry)
-
-    def loader(self) -> contextlib.AbstractContextManager[Iterator[HostBatch]]:
-        return jax_setup.loader(self._experiment, self._size)
-
-    def wait(self, batch: HostBatch) -> None:
-        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
 
 
 class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
