@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from penstock.bench import command
+from penstock.bench.model import Outcome, Run, Sample
 from penstock.bench.suites import SUITES, find, load
 
 
@@ -128,6 +129,18 @@ def test_no_round_is_begun_that_would_end_too_late(suite, tmp_path):
     assert document["workloads"][0]["samples"] == []
     _, document = _run_fake(tmp_path, "--until-precise", "1%", "--minutes", "0.0001", "--only", "plain")
     assert "before every interval was within ±1 %" in document["partial"]
+
+
+def test_the_first_round_of_a_slow_workload_which_compiles_is_not_what_the_next_is_expected_to_take(suite):
+    workload = find(suite, "plain")
+
+    def seconds_of_rounds(*seconds: float) -> Run:
+        samples = [Sample("one", False, number, 0, 0.0, took, None, {}, {}, {}) for number, took in enumerate(seconds)]
+        return Run("fake", "full", 0, {}, (Outcome(workload, "full", "one", tuple(samples)),), sum(seconds))
+
+    assert command._that_fit(seconds_of_rounds(260.0), ["plain"], 250.0) == []
+    assert command._that_fit(seconds_of_rounds(260.0, 200.0, 210.0, 205.0), ["plain"], 206.0) == ["plain"]
+    assert command._that_fit(seconds_of_rounds(260.0, 200.0, 210.0, 205.0), ["plain"], 204.0) == []
 
 
 def test_what_ends_the_process_ends_its_worker_and_keeps_what_was_measured(suite, tmp_path):

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.markup import escape
@@ -161,7 +162,7 @@ def _wider(comparison: Comparison, precision: float) -> bool:
 
 def _that_fit(run: Run, wanted: Sequence[str], seconds: float) -> list[str]:
     """Those of the workloads whose next round would probably end in time, the quick ones before the slow ones."""
-    costs = {outcome.workload.name: _longest_round(outcome) for outcome in run.outcomes}
+    costs = {outcome.workload.name: _usual_round(outcome) for outcome in run.outcomes}
     fitting = []
     for name in sorted(wanted, key=costs.__getitem__):
         seconds -= costs[name]
@@ -170,12 +171,13 @@ def _that_fit(run: Run, wanted: Sequence[str], seconds: float) -> list[str]:
     return fitting
 
 
-def _longest_round(outcome: Outcome) -> float:
-    """Seconds; 0 before the first round."""
+def _usual_round(outcome: Outcome) -> float:
+    """Seconds; 0 before the first round, which tells of the next ones only while there is no other: it compiles for them."""
     rounds: dict[int, float] = {}
     for sample in outcome.samples:
         rounds[sample.round] = rounds.get(sample.round, 0.0) + sample.seconds
-    return max(rounds.values(), default=0.0)
+    later = [seconds for number, seconds in rounds.items() if number > 0]
+    return median(later or rounds.values() or [0.0])
 
 
 def _too_late(run: Run, budget: _Budget) -> str:
