@@ -47,7 +47,7 @@ def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
       ValueError: a word that is no choice, or a combination that this machine cannot run.
     """
     chosen: dict[str, list[Any]] = {flag: _split(flag, getattr(args, flag)) for flag in defaults()}
-    chosen["batch"] = [_batch(word) for word in chosen["batch"]]
+    chosen["batch"] = list(dict.fromkeys(map(_batch, chosen["batch"])))  # 8 and 08 are one
     if "tf32" in chosen["precision"] and not nvidia_gpu():
         raise ValueError("--precision tf32 is what NVIDIA GPUs multiply with, and there is none here: choose fp32 or bf16")
     combinations = itertools.product(*chosen.values())

@@ -52,6 +52,9 @@ def _update(option: str, value: Any) -> None:
 class Batches:
     """What of a `Trainer` is about batches, for those that train with JAX."""
 
+    warm_up = 1
+    looks_ahead = 0
+
     def __init__(self, experiment: Experiment, size: Size):
         self._experiment, self._size = experiment, size
 

@@ -22,6 +22,8 @@ from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 class KerasTrainer(jax_setup.Batches):
     """See `Trainer`."""
 
+    looks_ahead = 1  # `fit` takes two batches to see their shapes, whatever it is given
+
     def __init__(self, experiment: Experiment, size: Size):
         if keras.backend.backend() != "jax":
             raise VerificationError(f"KERAS_BACKEND is {keras.backend.backend()!r}: this variant is Keras on JAX")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
 
 _CORE = 60e9  # FLOP/s
+_LARGEST_KEPT = (32 << 20) - (64 << 10)  # bytes: M_MMAP_THRESHOLD of mallopt(3) at its largest, with room for what malloc adds
 
 
 def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
@@ -33,26 +37,30 @@ def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
 
 def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measurement:
     begin = time.perf_counter()
+    _free_a_large_block()
     trainer = make(experiment, size)
     built = time.perf_counter()
     batch = trainer.place(fixed_batch(size.geometry, experiment.batch))
     before = trainer.weights()
-    placed = time.perf_counter()
-    first_loss = trainer.loss(batch)
-    first_step = time.perf_counter()
-    # A wrong backward pass at this batch size would not be seen in the loss, nor where a smaller batch is compared.
-    first_update = norm(updates(before, trainer.weights(), experiment.optimizer))
-    del before
-    settle()
-
     alone = _takes_seconds(experiment, size)
-    compute = StepClock(size.least, size.most, size.compute_seconds, alone)
-    trainer.train(itertools.repeat(batch), compute)
     # Workers of a loader deliver their batches in bursts, of which at least a whole one is timed.
     burst = max(1, experiment.loader_workers)
-    together = StepClock(size.least * burst, size.most * burst, size.together_seconds, alone)
-    with trainer.loader() as batches:
-        trainer.train(batches, together)
+    with _started_loader(trainer) if alone else contextlib.nullcontext() as started:
+        placed = time.perf_counter()
+        first_loss = trainer.loss(batch)
+        first_step = time.perf_counter()
+        # A wrong backward pass at this batch size would not be seen in the loss, nor where a smaller batch is compared.
+        first_update = norm(updates(before, trainer.weights(), experiment.optimizer))
+        del before
+        for _ in range(trainer.warm_up - 1):
+            trainer.loss(batch)
+        settle()
+
+        compute = StepClock(size.least, size.most, size.compute_seconds, alone)
+        trainer.train(itertools.repeat(batch), compute)
+        together = StepClock(size.least * burst, size.most * burst, size.together_seconds, alone)
+        with contextlib.nullcontext(started) if started else trainer.loader() as batches:
+            trainer.train(batches, together)
     loading = StepClock(size.least * burst, size.most * burst, size.loading_seconds)
     _load(trainer, loading)
     _check(trainer)
@@ -67,6 +75,26 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
             "seconds to the end of the first step, with compilation": first_step - placed,
         },
     )
+
+
+def _free_a_large_block() -> None:
+    """glibc gets a block from the system, page by page, whenever none of its size was freed before, up to 32 MB: as in a process
+    that has run for a while, one was. Without this the second step takes up to 1.3 times what the third does in all frameworks.
+    """
+    np.empty(_LARGEST_KEPT, np.uint8)
+
+
+@contextlib.contextmanager
+def _started_loader(trainer: Trainer) -> Iterator[Iterator[Any]]:
+    """A loader whose first batch is here, and which fills what it keeps ready while something else is computed.
+
+    For steps of which the first one is timed: it finds a batch made during the step before it, as any step in the middle of
+    training does, and none of what it takes to start a loader.
+    """
+    with trainer.loader() as batches:
+        first = next(batches)
+        trainer.wait(first)
+        yield itertools.chain([first] * trainer.looks_ahead, batches)
 
 
 def _load(trainer: Trainer, clock: StepClock) -> None:

@@ -45,12 +45,15 @@ def to_torch(batch: HostBatch) -> Placed:
 class TorchTrainer:
     """See `Trainer`."""
 
+    warm_up = 2
+    looks_ahead = 0
+
     def __init__(self, experiment: Experiment, size: Size, compiled: bool):
         self._experiment, self._size = experiment, size
         self._cuda = torch.cuda.is_available()
         check_device("PyTorch", self._cuda)
         _set_precision(experiment.precision, self._cuda)
-        torch.set_num_threads(cores())
+        torch.set_num_threads(min(torch.get_num_threads(), cores()))  # its own choice is one for each physical core
         self._device = torch.device("cuda" if self._cuda else "cpu")
         self._model = ViT(size.geometry, experiment.attention == "fused")
         load(self._model, initial(size.geometry))
@@ -67,7 +70,9 @@ class TorchTrainer:
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss and the logits, of one function: what is compared is then what is timed, compiled once."""
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._experiment.precision == "bf16"):
+        # No context where there is nothing to cast: with one, PyTorch keeps no compiled backward pass for the next process.
+        bf16 = self._experiment.precision == "bf16"
+        with torch.autocast(self._device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
             logits = self._model(images)
         return nn.functional.cross_entropy(logits, labels), logits.detach()
 

@@ -22,10 +22,15 @@ class Trainer(Protocol):
 
     Attributes:
       details: what a reader may want to know, under the same names in all: "device" as in "cpu: cpu" and "gpu: NVIDIA H200",
-        "versions", "compile cache", and "threads" where the framework was told how many.
+        "versions", "compile cache", and "threads" where they can be told.
+      warm_up: steps before those that take as long as all later ones. PyTorch's heap grows in its second step still; the programs
+        of XLA get their memory as one block.
+      looks_ahead: batches that `train` has taken when its first step begins, beyond that step's own.
     """
 
     details: dict[str, Any]
+    warm_up: int
+    looks_ahead: int
 
     def place(self, batch: HostBatch) -> Any:
         """The batch on the device, in the layout that the framework likes; there when this returns."""
@@ -84,7 +89,7 @@ def check_device(framework: str, on_gpu: bool) -> None:
 
 
 def cores() -> int:
-    """CPU cores that this process may use: every framework gets as many threads."""
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

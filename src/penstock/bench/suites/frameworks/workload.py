@@ -46,7 +46,7 @@ def workload_of(experiment: Experiment) -> Workload:
         sizes={
             # Of steps that take seconds one is timed in a run: other runs tell more of the next run than other steps do.
             "full": Size(
-                GEOMETRIES[experiment.model], 1, 50, compute_seconds=1.5, together_seconds=1.5, loading_seconds=0.7, files=256
+                GEOMETRIES[experiment.model], 1, 50, compute_seconds=1.0, together_seconds=1.0, loading_seconds=0.4, files=256
             ),
             "quick": Size(QUICK, 3, 3, compute_seconds=0, together_seconds=0, loading_seconds=0, files=8),
         },

@@ -27,6 +27,9 @@ from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 class XlaTrainer:
     """See `Trainer`."""
 
+    warm_up = 1
+    looks_ahead = 0
+
     def __init__(self, experiment: Experiment, size: Size):
         self._experiment, self._size = experiment, size
         device_type = torch_xla.runtime.device_type().lower()
@@ -35,7 +38,7 @@ class XlaTrainer:
             torch_xla.runtime.initialize_cache(cache)
         # What `torch_xla.backends.set_mat_mul_precision` does, without its warning against doing so twice.
         torch_xla._XLAC._xla_set_mat_mul_precision("highest")
-        torch.set_num_threads(cores())
+        torch.set_num_threads(min(torch.get_num_threads(), cores()))
         self._device = torch_xla.device()
         model = ViT(size.geometry, fused=False)
         load(model, initial(size.geometry))
