@@ -1,4 +1,4 @@
-"""Is the harness to be believed on this machine? Reports about real processes of which the truth is known.
+"""Are our statistics to be believed on this machine? Reports about real processes of which the truth is known.
 
     python benchmarks/trust.py --reports 200 --json benchmarks/results/trust-cpu.json
 
@@ -22,7 +22,7 @@ from scipy import stats
 from penstock.bench import machine
 from penstock.bench.harness import round_order
 from penstock.bench.model import Measurement, Metric, Outcome, Run, Sample, Variant, Workload
-from penstock.bench.statistics import typical
+from penstock.bench.statistics import FEWEST_PAIRS, typical
 from penstock.bench.summary import judge
 
 # Work of a fixed size rather than a sleep, since a sleep does not feel the machine; the delay is a share of the step itself.
@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="of each report (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures")
     args = parser.parse_args()
+    if args.rounds < FEWEST_PAIRS or args.reports < 1:
+        parser.error(f"needs at least {FEWEST_PAIRS} rounds, as fewer are not judged, and 1 report")
     kinds, begun = {"A/A": 0.0, "2 % planted": 0.02}, time.perf_counter()
     found: dict[str, list[dict[str, object]]] = {name: [] for name in kinds}
     for _ in range(args.reports):

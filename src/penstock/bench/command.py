@@ -10,7 +10,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -104,6 +104,7 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
         return result
 
     done, stage, partial = 0, "before the first round", None
+    late: set[str] = set()  # workloads that have missed a round
     so_far(f"not finished, interrupted {stage}")
     try:
         harness.check_agreement()
@@ -112,8 +113,10 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
             current = so_far(f"not finished, rounds done: {done}")
             wanted = _unfinished(current, done, budget)
             if not wanted:
+                partial = _too_late(current, budget) if _miss_rounds(current, late, budget) else None
                 break
             fitting = _that_fit(current, wanted, budget.minutes * 60 - harness.seconds)
+            late.update(set(wanted) - set(fitting))
             if not fitting:
                 partial = _too_late(current, budget)
                 break
@@ -169,6 +172,12 @@ def _that_fit(run: Run, wanted: Sequence[str], seconds: float) -> list[str]:
         if seconds > 0:
             fitting.append(name)
     return fitting
+
+
+def _miss_rounds(run: Run, names: Collection[str], budget: _Budget) -> bool:
+    """Whether one of the workloads of these names has fewer rounds than it was to have."""
+    rounds = (len({sample.round for sample in outcome.samples}) for outcome in run.outcomes if outcome.workload.name in names)
+    return any(count < budget.rounds for count in rounds)
 
 
 def _usual_round(outcome: Outcome) -> float:
@@ -233,17 +242,30 @@ def _replace(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():  # a pipe or a terminal
         path.write_text(text, encoding="utf-8")
         return
-    part = path.with_name(path.name + ".part")
+    part = _part(path)
     part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
+def _part(path: Path) -> Path:
+    """Beside the file, as what replaces it must be on the same file system."""
+    return path.with_name(path.name + ".part")
+
+
 def _check_files(args: argparse.Namespace) -> None:
     """Find a file that the report cannot be written to while nothing was measured that would be lost."""
+    taken: dict[Path, str] = {}
     for flag, path in (("--json", args.json), ("--markdown", args.markdown), ("--html", args.html)):
+        if path is None:
+            continue
+        regular = path.is_file() or not path.exists()  # and no pipe or terminal, which may get several
+        if regular and (other := taken.setdefault(path.resolve(), flag)) != flag:
+            raise ValueError(f"{flag} {path}: is the file of {other}; name another file")
         try:
-            if path:
-                path.open("a").close()  # leaves an earlier report as it is
+            path.open("a").close()  # leaves an earlier report as it is
+            if regular:
+                _part(path).open("a").close()
+                _part(path).unlink()
         except OSError as error:
             raise ValueError(f"{flag} {path}: cannot be written ({error.strerror}); name another file") from error
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,12 @@ class Progress:
         if variant in self.running:
             self.running.remove(variant)
             self.failures.append(Failure(variant, number, reason, output))
+            self.compare_with_one_that_runs()
+
+    def compare_with_one_that_runs(self) -> None:
+        """Where the baseline takes no part, the first that does is the baseline: what is measured is compared with something."""
+        if self.workload.baseline and self.running and self.workload.baseline not in self.running:
+            self.workload = replace(self.workload, baseline=self.running[0])
 
 
 @dataclass
@@ -236,7 +242,9 @@ def _begin(module: str, workload: Workload, variants: Collection[str] | None) ->
     names = [variant.name for variant in workload.variants if variants is None or variant.name in variants]
     missing = tuple(found for name in names if (found := lacks(workload.variant(name))))
     absent = {one.variant for one in missing}
-    return Progress(module, workload, [name for name in names if name not in absent], missing)
+    progress = Progress(module, workload, [name for name in names if name not in absent], missing)
+    progress.compare_with_one_that_runs()
+    return progress
 
 
 def _control(progress: Progress) -> str | None:
@@ -273,7 +281,8 @@ def _check_evidence(progress: Progress, number: int, evidence: Sequence[tuple[st
     agreement = progress.workload.agreement
     for name, tolerance in (agreement.tolerances if agreement else {}).items():
         by_variant = {variant: shown[name] for variant, shown in evidence if name in shown}  # the control has one vote
-        center = float(np.median(list(by_variant.values()))) if by_variant else 0.0
+        numbers = [value for value in by_variant.values() if math.isfinite(value)]
+        center = float(np.median(numbers)) if numbers else math.nan
         for variant, shown in evidence if by_variant else ():
             value = shown.get(name, math.nan)  # others have it
             if not abs(value - center) <= 2 * tolerance * abs(center):  # NaN is not

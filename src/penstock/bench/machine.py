@@ -19,7 +19,8 @@ _PACKAGES = (
 # Environment variables that change what is measured begin with one of these.
 _FLAGS = (
     *("JAX_", "XLA_", "LIBTPU_", "PJRT_", "KERAS_", "TORCH", "PYTORCH_", "TF_ENABLE_", "TF_XLA_", "TF_NUM_", "TF_FORCE_"),
-    *("OMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "PYTHONMALLOC"),
+    *("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_"),
+    *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "PYTHONMALLOC"),
 )
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
 

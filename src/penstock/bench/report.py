@@ -127,7 +127,8 @@ def method(run: Run) -> str:
     return (
         f"Each variant ran in a fresh process in each of {rounds}, in a shuffled order (seed {run.seed}, every second round "
         "backwards), and was verified outside of the timed part. Where steps are timed, a run's number is the median of "
-        "them without warm-up and without their first and last tenth. Ratios are 20 % trimmed means over rounds, with "
+        "them without warm-up and, of ten or more, without their first and last tenth; where stalls count, as with a loader, it "
+        "is their mean. Ratios are 20 % trimmed means over rounds, with "
         "bootstrap intervals over rounds; p-values are Yuen's, corrected by Holm over the report. docs/measuring.md says why."
     )
 

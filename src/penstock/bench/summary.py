@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -129,7 +129,10 @@ def judge(run: Run) -> Judgement:
     return Judgement(
         trusted,
         tuple(tuple(claim for at, claim in claims if at == place) for place in range(len(run.outcomes))),
-        tuple(tuple(_verdict(outcome, target, trusted) for target in outcome.workload.targets) for outcome in run.outcomes),
+        tuple(
+            tuple(_verdict(outcome, target, trusted, {metric.name for at, metric in judged if at == place}) for target in targets)
+            for place, (outcome, targets) in enumerate((outcome, outcome.workload.targets) for outcome in run.outcomes)
+        ),
     )
 
 
@@ -177,15 +180,17 @@ def _call(pair: _Pair, p_corrected: float) -> Call:
     return "different" if p_corrected < statistics.LEVEL and not pair.comparison.may_be(1.0) else "not shown"
 
 
-def _verdict(outcome: Outcome, target: Target, trusted: bool | None) -> Verdict:
+def _verdict(outcome: Outcome, target: Target, trusted: bool | None, controlled: Collection[str]) -> Verdict:
+    """`controlled`: names of the outcome's metrics whose control was judged."""
     metric = next(metric for metric in outcome.workload.metrics if metric.name == target.metric)
     if target.relative_to is None:
         values = outcome.by_round(target.variant, metric.name)
-        reached = low = high = median(values.values()) if values else None
+        reached = median(values.values()) if values else None
+        low = high = reached if len(values) >= statistics.FEWEST_PAIRS else None
     else:
         comparison = compare(outcome, metric.name, target.variant, target.relative_to)
         reached, low, high = comparison.ratio, comparison.low, comparison.high
-    why_not = _why_not(outcome, reached, trusted)
+    why_not = _why_not(outcome, reached, None if trusted and metric.name not in controlled else trusted)
     if why_not is None and low is not None and high is not None and low < target.bound < high:
         why_not = "its interval holds the bound"
     if why_not or low is None or high is None:
