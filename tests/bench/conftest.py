@@ -129,6 +129,7 @@ WORKLOADS = (
         alike("crash", crashing_outputs),
         alike("quits", quits),
         alike("liar", outputs(0.0, loss=[1.0]), loss=1.1),
+        alike("lost", outputs(0.0, loss=[1.0]), loss=float("nan")),
         agreement=Agreement("a", Variant("reference", fixed(0.0), outputs=outputs(0.0, loss=[1.0])), ALIKE.tolerances),
     ),
     workload(

@@ -131,6 +131,22 @@ def test_no_round_is_begun_that_would_end_too_late(suite, tmp_path):
     assert "before every interval was within ±1 %" in document["partial"]
 
 
+def test_a_report_is_partial_where_only_the_slow_workload_missed_a_round(suite, tmp_path, monkeypatch):
+    def without_noisy(run: Run, wanted: list[str], seconds: float) -> list[str]:
+        return [name for name in wanted if name == "plain" or not run.outcomes[1].samples]
+
+    monkeypatch.setattr(command, "_that_fit", without_noisy)
+    _, document = _run_fake(tmp_path, "--rounds", "2", "--minutes", "5", "--only", "plain", "--only", "noisy")
+    assert [{sample["round"] for sample in workload["samples"]} for workload in document["workloads"]] == [{0, 1}, {0}]
+    assert document["partial"] == "its 5 minutes ended after 1 of 2 rounds"
+
+
+def test_no_two_reports_go_to_one_file(suite, tmp_path, capsys):
+    path = tmp_path / "out.json"
+    assert command.run(_args("fake", "--quick", "--json", str(path), "--html", str(tmp_path / "." / "out.json"))) == 2
+    assert "is the file of --json; name another file" in capsys.readouterr().err
+
+
 def test_the_first_round_of_a_slow_workload_which_compiles_is_not_what_the_next_is_expected_to_take(suite):
     workload = find(suite, "plain")
 

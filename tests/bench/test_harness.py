@@ -110,6 +110,15 @@ def test_variant_runs_in_the_interpreter_of_its_environment(suite, tmp_path):
     assert [missing.variant for missing in outcome.missing] == ["two"]
 
 
+def test_who_runs_is_compared_though_the_baseline_does_not(suite):
+    (outcome,) = _run(suite, "plain", variants=["three"])
+    assert (outcome.workload.baseline, outcome.control) == ("three", "three")
+    (outcome,) = _run(suite, "agreeing", variants=["far", "near", "one"])
+    assert outcome.workload.baseline == "one"
+    (outcome,) = _run(suite, "failing", variants=["crash", "exits"])
+    assert not outcome.samples
+
+
 def test_failing_variants_are_reported_and_the_others_measured(suite):
     (outcome,) = _run(suite, "failing")
     failures = {failure.variant: failure for failure in outcome.failures}
@@ -157,10 +166,11 @@ def test_variants_that_compute_something_else_are_not_timed(suite):
 
 
 def test_variant_that_computes_something_else_when_it_is_timed_is_left_out(suite):
-    (outcome,) = _run(suite, "agreeing", variants=["one", "near", "liar"])
-    (failure,) = outcome.failures
-    assert failure.variant == "liar"
-    assert "computed something else when it was timed: its loss is 1.1, the variants' median 1" in failure.reason
+    (outcome,) = _run(suite, "agreeing", variants=["one", "near", "liar", "lost"])
+    reasons = {failure.variant: failure.reason for failure in outcome.failures}
+    assert set(reasons) == {"liar", "lost"}
+    assert "computed something else when it was timed: its loss is 1.1, the variants' median 1" in reasons["liar"]
+    assert "its loss is nan, the variants' median 1" in reasons["lost"]
 
 
 def test_nobody_is_believed_where_two_compute_different_things(suite):

@@ -57,6 +57,19 @@ def test_variants_are_compared_with_the_baseline_and_where_a_target_asks_for_it(
     assert verdicts[0].reached == pytest.approx(1.5, rel=1e-2)
 
 
+def test_targets_are_judged_only_of_enough_rounds_beside_a_control():
+    targets = (Target("b", "m0", 1.5, "a"), Target("b", "m0", 2.5))
+    values = {"a": _NOISE, "b": _times(2)}
+    (enough,) = judge(run := _run(values, targets)).verdicts
+    assert [verdict.met for verdict in enough] == [False, True]
+    (few,) = judge(_run({name: numbers[:5] for name, numbers in values.items()}, targets)).verdicts
+    assert [(verdict.met, verdict.why_not) for verdict in few] == [(None, "no A/A control")] * 2
+    (outcome,) = run.outcomes
+    alone = replace(outcome, samples=tuple(sample for sample in outcome.samples if not sample.again))
+    both = judge(replace(run, outcomes=(outcome, alone))).verdicts
+    assert [[verdict.met for verdict in verdicts] for verdicts in both] == [[False, True], [None, None]]
+
+
 def test_p_values_are_corrected_for_all_comparisons_of_the_report():
     one, three = (judge(_run({"a": _NOISE, **{n: _times(1.001) for n in names}})) for names in ["b", "bcd"])
     plain, corrected = one.claims[0][1], three.claims[0][1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import json
 import subprocess
 from pathlib import Path
@@ -15,8 +17,9 @@ import pytest
 
 from penstock.bench import worker
 from penstock.bench.suites import frameworks
-from penstock.bench.suites.frameworks import find, jpeg, torch_data
+from penstock.bench.suites.frameworks import find, jpeg, measure, torch_data
 from penstock.bench.suites.frameworks import reference as frameworks_reference
+from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import LEARNING_RATE, QUICK, Experiment, Geometry
 from penstock.bench.suites.frameworks.random_images import RandomImages
 from penstock.bench.suites.frameworks.trainer import nvidia_gpu
@@ -134,6 +137,90 @@ def test_a_run_gives_times_and_what_all_must_have_alike(variant, reference):
     measured = workload.variant(variant).measure(workload.sizes["quick"])
     gc.unfreeze()
     check(dataclasses.asdict(measured), workload, reference)
+
+
+@pytest.mark.parametrize("variant", ["PyTorch eager", "JAX", "Keras on JAX"])
+def test_a_run_whose_steps_take_seconds_gives_the_same(variant, reference, monkeypatch):
+    monkeypatch.setattr(measure, "_takes_seconds", lambda experiment, size: True)
+    test_a_run_gives_times_and_what_all_must_have_alike(variant, reference)
+
+
+@pytest.mark.parametrize("framework", MAKERS)
+def test_training_looks_ahead_as_far_as_it_says(framework):
+    experiment = Experiment.parse(NAME)
+    trainer = MAKERS[framework](experiment, find(NAME).sizes["quick"])
+    taken: list[int] = []
+
+    class Clock(StepClock):
+        """Remembers how many batches were taken when the first step was queued or had ended."""
+
+        at_first_step: int | None = None
+
+        def more(self) -> bool:
+            self.at_first_step = len(taken) if self.at_first_step is None else self.at_first_step
+            return super().more()
+
+    def batches():
+        batch = trainer.place(fixed_batch(QUICK, experiment.batch))
+        for number in itertools.count():
+            taken.append(number)
+            yield batch
+
+    clock = Clock(3, 3, 0, alone=True)
+    trainer.train(batches(), clock)
+    assert clock.at_first_step == 1 + trainer.looks_ahead
+
+
+class Logged:
+    """A trainer that computes nothing and tells what is asked of it."""
+
+    warm_up, looks_ahead = 2, 1
+
+    def __init__(self):
+        self.details, self.log = {}, []
+
+    def place(self, batch):
+        return "placed"
+
+    def loss(self, batch):
+        self.log.append("step")
+        return 1.0
+
+    def train(self, batches, clock):
+        clock.begin()
+        for batch in batches:
+            self.log.append(f"train {batch}")
+            clock.ended()
+            if not clock.more():
+                break
+        clock.finish()
+
+    def weights(self):
+        return {}
+
+    @contextlib.contextmanager
+    def loader(self):
+        self.log.append("open")
+        yield map(str, itertools.count())
+        self.log.append("close")
+
+    def wait(self, batch):
+        self.log.append(f"wait {batch}")
+
+
+@pytest.mark.parametrize("seconds", [False, True])
+def test_a_step_that_is_timed_alone_finds_its_loader_started(seconds, monkeypatch):
+    monkeypatch.setattr(measure, "_takes_seconds", lambda experiment, size: seconds)
+    logged = Logged()
+    size = dataclasses.replace(find(NAME).sizes["quick"], least=1, most=1)
+    measure.measure(lambda experiment, size: logged, Experiment.parse(NAME), size)
+    gc.unfreeze()
+    loading = ["open", "wait 0", "wait 1", "close"]
+    if seconds:  # the batch that was waited for is one that the trainer looks ahead for
+        assert logged.log == ["open", "wait 0", "step", "step", "train placed", "train 0", "close", *loading]
+    else:  # of two steps, one is timed
+        alone, together = ["train placed"] * 2, ["open", "train 0", "train 1", "close"]
+        assert logged.log == ["step", "step", *alone, *together, *loading]
 
 
 def test_a_run_in_another_interpreter_does_so_too(reference, tmp_path):

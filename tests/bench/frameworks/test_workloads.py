@@ -67,7 +67,9 @@ def test_without_flags_a_gpu_gets_the_base_model_in_what_it_multiplies_fast(gpu)
 
 
 def test_flags_multiply(no_gpu):
-    names = chosen("--model", "tiny", "--batch", "4, 4,2", "--attention", "eager,fused", "--optimizer", "adamw", "--data", "jpeg")
+    names = chosen(
+        "--model", "tiny", "--batch", "4, 04,2", "--attention", "eager,fused", "--optimizer", "adamw", "--data", "jpeg"
+    )
     assert names == [f"vit-tiny-b{batch}-fp32-{kind}-adamw-jpeg" for batch in (4, 2) for kind in ("eager", "fused")]
 
 
