@@ -78,11 +78,11 @@ def test_stopping_when_the_interval_is_narrow_keeps_the_promises(spread):
 
 @pytest.mark.parametrize("noise", MACHINES)
 def test_stopping_when_the_interval_is_narrow_keeps_the_promise_on_any_machine(noise):
-    """With judge and control and all, looking after each round from the sixth to the fourteenth."""
+    """With judge and control and all, looking after each round from the sixth to the eleventh."""
     wrong = 0
     for seed in range(REPORTS):
-        run = simulation.simulate(noise, seed, rounds=14)
-        for rounds in range(FEWEST_PAIRS, 15):
+        run = simulation.simulate(noise, seed, rounds=11)
+        for rounds in range(FEWEST_PAIRS, 12):
             (claim,) = _claims(_first(rounds, run))
             if claim.comparison.high / claim.comparison.low <= 1.02**2:
                 break

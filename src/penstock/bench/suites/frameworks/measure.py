@@ -14,11 +14,10 @@ from penstock.bench.model import Measurement, Outputs, VerificationError
 from penstock.bench.settle import settle
 from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
-from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores, nvidia_gpu
+from penstock.bench.suites.frameworks.trainer import LARGEST_KEPT, MakeTrainer, Trainer, cores, nvidia_gpu
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
 
 _CORE = 60e9  # FLOP/s
-_LARGEST_KEPT = (32 << 20) - (64 << 10)  # bytes: M_MMAP_THRESHOLD of mallopt(3) at its largest, with room for what malloc adds
 
 
 def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
@@ -81,7 +80,7 @@ def _free_a_large_block() -> None:
     """glibc gets a block from the system, page by page, whenever none of its size was freed before, up to 32 MB: as in a process
     that has run for a while, one was. Without this the second step takes up to 1.3 times what the third does in all frameworks.
     """
-    np.empty(_LARGEST_KEPT, np.uint8)
+    np.empty(LARGEST_KEPT, np.uint8)
 
 
 @contextlib.contextmanager

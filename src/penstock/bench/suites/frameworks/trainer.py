@@ -16,6 +16,10 @@ from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights
 
+# Bytes of a block that glibc may keep for the next one when it is freed: M_MMAP_THRESHOLD of mallopt(3) at its largest, with room
+# for what malloc adds. Larger ones come from the system anew, page by page, each time.
+LARGEST_KEPT = (32 << 20) - (64 << 10)
+
 
 class Trainer(Protocol):
     """A model with the canonical initial weights, and its training step.
@@ -23,8 +27,8 @@ class Trainer(Protocol):
     Attributes:
       details: what a reader may want to know, under the same names in all: "device" as in "cpu: cpu" and "gpu: NVIDIA H200",
         "versions", "compile cache", and "threads" where they can be told.
-      warm_up: steps before those that take as long as all later ones. PyTorch's heap grows in its second step still; the programs
-        of XLA get their memory as one block.
+      warm_up: steps before those that take as long as all later ones. PyTorch's heap grows in its second step still, and longer
+        where it has large blocks; the programs of XLA get their memory as one block, and take as many page faults in each step.
       looks_ahead: batches that `train` has taken when its first step begins, beyond that step's own.
     """
 
