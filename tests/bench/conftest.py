@@ -39,7 +39,11 @@ def quits(size):
 
 def noisy(ratio):
     def measure(size):
-        return Measurement({"speed": ratio * 1.006 ** (time.time_ns() // 1000 % 5)})
+        # In its first 6 rounds, of 3 runs each, each run is faster than the one before. As rounds go there and back, both gain.
+        runs = pathlib.Path(os.environ["FLAKY"]).with_name("noisy")
+        before = runs.stat().st_size if runs.exists() else 0
+        runs.write_bytes(bytes(before + 1))
+        return Measurement({"speed": ratio * (1.02 ** (before % 3) if before < 18 else 1.0)})
     return measure
 
 def waiting(size):
