@@ -176,8 +176,7 @@ def _that_fit(run: Run, wanted: Sequence[str], seconds: float) -> list[str]:
 
 def _miss_rounds(run: Run, names: Collection[str], budget: _Budget) -> bool:
     """Whether one of the workloads of these names has fewer rounds than it was to have."""
-    rounds = (len({sample.round for sample in outcome.samples}) for outcome in run.outcomes if outcome.workload.name in names)
-    return any(count < budget.rounds for count in rounds)
+    return any(outcome.rounds < budget.rounds for outcome in run.outcomes if outcome.workload.name in names)
 
 
 def _usual_round(outcome: Outcome) -> float:
@@ -193,8 +192,9 @@ def _too_late(run: Run, budget: _Budget) -> str:
     """What to say of a run that its time limit ended."""
     if budget.precision is not None:
         return f"its {budget.minutes:g} minutes ended before every interval was within ±{budget.precision * 100:g} %"
-    rounds = [len({sample.round for sample in outcome.samples}) for outcome in run.outcomes]
-    done = min((count for count in rounds if count), default=0)  # where nothing could run, nothing was cut
+    done = min(
+        (outcome.rounds for outcome in run.outcomes if outcome.rounds), default=0
+    )  # where nothing could run, nothing was cut
     return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds"
 
 

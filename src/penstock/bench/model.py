@@ -237,6 +237,11 @@ class Outcome:
     missing: tuple[Missing, ...] = ()
     parity: tuple[Parity, ...] = ()
 
+    @property
+    def rounds(self) -> int:
+        """In which something was measured."""
+        return len({sample.round for sample in self.samples})
+
     def by_round(self, variant: str, metric: str, again: bool = False) -> dict[int, float]:
         """A variant's number in each round; empty for a variant that failed."""
         if any(failure.variant == variant for failure in self.failures):

@@ -116,7 +116,7 @@ def _versions_elsewhere(run: Run) -> list[str]:
 
 def method(run: Run) -> str:
     """How the numbers were made."""
-    counts = sorted({len({sample.round for sample in outcome.samples}) for outcome in run.outcomes})
+    counts = sorted({outcome.rounds for outcome in run.outcomes})
     rounds = (
         "1 round"
         if counts == [1]

@@ -44,7 +44,7 @@ def claim_text(outcome: Outcome, claim: Claim) -> str:
     else:
         verb = "has" if claim.metric.better == "higher" else "takes"
         who = f"{claim.variant} {verb} {times(comparison.ratio)} the {unit} of {claim.baseline}{of_metric}"
-    rounds = len({sample.round for sample in outcome.samples})
+    rounds = outcome.rounds
     if comparison.pairs < rounds:  # in the others one of the two is not there, or is 0 or less
         who += f", in {comparison.pairs} of {rounds} rounds"
     if comparison.low is None or comparison.high is None:

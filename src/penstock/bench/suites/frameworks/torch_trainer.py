@@ -139,9 +139,7 @@ def _largest_block(experiment: Experiment, size: Size) -> int:
     1.1 times what the sixth and all later ones do, and have 715, 337, 109, 92 and 49 thousand page faults. Where all are kept,
     there are none from the third step on.
     """
-    geometry = size.geometry
-    tokens = (geometry.image // geometry.patch) ** 2 + 1
-    return experiment.batch * tokens * 4 * geometry.width * 4
+    return experiment.batch * size.geometry.tokens * 4 * size.geometry.width * 4
 
 
 def _set_precision(precision: str, cuda: bool) -> None:
