@@ -43,7 +43,7 @@ def noisy(ratio):
         runs = pathlib.Path(os.environ["FLAKY"]).with_name("noisy")
         before = runs.stat().st_size if runs.exists() else 0
         runs.write_bytes(bytes(before + 1))
-        return Measurement({"speed": ratio * (1.02 ** (before % 3) if before < 18 else 1.0)})
+        return Measurement({"speed": ratio * (1.015 ** (before % 3) if before < 18 else 1.0)})
     return measure
 
 def waiting(size):

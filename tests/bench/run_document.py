@@ -30,6 +30,7 @@ def document(seed: int = 5) -> dict[str, Any]:
             "usable_cores": 8,
             "memory_bytes": 64 * 2**30,
             "clocks": None,
+            "huge_pages": "madvise",
             "gpus": [],
             "platform": "Linux-6.1.0-x86_64",
             "python": "3.12.4",

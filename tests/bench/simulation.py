@@ -18,6 +18,7 @@ MACHINE = {
     "usable_cores": 2,
     "memory_bytes": None,
     "clocks": None,
+    "huge_pages": None,
     "gpus": [],
     "platform": "none",
     "python": "3",

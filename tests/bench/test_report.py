@@ -146,9 +146,12 @@ def test_clocks_flags_and_gpus_are_recorded(monkeypatch):
     described = machine.describe()
     assert described["flags"]["XLA_FLAGS"] == "--xla_some_flag=1"
     assert {"clocks", "gpus", "load_average", "commit"} <= set(described)
-    run = replace(_run(), machine={**described, "gpus": ["NVIDIA H200, 1"], "clocks": "2000 to 2100 MHz, governor x"})
+    run = replace(
+        _run(),
+        machine={**described, "gpus": ["NVIDIA H200, 1"], "clocks": "2000 to 2100 MHz, governor x", "huge_pages": "always"},
+    )
     for text in _both(run):
-        for expected in ("XLA_FLAGS=--xla_some_flag=1", "GPU: NVIDIA H200, 1", "2000 to 2100 MHz"):
+        for expected in ("XLA_FLAGS=--xla_some_flag=1", "GPU: NVIDIA H200, 1", "2000 to 2100 MHz", "huge pages: always"):
             assert expected in text
 
 

@@ -26,7 +26,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
 
 
 def describe() -> dict[str, Any]:
-    """CPU, GPUs, memory, clocks, versions, flags and load of this machine, as JSON holds it; None for what cannot be known."""
+    """CPU, GPUs, memory, clocks, versions, flags, load and the like, as JSON holds it; None for what cannot be known."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
@@ -34,6 +34,7 @@ def describe() -> dict[str, Any]:
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _memory(),
         "clocks": _clocks(),
+        "huge_pages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
         "gpus": _gpus(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -65,6 +66,11 @@ def _clocks() -> str | None:
     now = sorted(float(text) for text in found)
     governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
     return f"{now[0]:.0f} to {now[-1]:.0f} MHz, governor {governor or 'unknown'}"
+
+
+def _chosen(path: str) -> str | None:
+    """Of a kernel's setting, "always [madvise] never", the one in brackets."""
+    return _read(path).partition("[")[2].partition("]")[0] or None
 
 
 def _gpus() -> list[str]:

@@ -88,7 +88,8 @@ def machine_lines(run: Run) -> list[str]:
     load = f"{min(loads):.2f} to {max(loads):.2f}" if loads else "unknown"
     return [
         f"{machine['cpu']}, {machine['usable_cores']} of {machine['cores']} cores, {memory}; {machine['platform']}",
-        f"clocks: {machine['clocks'] or 'unknown'}; load average before the runs {load} (their own included)",
+        f"clocks: {machine['clocks'] or 'unknown'}; transparent huge pages: {machine['huge_pages'] or 'unknown'}",
+        f"load average before the runs {load} (their own included)",
         *[f"GPU: {gpu}" for gpu in machine["gpus"]],
         f"devices: {'; '.join(devices) or 'none'}",
         f"Python {machine['python']}, {_versions(machine['versions'])}",

@@ -101,8 +101,11 @@ def plant_twice_the_learning_rate(monkeypatch):
 
 def plant_labels_off_by_one(monkeypatch):
     place = flax_trainer.FlaxTrainer.place
-    other = lambda batch: batch._replace(labels=(batch.labels + 1) % QUICK.classes)  # noqa: E731
-    monkeypatch.setattr(flax_trainer.FlaxTrainer, "place", lambda self, batch: place(self, other(batch)))
+
+    def place_with_others(self, batch):
+        return place(self, batch._replace(labels=(batch.labels + 1) % QUICK.classes))
+
+    monkeypatch.setattr(flax_trainer.FlaxTrainer, "place", place_with_others)
 
 
 def test_half_the_scale_of_scores_is_seen(compared, monkeypatch):
