@@ -54,7 +54,7 @@ class TorchTrainer:
         _set_precision(experiment.precision, self._cuda)
         torch.set_num_threads(min(torch.get_num_threads(), cores()))  # its own choice is one for each physical core
         self._device = torch.device("cuda" if self._cuda else "cpu")
-        self.warm_up = 5 if not self._cuda and _largest_block(experiment, size) > LARGEST_KEPT else 2
+        self.warm_up = 3 if not self._cuda and _largest_block(experiment, size) > LARGEST_KEPT else 2
         self._model = ViT(size.geometry, experiment.attention == "fused")
         load(self._model, initial(size.geometry))
         self._model.to(self._device)
