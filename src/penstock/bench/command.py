@@ -192,9 +192,8 @@ def _too_late(run: Run, budget: _Budget) -> str:
     """What to say of a run that its time limit ended."""
     if budget.precision is not None:
         return f"its {budget.minutes:g} minutes ended before every interval was within ±{budget.precision * 100:g} %"
-    done = min(
-        (outcome.rounds for outcome in run.outcomes if outcome.rounds), default=0
-    )  # where nothing could run, nothing was cut
+    # Where nothing could run, nothing was cut.
+    done = min((outcome.rounds for outcome in run.outcomes if outcome.rounds), default=0)
     return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds"
 
 
