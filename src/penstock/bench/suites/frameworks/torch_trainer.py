@@ -54,7 +54,7 @@ class TorchTrainer:
         _set_precision(experiment.precision, self._cuda)
         torch.set_num_threads(min(torch.get_num_threads(), cores()))  # its own choice is one for each physical core
         self._device = torch.device("cuda" if self._cuda else "cpu")
-        self.warm_up = 3 if not self._cuda and _largest_block(experiment, size) > LARGEST_KEPT else 2
+        self.warm_up = 5 if not self._cuda and _largest_block(experiment, size) > LARGEST_KEPT else 2
         self._model = ViT(size.geometry, experiment.attention == "fused")
         load(self._model, initial(size.geometry))
         self._model.to(self._device)
@@ -137,7 +137,7 @@ def _largest_block(experiment: Experiment, size: Size) -> int:
 
     The blocks that glibc never keeps leave holes between the others: in ViT-small at batch 32, steps take 1.8, 1.4, 1.2, 1.1,
     1.1 times what the sixth and all later ones do, and have 715, 337, 109, 92 and 49 thousand page faults. Where all are kept,
-    there are none from the third step on. Three steps of warm-up, where five would do, are what six rounds in an hour leave.
+    there are none from the third step on.
     """
     return experiment.batch * size.geometry.tokens * 4 * size.geometry.width * 4
 

@@ -27,9 +27,8 @@ class Trainer(Protocol):
     Attributes:
       details: what a reader may want to know, under the same names in all: "device" as in "cpu: cpu" and "gpu: NVIDIA H200",
         "versions", "compile cache", and "threads" where they can be told.
-      warm_up: steps before those that take as long as all later ones, as near as the time allows. PyTorch's heap grows in its
-        second step still, and longer where it has large blocks; the programs of XLA get their memory as one block, and take as
-        many page faults in each step.
+      warm_up: steps before those that take as long as all later ones. PyTorch's heap grows in its second step still, and longer
+        where it has large blocks; the programs of XLA get their memory as one block, and take as many page faults in each step.
       looks_ahead: batches that `train` has taken when its first step begins, beyond that step's own.
     """
 
