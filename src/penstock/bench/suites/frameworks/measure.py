@@ -12,9 +12,10 @@ import numpy as np
 
 from penstock.bench.model import Measurement, Outputs, VerificationError
 from penstock.bench.settle import settle
+from penstock.bench.suites.frameworks import heap
 from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
-from penstock.bench.suites.frameworks.trainer import LARGEST_KEPT, MakeTrainer, Trainer, cores, nvidia_gpu
+from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores, nvidia_gpu
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
 
 _CORE = 60e9  # FLOP/s
@@ -36,7 +37,7 @@ def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
 
 def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measurement:
     begin = time.perf_counter()
-    _free_a_large_block()
+    heap.free_a_large_block()
     trainer = make(experiment, size)
     built = time.perf_counter()
     batch = trainer.place(fixed_batch(size.geometry, experiment.batch))
@@ -74,13 +75,6 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
             "seconds to the end of the first step, with compilation": first_step - placed,
         },
     )
-
-
-def _free_a_large_block() -> None:
-    """glibc gets a block from the system, page by page, whenever none of its size was freed before, up to 32 MB: as in a process
-    that has run for a while, one was. Without this the second step takes up to 1.3 times what the third does in all frameworks.
-    """
-    np.empty(LARGEST_KEPT, np.uint8)
 
 
 @contextlib.contextmanager

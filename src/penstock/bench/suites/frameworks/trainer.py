@@ -16,10 +16,6 @@ from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights
 
-# Bytes of a block that glibc may keep for the next one when it is freed: M_MMAP_THRESHOLD of mallopt(3) at its largest, with room
-# for what malloc adds. Larger ones come from the system anew, page by page, each time.
-LARGEST_KEPT = (32 << 20) - (64 << 10)
-
 
 class Trainer(Protocol):
     """A model with the canonical initial weights, and its training step.
