@@ -27,7 +27,7 @@ def free_a_large_block() -> None:
 
 
 def grow() -> None:
-    """Make the heap as large as half of the machine's memory, for good; none of it is used before it is needed.
+    """Make the heap as large as half of the machine's memory, up to 64 GiB, for good; none of it is used before it is needed.
 
     For frameworks whose heap grows until it has a hole for every block, as PyTorch's does. glibc gives the end of the heap back
     when it is free, so a block is left there. Takes effect after `free_a_large_block`, and nowhere but in glibc.
@@ -37,7 +37,8 @@ def grow() -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
-    wanted = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    blocks = [libc.malloc(LARGEST_KEPT // 2) for _ in range(wanted // (LARGEST_KEPT // 2))]
+    size = LARGEST_KEPT // 2
+    wanted = min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2, 64 << 30)
+    blocks = [block for _ in range(wanted // size) if (block := libc.malloc(size))]  # the system may refuse some
     for block in blocks[:-1]:
-        libc.free(block)  # None is a block that the system has refused, of which nothing becomes
+        libc.free(block)
