@@ -33,7 +33,7 @@ def again(size: int, *steps: str) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap of no other C library is touched")
 
 
 def test_block_comes_from_the_system_each_time_at_first():

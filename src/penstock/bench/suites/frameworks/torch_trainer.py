@@ -55,16 +55,16 @@ class TorchTrainer:
         _set_precision(experiment.precision, self._cuda)
         torch.set_num_threads(min(torch.get_num_threads(), cores()))  # its own choice is one for each physical core
         self._device = torch.device("cuda" if self._cuda else "cpu")
-        self.warm_up = 2
         self._model = ViT(size.geometry, experiment.attention == "fused")
         load(self._model, initial(size.geometry))
         self._model.to(self._device)
         self._optimizer = make_optimizer(experiment.optimizer, self._model, fused=True)
         # Through the loss, so is the backward pass; the optimizer is one fused kernel.
         self._compute = _compile(self._forward) if compiled else self._forward
-        if not self._cuda and _largest_block(experiment, size) > heap.LARGEST_KEPT:
+        grows = not self._cuda and _largest_block(experiment, size) > heap.LARGEST_KEPT
+        if grows:
             heap.grow()
-            self.warm_up = 3
+        self.warm_up = 3 if grows else 2
         self.details = {
             "device": f"gpu: {torch.cuda.get_device_name()}" if self._cuda else "cpu: cpu",
             "versions": {"torch": torch.__version__},
