@@ -1,0 +1,83 @@
+"""Keras's own tests pass with threaded epochs as without, and the script that says so can say otherwise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.keras_own_tests import Report, Result, compare
+
+_SCRIPT = Path(__file__).parents[2] / "benchmarks" / "keras_own_tests.py"
+
+_KERAS, _OURS = "keras.src.backend.jax.trainer", "penstock.keras._epochs"
+_DEFAULT = Report(
+    _KERAS,
+    {
+        "test_fit": Result("passed", ((_KERAS, "MainThread"),)),
+        "test_layout": Result("passed"),
+        "test_ragged": Result("skipped"),
+        "test_devices": Result("failed", text="too few"),
+    },
+)
+_THREADED = Report(_OURS, _DEFAULT.tests | {"test_fit": Result("passed", ((_OURS, "MainThread"), (_OURS, "penstock-7")))})
+
+
+def _but(report: Report, **results: Result) -> Report:
+    return replace(report, tests=report.tests | results)
+
+
+def _without(report: Report, name: str) -> Report:
+    return replace(report, tests={other: result for other, result in report.tests.items() if other != name})
+
+
+def test_runs_that_end_alike_are_alike():
+    assert compare(_DEFAULT, _THREADED).ok
+
+
+@pytest.mark.parametrize(
+    ("default", "threaded", "difference"),
+    [
+        (_DEFAULT, _but(_THREADED, test_layout=Result("failed")), {"test_layout": ("passed", "failed")}),
+        (_DEFAULT, _but(_THREADED, test_layout=Result("skipped")), {"test_layout": ("passed", "skipped")}),
+        (_DEFAULT, _but(_THREADED, test_devices=Result("passed")), {"test_devices": ("failed", "passed")}),
+        (_DEFAULT, _without(_THREADED, "test_layout"), {"test_layout": ("passed", "absent")}),
+        (_without(_DEFAULT, "test_ragged"), _THREADED, {"test_ragged": ("absent", "skipped")}),
+    ],
+)
+def test_each_test_that_ends_otherwise_is_named(default, threaded, difference):
+    comparison = compare(default, threaded)
+    assert comparison.differences == difference
+    assert not comparison.ok
+
+
+@pytest.mark.parametrize(
+    ("default", "threaded", "problem"),
+    [
+        (_DEFAULT, _DEFAULT, f"threaded run: the epoch iterator is of {_KERAS}"),
+        (_THREADED, _THREADED, f"default run: the epoch iterator is of {_OURS}"),
+        (_but(_DEFAULT, test_fit=_THREADED.tests["test_fit"]), _THREADED, "default run: penstock read batches"),
+        # Ours in its place, and all was read on Keras's own thread.
+        (
+            _DEFAULT,
+            _but(_THREADED, test_fit=Result("passed", ((_OURS, "MainThread"),))),
+            "threaded run: no thread of penstock read a batch",
+        ),
+        (replace(_DEFAULT, tests={}), replace(_THREADED, tests={}), "no test passed"),
+    ],
+)
+def test_runs_that_are_not_one_of_each_do_not_count(default, threaded, problem):
+    comparison = compare(default, threaded)
+    assert problem in comparison.problems
+    assert not comparison.differences
+    assert not comparison.ok
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_keras_tests_pass_as_they_do_without_threads():
+    paths = ("trainers/trainer_test.py", "trainers/epoch_iterator_test.py", "backend/jax/trainer_test.py")
+    done = subprocess.run([sys.executable, _SCRIPT, *paths], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
