@@ -7,8 +7,21 @@ from pathlib import Path
 
 import penstock
 
-ROAD = ["data", "feed", "recipes", "bench"]
-OPTIONAL = ["flax", "optax", "pyarrow", "grain", "torch", "tensorflow", "datasets", "array_record", "h5py", "matplotlib", "rich"]
+ROAD = ["data", "feed", "keras", "recipes", "bench"]
+OPTIONAL = [
+    "flax",
+    "optax",
+    "pyarrow",
+    "grain",
+    "torch",
+    "tensorflow",
+    "datasets",
+    "array_record",
+    "h5py",
+    "matplotlib",
+    "rich",
+    "keras",
+]
 
 
 def test_importing_starts_no_backend_and_loads_no_optional_library():

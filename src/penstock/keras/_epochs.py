@@ -28,7 +28,8 @@ import contextlib
 import itertools
 import math
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from keras.src.backend.jax.trainer import JAXEpochIterator
@@ -42,13 +43,14 @@ from penstock.keras import _switch
 from penstock.keras._adapter import PenstockAdapter
 from penstock.keras._batches import Batches
 from penstock.keras._place import KerasPlacement
-from penstock.keras._replay import Replay, opening, replay_of
+from penstock.keras._replay import Replay, copied, opening, replay_of
 from penstock.keras._source import Replayed, Source
 
 
 class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras has no types
     """See the text of this module. Takes what Keras's own takes."""
 
+    # Nothing that this holds may hold this: the last of its threads may end with it.
     def __init__(
         self,
         x: Any,
@@ -72,7 +74,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         generator = x if self._threaded and isinstance(x, types.GeneratorType) else None
         if generator is not None:
             self._generator = replay_of(generator)
-            x = (batch for batch in self._generator)
+            x = _peeked(self._generator)
         super().__init__(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, steps_per_execution)
         if generator is not None:
             _resume(self.data_adapter, self._generator)
@@ -113,24 +115,19 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         if self._batches.look():
             self._any = True
         elif not self._any:
-            raise ValueError(
-                f"{self._name} has no batch 0: it yielded nothing, and at least one batch is needed. Was it used up before, or "
-                "is its filter too strict?"
-            )
+            raise _nothing(self._name)
         return step
 
     def _get_iterator(self) -> Any:
         if not self._looping:
-            return super()._get_iterator()
+            iterator = super()._get_iterator()
+            return _not_empty(iterator, self._name) if self._threaded else iterator
         if self._batches is not None and getattr(self.data_adapter, "goes_on", False):
             return self._batches
         self._close()
-        self._batches = Batches(self._source(), KerasPlacement(), self._note, self._limit(), self.steps_per_execution)
+        note = partial(_note, self._runs)
+        self._batches = Batches(self._source(), KerasPlacement(), note, self._limit(), self.steps_per_execution)
         return self._batches
-
-    def _note(self, stats: Stats) -> None:
-        for run in self._runs:
-            run.append(stats)
 
     def _source(self) -> Source:
         adapter = self.data_adapter
@@ -164,14 +161,50 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             self._close()
 
 
+def _not_empty(batches: Iterable[Any], name: str) -> Iterator[Any]:
+    """For Keras to look at, and build the model."""
+    batch = None
+    for batch in batches:  # noqa: B007 - looked at below
+        yield batch
+    if batch is None:
+        raise _nothing(name)
+
+
+def _nothing(name: str) -> ValueError:
+    return ValueError(
+        f"{name} has no batch 0: it yielded nothing, and at least one batch is needed. Was it used up before, or does it drop a "
+        "last batch that is too small?"
+    )
+
+
+def _note(runs: Sequence[list[Stats]], stats: Stats) -> None:
+    for run in runs:
+        run.append(stats)
+
+
+def _forgetting(generator: Replay, peeked: int) -> Callable[[int], None]:
+    """From how many batches Keras had, the first of which were those that its adapter looked at."""
+    begin = generator.first
+    return lambda had: generator.forget(begin + max(0, had - peeked))
+
+
+def _peeked(replay: Replay) -> Iterator[Any]:
+    """For the adapter to look at. As they are: of a buffer that is filled again and again it sees what it always sees."""
+    while True:
+        try:
+            batch = replay.pop()
+        except StopIteration:
+            return
+        yield batch
+
+
 def _resume(adapter: Any, replay: Replay) -> None:
     """Let the adapter go on with what was read of its generator, each time that Keras begins anew.
 
     Keras begins with the batches that the adapter looked at, every time, and goes on with the rest.
     """
     peeked = adapter._first_batches
-    replay.forget(replay.first + len(peeked))
-    adapter.generator = lambda: itertools.chain(peeked, replay)
+    adapter.generator = lambda: itertools.chain(map(copied, peeked), replay)
 
 
 def _on_host() -> bool:

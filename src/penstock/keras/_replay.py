@@ -68,7 +68,7 @@ class Replay:
         try:
             item = self._read_next()
             if self._copy:
-                item = jax.tree.map(_copied, item)
+                item = copied(item)
         except StopIteration:
             self._ended = True
             return
@@ -79,11 +79,15 @@ class Replay:
         self._made += 1
 
     def pop(self) -> Any:
-        """The first item that is not forgotten, which then is: for who reads nothing ahead. Raises what `read` raises."""
+        """The first item that is not forgotten, which then is: for who reads nothing ahead. Raises what `read` raises.
+
+        It is copied only if it was kept.
+        """
         if self._kept or self._ended:
-            item = self.read(self.first)
-            self.forget(self.first + 1)
-            return item
+            try:
+                return self.read(self.first)
+            finally:
+                self.forget(self.first + 1)
         with self._reading:  # as `read`, in a third of the time
             try:
                 item = self._read_next()
@@ -144,5 +148,6 @@ def replay_of(generator: types.GeneratorType[Any, Any, Any]) -> Replay:
     return _generators[generator]
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+def copied(item: Any) -> Any:
+    """A pytree with its own copies of NumPy arrays, and all else as it is."""
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, item)

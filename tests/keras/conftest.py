@@ -1,0 +1,29 @@
+import os
+import threading
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs_are_compiled_once(tmp_path_factory):
+    """Each training is done twice, in the same programs."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    yield
+    import penstock.keras as pk
+
+    pk.disable_threaded_epochs()
+    assert not feeding_threads()
+
+
+def feeding_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]

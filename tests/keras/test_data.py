@@ -1,0 +1,202 @@
+"""pk.data: a Loader, or anything that can be fed, as Keras data."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+import penstock as ps
+import penstock.keras as pk
+from tests.keras.conftest import feeding_threads
+from tests.keras.training import BATCH, batches, make_model, records
+
+
+def trained(data, **options):
+    keras.utils.set_random_seed(7)
+    model = make_model()
+    history = model.fit(data() if callable(data) else data, shuffle=False, verbose=0, **options)
+    assert not feeding_threads()
+    return history.history, [np.asarray(v.value) for v in model.weights]
+
+
+def assert_equal(ours, theirs):
+    assert ours[0] == theirs[0]
+    for one, other in zip(ours[1], theirs[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def loader(**options):
+    return ps.Loader(records(), BATCH, **{"shuffle": True, "seed": 3, "remainder": "keep", **options})
+
+
+def steps_of(loader, steps):
+    return (loader[step] for step in range(steps))
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_an_endless_loader_goes_on_and_an_epoch_is_one_of_its_own(workers, threaded):
+    data = pk.data(loader(workers=workers))
+    if threaded:
+        with pk.threaded_epochs():
+            ours = trained(data, epochs=3)
+    else:
+        ours = trained(data, epochs=3)
+    # The same batches from a generator, whose epochs Keras is told the length of.
+    assert_equal(ours, trained(steps_of(loader(), 18), epochs=3, steps_per_epoch=6))
+    assert [stats.steps for stats in data.stats()] == [18]
+
+
+def test_with_steps_per_epoch_an_endless_loader_goes_on_where_it_was():
+    assert_equal(
+        trained(pk.data(loader()), epochs=4, steps_per_epoch=4),
+        trained(steps_of(loader(), 16), epochs=4, steps_per_epoch=4),
+    )
+
+
+@pytest.mark.slow
+def test_a_loader_with_processes_keeps_them_between_epochs_and_ends_them():
+    assert_equal(
+        trained(pk.data(loader(workers="process:2")), epochs=3),
+        trained(steps_of(loader(), 18), epochs=3, steps_per_epoch=6),
+    )
+
+
+def test_a_finite_loader_is_one_epoch_from_its_start_each_time():
+    finite = loader(epochs=2)
+    data = keras.utils.PyDataset
+
+    class Steps(data):
+        def __len__(self):
+            return len(finite)
+
+        def __getitem__(self, step):
+            return finite[step]
+
+    assert_equal(trained(pk.data(finite), epochs=3), trained(Steps(), epochs=3))
+
+
+def test_each_fit_and_each_validation_begins_at_the_start_of_a_loader():
+    data = pk.data(loader())
+    first, again = trained(data, epochs=2), trained(data, epochs=2)
+    assert_equal(first, again)
+    ours = trained(data, epochs=3, validation_data=pk.data(loader(seed=9)))
+    validation = list(steps_of(loader(seed=9), 6))
+    x, y = (np.concatenate(part) for part in zip(*validation, strict=True))
+    theirs = trained(
+        lambda: steps_of(loader(), 18), epochs=3, steps_per_epoch=6, validation_data=(x, y), validation_batch_size=BATCH
+    )
+    assert_equal(ours, theirs)
+
+
+def test_class_weights_are_those_of_keras():
+    weights = {0: 1.0, 1: 3.0}
+    x, y = records()
+    keras.utils.set_random_seed(7)
+    model = make_model()
+    theirs = model.fit(x, y, batch_size=BATCH, epochs=2, class_weight=weights, shuffle=False, verbose=0).history
+    ours = trained(pk.data(loader(shuffle=False)), epochs=2, class_weight=weights)
+    assert ours[0] == theirs
+    with pytest.raises(ValueError, match="leave out one of them"):
+        trained(pk.data(loader(), unpack=lambda b: (*b, np.ones(len(b[1])))), class_weight=weights)
+
+
+def test_unpack_makes_of_dicts_what_keras_takes():
+    x, y = records()
+    padded = ps.Loader({"x": x, "y": y}, BATCH, remainder="pad", epochs=1)
+    data = pk.data(padded, unpack=lambda batch: (batch["x"], batch["y"], batch["mask"].astype("float32")))
+
+    def same():
+        for step in range(len(padded)):
+            batch = padded[step]
+            yield batch["x"], batch["y"], batch["mask"].astype("float32")
+
+    assert_equal(trained(data), trained(same, steps_per_epoch=6))
+    model = make_model()
+    assert model.predict(pk.data(padded, unpack=lambda batch: batch["x"]), verbose=0).shape == (48, 3)
+
+
+@pytest.mark.parametrize("kind", ["list", "generator", "torch", "tf", "grain"])
+def test_whatever_can_be_fed(kind):
+    def data():
+        if kind == "list":
+            return batches()
+        if kind == "generator":
+            return itertools.chain.from_iterable(itertools.repeat(batches()))
+        if kind == "torch":
+            import torch
+
+            return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.from_numpy, records())), BATCH)
+        if kind == "tf":
+            import tensorflow as tf
+
+            return tf.data.Dataset.from_tensor_slices(records()).batch(BATCH)
+        import grain
+
+        x, y = records()
+        return grain.MapDataset.range(44).map(lambda i: (x[i], y[i])).batch(BATCH)
+
+    adapter = pk.data(data())
+    assert adapter.num_batches == (None if kind == "generator" else 6)
+    steps = {"steps_per_epoch": 6} if kind == "generator" else {}
+    theirs = trained((batch for _ in range(2) for batch in batches()), epochs=2, steps_per_epoch=6)
+    assert_equal(trained(adapter, epochs=2, **steps), theirs)
+
+
+def test_a_feed_is_taken_as_it_is():
+    x, y = records()
+    with ps.feed(ps.Loader((x.astype("float64"), y), BATCH), transform=lambda b: (b[0] * 2, b[1])) as feed:
+        ours = trained_within(feed)
+        assert feed.state()["step"] == 8
+    doubled = ((x[i : i + BATCH].astype("float32") * 2, y[i : i + BATCH]) for _ in range(2) for i in range(0, 40, BATCH))
+    assert_equal(ours, trained(doubled, epochs=2, steps_per_epoch=4))
+
+
+def trained_within(feed):
+    keras.utils.set_random_seed(7)
+    model = make_model()
+    history = model.fit(pk.data(feed), epochs=2, steps_per_epoch=4, shuffle=False, verbose=0)
+    return history.history, [np.asarray(v.value) for v in model.weights]
+
+
+def test_what_belongs_into_the_batches_is_refused_beside_them():
+    x, y = records()
+    model = make_model(built=True)
+    for wrong in ({"y": y}, {"sample_weight": np.ones(44)}, {"batch_size": 4}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} was given beside penstock data"):
+            model.fit(pk.data(loader()), verbose=0, **wrong)
+    with pytest.raises(TypeError, match="iterable of batches"):
+        pk.data((x, y))
+    with pytest.raises(TypeError, match="unpack=3"):
+        pk.data(loader(), unpack=3)
+
+
+def test_an_error_in_the_loader_comes_at_its_batch():
+    def fail(batch, rng):
+        if fail.calls == 3:
+            raise OSError("disk is gone")
+        fail.calls += 1
+        return batch
+
+    fail.calls = 0
+    model = make_model(built=True)
+    with pytest.raises(OSError, match="disk is gone") as caught:
+        model.fit(pk.data(loader(transform=fail, workers=1)), verbose=0)
+    assert not feeding_threads()
+    assert any("batch 2" in note for note in caught.value.__notes__)  # before it, Keras looked at one
+
+
+def test_other_data_is_left_to_keras_while_threaded_epochs_are_off():
+    pk.data(loader())
+    seen = []
+
+    def data():
+        import threading
+
+        for batch in batches():
+            seen.append(threading.current_thread() is threading.main_thread())
+            yield batch
+
+    make_model().fit(data(), steps_per_epoch=5, shuffle=False, verbose=0)
+    assert all(seen)

@@ -1,0 +1,139 @@
+"""Under a distribution of Keras, batches lie where Keras would put them."""
+
+import socket
+import subprocess
+import sys
+import textwrap
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import penstock as ps
+import penstock.keras as pk
+from penstock.keras._place import KerasPlacement
+from tests.keras.training import BATCH, assert_same, batches, make_model, records
+
+DEVICES = [f"cpu:{i}" for i in range(8)]
+
+
+def data_parallel():
+    return keras.distribution.DataParallel(devices=DEVICES)
+
+
+def model_parallel():
+    mesh = keras.distribution.DeviceMesh((4, 2), ["batch", "model"], DEVICES)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*dense.*kernel"] = (None, "model")
+    return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+
+
+def wide(**options):
+    model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(4, "softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy", **options)
+    return model
+
+
+@pytest.mark.parametrize("distribution", [data_parallel, model_parallel])
+@pytest.mark.parametrize("data", ["arrays", "generator", "loader"])
+def test_the_same_training(distribution, data):
+    x, y = records(40)
+
+    def fit(model, callbacks):
+        if data == "arrays":
+            return model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
+        endless = (batch for _ in range(9) for batch in batches(40))
+        return model.fit(endless, epochs=2, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=callbacks)
+
+    with distribution().scope():
+        if data != "loader":
+            assert_same(fit, wide)
+            return
+        keras.utils.set_random_seed(7)
+        default = wide().fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
+        keras.utils.set_random_seed(7)
+        assert wide().fit(pk.data(ps.Loader((x, y), BATCH, epochs=1)), verbose=0).history == default
+
+
+def test_a_layout_is_worked_out_once_for_each_signature(monkeypatch):
+    distribution = data_parallel()
+    asked = []
+
+    def get_data_layout(shape):
+        asked.append(tuple(shape))
+        return type(distribution).get_data_layout(distribution, shape)
+
+    monkeypatch.setattr(distribution, "get_data_layout", get_data_layout)
+    with distribution.scope():
+        place = KerasPlacement()
+    x, y = records(16)
+    for _ in range(3):
+        placed = place((x, y, None)).batch
+        place((x[:8], y[:8], None))
+    assert sorted(asked) == [(8,), (8, 5), (16,), (16, 5)]
+    assert placed[2] is None
+    assert len(placed[0].sharding.device_set) == 8
+    np.testing.assert_array_equal(placed[0], x)
+
+
+def test_without_a_distribution_a_string_stays_on_the_host_and_numbers_go_to_the_device():
+    place = KerasPlacement()
+    words = np.array(["a", "b"])
+    assert place((words, np.zeros(2))).batch[0] is words
+    assert isinstance(place((np.zeros(2),)).batch[0], jax.Array)
+
+
+SCRIPT = textwrap.dedent("""
+    import os, sys
+    os.environ["KERAS_BACKEND"] = "jax"
+    import jax
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
+    import keras, numpy as np
+    import penstock as ps, penstock.keras as pk
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 5)).astype("float32"), rng.integers(0, 3, 32)
+    loader = ps.Loader((x, y), 8, epochs=1)  # gives each process its own half of each batch
+
+    class Mine(keras.utils.PyDataset):
+        def __len__(self):
+            return len(loader)
+
+        def __getitem__(self, step):
+            return loader[step]
+
+    def train(data, threaded):
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(3, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        if threaded:
+            with pk.threaded_epochs():
+                return model.fit(data(), epochs=2, shuffle=False, verbose=0).history["loss"]
+        return model.fit(data(), epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    default = train(Mine, False)
+    assert train(Mine, True) == default
+    assert train(lambda: pk.data(loader), False) == default
+    print("all right", default)
+""")
+
+
+@pytest.mark.slow
+def test_two_processes_give_their_own_rows():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, port, str(p)], stdout=-1, stderr=-1, text=True) for p in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+        assert all("all right" in out for out, _ in outputs), outputs
+        assert len({out.rpartition("all right")[2] for out, _ in outputs}) == 1
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

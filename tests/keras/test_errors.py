@@ -1,0 +1,266 @@
+"""What goes wrong comes once, at its batch; the model stays what the last finished step made of it, and no thread is left."""
+
+import itertools
+import threading
+import traceback
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import penstock.keras as pk
+from tests.keras.conftest import feeding_threads
+from tests.keras.training import BATCH, batches, make_model
+
+
+class Broken(Exception):
+    pass
+
+
+def endless(start=0):
+    for number in itertools.count(start):
+        yield batches(seed=number)[0]
+
+
+def broken_at(number):
+    def from_storage():
+        raise Broken("no such record")
+
+    yield from itertools.islice(endless(), number)
+    from_storage()
+
+
+def weights(model):
+    return [np.asarray(v.value) for v in model.weights]
+
+
+def assert_trained_for(model, steps, **options):
+    """Its weights are those that so many steps make."""
+    keras.utils.set_random_seed(7)
+    other = make_model(built=True, **options)
+    if steps:
+        other.fit(endless(), epochs=1, steps_per_epoch=steps, shuffle=False, verbose=0)
+    for ours, theirs in zip(weights(model), weights(other), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def fresh(**options):
+    keras.utils.set_random_seed(7)
+    return make_model(built=True, **options)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 5])
+def test_an_error_of_the_data_comes_once_at_its_batch_with_its_traceback(number):
+    model = fresh()
+    with pk.threaded_epochs():
+        with pytest.raises(Broken, match="no such record") as caught:
+            model.fit(broken_at(number), shuffle=False, verbose=0)
+        assert not feeding_threads()
+        if number >= 2:  # Keras looks at two batches when it is given a generator
+            assert any("generator made batch" in note and str(number) in note for note in caught.value.__notes__)
+        assert "from_storage" in "".join(traceback.format_exception(caught.value))
+        assert_trained_for(model, 0 if number < 2 else number)
+        model.fit(endless(), steps_per_epoch=3, shuffle=False, verbose=0)  # and the next one works
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_within_an_execution_of_several_steps_those_before_the_error_count(number):
+    model = fresh(steps_per_execution=3)
+    with pk.threaded_epochs(), pytest.raises(Broken):
+        model.fit(broken_at(number), shuffle=False, verbose=0)
+    assert_trained_for(model, number)
+
+
+class BrokenDataset(keras.utils.PyDataset):
+    def __init__(self, at, **options):
+        super().__init__(**options)
+        self.at = at
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise Broken("no such record")
+        return batches(seed=index)[0]
+
+
+@pytest.mark.parametrize("at", [0, 3, 7])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_whose_first_or_later_batch_fails(at, workers):
+    model = fresh()
+    with pk.threaded_epochs():
+        with pytest.raises(Broken):
+            model.fit(BrokenDataset(at, workers=workers), shuffle=False, verbose=0)
+        # Workers are stopped when Keras has looked at a batch, and it then sees what they have done.
+        assert_trained_for(model, at if workers == 1 else 0)
+        model.fit(BrokenDataset(-1, workers=workers), shuffle=False, verbose=0)
+        with pytest.raises(Broken):
+            model.fit(BrokenDataset(-1), validation_data=BrokenDataset(at), shuffle=False, verbose=0)
+        model.evaluate(BrokenDataset(-1), verbose=0)
+        for call in (fresh().predict, fresh().evaluate):
+            with pytest.raises(Broken):
+                call(BrokenDataset(at, workers=workers), verbose=0)
+
+
+def test_an_error_that_was_read_ahead_and_never_reached_is_not_raised():
+    model = fresh()
+    data = broken_at(5)
+    with pk.threaded_epochs():
+        model.fit(data, steps_per_epoch=4, shuffle=False, verbose=0)
+        with pytest.raises(Broken):  # the next fit comes to it
+            model.fit(data, steps_per_epoch=4, shuffle=False, verbose=0)
+        with pytest.raises(ValueError, match="empty generator"):  # once
+            model.fit(data, steps_per_epoch=4, shuffle=False, verbose=0)
+
+
+class _Do(keras.callbacks.Callback):
+    def __init__(self, when, what):
+        super().__init__()
+        self.what = what
+        setattr(self, when, self.at)
+
+    def at(self, number, logs=None):
+        if number == 2:
+            self.what(self.model)
+
+
+def _stop(model):
+    model.stop_training = True
+
+
+def _fail(model):
+    raise Broken("in a callback")
+
+
+def _interrupt(model):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin", "on_epoch_end"])
+@pytest.mark.parametrize("what", [_stop, _fail, _interrupt])
+def test_however_fit_ends_the_thread_ends_before_it(when, what):
+    model = fresh()
+    with pk.threaded_epochs():
+        try:
+            model.fit(endless(), epochs=5, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=[_Do(when, what)])
+        except (Broken, KeyboardInterrupt) as error:  # whose traceback holds the frames of fit
+            assert what is not _stop
+            assert error.__traceback__
+            assert not feeding_threads()
+        assert not feeding_threads()
+        model.fit(endless(), steps_per_epoch=2, shuffle=False, verbose=0)
+
+
+def test_stopping_and_going_on_loses_no_batch():
+    class Again(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = False
+
+    def run():
+        model = fresh()
+        history = model.fit(endless(), epochs=4, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=[Again()])
+        return history.history, weights(model)
+
+    default = run()
+    with pk.threaded_epochs():
+        threaded = run()
+    assert threaded[0] == default[0]
+    for ours, theirs in zip(threaded[1], default[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_source_that_hangs_does_not_hold_back_an_error():
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def data():
+        yield from itertools.islice(endless(), 4)
+        hangs.set()
+        goes_on.wait()
+        yield from endless(4)
+
+    def fail(model):
+        assert hangs.wait(60)
+        raise Broken("while a read hangs")
+
+    model, generator = fresh(), data()
+    with pk.threaded_epochs():
+        with pytest.raises(Broken, match="while a read hangs"):
+            model.fit(generator, steps_per_epoch=9, shuffle=False, verbose=0, callbacks=[_Do("on_train_batch_end", fail)])
+        goes_on.set()
+        # Three were had, the fourth lies there, and the fifth was being read by a thread that fit has left behind.
+        model.fit(generator, steps_per_epoch=5, shuffle=False, verbose=0)
+    assert_trained_for(model, 8)
+
+
+def test_a_stopped_evaluation_and_prediction_end_their_threads():
+    class Stop(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            self.model.stop_evaluating = True
+
+        def on_predict_batch_end(self, batch, logs=None):
+            self.model.stop_predicting = True
+
+    model = fresh()
+    with pk.threaded_epochs():
+        model.evaluate(endless(), steps=5, verbose=0, callbacks=[Stop()])
+        assert not feeding_threads()
+        assert len(model.predict(endless(), steps=5, verbose=0, callbacks=[Stop()])) == BATCH
+        assert not feeding_threads()
+
+
+class Nothing(keras.utils.PyDataset):
+    def __len__(self):
+        return 0
+
+    def __getitem__(self, index):
+        raise IndexError(index)
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_data_without_a_batch_says_so_and_leaves_the_model_as_it_was():
+    tf = pytest.importorskip("tensorflow")
+    model = fresh()
+    nothing = tf.data.Dataset.from_tensor_slices(batches()[0]).take(0).batch(BATCH)
+    with pk.threaded_epochs():
+        for data in (nothing, Nothing()):
+            with pytest.raises(ValueError, match="no batch 0"):
+                model.fit(data, shuffle=False, verbose=0)
+            for call in (model.evaluate, model.predict):
+                with pytest.raises(ValueError, match="no batch 0"):
+                    call(data, verbose=0)
+    assert_trained_for(model, 0)
+
+
+def test_another_structure_in_the_middle_says_which_batch_what_it_had_and_what_was_needed():
+    def data():
+        for number, (x, y) in enumerate(endless()):
+            yield (x, y) if number < 4 else (x, y, np.ones(len(y), "float32"))
+
+    model = fresh()
+    with pk.threaded_epochs(), pytest.raises(ValueError, match=r"batch 4 of generator .*2: float32\[8\].*is needed"):
+        model.fit(data(), steps_per_epoch=9, shuffle=False, verbose=0)
+    assert_trained_for(model, 4)
+
+
+@pytest.mark.parametrize("given", ["arrays", "generator"])
+def test_a_batch_that_the_mesh_does_not_divide_says_which(given):
+    x, y = np.zeros((44, 5), "float32"), np.zeros(44, "int32")
+    distribution = keras.distribution.DataParallel(devices=[f"cpu:{i}" for i in range(8)])
+    with distribution.scope(), pk.threaded_epochs():
+        model = make_model(built=True)
+        before = weights(model)
+        with pytest.raises(ValueError, match="dimension 0 has size 4, and mesh axis 'batch'.* needs a multiple of 8") as caught:
+            if given == "arrays":
+                model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+            else:
+                model.fit(((x[i : i + 8], y[i : i + 8]) for i in range(0, 44, 8)), shuffle=False, verbose=0)
+        assert any("batch 5" in note for note in caught.value.__notes__)
+        assert any((ours != theirs).any() for ours, theirs in zip(weights(model), before, strict=True))
+        model.fit(x[:40], y[:40], batch_size=8, verbose=0)
+    assert jax.device_count() == 8

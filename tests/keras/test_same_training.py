@@ -1,0 +1,335 @@
+"""Threaded epochs train exactly as Keras's own iterator does, whatever the data."""
+
+import itertools
+import random
+
+import keras
+import numpy as np
+import pytest
+
+from tests.keras.training import BATCH, assert_same, batches, make_model, records
+
+RAN_OUT = pytest.mark.filterwarnings("ignore:.*ran out of data")
+SHUFFLE_IGNORED = pytest.mark.filterwarnings("ignore:.*shuffle=True.*:UserWarning")
+
+
+@pytest.mark.parametrize("shuffle", [True, False, "batch"])
+@pytest.mark.parametrize("built", [True, False])
+def test_arrays(shuffle, built):
+    x, y = records()
+    assert_same(
+        lambda model, callbacks: model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=shuffle, verbose=0, callbacks=callbacks),
+        lambda: make_model(built),
+        ahead=False,
+    )
+
+
+def test_large_arrays_are_sliced_on_a_thread():
+    x, y = np.random.default_rng(0).normal(size=(640, 20_000)).astype("float32"), np.arange(640) % 3
+    assert_same(
+        lambda model, callbacks: model.fit(x, y, batch_size=64, epochs=3, verbose=0, callbacks=callbacks),
+        lambda: _compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),
+    )
+
+
+def _compiled(model):
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}},
+        {"sample_weight": np.linspace(0, 1, 44)},
+        {"validation_split": 0.3},
+        {"validation_data": records(20, 1), "validation_batch_size": 6, "validation_freq": 2},
+        {"steps_per_epoch": 2},
+        {"steps_per_epoch": 4},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@RAN_OUT
+def test_arrays_with(options):
+    x, y = records()
+    assert_same(
+        lambda model, callbacks: model.fit(x, y, batch_size=BATCH, epochs=4, verbose=0, callbacks=callbacks, **options),
+        ahead=False,
+    )
+
+
+@pytest.mark.parametrize(("steps", "steps_per_epoch"), [(2, None), (4, None), (3, 5), (7, 5)])
+@RAN_OUT
+def test_several_steps_per_execution(steps, steps_per_epoch):
+    def data():
+        yield from batches() if steps_per_epoch is None else itertools.cycle(batches())
+
+    assert_same(
+        lambda model, callbacks: model.fit(
+            data(), epochs=3, steps_per_epoch=steps_per_epoch, shuffle=False, verbose=0, callbacks=callbacks
+        ),
+        lambda: make_model(steps_per_execution=steps),
+    )
+
+
+@RAN_OUT
+@pytest.mark.parametrize("built", [True, False])
+def test_a_finite_generator(built):
+    assert_same(
+        lambda model, callbacks: model.fit(
+            (batch for batch in batches()), epochs=2, shuffle=False, verbose=0, callbacks=callbacks
+        ),
+        lambda: make_model(built),
+    )
+
+
+@pytest.mark.parametrize("steps_per_epoch", [1, 3, 50])
+def test_an_endless_generator(steps_per_epoch):
+    def data():
+        for number in itertools.count():
+            yield batches(seed=number)[0]
+
+    assert_same(
+        lambda model, callbacks: model.fit(
+            data(), epochs=3, steps_per_epoch=steps_per_epoch, shuffle=False, verbose=0, callbacks=callbacks
+        )
+    )
+
+
+@RAN_OUT
+def test_generators_as_validation_data_go_on_from_epoch_to_epoch():
+    def data(seed):
+        for number in itertools.count(seed):
+            yield batches(seed=number)[0]
+
+    assert_same(
+        lambda model, callbacks: model.fit(
+            data(0),
+            epochs=4,
+            steps_per_epoch=3,
+            validation_data=data(100),
+            validation_steps=4,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
+    )
+
+
+def test_a_generator_that_outlives_fit():
+    def twice(model, callbacks):
+        def data():
+            for number in itertools.count():
+                yield batches(seed=number)[0]
+
+        endless = data()
+        for _ in range(3):
+            model.fit(endless, epochs=2, steps_per_epoch=3, shuffle=False, verbose=0)
+        model.evaluate(endless, steps=2, verbose=0)
+        return model.fit(endless, epochs=1, steps_per_epoch=3, shuffle=False, verbose=0, callbacks=callbacks)
+
+    assert_same(twice)
+
+
+def test_a_generator_that_fills_one_buffer_again_and_again():
+    def data():
+        x, y = np.empty((BATCH, 5), "float32"), np.empty(BATCH, "int32")
+        for number in itertools.count():
+            x[...], y[...] = batches(seed=number)[0]
+            yield x, y
+
+    def wait(batch, logs):  # or the buffer is filled while Keras's own step reads it
+        return float(logs["loss"])
+
+    waiting = keras.callbacks.LambdaCallback(on_train_batch_end=wait)
+    assert_same(
+        lambda model, callbacks: model.fit(
+            data(), epochs=3, steps_per_epoch=9, shuffle=False, verbose=0, callbacks=[*callbacks, waiting]
+        )
+    )
+
+
+@RAN_OUT
+def test_a_generator_that_draws_from_the_global_generators():
+    def data():
+        for x, y in batches():
+            x = x + np.random.normal(size=x.shape) + random.random() + np.asarray(keras.random.normal(x.shape))
+            yield x.astype("float32"), y
+
+    def fit(model, callbacks):
+        model.fit(data(), shuffle=False, verbose=0)
+        return model.fit(data(), shuffle=False, verbose=0, callbacks=callbacks)
+
+    assert_same(fit, lambda: make_model(built=True))
+
+
+def test_a_generator_of_dicts_and_sample_weights():
+    def data():
+        for x, y in itertools.cycle(batches()):
+            yield {"a": x, "b": x[:, :2]}, y, np.abs(x[:, 0])
+
+    def two_inputs():
+        a, b = keras.Input((5,), name="a"), keras.Input((2,), name="b")
+        return _compiled(keras.Model({"a": a, "b": b}, keras.layers.Dense(3, "softmax")(keras.layers.Concatenate()([a, b]))))
+
+    assert_same(
+        lambda model, callbacks: model.fit(data(), epochs=2, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=callbacks),
+        two_inputs,
+    )
+
+
+class Records(keras.utils.PyDataset):
+    """Reshuffled at the end of each epoch, in place."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.x, self.y = records()
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        here = slice(index * BATCH, (index + 1) * BATCH)
+        return self.x[here], self.y[here]
+
+    def on_epoch_end(self):
+        order = self.rng.permutation(len(self.x))
+        self.x[...], self.y[...] = self.x[order], self.y[order]
+
+
+class Endless(Records):
+    @property
+    def num_batches(self):
+        return None
+
+    def __getitem__(self, index):
+        return batches(seed=index)[0]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"steps_per_epoch": 4}, {"class_weight": {0: 1.0, 1: 2.0}}], ids=["", "steps", "weights"]
+)
+@RAN_OUT
+def test_a_py_dataset(workers, options):
+    shuffle = workers == 1  # else Keras draws the order on a thread of its own, at any time
+    assert_same(
+        lambda model, callbacks: model.fit(
+            Records(workers=workers), epochs=3, shuffle=shuffle, verbose=0, callbacks=callbacks, **options
+        ),
+        lambda: make_model(built=True),
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_endless_py_dataset(workers):
+    assert_same(
+        lambda model, callbacks: model.fit(
+            Endless(workers=workers), epochs=3, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=callbacks
+        ),
+        lambda: make_model(built=True),
+    )
+
+
+@pytest.mark.parametrize("steps_per_epoch", [None, 4])
+@RAN_OUT
+def test_tf_data(steps_per_epoch):
+    tf = pytest.importorskip("tensorflow")
+
+    def fit(model, callbacks):
+        ds = tf.data.Dataset.from_tensor_slices(records()).shuffle(44, seed=3).batch(BATCH)
+        ds = ds if steps_per_epoch is None else ds.repeat()
+        validation = tf.data.Dataset.from_tensor_slices(records(seed=1)).shuffle(44, seed=4).batch(BATCH)
+        return model.fit(
+            ds,
+            epochs=3,
+            steps_per_epoch=steps_per_epoch,
+            validation_data=validation,
+            class_weight={0: 1.0, 1: 2.0, 2: 0.5},
+            verbose=0,
+            shuffle=False,
+            callbacks=callbacks,
+        )
+
+    assert_same(fit)
+
+
+@pytest.mark.parametrize("steps_per_epoch", [None, 4])
+@RAN_OUT
+def test_a_torch_data_loader(steps_per_epoch):
+    torch = pytest.importorskip("torch")
+
+    def fit(model, callbacks):
+        torch.manual_seed(0)
+        x, y = map(torch.from_numpy, records())
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=BATCH, shuffle=True)
+        return model.fit(data, epochs=3, steps_per_epoch=steps_per_epoch, shuffle=False, verbose=0, callbacks=callbacks)
+
+    assert_same(fit)
+
+
+@pytest.mark.parametrize("kind", ["MapDataset", "IterDataset", "DataLoader"])
+@RAN_OUT
+def test_grain(kind):
+    grain = pytest.importorskip("grain")
+
+    def fit(model, callbacks):
+        x, y = records()
+        data = grain.MapDataset.range(44).map(lambda i: (x[i], y[i])).shuffle(seed=1).batch(BATCH)
+        if kind == "IterDataset":
+            data = data.to_iter_dataset()
+        if kind == "DataLoader":
+            source = [(x[i], y[i]) for i in range(44)]
+            sampler = grain.samplers.IndexSampler(44, grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=1)
+            operations = [grain.transforms.Batch(BATCH)]
+            data = grain.DataLoader(data_source=source, sampler=sampler, operations=operations)
+        return model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+
+    assert_same(fit)
+
+
+def test_sparse_arrays():
+    import scipy.sparse
+
+    x, y = records()
+    x[x < 0.5] = 0
+
+    def fit(model, callbacks):
+        return model.fit(scipy.sparse.csr_matrix(x), y, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
+
+    assert_same(fit, lambda: _compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])), ahead=False)
+
+
+def test_a_model_that_runs_eagerly():
+    assert_same(
+        lambda model, callbacks: model.fit(
+            (batch for batch in itertools.cycle(batches())),
+            epochs=2,
+            steps_per_epoch=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        ),
+        lambda: make_model(run_eagerly=True),
+    )
+
+
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@RAN_OUT
+def test_predict_and_evaluate(built, steps_per_execution):
+    import penstock.keras as pk
+
+    def run():
+        keras.utils.set_random_seed(3)
+        model = make_model(built, steps_per_execution=steps_per_execution)
+        predicted = model.predict((batch for batch in batches()), verbose=0)
+        return [predicted, model.predict(records()[0], verbose=0), model.evaluate((batch for batch in batches()), verbose=0)]
+
+    default = run()
+    with pk.threaded_epochs() as epochs:
+        threaded = run()
+    for ours, theirs in zip(threaded, default, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert [stats.steps for stats in epochs.stats()] == [6, 2, 6]
