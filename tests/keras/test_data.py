@@ -5,11 +5,11 @@ import itertools
 import keras
 import numpy as np
 import pytest
+from tests.keras.conftest import feeding_threads
+from tests.keras.training import BATCH, batches, make_model, records
 
 import penstock as ps
 import penstock.keras as pk
-from tests.keras.conftest import feeding_threads
-from tests.keras.training import BATCH, batches, make_model, records
 
 
 def trained(data, **options):

@@ -9,11 +9,11 @@ import jax
 import keras
 import numpy as np
 import pytest
+from tests.keras.training import BATCH, assert_same, batches, records
 
 import penstock as ps
 import penstock.keras as pk
 from penstock.keras._place import KerasPlacement
-from tests.keras.training import BATCH, assert_same, batches, make_model, records
 
 DEVICES = [f"cpu:{i}" for i in range(8)]
 

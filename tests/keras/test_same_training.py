@@ -6,7 +6,6 @@ import random
 import keras
 import numpy as np
 import pytest
-
 from tests.keras.training import BATCH, assert_same, batches, make_model, records
 
 RAN_OUT = pytest.mark.filterwarnings("ignore:.*ran out of data")

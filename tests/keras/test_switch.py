@@ -7,10 +7,10 @@ import sys
 import keras
 import pytest
 from keras.src.backend.jax import trainer
+from tests.keras.training import batches, make_model
 
 import penstock.keras as pk
 from penstock.keras import _switch
-from tests.keras.training import batches, make_model
 
 
 def in_use():

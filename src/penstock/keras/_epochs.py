@@ -164,7 +164,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
 def _not_empty(batches: Iterable[Any], name: str) -> Iterator[Any]:
     """For Keras to look at, and build the model."""
     batch = None
-    for batch in batches:  # noqa: B007 - looked at below
+    for batch in batches:
         yield batch
     if batch is None:
         raise _nothing(name)
