@@ -5,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -77,11 +76,18 @@ def test_a_layout_is_worked_out_once_for_each_signature(monkeypatch):
     np.testing.assert_array_equal(placed[0], x)
 
 
-def test_without_a_distribution_a_string_stays_on_the_host_and_numbers_go_to_the_device():
+def test_without_a_distribution_on_a_cpu_arrays_stay_on_the_host_where_the_device_can_use_them():
     place = KerasPlacement()
-    words = np.array(["a", "b"])
-    assert place((words, np.zeros(2))).batch[0] is words
-    assert isinstance(place((np.zeros(2),)).batch[0], jax.Array)
+    words, odd = np.array(["a", "b"]), np.arange(40, dtype="float32")[1:]
+    placed = place({"words": words, "x": odd, "t": np.ones((3, 4)).T, "none": None})
+    assert placed.bytes == words.nbytes + odd.nbytes + 96
+    assert placed.batch["none"] is None
+    np.testing.assert_array_equal(placed.batch["words"], words)
+    for name, array in (("x", odd), ("t", np.ones((4, 3)))):
+        np.testing.assert_array_equal(placed.batch[name], array)
+        assert placed.batch[name].ctypes.data % 64 == 0
+        assert placed.batch[name].flags.c_contiguous
+    assert place(placed.batch).batch["x"] is placed.batch["x"]
 
 
 SCRIPT = textwrap.dedent("""

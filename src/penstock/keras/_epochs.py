@@ -41,9 +41,10 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from penstock.feed.stats import Stats
 from penstock.keras import _switch
 from penstock.keras._adapter import PenstockAdapter
+from penstock.keras._aligned import copied
 from penstock.keras._batches import Batches
 from penstock.keras._place import KerasPlacement
-from penstock.keras._replay import Replay, copied, opening, replay_of
+from penstock.keras._replay import Replay, opening, replay_of
 from penstock.keras._source import Replayed, Source
 
 

@@ -12,8 +12,9 @@ from keras.src.distribution import distribution_lib
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 
-from penstock.data.tree import Batch, is_numeric, leaves_with_names
+from penstock.data.tree import Batch, leaves_with_names
 from penstock.feed.place import Context, Placed, Placement
+from penstock.keras._aligned import aligned
 
 # What Keras keeps for each thread, and data that is made with layers of Keras or `keras.random` depends on.
 _SHARED = (distribution_lib.GLOBAL_ATTRIBUTE_NAME, "dtype_policy", GLOBAL_RANDOM_SEED, GLOBAL_SEED_GENERATOR)
@@ -29,8 +30,8 @@ class _Layout(NamedTuple):
 class KerasPlacement:
     """Puts batches where Keras's own iterator would: on the default device, or where the distribution says.
 
-    Layouts are worked out once for each structure and set of shapes. On a CPU without a distribution, where Keras hands its
-    functions the host arrays, the copy that JAX makes of them at the call is made here; what JAX cannot hold is handed on.
+    Layouts are worked out once for each structure and set of shapes. On a CPU without a distribution Keras hands its functions
+    the host arrays, and so it does here; the copy that JAX would make of them at the call is made before: see `aligned`.
 
     Made on the thread that calls `fit`, whose settings of Keras it takes along: the distribution, the dtype policy, and the seed
     generator of `keras.random`.
@@ -74,8 +75,9 @@ class KerasPlacement:
     def __call__(self, batch: Batch) -> Placed:
         if self._distribution is not None:
             return self._distribute(batch, self._distribution)
-        if self._on_host and not all(map(_can_be_placed, jax.tree_util.tree_leaves(batch))):
-            return Placed(batch, 0, "")
+        if self._on_host:
+            batch = aligned(batch)
+            return Placed(batch, sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree_util.tree_leaves(batch)), "")
         return self._default(batch)._replace(change="")  # a shorter last batch is a matter of course for Keras
 
     def _distribute(self, batch: Batch, distribution: Any) -> Placed:
@@ -96,7 +98,3 @@ def _lay_out(batch: Batch, get_layout: Callable[[tuple[int, ...]], Any]) -> _Lay
     named = leaves_with_names(batch)
     shardings = {name: get_layout(leaf.shape).backend_layout for name, leaf in named}
     return _Layout(tuple(shardings), Placement(shardings, None))
-
-
-def _can_be_placed(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and is_numeric(leaf.dtype)

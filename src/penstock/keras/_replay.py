@@ -9,8 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
+from penstock.keras._aligned import copied
 
 
 class _Failed(NamedTuple):
@@ -146,8 +145,3 @@ def replay_of(generator: types.GeneratorType[Any, Any, Any]) -> Replay:
 
         _generators[generator] = Replay(read_next, copy=True)
     return _generators[generator]
-
-
-def copied(item: Any) -> Any:
-    """A pytree with its own copies of NumPy arrays, and all else as it is."""
-    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, item)
