@@ -1,7 +1,7 @@
 """Host arrays that a CPU device can use where they lie.
 
-XLA uses the memory of a NumPy array as its own if it begins at a multiple of 64 bytes, and copies it otherwise: in the call of the
-jitted function, on the thread that trains (20 MB: 1.8 ms against 5 µs). NumPy itself aligns to 16.
+XLA uses the memory of a NumPy array as its own if it begins at a multiple of 64 bytes, and copies it otherwise: in the call of
+the jitted function, on the thread that trains (20 MB: 1.8 ms against 5 µs). NumPy itself aligns to 16.
 """
 
 from __future__ import annotations
