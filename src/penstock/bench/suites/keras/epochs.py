@@ -1,0 +1,45 @@
+"""The two variants: Keras alone, and Keras with penstock's threaded epochs; and whether it was really the one or the other."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.bench.model import VerificationError
+from penstock.bench.suites.keras.task import Job, Size
+
+Epochs = Literal["default", "threaded"]
+
+
+def begin(epochs: Epochs) -> None:
+    """All that a user does to have them."""
+    if epochs == "threaded":
+        import penstock.keras
+
+        penstock.keras.enable_threaded_epochs()
+
+
+def check_iterator(epochs: Epochs) -> None:
+    """Raises:
+    VerificationError: Keras makes its epochs with something else.
+    """
+    from keras.src.backend.jax import trainer
+
+    owner = trainer.JAXEpochIterator.__module__
+    if owner.partition(".")[0] != {"default": "keras", "threaded": "penstock"}[epochs]:
+        raise VerificationError(f"Keras's epochs were to be {epochs}, but their iterator is {owner}.JAXEpochIterator")
+
+
+def check_threads(epochs: Epochs, job: Job, size: Size) -> None:
+    """Raises:
+    VerificationError: batches of the epoch that was timed were made by another thread than is the variant's.
+    """
+    if job.batches is None:
+        return
+    elsewhere = sum(not on_main for on_main, _ in job.batches.made)
+    here = len(job.batches.made) - elsewhere
+    # The main thread may look at the first batches beforehand, to see their shapes.
+    if elsewhere < size.steps if epochs == "threaded" else elsewhere or here < size.steps:
+        raise VerificationError(
+            f"epochs were to be {epochs}, but {here} batches were made on the main thread and {elsewhere} on others, "
+            f"of {size.steps}"
+        )
