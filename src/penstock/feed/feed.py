@@ -19,7 +19,7 @@ from penstock._clock import Clock
 from penstock._makers import Closed, End, Late
 from penstock._stage import Stage
 from penstock.data.tree import Batch
-from penstock.feed.place import Placed, Placement, To
+from penstock.feed.place import Placed, Placement, Places, To
 from penstock.feed.stats import Stats
 from penstock.feed.upstream import Upstream, as_upstream
 
@@ -90,7 +90,7 @@ class Feed(Iterator[Batch]):
     def __init__(
         self,
         upstream: Upstream,
-        placement: Placement,
+        placement: Places,
         *,
         host_buffer: int,
         device_buffer: int,
@@ -241,10 +241,10 @@ class Feed(Iterator[Batch]):
         )
 
 
-def _placing(upstream: Upstream, placement: Placement, clock: Clock, first: int) -> Callable[[int, Any], _Item]:
+def _placing(upstream: Upstream, placement: Places, clock: Clock, first: int) -> Callable[[int, Any], _Item]:
     def finish(number: int, item: Any) -> _Item:
-        batch, position = upstream.split(item)
         try:
+            batch, position = upstream.split(item)
             with clock.time("place"):
                 return _Item(placement(batch), position)
         except Exception as error:

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -40,6 +40,24 @@ class Placed(NamedTuple):
     batch: Batch
     bytes: int
     change: str
+
+
+class Places(Protocol):
+    """Puts host batches on devices; for one batch, called by one thread at a time."""
+
+    def __call__(self, batch: Batch) -> Placed: ...
+
+    def context(self) -> Context:
+        """What a new thread that places enters."""
+        ...
+
+    def consumer_context(self) -> Context | None:
+        """As `context`, for the consumer's thread; None if it may not place."""
+        ...
+
+    def check_rows(self, batch_sizes: Sequence[int]) -> None:
+        """ValueError if global batches of one of these sizes cannot be placed."""
+        ...
 
 
 @dataclass

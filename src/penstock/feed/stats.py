@@ -44,6 +44,19 @@ class Stats:
     place: float
     bytes: int
 
+    def __add__(self, other: Stats) -> Stats:
+        """Both together, of feeds that ran one after the other; what lies between them is no part of it."""
+        return Stats(
+            steps=self.steps + other.steps,
+            startup=self.startup + other.startup,
+            seconds=self.seconds + other.seconds,
+            wait=self.wait + other.wait,
+            host={name: self.host.get(name, 0.0) + other.host.get(name, 0.0) for name in {**self.host, **other.host}},
+            workers=max(self.workers, other.workers),
+            place=self.place + other.place,
+            bytes=self.bytes + other.bytes,
+        )
+
     @property
     def wait_share(self) -> float:
         """The share of the time, 0 to 1, that the consumer waited for input."""

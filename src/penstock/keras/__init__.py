@@ -1,0 +1,20 @@
+"""Keras 3 on JAX, fed without stalls.
+
+import penstock.keras as pk
+
+with pk.threaded_epochs():                 # every fit, evaluate and predict in here, whatever its data
+    model.fit(x, y, epochs=3)
+model.fit(pk.data(loader), epochs=3)       # a Loader, or anything that ps.feed takes, as Keras data
+
+With the environment variable KERAS_JAX_EPOCH_ITERATOR=threaded, importing this module turns threaded epochs on.
+"""
+
+from penstock.keras._data import data as data
+from penstock.keras._switch import ThreadedEpochs as ThreadedEpochs
+from penstock.keras._switch import disable_threaded_epochs as disable_threaded_epochs
+from penstock.keras._switch import enable_threaded_epochs as enable_threaded_epochs
+from penstock.keras._switch import follow_environment
+from penstock.keras._switch import threaded_epochs as threaded_epochs
+
+follow_environment()
+del follow_environment

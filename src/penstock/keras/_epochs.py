@@ -1,0 +1,182 @@
+"""Keras's epoch iterator, with a thread that reads ahead.
+
+What `fit`, `evaluate` and `predict` of Keras 3.15 do with their iterator, and where this one comes in:
+
+    iterator = JAXEpochIterator(x, y, ...)       the seam
+    if model is not built: take one batch        outside of the loop: read by Keras's own code, nothing ahead
+    iterator.reset()                             back to the beginning; so does each `evaluate` on validation data
+    for each epoch:
+        with iterator.catch_stop_iteration():    the loop: only in here is there a thread
+            for begin, end, batches in iterator: `look` at the next batch: an error comes before weights are taken away
+                train_function(state, batches)   takes `steps_per_execution` batches
+
+*When threads end.* `catch_stop_iteration` is left whichever way the loop ends: exhausted, by `stop_training`, by an exception
+in a callback, in the data or in the step, by Ctrl-C. It pauses the batches, which ends the thread and waits for it; what was read
+ahead stays with the source for the next epoch. (Workers that are processes are kept until `fit` is done, whose frame then
+drops the iterator.)
+
+*How far it reads.* Keras calls the hooks of a `PyDataset` between epochs, so nothing is read beyond the epoch there. Other data
+has no hooks; where its iterator lives on, as a generator's does with `steps_per_epoch`, so does what was read ahead of it.
+
+*A Python generator* outlives even `fit`. What was read of it and not had is kept as long as the generator lives, for the next
+one that is given it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from keras.src.backend.jax.trainer import JAXEpochIterator
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+from penstock.feed.stats import Stats
+from penstock.keras import _switch
+from penstock.keras._adapter import PenstockAdapter
+from penstock.keras._batches import Batches
+from penstock.keras._place import KerasPlacement
+from penstock.keras._replay import Replay, opening, replay_of
+from penstock.keras._source import Replayed, Source
+
+
+class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras has no types
+    """See the text of this module. Takes what Keras's own takes."""
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
+        shuffle: bool | str = False,
+        class_weight: Any = None,
+        steps_per_execution: int = 1,
+    ):
+        epochs = _switch.current()
+        self._threaded = epochs is not None or isinstance(x, PenstockAdapter)
+        self._looping = False
+        self._batches: Batches | None = None
+        self._any = False  # whether there was a batch
+        self._x = x  # keeps a generator alive that nobody else has
+        self._name = type(x).__name__
+        if isinstance(x, PenstockAdapter):
+            x = x.configured(y, sample_weight, batch_size, steps_per_epoch, class_weight)
+        generator = x if self._threaded and isinstance(x, types.GeneratorType) else None
+        if generator is not None:
+            self._generator = replay_of(generator)
+            x = (batch for batch in self._generator)
+        super().__init__(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, steps_per_execution)
+        if generator is not None:
+            _resume(self.data_adapter, self._generator)
+        self._runs = [one.begin() for one in (epochs, getattr(x, "epochs", None)) if one is not None]
+
+    def reset(self) -> None:
+        self._close()
+        super().reset()
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Iterator[None]:
+        if not self._threaded:
+            with super().catch_stop_iteration():
+                yield
+            return
+        self._looping = True
+        try:
+            with super().catch_stop_iteration():
+                yield
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            self._looping = False
+            # A loop that was left early leaves this generator in the middle: it and we would hold each other.
+            self._epoch_iterator: Any = None
+            if self._batches is not None:
+                self._batches.pause()
+
+    def __next__(self) -> Any:
+        if not self._looping:
+            return super().__next__()
+        if self._batches is not None and self._batches.failure is not None:  # of the execution before this one
+            failure, self._batches.failure = self._batches.failure, None
+            raise failure
+        step = next(self._epoch_iterator)
+        assert self._batches is not None
+        if self._batches.look():
+            self._any = True
+        elif not self._any:
+            raise ValueError(
+                f"{self._name} has no batch 0: it yielded nothing, and at least one batch is needed. Was it used up before, or "
+                "is its filter too strict?"
+            )
+        return step
+
+    def _get_iterator(self) -> Any:
+        if not self._looping:
+            return super()._get_iterator()
+        if self._batches is not None and getattr(self.data_adapter, "goes_on", False):
+            return self._batches
+        self._close()
+        self._batches = Batches(self._source(), KerasPlacement(), self._note, self._limit(), self.steps_per_execution)
+        return self._batches
+
+    def _note(self, stats: Stats) -> None:
+        for run in self._runs:
+            run.append(stats)
+
+    def _source(self) -> Source:
+        adapter = self.data_adapter
+        if isinstance(adapter, PenstockAdapter):
+            return adapter.source()
+        # Of arrays Keras makes new ones, or views of what is not written to while it trains; TensorFlow's are read-only.
+        copy = not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
+        if isinstance(adapter, GeneratorDataAdapter):
+            begin, peeked = self._generator.first, len(adapter._first_batches)
+            replay = Replay(opening(adapter.get_jax_iterator), copy=False)  # of what is kept, and copied, already
+            return Replayed(self._name, replay, had=lambda number: self._generator.forget(begin + max(0, number - peeked)))
+        replay = Replay(opening(adapter.get_jax_iterator), copy)
+        return Replayed(self._name, replay, "quick" if isinstance(adapter, ArrayDataAdapter) and _on_host() else "never")
+
+    def _limit(self) -> int | None:
+        """Batches until the end of an epoch, if Keras then calls hooks that may change what comes next."""
+        steps = self.steps_per_epoch or self._num_batches
+        kind = type(self.data_adapter)
+        hooks = (kind.on_epoch_begin, kind.on_epoch_end) != (DataAdapter.on_epoch_begin, DataAdapter.on_epoch_end)
+        return math.ceil(steps / self.steps_per_execution) * self.steps_per_execution if hooks and steps else None
+
+    def _close(self) -> None:
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.close()
+
+    def __del__(self) -> None:
+        # Of interest where workers are processes, which a pause leaves alone; of use to nobody else by now. Whatever thread
+        # comes by here waits for others only, for half a second at most, and those need nothing that it may hold.
+        if getattr(self, "_batches", None) is not None:
+            self._close()
+
+
+def _resume(adapter: Any, replay: Replay) -> None:
+    """Let the adapter go on with what was read of its generator, each time that Keras begins anew.
+
+    Keras begins with the batches that the adapter looked at, every time, and goes on with the rest.
+    """
+    peeked = adapter._first_batches
+    replay.forget(replay.first + len(peeked))
+    adapter.generator = lambda: itertools.chain(peeked, replay)
+
+
+def _on_host() -> bool:
+    """Whether Keras would hand host arrays to its functions."""
+    import jax
+    from keras.src.distribution import distribution_lib
+
+    return jax.default_backend() == "cpu" and distribution_lib.distribution() is None
