@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from penstock.bench.suites.keras.batches import Batches
 from penstock.bench.suites.keras.cache import made_once
 from penstock.bench.suites.keras.hub import as_keras_model
 from penstock.bench.suites.keras.keras_setup import SEED, keras
-from penstock.bench.suites.keras.task import Job, Size, Task
+from penstock.bench.suites.keras.task import Job, Size
 from penstock.bench.suites.keras.text import PAD, VOCABULARY, Corpus, corpus
 
 _BACKBONES: Mapping[str, Mapping[str, int]] = {
@@ -29,18 +28,30 @@ _TOKEN = np.dtype(np.int32)
 _DOCUMENTS = 8192
 
 
-def text_job(task: Task, size: Size) -> Job:
-    batches = Batches(size.steps, partial(_tokenised, corpus(), task, _LENGTHS[size.geometry]))
+def fit_job(size: Size) -> Job:
+    texts = corpus()
+
+    def make(number: int) -> Any:
+        token_ids = _token_ids(texts, size, number)
+        return _inputs(token_ids), _labels(token_ids)
+
+    batches = Batches(size.steps, make)
     return Job(_classifier(size), {"x": batches}, batches)
 
 
-def memmap_job(task: Task, size: Size) -> Job:
+def predict_job(size: Size) -> Job:
+    texts = corpus()
+    batches = Batches(size.steps, lambda number: (_inputs(_token_ids(texts, size, number)),))
+    return Job(_classifier(size), {"x": batches}, batches)
+
+
+def memmap_job(size: Size) -> Job:
     length = _LENGTHS[size.geometry]
     file, starts = _token_file(corpus(), length)
     order = np.random.default_rng(SEED).permutation(starts)
 
     def make(number: int) -> Any:
-        chosen = order[np.arange(number * task.batch, (number + 1) * task.batch) % len(order)]
+        chosen = order[np.arange(number * size.batch, (number + 1) * size.batch) % len(order)]
         token_ids = np.asarray(file[chosen[:, None] + np.arange(length)])
         return _inputs(token_ids), _labels(token_ids)
 
@@ -61,9 +72,8 @@ def _classifier(size: Size) -> Any:
     return model
 
 
-def _tokenised(texts: Corpus, task: Task, length: int, number: int) -> Any:
-    token_ids = texts.token_ids(number * task.batch, task.batch, length)
-    return (_inputs(token_ids), _labels(token_ids)) if task.method == "fit" else (_inputs(token_ids),)
+def _token_ids(texts: Corpus, size: Size, number: int) -> np.ndarray:
+    return texts.token_ids(number * size.batch, size.batch, _LENGTHS[size.geometry])
 
 
 def _inputs(token_ids: np.ndarray) -> dict[str, np.ndarray]:

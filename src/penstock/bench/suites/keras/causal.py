@@ -11,7 +11,7 @@ import numpy as np
 from penstock.bench.suites.keras.batches import Batches
 from penstock.bench.suites.keras.hub import as_keras_model
 from penstock.bench.suites.keras.keras_setup import keras
-from penstock.bench.suites.keras.task import Geometry, Job, Size, Task
+from penstock.bench.suites.keras.task import Geometry, Job, Size
 from penstock.bench.suites.keras.text import PAD, VOCABULARY, Corpus, corpus
 
 _GEMMA: Mapping[str, Mapping[str, int]] = {
@@ -56,21 +56,21 @@ _LENGTHS = {"small": 64, "full": 512}  # tokens that are predicted
 _LORA_RANK = 4
 
 
-def gemma_job(task: Task, size: Size) -> Job:
+def gemma_job(size: Size) -> Job:
     import keras_hub
 
     models = keras_hub.models
-    return _job(models.GemmaCausalLM, models.GemmaBackbone, _GEMMA, task, size)
+    return _job(models.GemmaCausalLM, models.GemmaBackbone, _GEMMA, size)
 
 
-def mistral_job(task: Task, size: Size) -> Job:
+def mistral_job(size: Size) -> Job:
     import keras_hub
 
     models = keras_hub.models
-    return _job(models.MistralCausalLM, models.MistralBackbone, _MISTRAL, task, size)
+    return _job(models.MistralCausalLM, models.MistralBackbone, _MISTRAL, size)
 
 
-def _job(model_class: Any, backbone_class: Any, geometries: Mapping[str, Mapping[str, int]], task: Task, size: Size) -> Job:
+def _job(model_class: Any, backbone_class: Any, geometries: Mapping[str, Mapping[str, int]], size: Size) -> Job:
     backbone = backbone_class(vocabulary_size=VOCABULARY, dtype=_dtype(size.geometry), **geometries[size.geometry])
     if size.geometry == "full":
         backbone.enable_lora(_LORA_RANK)  # as Keras's guides fine-tune these on one device
@@ -80,7 +80,7 @@ def _job(model_class: Any, backbone_class: Any, geometries: Mapping[str, Mapping
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=True,
     )
-    batches = Batches(size.steps, partial(_tokenised, corpus(), task.batch, _LENGTHS[size.geometry]))
+    batches = Batches(size.steps, partial(_tokenised, corpus(), size.batch, _LENGTHS[size.geometry]))
     return Job(model, {"x": batches}, batches)
 
 

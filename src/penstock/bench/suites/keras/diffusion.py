@@ -14,7 +14,7 @@ import numpy as np
 from penstock.bench.suites.keras.batches import Batches
 from penstock.bench.suites.keras.keras_setup import SEED, jax, keras
 from penstock.bench.suites.keras.pictures import FILES, pictures
-from penstock.bench.suites.keras.task import Job, Size, Task
+from penstock.bench.suites.keras.task import Job, Size
 
 _LATENT_CHANNELS = 16
 _DOWN = 8  # pixels of an image to one of its latent, in each direction
@@ -40,7 +40,7 @@ class _Shape:
 
 
 _SHAPES: Mapping[str, _Shape] = {
-    "small": _Shape(64, [32] * 4, [1] * 4, 64, 2, 2, 8, (16, 64), (32,), "float32"),
+    "small": _Shape(64, [32] * 4, [1] * 4, 64, 1, 2, 8, (16, 64), (32,), "float32"),
     # Stable Diffusion 3 medium (Esser et al. 2024, arXiv:2403.03206) at 512 pixels.
     "full": _Shape(512, [128, 256, 512, 512], [2] * 4, 1536, 24, 24, 192, (154, 4096), (2048,), "mixed_bfloat16"),
 }
@@ -78,7 +78,7 @@ class _FlowMatching(keras.Model):  # type: ignore[misc]  # Keras has no types
         return keras.ops.mean(keras.ops.square(keras.ops.cast(y_pred, "float32")))
 
 
-def diffusion_job(task: Task, size: Size) -> Job:
+def diffusion_job(size: Size) -> Job:
     shape = _SHAPES[size.geometry]
     rng = np.random.default_rng(SEED)
     contexts = rng.standard_normal((FILES, *shape.context), np.float32)
@@ -86,7 +86,7 @@ def diffusion_job(task: Task, size: Size) -> Job:
     files = pictures(shape.image)
 
     def make(number: int) -> Any:
-        chosen = files.numbers(number, task.batch)
+        chosen = files.numbers(number, size.batch)
         return ({"images": files.images(chosen), "context": contexts[chosen], "pooled": pooled[chosen]},)
 
     model = _FlowMatching(_autoencoder(shape), _diffuser(shape))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal
 
 from penstock.bench.model import VerificationError
 from penstock.bench.suites.keras.task import Job, Size
@@ -10,12 +11,21 @@ from penstock.bench.suites.keras.task import Job, Size
 Epochs = Literal["default", "threaded"]
 
 
-def begin(epochs: Epochs) -> None:
-    """All that a user does to have them."""
-    if epochs == "threaded":
-        import penstock.keras
+def begin(epochs: Epochs) -> Any:
+    """All that a user does to have them: the `ThreadedEpochs`, or None."""
+    if epochs == "default":
+        return None
+    import penstock.keras
 
-        penstock.keras.enable_threaded_epochs()
+    return penstock.keras.enable_threaded_epochs()
+
+
+def waited(threaded: Any, job: Job, step: float) -> dict[str, float]:
+    """The share of the epoch that was timed which the training thread waited for its input; `step`: seconds that a step took."""
+    name = "share of waiting for input"
+    if threaded is not None:
+        return {name: threaded.stats()[-1].wait_share}
+    return {} if job.batches is None else {name: fmean(took for _, took in job.batches.made) / step}
 
 
 def check_iterator(epochs: Epochs) -> None:
@@ -24,9 +34,9 @@ def check_iterator(epochs: Epochs) -> None:
     """
     from keras.src.backend.jax import trainer
 
-    owner = trainer.JAXEpochIterator.__module__
+    owner: str = trainer.JAXEpochIterator.__module__
     if owner.partition(".")[0] != {"default": "keras", "threaded": "penstock"}[epochs]:
-        raise VerificationError(f"Keras's epochs were to be {epochs}, but their iterator is {owner}.JAXEpochIterator")
+        raise VerificationError(f"Keras's epochs were to be {epochs}, but {owner} makes their iterator")
 
 
 def check_threads(epochs: Epochs, job: Job, size: Size) -> None:

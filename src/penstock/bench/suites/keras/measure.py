@@ -13,7 +13,7 @@ from penstock.bench.settle import settle
 from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
 from penstock.bench.suites.keras import cache
 from penstock.bench.suites.keras.clock import AfterEachStep, OneInFlight, new_clock
-from penstock.bench.suites.keras.epochs import Epochs, begin, check_iterator, check_threads
+from penstock.bench.suites.keras.epochs import Epochs, begin, check_iterator, check_threads, waited
 from penstock.bench.suites.keras.keras_setup import configure, jax, keras
 from penstock.bench.suites.keras.task import Job, Size, Task
 
@@ -23,8 +23,8 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
     started = time.perf_counter()
     with cache.at_hand():
         configure()
-        begin(epochs)
-        job = task.make(task, size)
+        threaded = begin(epochs)
+        job = task.make(size)
         built = time.perf_counter()
         _warm_up(task, job, size)
         warm = time.perf_counter()
@@ -47,6 +47,7 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
         details={
             **evidence,
             **_producing(job),
+            **waited(threaded, job, fmean(steps) / 1e3),
             "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
             "versions": {"keras": keras.__version__},
             "seconds to build": built - started,
@@ -60,7 +61,7 @@ def outputs(epochs: Epochs, task: Task, size: Size) -> Outputs:
     with cache.at_hand():
         configure()
         begin(epochs)
-        job = task.make(task, size)
+        job = task.make(size)
         evidence = _epoch(task, job, new_clock())
         weights = {f"weights: {number}": np.asarray(weight) for number, weight in enumerate(job.model.trainable_variables)}
         check_iterator(epochs)

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.bench.suites.keras.batches import Batches
 from penstock.bench.suites.keras.keras_setup import SEED, keras
-from penstock.bench.suites.keras.task import Job, Size, Task
+from penstock.bench.suites.keras.task import Job, Size
 
 _LATENCY = 5e-3  # seconds that storage takes for a batch
 _WIDTH = 512  # with which a step at batch 192 takes two cores about as long
@@ -17,14 +17,14 @@ _WIDTH = 512  # with which a step at batch 192 takes two cores about as long
 _FEATURES = 16
 
 
-def slow_job(task: Task, size: Size) -> Job:
+def slow_job(size: Size) -> Job:
     rng = np.random.default_rng(SEED)
-    records = rng.standard_normal((8 * task.batch, _WIDTH), np.float32)
-    labels = rng.standard_normal((8 * task.batch, 1), np.float32)
+    records = rng.standard_normal((8 * size.batch, _WIDTH), np.float32)
+    labels = rng.standard_normal((8 * size.batch, 1), np.float32)
 
     def make(number: int) -> Any:
         time.sleep(_LATENCY)
-        chosen = slice(number % 8 * task.batch, (number % 8 + 1) * task.batch)
+        chosen = slice(number % 8 * size.batch, (number % 8 + 1) * size.batch)
         return records[chosen], labels[chosen]
 
     layers = [keras.layers.Dense(_WIDTH, activation="relu") for _ in range(2)]
@@ -32,11 +32,11 @@ def slow_job(task: Task, size: Size) -> Job:
     return Job(_compiled([*layers, keras.layers.Dense(1)], _WIDTH), {"x": batches}, batches)
 
 
-def arrays_job(task: Task, size: Size) -> Job:
+def arrays_job(size: Size) -> Job:
     rng = np.random.default_rng(SEED)
-    x = rng.standard_normal((size.steps * task.batch, _FEATURES), np.float32)
-    y = rng.standard_normal((size.steps * task.batch, 1), np.float32)
-    return Job(_compiled([keras.layers.Dense(1)], _FEATURES), {"x": x, "y": y, "batch_size": task.batch})
+    x = rng.standard_normal((size.steps * size.batch, _FEATURES), np.float32)
+    y = rng.standard_normal((size.steps * size.batch, 1), np.float32)
+    return Job(_compiled([keras.layers.Dense(1)], _FEATURES), {"x": x, "y": y, "batch_size": size.batch})
 
 
 def _compiled(layers: list[Any], features: int) -> Any:

@@ -12,7 +12,7 @@ from penstock.bench.suites.keras.batches import Batches
 from penstock.bench.suites.keras.hub import as_keras_model
 from penstock.bench.suites.keras.keras_setup import SEED
 from penstock.bench.suites.keras.pictures import FILES, pictures
-from penstock.bench.suites.keras.task import Job, Size, Task
+from penstock.bench.suites.keras.task import Job, Size
 
 _PATCH = 16
 
@@ -41,21 +41,21 @@ _SHAPES: Mapping[str, _Shape] = {
 }
 
 
-def sam_job(task: Task, size: Size) -> Job:
+def sam_job(size: Size) -> Job:
     shape = _SHAPES[size.geometry]
     files = pictures(shape.image)
     points = np.random.default_rng(SEED).uniform(0, shape.image, (FILES, 1, 2)).astype(np.float32)
 
     def make(number: int) -> Any:
-        chosen = files.numbers(number, task.batch)
+        chosen = files.numbers(number, size.batch)
         # A point is given with one more that says "no box", as the model's documentation has it.
         return (
             {
                 "images": files.images(chosen),
                 "points": np.concatenate([points[chosen], np.zeros_like(points[chosen])], axis=1),
-                "labels": np.tile(np.array([1, -1], np.float32), (task.batch, 1)),
-                "boxes": np.zeros((task.batch, 0, 2, 2), np.float32),
-                "masks": np.zeros((task.batch, 0, shape.image, shape.image, 1), np.float32),
+                "labels": np.tile(np.array([1, -1], np.float32), (size.batch, 1)),
+                "boxes": np.zeros((size.batch, 0, 2, 2), np.float32),
+                "masks": np.zeros((size.batch, 0, shape.image, shape.image, 1), np.float32),
             },
         )
 

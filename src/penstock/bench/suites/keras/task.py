@@ -16,11 +16,13 @@ Geometry = Literal["small", "full"]
 @dataclass(frozen=True)
 class Size:
     """Attributes:
+    batch: records in a batch.
     steps: in the epoch that is timed.
     warm_up: steps before it, the first of which compiles.
     """
 
     geometry: Geometry
+    batch: int
     steps: int
     warm_up: int
 
@@ -39,13 +41,14 @@ class Job:
     batches: Any = None
 
 
-MakeJob = Callable[["Task", Size], Job]
+MakeJob = Callable[[Size], Job]
 
 
 @dataclass(frozen=True)
 class Task:
     """Attributes:
-    title: what is done; "{batch}" stands for the number of records in a batch.
+    title: what is done; "{batch}" stands for that field of the size.
+    batch, steps: of the small size.
     make: imports Keras, so it runs in worker processes only.
     bound: what threaded epochs are to reach, as a multiple of the time that a step takes without them.
     each_step: the user has a callback that Keras calls after each step, with the step's loss as a number: it waits for the step.

@@ -12,24 +12,25 @@ from penstock.bench.suites.keras.task import Geometry, Job, Size, Task
 _TEXT = "tokenising documents as they come"
 _JPEG = "decoding JPEG files as they come"
 _FULL_STEPS = 40
+_QUICK_BATCH = 8  # at most, so that workloads which differ in nothing else compile once
 
 
 def _task(name: str, title: str, make: str, method: str, batch: int, steps: int, **more: object) -> Task:
     return Task(name, title, method, batch, steps, partial(_make, *make.split(".")), **more)  # type: ignore[arg-type]
 
 
-def _make(module: str, function: str, task: Task, size: Size) -> Job:
+def _make(module: str, function: str, size: Size) -> Job:
     """Keras is imported here and nowhere before."""
-    made: Job = getattr(importlib.import_module(f"penstock.bench.suites.keras.{module}"), function)(task, size)
+    made: Job = getattr(importlib.import_module(f"penstock.bench.suites.keras.{module}"), function)(size)
     return made
 
 
 TASKS = (
     *(
-        _task(f"bert-fit-b{batch}", f"fit BERT, batch {{batch}}, {_TEXT}", "bert.text_job", "fit", batch, steps)
+        _task(f"bert-fit-b{batch}", f"fit BERT, batch {{batch}}, {_TEXT}", "bert.fit_job", "fit", batch, steps)
         for batch, steps in ((8, 40), (16, 32), (32, 24), (64, 20))
     ),
-    _task("bert-predict", f"predict with BERT, batch {{batch}}, {_TEXT}", "bert.text_job", "predict", 32, 40),
+    _task("bert-predict", f"predict with BERT, batch {{batch}}, {_TEXT}", "bert.predict_job", "predict", 32, 40),
     _task("bert-fit-memmap", "fit BERT, batch {batch}, from a file of 2 GB, shuffled", "bert.memmap_job", "fit", 16, 30),
     _task("gemma-fit", f"fit Gemma, batch {{batch}}, {_TEXT}", "causal.gemma_job", "fit", 8, 30),
     _task("mistral-fit", f"fit Mistral, batch {{batch}}, {_TEXT}", "causal.mistral_job", "fit", 8, 30),
@@ -64,7 +65,7 @@ def workload_of(task: Task, geometry: Geometry) -> Workload:
         raise ValueError(f"{task.name} has no full size")
     return Workload(
         name=task.name + (_FULL if geometry == "full" else ""),
-        title=f"ms a step: {task.title.format(batch=task.batch)}" + (", full size" if geometry == "full" else ""),
+        title=f"ms a step: {task.title}" + (", full size" if geometry == "full" else ""),
         metrics=(Metric("step", "ms", "lower"),),
         baseline="default",
         variants=(
@@ -72,8 +73,8 @@ def workload_of(task: Task, geometry: Geometry) -> Workload:
             _variant("threaded", task, "penstock.keras.enable_threaded_epochs() before the model is made"),
         ),
         sizes={
-            "full": Size(geometry, task.steps if geometry == "small" else _FULL_STEPS, warm_up=4),
-            "quick": Size("small", 4, warm_up=1),
+            "full": Size(geometry, task.batch, task.steps if geometry == "small" else _FULL_STEPS, warm_up=4),
+            "quick": _quick(task),
         },
         targets=(Target("threaded", "step", task.bound, "default"),),
         time_limit=300.0 if geometry == "small" else 1800.0,
@@ -91,6 +92,10 @@ def find(name: str) -> Workload:
     raise ValueError(f"no workload is called {name!r}: choose from {', '.join(task.name for task in TASKS)}")
 
 
+def _quick(task: Task) -> Size:
+    return Size("small", min(task.batch, _QUICK_BATCH), steps=4, warm_up=1)
+
+
 def _variant(epochs: Epochs, task: Task, note: str) -> Variant:
     requires = ("keras", "keras_hub", "tokenizers", "PIL")
     return Variant(epochs, partial(_measure, epochs, task), requires, note, outputs=partial(_outputs, epochs))
@@ -106,4 +111,4 @@ def _outputs(epochs: Epochs, size: Size) -> Outputs:
     """Of one task for all: what threaded epochs could do wrong is no matter of the model."""
     from penstock.bench.suites.keras.measure import outputs
 
-    return outputs(epochs, TASKS[0], Size("small", 4, size.warm_up))
+    return outputs(epochs, TASKS[0], _quick(TASKS[0]))
