@@ -128,7 +128,7 @@ def _images(rng: np.random.Generator) -> dict[str, Any]:
         ],
         "failures": [failure],
         "missing": [
-            {"variant": "tf.data", "reason": "not installed", "command": "pip install 'penstock[bench]' tensorflow-cpu"},
+            {"variant": "tf.data", "reason": "not installed", "command": "pip install 'penstock[bench]' tensorflow"},
             {"variant": "cuDNN", "reason": "there is no GPU", "command": ""},
         ],
     }

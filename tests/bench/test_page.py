@@ -121,9 +121,9 @@ def test_page_says_every_sentence():
 def test_page_names_what_is_missing_what_failed_and_what_disagrees():
     page = as_html(document())
     text = _Reader(page).text
-    assert "tf.data: not installed. To have it: pip install 'penstock[bench]' tensorflow-cpu" in text
+    assert "tf.data: not installed. To have it: pip install 'penstock[bench]' tensorflow" in text
     assert "cuDNN: there is no GPU" in text
-    assert "<code>pip install &#x27;penstock[bench]&#x27; tensorflow-cpu</code>" in page
+    assert "<code>pip install &#x27;penstock[bench]&#x27; tensorflow</code>" in page
     assert "ray.data was left out, it failed in round 1: it took more than 120 s" in text
     assert "<pre>WARNING: object store is &lt;full&gt; &amp; spilling\n" in page
     assert "keras was left out, it failed before the first round: its logits are not those of the reference" in text

@@ -160,11 +160,9 @@ def test_missing_and_failed_variants_are_told_with_the_way_out_and_the_output():
         Failure("c", 1, "RuntimeError: [bad] luck", "Traceback …\nlast words"),
         Failure("d", None, "not timed: it computes something else", ""),
     )
-    run = _run(
-        missing=(Missing("b", "not installed", "pip install tensorflow-cpu torch"), Missing("e", "no GPU")), failures=failures
-    )
+    run = _run(missing=(Missing("b", "not installed", "pip install tensorflow torch"), Missing("e", "no GPU")), failures=failures)
     for text in _both(run):
-        assert "b: not installed: pip install tensorflow-cpu torch" in text
+        assert "b: not installed: pip install tensorflow torch" in text
         assert "e: no GPU\n" in text
         assert "c: left out, it failed in round 2: RuntimeError: [bad] luck" in text
         assert "d: left out, it failed before the first round: not timed" in text

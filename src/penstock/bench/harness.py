@@ -27,7 +27,7 @@ from penstock.bench.parity import compare_outputs
 from penstock.bench.process import Finished, run_variant
 
 # Names on the package index that differ from the module's.
-_PACKAGES = {"tensorflow": "tensorflow-cpu", "PIL": "pillow"}
+_PACKAGES = {"keras_hub": "keras-hub", "PIL": "pillow"}
 
 
 @dataclass

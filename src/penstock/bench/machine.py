@@ -13,7 +13,7 @@ from typing import Any
 import penstock
 
 _PACKAGES = (
-    *("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "keras", "grain", "torch", "torch_xla"),
+    *("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "keras", "keras-hub", "tokenizers", "grain", "torch", "torch_xla"),
     *("tensorflow-cpu", "tensorflow", "datasets", "pyarrow", "pillow", "psutil"),
 )
 # Environment variables that change what is measured begin with one of these.

@@ -7,7 +7,11 @@ from types import ModuleType
 
 from penstock.bench.model import Workload
 
-SUITES = {"feed": "penstock.bench.suites.feed", "frameworks": "penstock.bench.suites.frameworks"}
+SUITES = {
+    "feed": "penstock.bench.suites.feed",
+    "frameworks": "penstock.bench.suites.frameworks",
+    "keras": "penstock.bench.suites.keras",
+}
 
 
 def load(suite: str) -> ModuleType:

@@ -1,0 +1,35 @@
+"""Input that is made batch by batch, in a `keras.utils.PyDataset` as users write it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.bench.suites.keras.keras_setup import keras
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
+    """An epoch of so many batches, which `make` makes of their numbers.
+
+    Attributes:
+      made: of each batch since `forget`, whether the main thread made it, and the seconds that it took.
+    """
+
+    def __init__(self, count: int, make: Callable[[int], Any]):
+        super().__init__()  # workers=1: Keras calls it on whichever thread wants the batch
+        self._count, self._make = count, make
+        self.made: list[tuple[bool, float]] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Any:
+        begin = time.perf_counter()
+        batch = self._make(number)
+        self.made.append((threading.current_thread() is threading.main_thread(), time.perf_counter() - begin))
+        return batch
+
+    def forget(self) -> None:
+        self.made.clear()

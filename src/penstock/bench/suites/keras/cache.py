@@ -1,0 +1,36 @@
+"""Where what is made once for all runs is kept: the folder that the environment variable PENSTOCK_BENCH_CACHE names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_VARIABLE = "PENSTOCK_BENCH_CACHE"
+
+
+@contextlib.contextmanager
+def at_hand() -> Iterator[None]:
+    """There is such a folder: the harness's, or one for as long as this lasts."""
+    if os.environ.get(_VARIABLE):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as folder:
+        os.environ[_VARIABLE] = folder
+        try:
+            yield
+        finally:
+            del os.environ[_VARIABLE]
+
+
+def made_once(name: str, write: Callable[[Path], None]) -> Path:
+    """The file of this name in the folder, which `write` writes unless it is there."""
+    path = Path(os.environ[_VARIABLE]) / name
+    if not path.exists():
+        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=path.parent) as folder:
+            whole = Path(folder) / name
+            write(whole)
+            whole.replace(path)  # all at once, so that nobody sees half of it
+    return path

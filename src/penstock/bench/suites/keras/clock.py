@@ -1,0 +1,48 @@
+"""When the steps of `fit` and `predict` end, in the two ways in which Keras waits for them, and does not.
+
+Where a user gives Keras a callback that wants to know of each step, it waits for the step's loss before it calls it, so that
+nothing is computed while the next batch is made. Where the user gives none, it queues the next step while this one is computed.
+Then there is one in flight here too (see `StepClock`), and not any number, as those could not be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.suites.keras.keras_setup import jax, keras
+
+
+def new_clock() -> StepClock:
+    """One that never says that it wants no more: the input ends by itself."""
+    return StepClock(least=0, most=0, seconds=0.0)
+
+
+class AfterEachStep(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """As TensorBoard's and ModelCheckpoint's callbacks are: called with the loss as a number, so after the step's end."""
+
+    def __init__(self, clock: StepClock):
+        super().__init__()
+        self._clock = clock
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._clock.ended()
+
+
+class OneInFlight(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
+    """In the place of the list that Keras makes by itself, as only it is given arrays that may not be there yet."""
+
+    def __init__(self, clock: StepClock, model: Any):
+        super().__init__(add_history=True, model=model)
+        self._clock = clock
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._queued(logs)
+
+    def on_predict_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._queued(logs)
+
+    def _queued(self, logs: Any) -> None:
+        # The step is one program, so its loss or its prediction is there when it has ended. Neither is donated to the next.
+        self._clock.queued(lambda: jax.block_until_ready(logs))

@@ -1,0 +1,55 @@
+"""The two variants: Keras alone, and Keras with penstock's threaded epochs; and whether it was really the one or the other."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any, Literal
+
+from penstock.bench.model import VerificationError
+from penstock.bench.suites.keras.task import Job, Size
+
+Epochs = Literal["default", "threaded"]
+
+
+def begin(epochs: Epochs) -> Any:
+    """All that a user does to have them: the `ThreadedEpochs`, or None."""
+    if epochs == "default":
+        return None
+    import penstock.keras
+
+    return penstock.keras.enable_threaded_epochs()
+
+
+def waited(threaded: Any, job: Job, step: float) -> dict[str, float]:
+    """The share of the epoch that was timed which the training thread waited for its input; `step`: seconds that a step took."""
+    name = "share of waiting for input"
+    if threaded is not None:
+        return {name: threaded.stats()[-1].wait_share}
+    return {} if job.batches is None else {name: fmean(took for _, took in job.batches.made) / step}
+
+
+def check_iterator(epochs: Epochs) -> None:
+    """Raises:
+    VerificationError: Keras makes its epochs with something else.
+    """
+    from keras.src.backend.jax import trainer
+
+    owner: str = trainer.JAXEpochIterator.__module__
+    if owner.partition(".")[0] != {"default": "keras", "threaded": "penstock"}[epochs]:
+        raise VerificationError(f"Keras's epochs were to be {epochs}, but {owner} makes their iterator")
+
+
+def check_threads(epochs: Epochs, job: Job, size: Size) -> None:
+    """Raises:
+    VerificationError: batches of the epoch that was timed were made by another thread than is the variant's.
+    """
+    if job.batches is None:
+        return
+    elsewhere = sum(not on_main for on_main, _ in job.batches.made)
+    here = len(job.batches.made) - elsewhere
+    # The main thread may look at the first batches beforehand, to see their shapes.
+    if elsewhere < size.steps if epochs == "threaded" else elsewhere or here < size.steps:
+        raise VerificationError(
+            f"epochs were to be {epochs}, but {here} batches were made on the main thread and {elsewhere} on others, "
+            f"of {size.steps}"
+        )

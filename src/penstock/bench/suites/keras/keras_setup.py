@@ -1,0 +1,38 @@
+"""Keras on JAX, imported as fast as it can be: whoever needs Keras or JAX in this suite gets it from here."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from penstock.bench.model import VerificationError
+from penstock.bench.suites.frameworks.trainer import check_device, compile_cache
+
+SEED = 20250601
+
+# Keras and Keras Hub import these where they are installed, which takes longer than all that is timed, and use none of them for
+# what is done here. Each of them may lack in an installation; in these processes all of them do.
+_UNUSED = ("tensorflow", "tensorflow_text", "sklearn", "grain", "matplotlib", "pandas")
+
+os.environ["KERAS_BACKEND"] = "jax"
+for _name in _UNUSED:
+    sys.modules.setdefault(_name, None)  # type: ignore[arg-type]  # what Python itself takes for "there is none"
+
+jax: Any = importlib.import_module("jax")
+keras: Any = importlib.import_module("keras")
+
+
+def configure() -> None:
+    """Set JAX and Keras up for a run: on the machine's device, alike in every process."""
+    if keras.backend.backend() != "jax":
+        raise VerificationError(f"KERAS_BACKEND is {keras.backend.backend()!r}: this suite is about Keras on JAX")
+    check_device("JAX", on_gpu=jax.devices()[0].platform != "cpu")
+    keras.config.set_floatx("float32")  # whatever the user's ~/.keras says
+    keras.config.set_image_data_format("channels_last")
+    keras.utils.set_random_seed(SEED)
+    if cache := compile_cache("jax"):
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,100 @@
+"""What one run of a variant measures, and what it computes."""
+
+from __future__ import annotations
+
+import time
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from penstock.bench.model import Measurement, Outputs, VerificationError
+from penstock.bench.settle import settle
+from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
+from penstock.bench.suites.keras import cache
+from penstock.bench.suites.keras.clock import AfterEachStep, OneInFlight, new_clock
+from penstock.bench.suites.keras.epochs import Epochs, begin, check_iterator, check_threads, waited
+from penstock.bench.suites.keras.keras_setup import configure, jax, keras
+from penstock.bench.suites.keras.task import Job, Size, Task
+
+
+def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
+    """An epoch of a few steps, and one that is timed."""
+    started = time.perf_counter()
+    with cache.at_hand():
+        configure()
+        threaded = begin(epochs)
+        job = task.make(size)
+        built = time.perf_counter()
+        _warm_up(task, job, size)
+        warm = time.perf_counter()
+        if job.batches is not None:
+            job.batches.forget()
+        settle()
+        clock = new_clock()
+        evidence = _epoch(task, job, clock)
+        clock.finish()
+        steps = milliseconds(clock.ends)
+        check_iterator(epochs)
+        check_threads(epochs, job, size)
+    if len(steps) < size.steps - 2 or not np.isfinite(list(evidence.values())).all():
+        raise VerificationError(f"{len(steps)} of {size.steps} steps were timed, and computed {evidence}")
+    return Measurement(
+        # The mean, no median: where the input is too slow, most steps may find a batch ready and some wait long for the next.
+        values={"step": fmean(_without_ends(steps))},
+        steps={"step": steps},
+        evidence=evidence,
+        details={
+            **evidence,
+            **_producing(job),
+            **waited(threaded, job, fmean(steps) / 1e3),
+            "device": f"{jax.devices()[0].platform}: {jax.devices()[0].device_kind}",
+            "versions": {"keras": keras.__version__},
+            "seconds to build": built - started,
+            "seconds to warm up, with compilation": warm - built,
+        },
+    )
+
+
+def outputs(epochs: Epochs, task: Task, size: Size) -> Outputs:
+    """The loss of a few steps of training, and what became of each weight."""
+    with cache.at_hand():
+        configure()
+        begin(epochs)
+        job = task.make(size)
+        evidence = _epoch(task, job, new_clock())
+        weights = {f"weights: {number}": np.asarray(weight) for number, weight in enumerate(job.model.trainable_variables)}
+        check_iterator(epochs)
+        check_threads(epochs, job, size)
+    return {"loss": np.asarray(evidence["loss"]), **weights}
+
+
+def _warm_up(task: Task, job: Job, size: Size) -> None:
+    if task.method == "fit":
+        job.model.fit(**job.inputs, steps_per_epoch=size.warm_up, verbose=0)
+    else:
+        job.model.predict(**job.inputs, steps=size.warm_up, verbose=0)
+
+
+def _epoch(task: Task, job: Job, clock: StepClock) -> dict[str, float]:
+    """All of the input once: what it computed, which is alike in all variants."""
+    callbacks: Any = [AfterEachStep(clock)] if task.each_step else OneInFlight(clock, job.model)
+    if task.method == "fit":
+        history = job.model.fit(**job.inputs, callbacks=callbacks, verbose=0).history
+        return {"loss": history["loss"][-1], "weights": _norm(job.model.trainable_variables)}
+    return {"predicted": _norm(jax.tree.leaves(job.model.predict(**job.inputs, callbacks=callbacks, verbose=0)))}
+
+
+def _norm(arrays: Any) -> float:
+    """Euclidean, of all arrays together, in float64."""
+    return float(np.sqrt(sum(np.square(np.asarray(array, np.float64)).sum() for array in arrays)))
+
+
+def _without_ends(steps: list[float]) -> list[float]:
+    """Without the first and the last tenth, where what is read ahead is filled and drained."""
+    cut = len(steps) // 10
+    return steps[cut : len(steps) - cut]
+
+
+def _producing(job: Job) -> dict[str, float]:
+    return {} if job.batches is None else {"milliseconds to make a batch": 1e3 * fmean(s for _, s in job.batches.made)}

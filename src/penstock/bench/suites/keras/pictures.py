@@ -1,0 +1,34 @@
+"""JPEG files, decoded as they are used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.bench.suites.frameworks import jpeg
+
+FILES = 64
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Attributes:
+    side: pixels that the images are resized to.
+    """
+
+    paths: list[str]
+    side: int
+
+    def numbers(self, batch: int, records: int) -> np.ndarray:
+        """Which files are in a batch: one after the other, round and round."""
+        return np.arange(batch * records, (batch + 1) * records) % len(self.paths)
+
+    def images(self, numbers: np.ndarray) -> np.ndarray:
+        """float32 [B, side, side, 3]"""
+        return np.stack([jpeg.decode(self.paths[number], self.side) for number in numbers])
+
+
+def pictures(side: int) -> Pictures:
+    with jpeg.folder(FILES) as paths:  # which stay, as there is a folder for what is made once
+        return Pictures(paths, side)

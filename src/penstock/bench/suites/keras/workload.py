@@ -1,0 +1,114 @@
+"""The tasks, and from a task to its workload."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+
+from penstock.bench.model import Agreement, Measurement, Metric, Outputs, Target, Variant, Workload
+from penstock.bench.suites.keras.epochs import Epochs
+from penstock.bench.suites.keras.task import Geometry, Job, Size, Task
+
+_TEXT = "tokenising documents as they come"
+_JPEG = "decoding JPEG files as they come"
+_FULL_STEPS = 40
+_QUICK_BATCH = 8  # at most, so that workloads which differ in nothing else compile once
+
+
+def _task(name: str, title: str, make: str, method: str, batch: int, steps: int, **more: object) -> Task:
+    return Task(name, title, method, batch, steps, partial(_make, *make.split(".")), **more)  # type: ignore[arg-type]
+
+
+def _make(module: str, function: str, size: Size) -> Job:
+    """Keras is imported here and nowhere before."""
+    made: Job = getattr(importlib.import_module(f"penstock.bench.suites.keras.{module}"), function)(size)
+    return made
+
+
+TASKS = (
+    *(
+        _task(f"bert-fit-b{batch}", f"fit BERT, batch {{batch}}, {_TEXT}", "bert.fit_job", "fit", batch, steps)
+        for batch, steps in ((8, 40), (16, 32), (32, 24), (64, 20))
+    ),
+    _task("bert-predict", f"predict with BERT, batch {{batch}}, {_TEXT}", "bert.predict_job", "predict", 32, 40),
+    _task("bert-fit-memmap", "fit BERT, batch {batch}, from a file of 2 GB, shuffled", "bert.memmap_job", "fit", 16, 30),
+    _task("gemma-fit", f"fit Gemma, batch {{batch}}, {_TEXT}", "causal.gemma_job", "fit", 8, 30),
+    _task("mistral-fit", f"fit Mistral, batch {{batch}}, {_TEXT}", "causal.mistral_job", "fit", 8, 30),
+    _task("stable-diffusion-fit", f"fit Stable Diffusion, batch {{batch}}, {_JPEG}", "diffusion.diffusion_job", "fit", 4, 30),
+    _task("sam-predict", f"predict with SAM, batch {{batch}}, {_JPEG}", "sam.sam_job", "predict", 4, 30),
+    _task(
+        "slow-fit",
+        "fit from storage that takes 5 ms a batch, with a callback after each step",
+        "plain.slow_job",
+        "fit",
+        192,
+        80,
+        bound=1 / 1.8,
+        each_step=True,
+        full=False,
+    ),
+    _task("slow-fit-no-callback", "fit from storage that takes 5 ms a batch", "plain.slow_job", "fit", 192, 80, full=False),
+    _task("overhead", "fit a dense layer on small arrays in memory", "plain.arrays_job", "fit", 32, 2000, bound=1.03, full=False),
+)
+_FULL = "-full"
+
+# Threaded epochs change when batches are made and nothing else: what is computed from them is to be the same. A CPU computes
+# alike twice; on a GPU sums may be taken in another order.
+TOLERANCES = {"loss": 1e-4, "weights": 1e-4}
+
+
+def workload_of(task: Task, geometry: Geometry) -> Workload:
+    """Raises:
+    ValueError: a task that has no such geometry.
+    """
+    if geometry == "full" and not task.full:
+        raise ValueError(f"{task.name} has no full size")
+    return Workload(
+        name=task.name + (_FULL if geometry == "full" else ""),
+        title=f"ms a step: {task.title}" + (", full size" if geometry == "full" else ""),
+        metrics=(Metric("step", "ms", "lower"),),
+        baseline="default",
+        variants=(
+            _variant("default", task, "Keras alone"),
+            _variant("threaded", task, "penstock.keras.enable_threaded_epochs() before the model is made"),
+        ),
+        sizes={
+            "full": Size(geometry, task.batch, task.steps if geometry == "small" else _FULL_STEPS, warm_up=4),
+            "quick": _quick(task),
+        },
+        targets=(Target("threaded", "step", task.bound, "default"),),
+        time_limit=300.0 if geometry == "small" else 1800.0,
+        agreement=Agreement(f"{TASKS[0].name}, 4 steps", _variant("default", task, ""), TOLERANCES),
+    )
+
+
+def find(name: str) -> Workload:
+    """The workload of this name; ValueError for what is none."""
+    for task in TASKS:
+        if name == task.name:
+            return workload_of(task, "small")
+        if name == task.name + _FULL and task.full:
+            return workload_of(task, "full")
+    raise ValueError(f"no workload is called {name!r}: choose from {', '.join(task.name for task in TASKS)}")
+
+
+def _quick(task: Task) -> Size:
+    return Size("small", min(task.batch, _QUICK_BATCH), steps=4, warm_up=1)
+
+
+def _variant(epochs: Epochs, task: Task, note: str) -> Variant:
+    requires = ("keras", "keras_hub", "tokenizers", "PIL")
+    return Variant(epochs, partial(_measure, epochs, task), requires, note, outputs=partial(_outputs, epochs))
+
+
+def _measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
+    from penstock.bench.suites.keras.measure import measure
+
+    return measure(epochs, task, size)
+
+
+def _outputs(epochs: Epochs, size: Size) -> Outputs:
+    """Of one task for all: what threaded epochs could do wrong is no matter of the model."""
+    from penstock.bench.suites.keras.measure import outputs
+
+    return outputs(epochs, TASKS[0], _quick(TASKS[0]))
