@@ -50,7 +50,8 @@ class Batches(Iterator[Batch]):
         self._source, self._placement, self._note = source, placement, note
         self._epoch, self._host_buffer = epoch, max(_HOST_BUFFER, steps_per_execution)
         self._feed: Feed | None = None
-        self._direct = source.direct
+        self._quick = source.quick
+        self._begin = 0  # number of the source's first batch: before it lie those that were quick
         self._limit: int | None = None
         self._looked_at: list[Batch] = []  # at most one: the next
         self._structure: Any = None
@@ -88,41 +89,46 @@ class Batches(Iterator[Batch]):
                 self.failure = error
                 raise StopIteration from None
         self._in_execution += 1
-        self._count()
+        self.had += 1
+        if self._quick is None:
+            self._source.forget(self.had - self._begin)
         return batch
 
     def _take(self) -> Batch:
+        if self._quick is not None:
+            return self._take_quick(self._quick)
         try:
-            if self._direct == "quick":
-                return self._read(self._source.pop)
-            batch = self._read(lambda: self._source.take(self._next)) if self._direct == "always" else self._from_feed()
+            batch = self._take_directly() if self._source.direct == "always" else self._from_feed()
         except StopIteration:
             self._end_feed()
             raise
         except Exception:
-            self._count()  # or the next one who reads would have it again
-            self._end_feed()
+            self._skip()  # or the next one who reads would have it again
             raise
         self._check_structure(batch)
         return batch
 
-    @property
-    def _next(self) -> int:
-        """Number of the batch to be read next."""
-        return self.had + len(self._looked_at)
-
-    def _count(self) -> None:
-        self.had += 1
-        if self._direct != "quick":
-            self._source.forget(self.had)
-
-    def _read(self, read: Callable[[], Batch]) -> Batch:
+    def _take_quick(self, batches: Iterator[Batch]) -> Batch:
+        """In as few steps as can be: they are all that this costs where there is nothing to gain."""
         begin = time.perf_counter()
-        batch = read()
+        batch = next(batches)
         self._directly.add(begin, time.perf_counter())
-        if self._directly.slow_in_a_row >= _IN_A_ROW and self._direct == "quick":
-            self._direct = "never"
+        if self._directly.slow_in_a_row >= _IN_A_ROW:
+            self._quick = None
+            self._begin = self.had + 1
         return batch
+
+    def _take_directly(self) -> Batch:
+        begin = time.perf_counter()
+        batch = self._source.take(self.had - self._begin)
+        self._directly.add(begin, time.perf_counter())
+        return batch
+
+    def _skip(self) -> None:
+        """Leave out the next batch, in the place of which there was an error."""
+        self._end_feed()
+        self.had += 1
+        self._source.forget(self.had - self._begin)
 
     def _from_feed(self) -> Batch:
         if self._feed is None:
@@ -138,11 +144,16 @@ class Batches(Iterator[Batch]):
         self._start()
         return next(self._feed)
 
+    @property
+    def _next(self) -> int:
+        """Number of the batch to be read next."""
+        return self.had + len(self._looked_at)
+
     def _start(self) -> None:
         self._placement.take_settings()
         self._limit = None if self._epoch is None else self._next + self._epoch
         self._feed = Feed(
-            self._source.upstream(self._next, self._limit),
+            self._source.upstream(self._begin, self._next, self._limit),
             self._placement,
             host_buffer=self._host_buffer,
             device_buffer=_DEVICE_BUFFER,
@@ -177,7 +188,7 @@ class Batches(Iterator[Batch]):
         if self._structure is None:
             self._structure, self._first = structure, describe(batch)
         if structure != self._structure:
-            self._count()
+            self._skip()
             raise ValueError(
                 f"batch {self.had - 1} of {self._source.name} has another structure than those before it: it holds "
                 f"{describe(batch)} ({structure}), where {self._first} ({self._structure}) is needed; all batches of a run "
@@ -194,12 +205,14 @@ class _Directly:
 
     def add(self, begin: float, end: float) -> None:
         """Count a batch that was read from `begin` to `end`, in seconds."""
-        seconds = end - begin
-        self.slow_in_a_row = self.slow_in_a_row + 1 if seconds > _SLOW else 0
-        if self.steps:
-            self._reading += seconds
+        if end - begin > _SLOW:
+            self.slow_in_a_row += 1
         else:
-            self._startup, self._first_at = seconds, end
+            self.slow_in_a_row = 0
+        if self.steps:
+            self._reading += end - begin
+        else:
+            self._startup, self._first_at = end - begin, end
         self._last_at = end
         self.steps += 1
 

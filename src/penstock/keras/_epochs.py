@@ -140,8 +140,10 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             begin, peeked = self._generator.first, len(adapter._first_batches)
             replay = Replay(opening(adapter.get_jax_iterator), copy=False)  # of what is kept, and copied, already
             return Replayed(self._name, replay, had=lambda number: self._generator.forget(begin + max(0, number - peeked)))
-        replay = Replay(opening(adapter.get_jax_iterator), copy)
-        return Replayed(self._name, replay, "quick" if isinstance(adapter, ArrayDataAdapter) and _on_host() else "never")
+        if isinstance(adapter, ArrayDataAdapter) and _on_host():
+            batches = adapter.get_jax_iterator()
+            return Replayed(self._name, Replay(lambda: next(batches), copy), quick=batches)
+        return Replayed(self._name, Replay(opening(adapter.get_jax_iterator), copy))
 
     def _limit(self) -> int | None:
         """Batches until the end of an epoch, if Keras then calls hooks that may change what comes next."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from penstock._clock import Clock
@@ -12,7 +12,7 @@ from penstock.data.tree import Batch
 from penstock.feed.upstream import Produced, Upstream, as_upstream
 from penstock.keras._replay import Replay
 
-Direct = Literal["never", "quick", "always"]
+Direct = Literal["never", "always"]
 
 
 class Source(Protocol):
@@ -20,25 +20,26 @@ class Source(Protocol):
 
     Attributes:
       name: what errors call it.
-      direct: whether a batch is read by whoever wants it, without a thread: "never", "always", or "quick": as long as
-        that takes less than to have it from another thread. Those that are quick are all alike, and asked for by `pop`.
+      direct: whether batches are read by whoever wants them, without a thread.
+      quick: the same batches, all of one structure, to be read without a thread as long as that takes less than to have them
+        from one; then number 0 is the first that was not read here. None where there must be a thread.
       slow_to_start: its threads are kept between epochs.
     """
 
     name: str
     direct: Direct
+    quick: Iterator[Batch] | None
     slow_to_start: bool
 
-    def upstream(self, first: int, limit: int | None) -> Upstream:
-        """The batches from number `first` on, up to and without `limit`; what was read before is not read again."""
+    def upstream(self, begin: int, first: int, limit: int | None) -> Upstream:
+        """The batches from number `first` on, up to and without `limit`; what was read before is not read again.
+
+        Here and in errors numbers begin at `begin`.
+        """
         ...
 
     def take(self, number: int) -> Batch:
         """One batch, read here and now; StopIteration if there is none of that number."""
-        ...
-
-    def pop(self) -> Batch:
-        """The next batch that is not forgotten, which then is."""
         ...
 
     def forget(self, number: int) -> None:
@@ -61,21 +62,19 @@ class Replayed:
         name: str,
         replay: Replay,
         direct: Direct = "never",
+        quick: Iterator[Batch] | None = None,
         convert: Callable[[Batch], Batch] | None = None,
         had: Callable[[int], None] | None = None,
     ):
-        self.name, self.direct = name, direct
+        self.name, self.direct, self.quick = name, direct, quick
         self._replay, self._begin, self._convert, self._had = replay, replay.first, convert, had
 
-    def upstream(self, first: int, limit: int | None) -> Upstream:
-        return _Reader(self.name, self.take, first, limit)
+    def upstream(self, begin: int, first: int, limit: int | None) -> Upstream:
+        return _Reader(self.name, lambda number: self.take(number - begin), first, limit)
 
     def take(self, number: int) -> Batch:
         batch = self._replay.read(self._begin + number)
         return self._convert(batch) if self._convert else batch
-
-    def pop(self) -> Batch:
-        return self._replay.pop()
 
     def forget(self, number: int) -> None:
         self._replay.forget(self._begin + number)
@@ -130,13 +129,14 @@ class Loaded:
 
     name = "the Loader"
     direct: Direct = "never"
+    quick: Iterator[Batch] | None = None
 
     def __init__(self, loader: Loader, convert: Callable[[Batch], Batch]):
         self.slow_to_start = loader.workers.kind == "process"  # an interpreter and its imports take seconds
         self._loader, self._convert = loader, convert
         self._kept: dict[int, Batch] = {}  # by number: made, and not had
 
-    def upstream(self, first: int, limit: int | None) -> Upstream:
+    def upstream(self, begin: int, first: int, limit: int | None) -> Upstream:
         return _Kept(as_upstream(self._loader), first, self._kept, self._convert)
 
     def take(self, number: int) -> Batch:
@@ -144,9 +144,6 @@ class Loaded:
             return self._convert(self._loader[number])
         except IndexError:
             raise StopIteration from None
-
-    def pop(self) -> Batch:
-        raise NotImplementedError  # never direct
 
     def forget(self, number: int) -> None:
         for had in [had for had in list(self._kept) if had < number]:

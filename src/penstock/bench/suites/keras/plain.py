@@ -12,7 +12,7 @@ from penstock.bench.suites.keras.keras_setup import SEED, keras
 from penstock.bench.suites.keras.task import Job, Size
 
 _LATENCY = 5e-3  # seconds that storage takes for a batch
-_WIDTH = 512  # with which a step at batch 192 takes two cores about as long
+_WIDTH = 512  # with which a step at batch 224 takes two cores about as long
 
 _FEATURES = 16
 

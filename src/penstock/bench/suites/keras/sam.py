@@ -35,7 +35,7 @@ class _Shape:
 
 
 _SHAPES: Mapping[str, _Shape] = {
-    "small": _Shape(96, 64, 2, 2, [1], 3, 32, 64),
+    "small": _Shape(256, 96, 4, 4, [1, 3], 7, 32, 64),
     # SAM base (Kirillov et al. 2023, arXiv:2304.02643).
     "full": _Shape(1024, 768, 12, 12, [2, 5, 8, 11], 14, 256, 2048),
 }
