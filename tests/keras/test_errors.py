@@ -1,6 +1,7 @@
 """What goes wrong comes once, at its batch; the model stays what the last finished step made of it, and no thread is left."""
 
 import itertools
+import signal
 import threading
 import traceback
 
@@ -153,6 +154,24 @@ def test_however_fit_ends_the_thread_ends_before_it(when, what):
             del kept
         assert not feeding_threads()
         model.fit(endless(), steps_per_epoch=2, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_ctrl_c_while_fit_waits_for_a_batch(steps_per_execution):
+    goes_on, main = threading.Event(), threading.main_thread()
+
+    def data():
+        yield from itertools.islice(endless(), 4)
+        signal.pthread_kill(main.ident, signal.SIGINT)
+        goes_on.wait()
+
+    model = fresh(steps_per_execution=steps_per_execution)
+    with pk.threaded_epochs():
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(data(), epochs=1, steps_per_epoch=9, shuffle=False, verbose=0)
+        goes_on.set()
+        assert_trained_for(model, int(model.optimizer.iterations.value))  # it has weights
+        model.fit(endless(), steps_per_epoch=3, shuffle=False, verbose=0)
 
 
 def test_stopping_and_going_on_loses_no_batch():

@@ -99,6 +99,27 @@ def test_a_reader_that_was_left_behind_reads_for_the_next_one():
     assert got == [1, 2]
 
 
+def test_what_is_popped_while_another_reads_is_what_that_one_read():
+    reading, goes_on = threading.Event(), threading.Event()
+
+    def slow():
+        reading.set()
+        goes_on.wait(60)
+        yield from range(3)
+
+    items = Replay(opening(slow), copy=False)
+    left_behind = threading.Thread(target=items.read, args=(0,))
+    left_behind.start()
+    assert reading.wait(60)
+    got = []
+    following = threading.Thread(target=lambda: got.append(items.pop()))
+    following.start()
+    goes_on.set()
+    left_behind.join(60)
+    following.join(60)
+    assert [*got, *items] == [0, 1, 2]
+
+
 def test_a_generator_has_one_replay_which_does_not_keep_it_alive():
     def numbers():
         yield from range(3)

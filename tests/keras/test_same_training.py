@@ -300,6 +300,20 @@ def test_sparse_arrays():
     assert_same(fit, lambda: _compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])), ahead=False)
 
 
+@RAN_OUT
+def test_a_generator_of_sparse_arrays_with_a_shorter_last_one():
+    import scipy.sparse
+
+    def data():
+        for x, y in batches():
+            yield scipy.sparse.csr_matrix(np.where(x < 0.5, 0, x)), y
+
+    assert_same(
+        lambda model, callbacks: model.fit(data(), shuffle=False, verbose=0, callbacks=callbacks),
+        lambda: _compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),
+    )
+
+
 def test_a_model_that_runs_eagerly():
     assert_same(
         lambda model, callbacks: model.fit(

@@ -55,6 +55,7 @@ class Batches(Iterator[Batch]):
         self._limit: int | None = None
         self._looked_at: list[Batch] = []  # at most one: the next
         self._structure: Any = None
+        self._parts: Any = None
         self._first = ""
         self._in_execution = 0  # batches that Keras had in this one
         self._directly = _Directly()
@@ -186,14 +187,19 @@ class Batches(Iterator[Batch]):
     def _check_structure(self, batch: Batch) -> None:
         structure = jax.tree.structure(batch)
         if self._structure is None:
-            self._structure, self._first = structure, describe(batch)
-        if structure != self._structure:
+            self._structure, self._parts, self._first = structure, _parts(batch), describe(batch)
+        if structure != self._structure and _parts(batch) != self._parts:
             self._skip()
             raise ValueError(
                 f"batch {self.had - 1} of {self._source.name} has another structure than those before it: it holds "
-                f"{describe(batch)} ({structure}), where {self._first} ({self._structure}) is needed; all batches of a run "
+                f"{describe(batch)} ({_parts(batch)}), where {self._first} ({self._parts}) is needed; all batches of a run "
                 "need the same parts, (x, y) or (x, y, sample_weight), and the same keys"
             )
+
+
+def _parts(batch: Batch) -> Any:
+    """Its structure down to the arrays; that of a sparse one has its shape in it, which may differ."""
+    return jax.tree.structure(batch, is_leaf=lambda part: hasattr(part, "shape"))
 
 
 class _Directly:

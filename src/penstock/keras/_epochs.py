@@ -70,8 +70,10 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._any = False  # whether there was a batch
         self._x = x  # keeps a generator alive that nobody else has
         self._name = type(x).__name__
+        records = [] if epochs is None else [epochs]
         if isinstance(x, PenstockAdapter):
             x = x.configured(y, sample_weight, batch_size, steps_per_epoch, class_weight)
+            records.append(x.epochs)
         generator = x if self._threaded and isinstance(x, types.GeneratorType) else None
         if generator is not None:
             self._generator = replay_of(generator)
@@ -79,7 +81,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         super().__init__(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, steps_per_execution)
         if generator is not None:
             _resume(self.data_adapter, self._generator)
-        self._runs = [one.begin() for one in (epochs, getattr(x, "epochs", None)) if one is not None]
+        self._runs = [record.begin() for record in records]
 
     def reset(self) -> None:
         self._close()
@@ -95,6 +97,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         try:
             with super().catch_stop_iteration():
                 yield
+            self._raise_failure()
         except BaseException:
             self._close()
             raise
@@ -108,9 +111,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
     def __next__(self) -> Any:
         if not self._looping:
             return super().__next__()
-        if self._batches is not None and self._batches.failure is not None:  # of the execution before this one
-            failure, self._batches.failure = self._batches.failure, None
-            raise failure
+        self._raise_failure()
         step = next(self._epoch_iterator)
         assert self._batches is not None
         if self._batches.look():
@@ -119,11 +120,17 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             raise _nothing(self._name)
         return step
 
+    def _raise_failure(self) -> None:
+        """What ended the last execution before it had all of its steps."""
+        if self._batches is not None and self._batches.failure is not None:
+            failure, self._batches.failure = self._batches.failure, None
+            raise failure
+
     def _get_iterator(self) -> Any:
         if not self._looping:
             iterator = super()._get_iterator()
             return _not_empty(iterator, self._name) if self._threaded else iterator
-        if self._batches is not None and getattr(self.data_adapter, "goes_on", False):
+        if self._batches is not None and isinstance(self.data_adapter, PenstockAdapter) and self.data_adapter.goes_on:
             return self._batches
         self._close()
         note = partial(_note, self._runs)
@@ -137,9 +144,8 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         # Of arrays Keras makes new ones, or views of what is not written to while it trains; TensorFlow's are read-only.
         copy = not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
         if isinstance(adapter, GeneratorDataAdapter):
-            begin, peeked = self._generator.first, len(adapter._first_batches)
             replay = Replay(opening(adapter.get_jax_iterator), copy=False)  # of what is kept, and copied, already
-            return Replayed(self._name, replay, had=lambda number: self._generator.forget(begin + max(0, number - peeked)))
+            return Replayed(self._name, replay, had=_forgetting(self._generator, len(adapter._first_batches)))
         if isinstance(adapter, ArrayDataAdapter) and _on_host():
             batches = adapter.get_jax_iterator()
             return Replayed(self._name, Replay(lambda: next(batches), copy), quick=batches)

@@ -78,23 +78,20 @@ class Replay:
         self._made += 1
 
     def pop(self) -> Any:
-        """The first item that is not forgotten, which then is: for who reads nothing ahead. Raises what `read` raises.
-
-        It is copied only if it was kept.
-        """
-        if self._kept or self._ended:
-            try:
-                return self.read(self.first)
-            finally:
-                self.forget(self.first + 1)
-        with self._reading:  # as `read`, in a third of the time
-            try:
-                item = self._read_next()
-            except BaseException:
-                self._ended = True
-                raise
-            self._made = self.first = self._made + 1
-        return item
+        """The first item that is not forgotten, which then is. It is copied only if it was kept. Raises what `read` raises."""
+        with self._reading:
+            if not self._kept and not self._ended:
+                try:
+                    item = self._read_next()
+                except BaseException:
+                    self._ended = True
+                    raise
+                self._made = self.first = self._made + 1
+                return item
+        try:
+            return self.read(self.first)
+        finally:
+            self.forget(self.first + 1)
 
     def forget(self, number: int) -> None:
         """Drop the items before that number."""
