@@ -218,7 +218,8 @@ def _chosen(args: argparse.Namespace) -> list[tuple[str, Workload]]:
         if args.suite != _ALL and hasattr(module, "choose"):
             workloads = module.choose(args)
         else:
-            workloads = [workload for workload in module.WORKLOADS if not args.only or workload.name in args.only]
+            all_of_it = module.QUICK if args.quick and not args.only and hasattr(module, "QUICK") else module.WORKLOADS
+            workloads = [workload for workload in all_of_it if not args.only or workload.name in args.only]
         chosen += [(SUITES[suite], workload) for workload in workloads]
     known = _variants(workload for _, workload in chosen)
     if unknown := [name for name in args.variant or () if name not in known]:

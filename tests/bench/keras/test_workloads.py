@@ -12,6 +12,7 @@ from penstock.bench.suites import keras
 
 def chosen(*flags: str) -> list[str]:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")  # of all suites
     keras.add_arguments(parser)
     return [workload.name for workload in keras.choose(parser.parse_args(flags))]
 
@@ -19,6 +20,12 @@ def chosen(*flags: str) -> list[str]:
 def test_without_flags_the_small_size_of_all_is_run():
     assert chosen() == [workload.name for workload in keras.WORKLOADS]
     assert chosen("--only", "overhead", "--only", "gemma-fit") == ["gemma-fit", "overhead"]
+
+
+def test_a_quick_run_leaves_out_what_it_would_do_twice():
+    assert chosen("--quick") == [workload.name for workload in keras.QUICK]
+    assert set(chosen()) - set(chosen("--quick")) == {"bert-fit-b16", "bert-fit-b32", "bert-fit-b64"}
+    assert chosen("--quick", "--only", "bert-fit-b16") == ["bert-fit-b16"]
 
 
 def test_full_size_leaves_out_what_has_only_one_and_says_so_when_it_is_asked_for():

@@ -15,7 +15,8 @@ SUITES = {
 
 
 def load(suite: str) -> ModuleType:
-    """A suite's module. It has `WORKLOADS`, those that run unless others are asked for.
+    """A suite's module. It has `WORKLOADS`, those that run unless others are asked for, and `QUICK` where some of them are
+    alike in their quick sizes: those that are not.
 
     It may have `add_arguments(parser)` and `choose(args)`, from the parsed arguments to the workloads to run, where there are
     more than can be listed; then it has `find(name)`, from a name to any of them. `choose` raises `ValueError`.

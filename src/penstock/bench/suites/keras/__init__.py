@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from penstock.bench.suites.keras.choices import add_arguments as add_arguments
 from penstock.bench.suites.keras.choices import choose as choose
-from penstock.bench.suites.keras.workload import TASKS, workload_of
+from penstock.bench.suites.keras.workload import QUICK_TASKS, TASKS, workload_of
 from penstock.bench.suites.keras.workload import find as find
 
 ROUNDS = 6  # as importing Keras takes longer than the steps, there is no time for more
 MINUTES = 45.0
 WORKLOADS = tuple(workload_of(task, "small") for task in TASKS)
+QUICK = tuple(workload_of(task, "small") for task in QUICK_TASKS)

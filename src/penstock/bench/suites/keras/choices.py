@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from penstock.bench.model import Workload
-from penstock.bench.suites.keras.workload import TASKS, workload_of
+from penstock.bench.suites.keras.workload import QUICK_TASKS, TASKS, workload_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,4 +32,5 @@ def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
     """
     if args.only:
         return tuple(workload_of(task, args.size) for task in TASKS if task.name in args.only)
-    return tuple(workload_of(task, args.size) for task in TASKS if args.size == "small" or task.full)
+    tasks = QUICK_TASKS if args.quick else TASKS
+    return tuple(workload_of(task, args.size) for task in tasks if args.size == "small" or task.full)

@@ -6,8 +6,9 @@ as it was published; a *job* is what a worker process makes of a task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 Geometry = Literal["small", "full"]
@@ -41,7 +42,7 @@ class Job:
     batches: Any = None
 
 
-MakeJob = Callable[[Size], Job]
+MakeJob = partial[Job]  # from a Size
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ TASKS = (
         "overhead", "fit a dense layer on small arrays in memory", "plain.arrays_job", "fit", 32, 20_000, bound=1.03, full=False
     ),
 )
+# Without those that differ from one before them by the size of a batch, which in a quick run is the same.
+QUICK_TASKS = tuple({(task.make.args, task.each_step): task for task in reversed(TASKS)}.values())[::-1]
 _FULL = "-full"
 
 # Threaded epochs change when batches are made and nothing else: what is computed from them is to be the same. A CPU computes
