@@ -17,6 +17,8 @@ from penstock.bench.suites.keras.epochs import Epochs, begin, check_iterator, ch
 from penstock.bench.suites.keras.keras_setup import configure, jax, keras
 from penstock.bench.suites.keras.task import Job, Size, Task
 
+_PARTS = 500
+
 
 def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
     """An epoch of a few steps, and one that is timed."""
@@ -42,7 +44,7 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
     return Measurement(
         # The mean, no median: where the input is too slow, most steps may find a batch ready and some wait long for the next.
         values={"step": fmean(_without_ends(steps))},
-        steps={"step": steps},
+        steps={"step": _in_parts(steps)},
         evidence=evidence,
         details={
             **evidence,
@@ -94,6 +96,11 @@ def _without_ends(steps: list[float]) -> list[float]:
     """Without the first and the last tenth, where what is read ahead is filled and drained."""
     cut = len(steps) // 10
     return steps[cut : len(steps) - cut]
+
+
+def _in_parts(steps: list[float]) -> list[float]:
+    """Means of parts alike in length, where there are many steps, as a report holds them all."""
+    return steps if len(steps) <= _PARTS else [fmean(part) for part in np.array_split(steps, _PARTS)]
 
 
 def _producing(job: Job) -> dict[str, float]:
