@@ -80,11 +80,17 @@ def compare(default: Report, threaded: Report) -> Comparison:
         name: tuple(report.tests[name].outcome if name in report.tests else "absent" for report in (default, threaded))
         for name in default.tests | threaded.tests
     }
+    elsewhere = [
+        name
+        for name, test in default.tests.items()
+        if test.readers and name in threaded.tests and not threaded.tests[name].by_penstock
+    ]
     faults = {
         "no test passed": not default.outcomes["passed"],
         f"default run: the epoch iterator is of {default.iterator}": default.iterator.startswith("penstock."),
         "default run: penstock read batches": any(test.by_penstock for test in default.tests.values()),
         f"threaded run: the epoch iterator is of {threaded.iterator}": not threaded.iterator.startswith("penstock."),
+        f"threaded run: Keras's own iterator read for {', '.join(elsewhere)}": bool(elsewhere),
         "threaded run: no thread of penstock read a batch": not any(test.by_thread for test in threaded.tests.values()),
     }
     return Comparison(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -53,6 +54,8 @@ def pytest_configure():
     _note_who_iterates(epoch_iterator.EpochIterator)
     for adapter in DataAdapter.__subclasses__():
         _watch(adapter)
+    if (epochs := sys.modules.get("penstock.keras._epochs")) is not None:
+        _watch_generators(epochs)
 
 
 def _note_who_iterates(iterator: Any) -> None:
@@ -76,6 +79,18 @@ def _watch(adapter: Any) -> None:
         return _Watched(batches, self.iterated_by) if hasattr(self, "iterated_by") else batches
 
     adapter.get_jax_iterator = watched
+
+
+def _watch_generators(epochs: Any) -> None:
+    """Penstock asks a generator itself, and not Keras's adapter of it."""
+    convert = epochs._as_jax_takes_it
+
+    @functools.wraps(convert)
+    def watched(batch):
+        _readers[_current_test()].add((epochs.__name__, threading.current_thread().name))
+        return convert(batch)
+
+    epochs._as_jax_takes_it = watched
 
 
 def pytest_runtest_logreport(report):

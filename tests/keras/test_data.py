@@ -65,9 +65,8 @@ def test_a_loader_with_processes_keeps_them_between_epochs_and_ends_them():
 
 def test_a_finite_loader_is_one_epoch_from_its_start_each_time():
     finite = loader(epochs=2)
-    data = keras.utils.PyDataset
 
-    class Steps(data):
+    class Steps(keras.utils.PyDataset):
         def __len__(self):
             return len(finite)
 
@@ -163,13 +162,126 @@ def trained_within(feed):
 def test_what_belongs_into_the_batches_is_refused_beside_them():
     x, y = records()
     model = make_model(built=True)
-    for wrong in ({"y": y}, {"sample_weight": np.ones(44)}, {"batch_size": 4}):
+    for wrong in ({"y": y}, {"sample_weight": np.ones(44)}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} was given beside penstock data"):
             model.fit(pk.data(loader()), verbose=0, **wrong)
     with pytest.raises(TypeError, match="iterable of batches"):
         pk.data((x, y))
     with pytest.raises(TypeError, match="unpack=3"):
         pk.data(loader(), unpack=3)
+
+
+def test_the_batch_size_of_the_training_data_says_nothing_of_penstock_validation_data():
+    x, y = records()
+    ours = trained_on_arrays(x, y, pk.data(loader(shuffle=False, epochs=1)))
+    theirs = trained_on_arrays(x, y, (x, y))
+    assert ours == theirs
+
+
+def trained_on_arrays(x, y, validation_data):
+    keras.utils.set_random_seed(7)
+    return make_model().fit(x, y, batch_size=BATCH, epochs=2, verbose=0, validation_data=validation_data).history
+
+
+def test_unpack_is_called_once_for_each_batch_though_some_are_read_again():
+    for make in (lambda: itertools.cycle(batches()), lambda: (b for b in itertools.cycle(batches())), loader):
+        calls = []
+
+        def halve(batch, calls=calls):
+            calls.append(batch[1][0])
+            x, y = batch
+            x *= 0.5  # in place
+            return x, y
+
+        data = make()
+        keras.utils.set_random_seed(7)
+        model = make_model(built=True)
+        model.fit(pk.data(data, unpack=halve), epochs=6, steps_per_epoch=2, shuffle=False, verbose=0)
+        assert len(calls) <= 12 + 1 + 7  # had, looked at by Keras, and read ahead at the end
+        if data is not loader:
+            same = (
+                (x * np.float32(0.5), y)
+                for x, y in (itertools.cycle(batches()) if make is not loader else steps_of(loader(), 12))
+            )
+            keras.utils.set_random_seed(7)
+            other = make_model(built=True)
+            other.fit(same, epochs=6, steps_per_epoch=2, shuffle=False, verbose=0)
+            for ours, theirs in zip(model.weights, other.weights, strict=True):
+                np.testing.assert_array_equal(ours.value, theirs.value)
+
+
+def test_what_unpack_raises_is_not_taken_for_the_end():
+    def ends(batch):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="unpack raised StopIteration"):
+        make_model(built=True).fit(pk.data(loader(), unpack=ends), verbose=0)
+    with pytest.raises(IndexError):
+        make_model().fit(pk.data(loader(), unpack=lambda batch: (batch[0], batch[2])), verbose=0)
+
+
+@pytest.mark.parametrize("kind", ["generator", "iterator", "feed"])
+def test_one_iterator_may_be_the_data_of_several_runs(kind):
+    """As with Keras alone, each goes on where the one before it ended."""
+
+    def numbered():
+        for number in itertools.count():
+            yield batches(seed=number)[0]
+
+    def run(endless):
+        keras.utils.set_random_seed(7)
+        model = make_model(built=True)
+        wrap = (lambda data: data) if endless is None else pk.data
+        source = numbered() if endless is None else endless
+        history = model.fit(wrap(source), epochs=2, steps_per_epoch=3, shuffle=False, verbose=0).history
+        again = model.fit(wrap(source), epochs=2, steps_per_epoch=3, shuffle=False, verbose=0).history
+        return history, again, [np.asarray(v.value) for v in model.weights]
+
+    class Numbered:
+        def __init__(self):
+            self.of = numbered()
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return next(self.of)
+
+    theirs = run(None)
+    with ps.feed(numbered()) as feed:
+        ours = run({"generator": numbered(), "iterator": Numbered(), "feed": feed}[kind])
+    assert_equal(ours[:1] + ours[2:], theirs[:1] + theirs[2:])
+    assert ours[1] == theirs[1]
+
+
+def test_an_iterator_of_which_nobody_knows_what_was_read_ahead_is_refused():
+    data = map(tuple, batches())
+    pk.data(data)
+    with pytest.raises(ValueError, match="started or fed before"):
+        pk.data(data)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_an_execution_ends_with_the_epoch_of_an_endless_loader(steps_per_execution):
+    seen = []
+
+    def see(batch):
+        seen.append(float(batch[0][0, 0]))
+        return batch
+
+    keras.utils.set_random_seed(7)
+    model = make_model(built=True, steps_per_execution=steps_per_execution)
+    model.fit(pk.data(loader(), unpack=see), epochs=3, verbose=0)
+    assert int(model.optimizer.iterations.value) == 18
+    assert seen[:18] == [float(loader()[step][0][0, 0]) for step in range(18)]
+
+
+def test_steps_that_keras_is_limited_to_are_steps_per_epoch(monkeypatch):
+    monkeypatch.setattr("keras.src.backend.config._MAX_STEPS_PER_EPOCH", 4)
+    with pytest.warns(UserWarning, match="Limiting steps_per_epoch to 4"):
+        limited = trained(pk.data(loader()), epochs=3)
+    monkeypatch.undo()
+    assert_equal(limited, trained(pk.data(loader()), epochs=3, steps_per_epoch=4))
 
 
 def test_an_error_in_the_loader_comes_at_its_batch():

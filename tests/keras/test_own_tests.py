@@ -59,6 +59,11 @@ def test_each_test_that_ends_otherwise_is_named(default, threaded, difference):
         (_DEFAULT, _DEFAULT, f"threaded run: the epoch iterator is of {_KERAS}"),
         (_THREADED, _THREADED, f"default run: the epoch iterator is of {_OURS}"),
         (_but(_DEFAULT, test_fit=_THREADED.tests["test_fit"]), _THREADED, "default run: penstock read batches"),
+        (
+            _but(_DEFAULT, test_layout=_DEFAULT.tests["test_fit"]),
+            _but(_THREADED, test_layout=Result("passed", ((_KERAS, "MainThread"),))),
+            "threaded run: Keras's own iterator read for test_layout",
+        ),
         # Ours in its place, and all was read on Keras's own thread.
         (
             _DEFAULT,

@@ -130,6 +130,74 @@ def test_a_generator_that_outlives_fit():
     assert_same(twice)
 
 
+@pytest.mark.parametrize("steps", [2, 20])
+def test_one_generator_for_training_and_validation(steps):
+    def fit(model, callbacks):
+        def data():
+            for number in itertools.count():
+                yield batches(seed=number)[0]
+
+        both = data()
+        return model.fit(
+            both,
+            epochs=3,
+            steps_per_epoch=3,
+            validation_data=both,
+            validation_steps=steps,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
+
+    assert_same(fit)
+
+
+@pytest.mark.parametrize("when", ["on_train_batch_begin", "on_train_batch_end"])
+@pytest.mark.parametrize("kind", ["generator", "dataset"])
+def test_evaluating_the_data_of_the_training_in_a_callback(when, kind):
+    def fit(model, callbacks):
+        def endless():
+            for number in itertools.count():
+                yield batches(seed=number)[0]
+
+        data = endless() if kind == "generator" else Endless()
+
+        def evaluate(batch, logs=None):
+            if batch == 2:
+                model.evaluate(data, steps=4, verbose=0)
+
+        callback = keras.callbacks.LambdaCallback(**{when: evaluate})
+        return model.fit(data, epochs=2, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=[callback, *callbacks])
+
+    assert_same(fit, lambda: make_model(built=True))
+
+
+def test_the_order_of_the_keys_of_a_dict():
+    """A model that runs eagerly may go by it."""
+
+    class Concatenated(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3, "softmax")
+
+        def call(self, inputs):
+            return self.dense(keras.ops.concatenate(list(inputs.values()), axis=-1))
+
+    def data():
+        for x, y in itertools.cycle(batches()):
+            yield {"b": x, "a": x[:, :2]}, y
+
+    def model():
+        made = Concatenated()
+        made.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+        return made
+
+    assert_same(
+        lambda model, callbacks: model.fit(data(), epochs=2, steps_per_epoch=3, shuffle=False, verbose=0, callbacks=callbacks),
+        model,
+    )
+
+
 def test_a_generator_that_fills_one_buffer_again_and_again():
     def data():
         x, y = np.empty((BATCH, 5), "float32"), np.empty(BATCH, "int32")

@@ -96,6 +96,7 @@ class Feed(Iterator[Batch]):
         device_buffer: int,
         timeout: float | None,
         strict: bool,
+        first: int = 0,
     ):
         placement.check_rows(upstream.batch_sizes)
         self._upstream, self._placement = upstream, placement
@@ -105,7 +106,7 @@ class Feed(Iterator[Batch]):
         self._stage: Stage[_Item] | None = None
         self._ended = self._closed = self._warned = False
         # The consumer's place: only what it has had counts, never what lies in a buffer.
-        self._step = 0
+        self._step = first  # number of the batch that comes next
         self._position: Any = None
         self._had = self._bytes = 0
         self._first_at = self._last_at = self._startup = self._wait = 0.0

@@ -150,7 +150,7 @@ class _IterableUpstream:
         """Begin with an iterator; ValueError if it was begun before, and not set back by `restore`."""
         if _was_used(iterator) and not self._restored:
             raise ValueError(self._used())
-        _mark_as_used(iterator)
+        mark_as_used(iterator)
 
     def fingerprint(self) -> dict[str, Any]:
         try:
@@ -254,7 +254,8 @@ def _was_used(iterator: Any) -> bool:
     return iterator in _fed or any(iterator is fed for fed in _fed_lately)
 
 
-def _mark_as_used(iterator: Any) -> None:
+def mark_as_used(iterator: Any) -> None:
+    """Refuse it from now on: what is read of it ahead is lost to others."""
     try:
         _fed.add(iterator)
     except TypeError:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from types import GeneratorType
 from typing import Any
 
-import jax
 from keras.src import tree
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights, unpack_x_y_sample_weight
@@ -17,9 +15,10 @@ from penstock.data.loader import Loader
 from penstock.data.tree import Batch, to_numpy
 from penstock.feed.feed import Feed
 from penstock.feed.stats import Stats
-from penstock.feed.upstream import as_upstream
-from penstock.keras._replay import Replay, opening, replay_of
-from penstock.keras._source import Loaded, Replayed, Source
+from penstock.feed.upstream import as_upstream, mark_as_used
+from penstock.keras._aligned import copied
+from penstock.keras._replay import Replay, is_replayed, opening, replay_of
+from penstock.keras._source import Loaded, Read, Source
 from penstock.keras._switch import ThreadedEpochs
 
 
@@ -31,36 +30,38 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
     """
 
     def __init__(self, batches: Any, unpack: Callable[[Batch], Any] | None):
-        if not isinstance(batches, Feed):
-            as_upstream(batches)
         self._batches, self._unpack = batches, unpack
-        self._class_weight: Mapping[int, float] | None = None
-        self._has_steps = False
-        # An iterator is read once, whoever begins: what one `fit` read ahead is there for the next.
         self._once = _replay_once(batches) if isinstance(batches, Iterator) else None
+        if self._once is None:
+            as_upstream(batches)
+        self._class_weight: Mapping[int, float] | None = None
+        self.has_steps = False  # an epoch of Keras is so many steps, and not one of the data's
         self.epochs = ThreadedEpochs()
 
     def stats(self) -> list[Stats]:
         """Where the time went: see `ThreadedEpochs.stats`. A Feed has statistics of its own."""
         return self.epochs.stats()
 
-    def configured(
-        self, y: Any, sample_weight: Any, batch_size: int | None, steps_per_epoch: int | None, class_weight: Any
-    ) -> PenstockAdapter:
+    def configured(self, y: Any, sample_weight: Any, class_weight: Any) -> PenstockAdapter:
         """This data for one `fit`, `evaluate` or `predict`, from what that was called with.
 
         Raises:
           ValueError: for an argument that belongs into the batches.
         """
-        for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
+        for name, value in (("y", y), ("sample_weight", sample_weight)):
             if value is not None:
                 raise ValueError(
                     f"{name} was given beside penstock data, whose batches are complete: leave it out, and make batches "
                     "(x, y) or (x, y, sample_weight), if need be with pk.data(..., unpack=...)"
                 )
         one = copy.copy(self)
-        one._class_weight, one._has_steps = class_weight, steps_per_epoch is not None
+        one._class_weight = class_weight
         return one
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return Loaded.name if isinstance(self._batches, Loader) else type(self._batches).__name__
 
     @property
     def goes_on(self) -> bool:
@@ -68,10 +69,15 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
         return isinstance(self._batches, Loader) and self._batches.epochs is None
 
     @property
+    def whole(self) -> int | None:
+        """Batches after which an execution ends, where the data itself does not."""
+        return self.num_batches if self.goes_on else None
+
+    @property
     def num_batches(self) -> int | None:
         """In an epoch of Keras; None where that is not known, or for `steps_per_epoch` to say."""
-        if isinstance(self._batches, Loader) and self._batches.epochs is None:
-            return None if self._has_steps else self._batches.steps_per_epoch
+        if self.goes_on:
+            return None if self.has_steps else self._batches.steps_per_epoch
         try:
             return len(self._batches)
         except Exception:  # of their own kinds, where there is no length
@@ -94,37 +100,40 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
     def source(self) -> Source:
         """The batches of an epoch, or, where they go on, of all epochs from now."""
+        convert = self._convert if self._unpack or self._class_weight is not None else None
         if isinstance(self._batches, Loader):
-            return Loaded(self._batches, self._convert)
-        name = type(self._batches).__name__
+            return Loaded(self._batches, convert)
         if isinstance(self._batches, Feed):
             assert self._once is not None
-            return Replayed(name, self._once, direct="always", convert=self._convert)
+            return Read(self.name, self._once, direct=True, convert=convert)
         if self._once is not None:
-            return Replayed(name, self._once, convert=self._convert)
-        may_change = _may_change(self._batches)
-        return Replayed(name, Replay(opening(self._host_batches), copy=may_change), convert=self._convert)
+            return Read(self.name, self._once, convert=self._convert_kept)
+        return Read(self.name, Replay(opening(self.get_jax_iterator), copy=_may_change(self._batches)))
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """The batches one by one, made when they are asked for: for Keras to look at the first."""
-        source = self.source()
-        for number in count():
-            try:
-                batch = source.take(number)
-            except StopIteration:
-                return
-            yield batch
+        """The batches one by one, made when they are asked for: also for Keras to look at the first."""
+        if self._once is not None:
+            return map(self._convert_kept, self._once)
+        if isinstance(self._batches, Loader):
+            steps = count() if self._batches.epochs is None else range(len(self._batches))
+            return (self._convert(self._batches[step]) for step in steps)
+        return map(self._convert, _to_numpy(self._batches))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self.get_jax_iterator()
 
-    def _host_batches(self) -> Iterable[Batch]:
-        return _to_numpy(self._batches)
+    def _convert_kept(self, batch: Batch) -> Any:
+        """The same of one that others may read too, so that `unpack` has arrays of its own."""
+        batch = _numpy_tree(batch)
+        return self._convert(copied(batch) if self._unpack else batch)
 
     def _convert(self, batch: Batch) -> Any:
         """A batch as Keras takes it."""
         if self._unpack is not None:
-            batch = self._unpack(batch)
+            try:
+                batch = self._unpack(batch)
+            except StopIteration as error:  # which would end the epoch in silence
+                raise RuntimeError("unpack raised StopIteration") from error
         if self._class_weight is None:
             return batch
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
@@ -136,17 +145,30 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
 
 
 def _replay_once(batches: Iterator[Batch]) -> Replay:
-    if isinstance(batches, GeneratorType):
-        return replay_of(batches)
+    """An iterator is read once, whoever begins: what one `fit` read ahead is there for the next.
+
+    Raises:
+      ValueError: one that was fed before, and of which nobody knows what was read ahead.
+    """
     if isinstance(batches, Feed):
-        return Replay(lambda: next(batches), copy=False)
-    return Replay(opening(lambda: _to_numpy(batches)), copy=True)
+        return replay_of(batches, copy=False)
+    if not is_replayed(batches):
+        as_upstream(batches)
+        mark_as_used(batches)
+    try:
+        return replay_of(batches)
+    except TypeError:  # there are no weak references of it, as of a map
+        return Replay(opening(lambda: batches), copy=True)
 
 
 def _to_numpy(batches: Any) -> Iterator[Batch]:
     make = getattr(batches, "as_numpy_iterator", None)  # of tf.data
     for batch in make() if make else batches:
-        yield jax.tree.map(to_numpy, batch)
+        yield _numpy_tree(batch)
+
+
+def _numpy_tree(batch: Batch) -> Batch:
+    return tree.map_structure(to_numpy, batch, none_is_leaf=False)
 
 
 def _may_change(batches: Any) -> bool:

@@ -35,8 +35,9 @@ class Batches(Iterator[Batch]):
 
     Args:
       note: is given the statistics of each feed when it ends.
-      epoch: batches that Keras takes until its epoch ends, where the source must not be read beyond that; None for no limit.
+      limit: batches that Keras takes until its epoch ends, where the source must not be read beyond that; None for no limit.
       steps_per_execution: that Keras takes in one execution.
+      whole: an execution ends at every multiple of so many batches; None where the source ends by itself.
     """
 
     def __init__(
@@ -44,22 +45,23 @@ class Batches(Iterator[Batch]):
         source: Source,
         placement: KerasPlacement,
         note: Callable[[Stats], None],
-        epoch: int | None,
+        limit: int | None,
         steps_per_execution: int,
+        whole: int | None = None,
     ):
         self._source, self._placement, self._note = source, placement, note
-        self._epoch, self._host_buffer = epoch, max(_HOST_BUFFER, steps_per_execution)
+        self._limit, self._host_buffer, self._whole = limit, max(_HOST_BUFFER, steps_per_execution), whole
         self._feed: Feed | None = None
+        self._feed_ends = -1  # number of the batch that the feed has no more, if it has a limit
         self._quick = source.quick
-        self._begin = 0  # number of the source's first batch: before it lie those that were quick
-        self._limit: int | None = None
         self._looked_at: list[Batch] = []  # at most one: the next
+        self._gave_way = False  # the batch that was looked at counts as had
         self._structure: Any = None
         self._parts: Any = None
         self._first = ""
         self._in_execution = 0  # batches that Keras had in this one
         self._directly = _Directly()
-        self.had = 0
+        self._had = 0
         self.failure: BaseException | None = None
 
     def look(self) -> bool:
@@ -80,6 +82,8 @@ class Batches(Iterator[Batch]):
         if self._looked_at:
             batch = self._looked_at.pop()
         else:
+            if self._whole and self._in_execution and self._had % self._whole == 0:
+                raise StopIteration
             try:
                 batch = self._take()
             except StopIteration:
@@ -90,20 +94,22 @@ class Batches(Iterator[Batch]):
                 self.failure = error
                 raise StopIteration from None
         self._in_execution += 1
-        self.had += 1
-        if self._quick is None:
-            self._source.forget(self.had - self._begin)
+        self._had += 1
+        if self._quick is None and not self._gave_way:
+            self._source.had()
+        self._gave_way = False
         return batch
 
     def _take(self) -> Batch:
         if self._quick is not None:
             return self._take_quick(self._quick)
         try:
-            batch = self._take_directly() if self._source.direct == "always" else self._from_feed()
+            batch = self._take_directly() if self._source.direct else self._from_feed()
         except StopIteration:
             self._end_feed()
             raise
-        except Exception:
+        except Exception as error:
+            error.add_note(f"penstock: in the place of batch {self._had} of {self._source.name}")
             self._skip()  # or the next one who reads would have it again
             raise
         self._check_structure(batch)
@@ -115,51 +121,45 @@ class Batches(Iterator[Batch]):
         batch = next(batches)
         self._directly.add(begin, time.perf_counter())
         if self._directly.slow_in_a_row >= _IN_A_ROW:
-            self._quick = None
-            self._begin = self.had + 1
+            self._quick, self._gave_way = None, True  # the source begins after this one
         return batch
 
     def _take_directly(self) -> Batch:
         begin = time.perf_counter()
-        batch = self._source.take(self.had - self._begin)
+        batch = self._source.take()
         self._directly.add(begin, time.perf_counter())
         return batch
 
     def _skip(self) -> None:
         """Leave out the next batch, in the place of which there was an error."""
         self._end_feed()
-        self.had += 1
-        self._source.forget(self.had - self._begin)
+        self._had += 1
+        self._source.had()
 
     def _from_feed(self) -> Batch:
         if self._feed is None:
-            self._start()
-        assert self._feed is not None
+            self._feed = self._start()
         try:
             return next(self._feed)
         except StopIteration:
-            if self._limit is None or self._next < self._limit:
+            if self._had != self._feed_ends:
                 raise
         # Keras takes more than it said: somebody's own train function.
         self._end_feed()
-        self._start()
+        self._feed = self._start()
         return next(self._feed)
 
-    @property
-    def _next(self) -> int:
-        """Number of the batch to be read next."""
-        return self.had + len(self._looked_at)
-
-    def _start(self) -> None:
+    def _start(self) -> Feed:
         self._placement.take_settings()
-        self._limit = None if self._epoch is None else self._next + self._epoch
-        self._feed = Feed(
-            self._source.upstream(self._begin, self._next, self._limit),
+        self._feed_ends = -1 if self._limit is None else self._had + self._limit
+        return Feed(
+            self._source.upstream(self._limit),
             self._placement,
             host_buffer=self._host_buffer,
             device_buffer=_DEVICE_BUFFER,
             timeout=None,
             strict=False,
+            first=self._had,
         )
 
     def pause(self) -> None:
@@ -170,9 +170,16 @@ class Batches(Iterator[Batch]):
         if not self._source.slow_to_start:
             self.close()
 
+    def give_way(self) -> None:
+        """Another loop begins inside of this one, perhaps over the same data: end the threads, as `pause` does."""
+        self._end_feed()
+        if self._looked_at and self._quick is None and not self._gave_way:
+            self._gave_way = True
+            self._source.had()
+
     def close(self) -> None:
         """End the threads, and wait for them as `Feed.close` does."""
-        self._end_feed()
+        self.give_way()
         if self._directly.steps:
             self._note(self._directly.stats())
             self._directly = _Directly()
@@ -191,7 +198,7 @@ class Batches(Iterator[Batch]):
         if structure != self._structure and _parts(batch) != self._parts:
             self._skip()
             raise ValueError(
-                f"batch {self.had - 1} of {self._source.name} has another structure than those before it: it holds "
+                f"batch {self._had - 1} of {self._source.name} has another structure than those before it: it holds "
                 f"{describe(batch)} ({_parts(batch)}), where {self._first} ({self._parts}) is needed; all batches of a run "
                 "need the same parts, (x, y) or (x, y, sample_weight), and the same keys"
             )

@@ -18,6 +18,9 @@ drops the iterator.)
 *How far it reads.* Keras calls the hooks of a `PyDataset` between epochs, so nothing is read beyond the epoch there. Other data
 has no hooks; where its iterator lives on, as a generator's does with `steps_per_epoch`, so does what was read ahead of it.
 
+*A loop within the loop*, such as `evaluate` in a callback, may be over the same data, so the outer one gives way: its thread ends
+before the inner one looks at anything, and starts again after it.
+
 *A Python generator* outlives even `fit`. What was read of it and not had is kept as long as the generator lives, for the next
 one that is given it.
 """
@@ -27,15 +30,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from keras.src.backend.jax.trainer import JAXEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.data_adapter_utils import get_jax_iterator
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from penstock.feed.stats import Stats
@@ -45,13 +49,22 @@ from penstock.keras._aligned import copied
 from penstock.keras._batches import Batches
 from penstock.keras._place import KerasPlacement
 from penstock.keras._replay import Replay, opening, replay_of
-from penstock.keras._source import Replayed, Source
+from penstock.keras._source import Read, Source
+
+
+class _Loops(threading.local):
+    """The loops over batches that this thread is in, one inside of the other."""
+
+    def __init__(self) -> None:
+        self.running: list[ThreadedEpochIterator] = []
+
+
+_loops = _Loops()
 
 
 class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras has no types
     """See the text of this module. Takes what Keras's own takes."""
 
-    # Nothing that this holds may hold this: the last of its threads may end with it.
     def __init__(
         self,
         x: Any,
@@ -68,19 +81,26 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._looping = False
         self._batches: Batches | None = None
         self._any = False  # whether there was a batch
-        self._x = x  # keeps a generator alive that nobody else has
         self._name = type(x).__name__
+        self._generator: Replay | None = None
         records = [] if epochs is None else [epochs]
+        for other in _loops.running:
+            other.give_way()
         if isinstance(x, PenstockAdapter):
-            x = x.configured(y, sample_weight, batch_size, steps_per_epoch, class_weight)
+            x = x.configured(y, sample_weight, class_weight)
+            self._name = x.name
             records.append(x.epochs)
-        generator = x if self._threaded and isinstance(x, types.GeneratorType) else None
-        if generator is not None:
-            self._generator = replay_of(generator)
+        elif self._threaded and isinstance(x, types.GeneratorType):
+            self._kept_alive = x  # nobody else may have it
+            self._generator = replay_of(x)
             x = _peeked(self._generator)
         super().__init__(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, steps_per_execution)
-        if generator is not None:
+        if isinstance(x, PenstockAdapter):
+            x.has_steps = self.steps_per_epoch is not None
+            self._num_batches = x.num_batches
+        if self._generator is not None:
             _resume(self.data_adapter, self._generator)
+        # Nothing that is given to others below refers to this iterator, which ends the last of its threads when it is dropped.
         self._runs = [record.begin() for record in records]
 
     def reset(self) -> None:
@@ -94,6 +114,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
                 yield
             return
         self._looping = True
+        _loops.running.append(self)
         try:
             with super().catch_stop_iteration():
                 yield
@@ -102,11 +123,17 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             self._close()
             raise
         finally:
+            _loops.running.remove(self)
             self._looping = False
             # A loop that was left early leaves this generator in the middle: it and we would hold each other.
             self._epoch_iterator: Any = None
             if self._batches is not None:
                 self._batches.pause()
+
+    def give_way(self) -> None:
+        """Another run begins inside of this loop, in a callback, perhaps over the same data."""
+        if self._batches is not None:
+            self._batches.give_way()
 
     def __next__(self) -> Any:
         if not self._looping:
@@ -124,7 +151,10 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         """What ended the last execution before it had all of its steps."""
         if self._batches is not None and self._batches.failure is not None:
             failure, self._batches.failure = self._batches.failure, None
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # or its traceback would hold this frame, and this frame it
 
     def _get_iterator(self) -> Any:
         if not self._looping:
@@ -134,22 +164,22 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             return self._batches
         self._close()
         note = partial(_note, self._runs)
-        self._batches = Batches(self._source(), KerasPlacement(), note, self._limit(), self.steps_per_execution)
+        whole = self.data_adapter.whole if isinstance(self.data_adapter, PenstockAdapter) else None
+        self._batches = Batches(self._source(), KerasPlacement(), note, self._limit(), self.steps_per_execution, whole)
         return self._batches
 
     def _source(self) -> Source:
         adapter = self.data_adapter
         if isinstance(adapter, PenstockAdapter):
             return adapter.source()
-        # Of arrays Keras makes new ones, or views of what is not written to while it trains; TensorFlow's are read-only.
-        copy = not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
-        if isinstance(adapter, GeneratorDataAdapter):
-            replay = Replay(opening(adapter.get_jax_iterator), copy=False)  # of what is kept, and copied, already
-            return Replayed(self._name, replay, had=_forgetting(self._generator, len(adapter._first_batches)))
+        if self._generator is not None:
+            return Read(self._name, self._generator, peeked=adapter._first_batches, convert=_as_jax_takes_it)
         if isinstance(adapter, ArrayDataAdapter) and _on_host():
             batches = adapter.get_jax_iterator()
-            return Replayed(self._name, Replay(lambda: next(batches), copy), quick=batches)
-        return Replayed(self._name, Replay(opening(adapter.get_jax_iterator), copy))
+            return Read(self._name, Replay(lambda: next(batches), copy=False), quick=batches)
+        # Of arrays Keras makes new ones, or views of what is not written to while it trains; TensorFlow's are read-only.
+        copy = not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
+        return Read(self._name, Replay(opening(adapter.get_jax_iterator), copy))
 
     def _limit(self) -> int | None:
         """Batches until the end of an epoch, if Keras then calls hooks that may change what comes next."""
@@ -191,10 +221,9 @@ def _note(runs: Sequence[list[Stats]], stats: Stats) -> None:
         run.append(stats)
 
 
-def _forgetting(generator: Replay, peeked: int) -> Callable[[int], None]:
-    """From how many batches Keras had, the first of which were those that its adapter looked at."""
-    begin = generator.first
-    return lambda had: generator.forget(begin + max(0, had - peeked))
+def _as_jax_takes_it(batch: Any) -> Any:
+    """A generator's batch, as its adapter converts it."""
+    return next(get_jax_iterator((batch,)))
 
 
 def _peeked(replay: Replay) -> Iterator[Any]:

@@ -66,7 +66,9 @@ class KerasPlacement:
             try:
                 yield None
             finally:
-                self._state[GLOBAL_SEED_GENERATOR] = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+                made = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+                if made is not None:  # as by the thread that makes batches, and none that only places them
+                    self._state[GLOBAL_SEED_GENERATOR] = made
 
     def consumer_context(self) -> Context | None:
         """For the consumer's thread; None if it may not place."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -21,8 +20,8 @@ class _Failed(NamedTuple):
 class Replay:
     """Numbers the items that `read_next` gives, from 0, and keeps each from when it was read until it is forgotten.
 
-    Who reads ahead may stop at any item; who goes on, on another thread, names the number that comes next, and has
-    what was read in the meantime.
+    Who reads ahead may stop at any item; who goes on, on another thread, begins at the first that is not forgotten, and has
+    what was read in the meantime. There may be several readers one after the other, but not at a time.
 
     *Threads.* One thread at a time is in `read_next`, which it may not leave for long; another that wants an item waits for
     it and finds the item kept. So a thread that was told to stop while it read has read for its successor. `forget` takes
@@ -59,9 +58,12 @@ class Replay:
         if number >= self._made:
             raise StopIteration
         item = self._kept[number]
-        if isinstance(item, _Failed):
+        if not isinstance(item, _Failed):
+            return item
+        try:
             raise item.error
-        return item
+        finally:
+            del item  # or its traceback would hold this frame, and this frame it
 
     def _make(self) -> None:
         try:
@@ -122,17 +124,20 @@ def opening(open_iterable: Callable[[], Iterable[Any]]) -> Callable[[], Any]:
     return read_next
 
 
-# What was read of generators ahead of Keras, for as long as they live.
-_generators: weakref.WeakKeyDictionary[types.GeneratorType[Any, Any, Any], Replay] = weakref.WeakKeyDictionary()
+# What was read of iterators ahead of Keras, for as long as they live.
+_replays: weakref.WeakKeyDictionary[Iterator[Any], Replay] = weakref.WeakKeyDictionary()
 
 
-def replay_of(generator: types.GeneratorType[Any, Any, Any]) -> Replay:
-    """The one Replay of a generator, which keeps what an earlier reader read of it and did not need.
+def replay_of(iterator: Iterator[Any], copy: bool = True) -> Replay:
+    """The one Replay of an iterator, which keeps what an earlier reader read of it and did not need.
 
-    It does not keep the generator alive.
+    It does not keep the iterator alive.
+
+    Raises:
+      TypeError: an iterator of which there are no weak references.
     """
-    if generator not in _generators:
-        weak = weakref.ref(generator)
+    if iterator not in _replays:
+        weak = weakref.ref(iterator)
 
         def read_next() -> Any:
             alive = weak()
@@ -140,5 +145,13 @@ def replay_of(generator: types.GeneratorType[Any, Any, Any]) -> Replay:
                 raise StopIteration
             return next(alive)
 
-        _generators[generator] = Replay(read_next, copy=True)
-    return _generators[generator]
+        _replays[iterator] = Replay(read_next, copy)
+    return _replays[iterator]
+
+
+def is_replayed(iterator: Iterator[Any]) -> bool:
+    """Whether it has a Replay."""
+    try:
+        return iterator in _replays
+    except TypeError:
+        return False

@@ -3,56 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from penstock._clock import Clock
 from penstock._makers import End, Makers
 from penstock.data.loader import Loader
 from penstock.data.tree import Batch
 from penstock.feed.upstream import Produced, Upstream, as_upstream
+from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay
-
-Direct = Literal["never", "always"]
 
 
 class Source(Protocol):
-    """A run of host batches, numbered from 0, that can be read from any of them on.
+    """Batches in a row, of which some were had, and those that were read beyond them are kept.
 
     Attributes:
       name: what errors call it.
-      direct: whether batches are read by whoever wants them, without a thread.
+      direct: batches are ahead of time already, and taken without a thread.
       quick: the same batches, all of one structure, to be read without a thread as long as that takes less than to have them
-        from one; then number 0 is the first that was not read here. None where there must be a thread.
+        from one; None where there must be a thread.
       slow_to_start: its threads are kept between epochs.
     """
 
     name: str
-    direct: Direct
+    direct: bool
     quick: Iterator[Batch] | None
     slow_to_start: bool
 
-    def upstream(self, begin: int, first: int, limit: int | None) -> Upstream:
-        """The batches from number `first` on, up to and without `limit`; what was read before is not read again.
-
-        Here and in errors numbers begin at `begin`.
-        """
+    def upstream(self, limit: int | None) -> Upstream:
+        """The batches from the first one on that was not had, no more than `limit`."""
         ...
 
-    def take(self, number: int) -> Batch:
-        """One batch, read here and now; StopIteration if there is none of that number."""
+    def take(self) -> Batch:
+        """The first batch that was not had, read here and now; StopIteration if there is none."""
         ...
 
-    def forget(self, number: int) -> None:
-        """Nobody will ask for batches before that number."""
+    def had(self) -> None:
+        """The first batch that was not had now is."""
         ...
 
 
-class Replayed:
-    """An iterator of whatever kind, from its first batch on that was not forgotten.
+class Read:
+    """An iterator of whatever kind.
 
     Args:
-      convert: from a batch of it to what Keras takes.
-      had: is told how many batches of this run Keras had, as they grow.
+      peeked: batches that come before those of the replay, and that may be written to.
+      convert: from a batch of these to what Keras takes; called once for each.
     """
 
     slow_to_start = False
@@ -61,25 +57,45 @@ class Replayed:
         self,
         name: str,
         replay: Replay,
-        direct: Direct = "never",
+        *,
+        direct: bool = False,
         quick: Iterator[Batch] | None = None,
+        peeked: Sequence[Batch] = (),
         convert: Callable[[Batch], Batch] | None = None,
-        had: Callable[[int], None] | None = None,
     ):
         self.name, self.direct, self.quick = name, direct, quick
-        self._replay, self._begin, self._convert, self._had = replay, replay.first, convert, had
+        self._replay, self._convert = replay, convert
+        self._peeked = list(peeked)
+        self._converted: dict[int, Batch] = {}  # by number in the replay
 
-    def upstream(self, begin: int, first: int, limit: int | None) -> Upstream:
-        return _Reader(self.name, lambda number: self.take(number - begin), first, limit)
+    def upstream(self, limit: int | None) -> Upstream:
+        first = self._first
+        return _Reader(self.name, lambda number: self._read(first + number), limit)
 
-    def take(self, number: int) -> Batch:
-        batch = self._replay.read(self._begin + number)
-        return self._convert(batch) if self._convert else batch
+    def take(self) -> Batch:
+        return self._read(self._first)
 
-    def forget(self, number: int) -> None:
-        self._replay.forget(self._begin + number)
-        if self._had:
-            self._had(number)
+    def had(self) -> None:
+        first = self._first
+        self._converted.pop(first, None)
+        if self._peeked:
+            self._peeked.pop(0)
+        else:
+            self._replay.forget(first + 1)
+
+    @property
+    def _first(self) -> int:
+        """Number of the first batch that was not had. What was peeked comes right before the rest of the replay."""
+        return self._replay.first - len(self._peeked)
+
+    def _read(self, number: int) -> Batch:
+        if number in self._converted:
+            return self._converted[number]
+        before = self._replay.first - number
+        batch = copied(self._peeked[-before]) if before > 0 else self._replay.read(number)
+        if self._convert is not None:
+            batch = self._converted[number] = self._convert(batch)
+        return batch
 
 
 class _Reader:
@@ -88,21 +104,20 @@ class _Reader:
     workers = 1
     batch_sizes: Sequence[int] = ()
 
-    def __init__(self, name: str, read: Callable[[int], Batch], first: int, limit: int | None):
+    def __init__(self, name: str, read: Callable[[int], Batch], limit: int | None):
         self.name = name
-        self._read, self._first, self._limit = read, first, limit
+        self._read, self._limit = read, limit
 
     def fingerprint(self) -> dict[str, Any]:
         return {"source": self.name}
 
     def restore(self, step: int, position: Any) -> None:
-        raise TypeError("Keras data has no state to go back to")
+        raise TypeError(_NO_STATE)
 
     def makers(self, clocks: Sequence[Clock]) -> Makers:
         (clock,) = clocks
 
         def work(number: int) -> Batch:
-            number += self._first
             if self._limit is not None and number >= self._limit:
                 raise End
             with clock.time("iterate"):
@@ -110,9 +125,6 @@ class _Reader:
                     return self._read(number)
                 except StopIteration:
                     raise End from None
-                except Exception as error:
-                    error.add_note(f"penstock: while {self.name} made batch {number}")
-                    raise
 
         return Makers([work])
 
@@ -124,59 +136,57 @@ class Loaded:
     """A `Loader`, from its start.
 
     Args:
-      convert: from a batch of the Loader to what Keras takes.
+      convert: from a batch of the Loader to what Keras takes; on the worker that made it.
     """
 
     name = "the Loader"
-    direct: Direct = "never"
+    direct = False
     quick: Iterator[Batch] | None = None
 
-    def __init__(self, loader: Loader, convert: Callable[[Batch], Batch]):
+    def __init__(self, loader: Loader, convert: Callable[[Batch], Batch] | None):
         self.slow_to_start = loader.workers.kind == "process"  # an interpreter and its imports take seconds
         self._loader, self._convert = loader, convert
+        self._first = 0
         self._kept: dict[int, Batch] = {}  # by number: made, and not had
 
-    def upstream(self, begin: int, first: int, limit: int | None) -> Upstream:
-        return _Kept(as_upstream(self._loader), first, self._kept, self._convert)
+    def upstream(self, limit: int | None) -> Upstream:
+        return _Kept(as_upstream(self._loader), self._first, self._kept, self._convert)
 
-    def take(self, number: int) -> Batch:
-        try:
-            return self._convert(self._loader[number])
-        except IndexError:
-            raise StopIteration from None
+    def take(self) -> Batch:
+        raise NotImplementedError  # it is never direct
 
-    def forget(self, number: int) -> None:
-        for had in [had for had in list(self._kept) if had < number]:
-            del self._kept[had]
+    def had(self) -> None:
+        self._kept.pop(self._first, None)
+        self._first += 1
 
 
 class _Kept:
-    """An `Upstream` of a Loader, whose batches are kept until they are forgotten, and converted for Keras.
+    """An `Upstream` of a Loader, whose batches are converted for Keras, and kept until they are had.
 
     Several workers write to `kept`, each under the numbers that it was given; they are read again by the workers of the
     next upstream.
     """
 
-    def __init__(self, upstream: Upstream, start: int, kept: dict[int, Batch], convert: Callable[[Batch], Batch]):
-        upstream.restore(start, None)
-        self._upstream, self._start, self._kept, self._convert = upstream, start, kept, convert
+    def __init__(self, upstream: Upstream, first: int, kept: dict[int, Batch], convert: Callable[[Batch], Batch] | None):
+        upstream.restore(first, None)
+        self._upstream, self._first, self._kept, self._convert = upstream, first, kept, convert
         self.name, self.workers, self.batch_sizes = upstream.name, upstream.workers, upstream.batch_sizes
 
     def fingerprint(self) -> dict[str, Any]:
         return self._upstream.fingerprint()
 
     def restore(self, step: int, position: Any) -> None:
-        raise TypeError("Keras data has no state to go back to")
+        raise TypeError(_NO_STATE)
 
     def makers(self, clocks: Sequence[Clock]) -> Makers:
         makers = self._upstream.makers(clocks)
 
         def keeping(work: Callable[[int], Batch]) -> Callable[[int], Batch]:
             def kept_work(number: int) -> Batch:
-                step = self._start + number
-                batch = self._kept.get(step)
+                batch = self._kept.get(self._first + number)
                 if batch is None:
-                    batch = self._kept[step] = work(number)
+                    batch = work(number)
+                    batch = self._kept[self._first + number] = self._convert(batch) if self._convert else batch
                 return batch
 
             return kept_work
@@ -184,4 +194,7 @@ class _Kept:
         return makers._replace(works=[keeping(work) for work in makers.works], portable=False)
 
     def split(self, item: Batch) -> Produced:
-        return Produced(self._convert(item), None)
+        return Produced(item, None)
+
+
+_NO_STATE = "Keras data has no state to go back to"

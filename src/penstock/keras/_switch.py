@@ -69,7 +69,7 @@ def enable_threaded_epochs() -> ThreadedEpochs:
 
 
 def disable_threaded_epochs() -> None:
-    """Undo `enable_threaded_epochs`. A `fit` that is going on goes on as it began."""
+    """Undo `enable_threaded_epochs`. Runs that are going on go on as they began."""
     _Switch.epochs = None
     if not _Switch.data_was_made:
         _put_back()
@@ -100,6 +100,7 @@ def threaded_epochs() -> Iterator[ThreadedEpochs]:
         if before is None:
             disable_threaded_epochs()
         else:
+            _exchange()
             _Switch.epochs = before
 
 
