@@ -28,13 +28,13 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
         threaded = begin(epochs)
         job = task.make(size)
         built = time.perf_counter()
-        _warm_up(task, job, size)
+        warm_up(task, job, size)
         warm = time.perf_counter()
         if job.batches is not None:
             job.batches.forget()
         settle()
         clock = new_clock()
-        evidence = _epoch(task, job, clock)
+        evidence = run_epoch(task, job, clock)
         clock.finish()
         steps = milliseconds(clock.ends)
         check_iterator(epochs)
@@ -43,7 +43,7 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
         raise VerificationError(f"{len(steps)} of {size.steps} steps were timed, and computed {evidence}")
     return Measurement(
         # The mean, no median: where the input is too slow, most steps may find a batch ready and some wait long for the next.
-        values={"step": fmean(_without_ends(steps))},
+        values={"step": mean_step(steps)},
         steps={"step": _in_parts(steps)},
         evidence=evidence,
         details={
@@ -64,21 +64,21 @@ def outputs(epochs: Epochs, task: Task, size: Size) -> Outputs:
         configure()
         begin(epochs)
         job = task.make(size)
-        evidence = _epoch(task, job, new_clock())
+        evidence = run_epoch(task, job, new_clock())
         weights = {f"weights: {number}": np.asarray(weight) for number, weight in enumerate(job.model.trainable_variables)}
         check_iterator(epochs)
         check_threads(epochs, job, size)
     return {"loss": np.asarray(evidence["loss"]), **weights}
 
 
-def _warm_up(task: Task, job: Job, size: Size) -> None:
+def warm_up(task: Task, job: Job, size: Size) -> None:
     if task.method == "fit":
         job.model.fit(**job.inputs, steps_per_epoch=size.warm_up, verbose=0)
     else:
         job.model.predict(**job.inputs, steps=size.warm_up, verbose=0)
 
 
-def _epoch(task: Task, job: Job, clock: StepClock) -> dict[str, float]:
+def run_epoch(task: Task, job: Job, clock: StepClock) -> dict[str, float]:
     """All of the input once: what it computed, which is alike in all variants."""
     callbacks: Any = [AfterEachStep(clock)] if task.each_step else OneInFlight(clock, job.model)
     if task.method == "fit":
@@ -92,10 +92,10 @@ def _norm(arrays: Any) -> float:
     return float(np.sqrt(sum(np.square(np.asarray(array, np.float64)).sum() for array in arrays)))
 
 
-def _without_ends(steps: list[float]) -> list[float]:
+def mean_step(steps: list[float]) -> float:
     """Without the first and the last tenth, where what is read ahead is filled and drained."""
     cut = len(steps) // 10
-    return steps[cut : len(steps) - cut]
+    return fmean(steps[cut : len(steps) - cut])
 
 
 def _in_parts(steps: list[float]) -> list[float]:
