@@ -160,11 +160,11 @@ def test_evaluating_the_data_of_the_training_in_a_callback(when, kind):
             for number in itertools.count():
                 yield batches(seed=number)[0]
 
-        data = endless() if kind == "generator" else Endless()
+        data, other = endless() if kind == "generator" else Endless(), make_model(built=True)
 
         def evaluate(batch, logs=None):
             if batch == 2:
-                model.evaluate(data, steps=4, verbose=0)
+                other.evaluate(data, steps=4, verbose=0)
 
         callback = keras.callbacks.LambdaCallback(**{when: evaluate})
         return model.fit(data, epochs=2, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=[callback, *callbacks])

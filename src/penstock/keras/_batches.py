@@ -55,7 +55,7 @@ class Batches(Iterator[Batch]):
         self._feed_ends = -1  # number of the batch that the feed has no more, if it has a limit
         self._quick = source.quick
         self._looked_at: list[Batch] = []  # at most one: the next
-        self._gave_way = False  # the batch that was looked at counts as had
+        self._last_quick = False  # the batch that was looked at is no more of the source's
         self._structure: Any = None
         self._parts: Any = None
         self._first = ""
@@ -95,9 +95,9 @@ class Batches(Iterator[Batch]):
                 raise StopIteration from None
         self._in_execution += 1
         self._had += 1
-        if self._quick is None and not self._gave_way:
+        if self._quick is None and not self._last_quick:
             self._source.had()
-        self._gave_way = False
+        self._last_quick = False
         return batch
 
     def _take(self) -> Batch:
@@ -121,7 +121,7 @@ class Batches(Iterator[Batch]):
         batch = next(batches)
         self._directly.add(begin, time.perf_counter())
         if self._directly.slow_in_a_row >= _IN_A_ROW:
-            self._quick, self._gave_way = None, True  # the source begins after this one
+            self._quick, self._last_quick = None, True  # the source begins after this one
         return batch
 
     def _take_directly(self) -> Batch:
@@ -171,11 +171,10 @@ class Batches(Iterator[Batch]):
             self.close()
 
     def give_way(self) -> None:
-        """Another loop begins inside of this one, perhaps over the same data: end the threads, as `pause` does."""
+        """Another loop begins inside of this one, perhaps over the same data: end the threads, and leave it what was not had."""
         self._end_feed()
-        if self._looked_at and self._quick is None and not self._gave_way:
-            self._gave_way = True
-            self._source.had()
+        if self._quick is None and not self._last_quick:
+            self._looked_at.clear()
 
     def close(self) -> None:
         """End the threads, and wait for them as `Feed.close` does."""

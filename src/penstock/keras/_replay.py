@@ -68,15 +68,13 @@ class Replay:
     def _make(self) -> None:
         try:
             item = self._read_next()
-            if self._copy:
-                item = copied(item)
+            self._kept[self._made] = copied(item) if self._copy else item
         except StopIteration:
             self._ended = True
             return
         except BaseException as error:
             self._ended = True
-            item = _Failed(error)
-        self._kept[self._made] = item
+            self._kept[self._made] = _Failed(error)
         self._made += 1
 
     def pop(self) -> Any:
