@@ -258,7 +258,7 @@ class Records(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         here = slice(index * BATCH, (index + 1) * BATCH)
-        return self.x[here], self.y[here]
+        return self.x[here].copy(), self.y[here].copy()  # or Keras's own last step reads what is shuffled meanwhile
 
     def on_epoch_end(self):
         order = self.rng.permutation(len(self.x))
