@@ -7,10 +7,10 @@ import jax
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _programs_are_compiled_once(tmp_path_factory):
     """Each training is done twice, in the same programs."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     yield
     jax.config.update("jax_compilation_cache_dir", None)
