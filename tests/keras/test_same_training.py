@@ -396,6 +396,21 @@ def test_a_model_that_runs_eagerly():
     )
 
 
+@pytest.mark.parametrize("kind", ["arrays", "generator"])
+def test_where_batches_are_put_on_the_device_first(kind, monkeypatch):
+    """As on an accelerator, where Keras's own iterator puts them there one ahead."""
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    x, y = records(40)
+
+    def fit(model, callbacks):
+        if kind == "arrays":
+            return model.fit(x.astype("float64"), y, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
+        data = ((x, y, None) for x, y in itertools.cycle(batches(40)))
+        return model.fit(data, epochs=2, steps_per_epoch=4, shuffle=False, verbose=0, callbacks=callbacks)
+
+    assert_same(fit)
+
+
 @pytest.mark.parametrize("built", [True, False])
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @RAN_OUT

@@ -28,7 +28,7 @@ class ThreadedEpochs:
         self._runs: deque[list[Stats]] = deque(maxlen=_REMEMBERED)
 
     def begin(self) -> list[Stats]:
-        """A new run, to which the statistics of its parts are appended."""
+        """A new run: a list for its statistics, once there are any."""
         run: list[Stats] = []
         self._runs.append(run)
         return run
@@ -39,7 +39,7 @@ class ThreadedEpochs:
         In the order in which they began to read, the last 64; their epochs are added up. What lies between epochs
         is left out.
         """
-        return [sum(run[1:], start=run[0]) for run in self._runs if run]
+        return [stats for run in self._runs for stats in run]
 
 
 class _Switch:
