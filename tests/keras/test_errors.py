@@ -164,17 +164,21 @@ def test_ctrl_c_while_fit_waits_for_a_batch():
         yield from itertools.islice(endless(), 4)
         assert stepped.wait(60)
         signal.pthread_kill(main.ident, signal.SIGINT)
-        goes_on.wait()
+        goes_on.wait(60)
 
     def step(batch, logs=None):
         if batch == 3:
             stepped.set()
 
     model, callback = fresh(), keras.callbacks.LambdaCallback(on_train_batch_end=step)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with pk.threaded_epochs():
-        with pytest.raises(KeyboardInterrupt):
-            model.fit(data(), epochs=1, steps_per_epoch=9, shuffle=False, verbose=0, callbacks=[callback])
-        goes_on.set()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(data(), epochs=1, steps_per_epoch=9, shuffle=False, verbose=0, callbacks=[callback])
+        finally:
+            signal.signal(signal.SIGINT, before)
+            goes_on.set()
         assert_trained_for(model, 4)
         model.fit(endless(), steps_per_epoch=3, shuffle=False, verbose=0)
 
