@@ -127,9 +127,7 @@ class _IterableUpstream:
     def __init__(self, batches: Any):
         self.name = type(batches).__name__
         self._batches = batches
-        # An iterable may fill one buffer again and again, which is fine in a loop that does not read ahead, so its batches
-        # are copied. TensorFlow's are never written to.
-        self._copy = not isinstance(batches, (list, tuple)) and type(batches).__module__.partition(".")[0] != "tensorflow"
+        self._copy = may_change(batches)
         self._iterator: Any = None
         self._start = 0
         self._is_iterator = isinstance(batches, Iterator)
@@ -200,8 +198,7 @@ class _IterableUpstream:
 
     def _open(self) -> Any:
         if self._iterator is None:
-            numpy_iterator = getattr(self._batches, "as_numpy_iterator", None)  # of tf.data
-            self._iterator = numpy_iterator() if numpy_iterator else iter(self._batches)
+            self._iterator = iterate(self._batches)
             if not self._is_iterator and isinstance(self._iterator, types.GeneratorType):
                 self._claim(self._iterator)  # which the iterable may keep, and have given to another feed
             self._has_state = _has_state(self._iterator)
@@ -222,6 +219,21 @@ class _IterableUpstream:
         close = getattr(iterator, "close", None)
         if callable(close) and (isinstance(iterator, types.GeneratorType) or not self._is_iterator):
             close()
+
+
+def may_change(batches: Any) -> bool:
+    """Whether arrays may be written to after they were given, so that who reads ahead needs copies.
+
+    An iterable may fill one buffer again and again, which is fine in a loop that does not read ahead. TensorFlow's are never
+    written to.
+    """
+    return not isinstance(batches, (list, tuple)) and type(batches).__module__.partition(".")[0] != "tensorflow"
+
+
+def iterate(batches: Any) -> Iterator[Any]:
+    """An iterator of its batches, as NumPy arrays where it can give those."""
+    numpy_iterator = getattr(batches, "as_numpy_iterator", None)  # of tf.data
+    return numpy_iterator() if numpy_iterator else iter(batches)
 
 
 def _has_state(iterator: Any) -> bool:

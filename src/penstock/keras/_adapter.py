@@ -15,7 +15,7 @@ from penstock.data.loader import Loader
 from penstock.data.tree import Batch, to_numpy
 from penstock.feed.feed import Feed
 from penstock.feed.stats import Stats
-from penstock.feed.upstream import as_upstream, mark_as_used
+from penstock.feed.upstream import as_upstream, iterate, mark_as_used, may_change
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay, is_replayed, opening, replay_of
 from penstock.keras._source import Loaded, Read, Source
@@ -108,7 +108,7 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
             return Read(self.name, self._once, direct=True, convert=convert)
         if self._once is not None:
             return Read(self.name, self._once, convert=self._convert_kept)
-        return Read(self.name, Replay(opening(self.get_jax_iterator), copy=_may_change(self._batches)))
+        return Read(self.name, Replay(opening(self.get_jax_iterator), copy=may_change(self._batches)))
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """The batches one by one, made when they are asked for: also for Keras to look at the first."""
@@ -117,7 +117,7 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
         if isinstance(self._batches, Loader):
             steps = count() if self._batches.epochs is None else range(len(self._batches))
             return (self._convert(self._batches[step]) for step in steps)
-        return map(self._convert, _to_numpy(self._batches))
+        return map(self._convert, map(_numpy_tree, iterate(self._batches)))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self.get_jax_iterator()
@@ -161,16 +161,5 @@ def _replay_once(batches: Iterator[Batch]) -> Replay:
         return Replay(opening(lambda: batches), copy=True)
 
 
-def _to_numpy(batches: Any) -> Iterator[Batch]:
-    make = getattr(batches, "as_numpy_iterator", None)  # of tf.data
-    for batch in make() if make else batches:
-        yield _numpy_tree(batch)
-
-
 def _numpy_tree(batch: Batch) -> Batch:
     return tree.map_structure(to_numpy, batch, none_is_leaf=False)
-
-
-def _may_change(batches: Any) -> bool:
-    """Whether arrays may be written to after they were given: see `penstock.feed`."""
-    return not isinstance(batches, (list, tuple)) and type(batches).__module__.partition(".")[0] != "tensorflow"

@@ -16,7 +16,7 @@ _QUICK_BATCH = 8  # at most, so that workloads which differ in nothing else comp
 
 
 def _task(name: str, title: str, make: str, method: str, batch: int, steps: int, **more: object) -> Task:
-    return Task(name, title, method, batch, steps, partial(_make, *make.split(".")), **more)  # type: ignore[arg-type]
+    return Task(name, title, method, batch, steps, partial(_make, *make.split(".")), **more)  # type: ignore[arg-type]  # fields of Task
 
 
 def _make(module: str, function: str, size: Size) -> Job:
