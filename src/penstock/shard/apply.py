@@ -1,0 +1,123 @@
+"""A step that follows a plan: the same program, with the layouts of the plan written into it.
+
+The step is traced and evaluated again, equation by equation; where the plan chose a layout, `with_sharding_constraint` says so to the
+compiler. For an input that is stored in one layout and used in another that is the all-gather of FSDP; for a gradient in the layout of
+what it updates, the reduce-scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.sharding import NamedSharding, PartitionSpec
+
+from penstock.shard.program import INLINED, Path
+
+Spec = tuple[tuple[str, ...], ...]
+"""Of each dimension the mesh axes that shard it, major first."""
+
+
+@dataclass(frozen=True)
+class Steering:
+    """The layouts inside of a step.
+
+    Attributes:
+      operands: of an equation, of each operand: the layout that its value lies in, then the one in which it is wanted; None for what is
+        left to the compiler.
+      results: of an equation, of each result, the layout in which it is wanted.
+    """
+
+    operands: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
+    results: Mapping[Path, tuple[Spec | None, ...]] = field(default_factory=dict)
+
+
+def steered(closed: core.ClosedJaxpr, steering: Steering, mesh: Any) -> Callable[..., list[Any]]:
+    """A function of the flat arguments of a traced step, that returns its flat results.
+
+    Args:
+      closed: the step.
+      steering: layouts inside of it.
+      mesh: the layouts are on.
+    """
+
+    def run(*flat: Any) -> list[Any]:
+        return _Evaluation(steering, mesh).evaluate(closed.jaxpr, closed.consts, flat, ())
+
+    return run
+
+
+class _Evaluation:
+    """Evaluates a program and those nested in it."""
+
+    def __init__(self, steering: Steering, mesh: Any):
+        self._steering = steering
+        self._mesh = mesh
+
+    def evaluate(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], path: Path) -> list[Any]:
+        environment: dict[Any, Any] = {}
+        constrained: dict[tuple[Any, Spec], Any] = {}
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, core.Literal) else environment[atom]
+
+        def laid_out(atom: Any, specs: tuple[Spec, ...] | None) -> Any:
+            """The value in the last of some layouts, by way of the others; each step is made once."""
+            array = read(atom)
+            for spec in specs or ():
+                key = (atom, spec)
+                if key not in constrained:
+                    constrained[key] = self._constrain(array, spec)
+                array = constrained[key]
+            return array
+
+        environment.update(zip(jaxpr.constvars, consts, strict=True))
+        environment.update(zip(jaxpr.invars, args, strict=True))
+        for number, equation in enumerate(jaxpr.eqns):
+            here = (*path, number)
+            wanted = self._steering.operands.get(here)
+            if wanted is None:
+                operands = [read(atom) for atom in equation.invars]
+            else:
+                operands = [laid_out(atom, specs) for atom, specs in zip(equation.invars, wanted, strict=True)]
+            results = self._equation(equation, operands, here)
+            specs = self._steering.results.get(here, (None,) * len(results))
+            for variable, result, spec in zip(equation.outvars, results, specs, strict=True):
+                environment[variable] = result if spec is None else self._constrain(result, spec)
+                if spec is not None:
+                    constrained[variable, spec] = environment[variable]
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _constrain(self, array: Any, spec: Spec) -> Any:
+        return jax.lax.with_sharding_constraint(array, NamedSharding(self._mesh, PartitionSpec(*(entry or None for entry in spec))))
+
+    def _equation(self, equation: Any, operands: list[Any], path: Path) -> list[Any]:
+        name, params = equation.primitive.name, equation.params
+        with equation.ctx.manager:
+            if name in ("checkpoint", "remat", "remat2"):
+                inner = self._traced(params["jaxpr"], (), path)
+                return equation.primitive.bind(*operands, **{**params, "jaxpr": inner.jaxpr})
+            if name in INLINED and not name.startswith("custom_"):
+                closed = params[INLINED[name]]
+                return self.evaluate(closed.jaxpr, closed.consts, operands, path)
+            if name in ("scan", "while", "cond"):
+                return equation.primitive.bind(*operands, **{**params, **self._bodies(name, params, path)})
+            functions, settings = equation.primitive.get_bind_params(params)
+            results = equation.primitive.bind(*functions, *operands, **settings)
+        return list(results) if equation.primitive.multiple_results else [results]
+
+    def _bodies(self, name: str, params: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """The nested programs of a loop or a choice, with layouts in them."""
+        if name == "cond":
+            branches = enumerate(params["branches"])
+            return {"branches": tuple(self._traced(each.jaxpr, each.consts, (*path, f"branch{n}")) for n, each in branches)}
+        parts = {"jaxpr": "body"} if name == "scan" else {"cond_jaxpr": "cond", "body_jaxpr": "body"}
+        return {key: self._traced(params[key].jaxpr, params[key].consts, (*path, part)) for key, part in parts.items()}
+
+    def _traced(self, jaxpr: Any, consts: Sequence[Any], path: Path) -> core.ClosedJaxpr:
+        """A nested program with layouts in it."""
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in jaxpr.invars]
+        return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, path))(*avals)

@@ -1,0 +1,99 @@
+"""Layouts, and what it costs to go from one to another.
+
+A layout is a tuple with, for each dimension, the set of mesh axes that shard it, as bits: bit 0 is the first axis of the mesh. No axis
+stands in two dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Layout = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A collective on the way from one layout to another.
+
+    Attributes:
+      kind: "all-reduce", "reduce-scatter", "all-gather" or "all-to-all".
+      axes: over which it runs, as bits.
+      bytes: gathered, unreduced or (all-to-all) local bytes of a device.
+      wire: bytes that a device sends, by the formula of a ring.
+    """
+
+    kind: str
+    axes: int
+    bytes: float
+    wire: float
+
+
+@dataclass
+class Links:
+    """A mesh, and how fast it is.
+
+    Attributes:
+      names: of the axes.
+      sizes: of the axes.
+      bandwidth: bytes/s along each axis.
+      latency: seconds for one step of a ring along each axis.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    bandwidth: tuple[float, ...]
+    latency: tuple[float, ...]
+    _moves: dict = field(default_factory=dict, repr=False)
+    _shards: dict = field(default_factory=dict, repr=False)
+
+    def shards(self, axes: int) -> int:
+        """The product of the sizes of some axes."""
+        if axes not in self._shards:
+            self._shards[axes] = math.prod(size for bit, size in enumerate(self.sizes) if axes >> bit & 1)
+        return self._shards[axes]
+
+    def axes(self, bits: int) -> tuple[str, ...]:
+        return tuple(name for bit, name in enumerate(self.names) if bits >> bit & 1)
+
+    def bits(self, names: Mapping | tuple[str, ...]) -> int:
+        return sum(1 << self.names.index(name) for name in names)
+
+    def moves(self, source: Layout, target: Layout, partial: int, size: int) -> tuple[Move, ...]:
+        """The collectives that take an array of `size` bytes from one layout to another; `partial`: axes it is to be summed over."""
+        key = (source, target, partial, size)
+        if key not in self._moves:
+            self._moves[key] = tuple(self._find(source, target, partial, size))
+        return self._moves[key]
+
+    def seconds(self, move: Move) -> float:
+        """α–β: the bytes over the slowest link that takes part, and a latency for each step of the ring."""
+        bits = [bit for bit in range(len(self.sizes)) if move.axes >> bit & 1]
+        steps = (self.shards(move.axes) - 1) * (2 if move.kind == "all-reduce" else 1)
+        return move.wire / min(self.bandwidth[bit] for bit in bits) + steps * max(self.latency[bit] for bit in bits)
+
+    def _find(self, source: Layout, target: Layout, partial: int, size: int) -> list[Move]:
+        """Sum first, scattering where the target is sharded; cut what need not travel; exchange; gather at last."""
+        moves = []
+        have, want = sum(source), sum(target)
+        local = size / self.shards(have)
+        if scattered := partial & want & ~have:
+            n = self.shards(scattered)
+            moves.append(Move("reduce-scatter", scattered, local, local * (n - 1) / n))
+            local /= n
+        if left := partial & ~scattered & ~have:
+            n = self.shards(left)
+            moves.append(Move("all-reduce", left, local, 2 * local * (n - 1) / n))
+        local /= self.shards(want & ~have & ~scattered)
+        exchanged = 0
+        for one, other in zip(source, target, strict=True):
+            exchanged |= one & want & ~other
+        if exchanged:
+            n = self.shards(exchanged)
+            moves.append(Move("all-to-all", exchanged, local, local * (n - 1) / n))
+        if gathered := have & ~want:
+            n = self.shards(gathered)
+            local *= n
+            moves.append(Move("all-gather", gathered, local, local * (n - 1) / n))
+        return moves

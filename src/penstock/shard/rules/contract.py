@@ -1,0 +1,105 @@
+"""Rules of matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.shard.rules.rule import Rule, rule_for, whole
+
+
+class _Factors:
+    """Numbers factors as they are named."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def new(self, size: int) -> int:
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+
+@rule_for("dot_general")
+def dot_general(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Batch dimensions, free dimensions, and contracted ones, over which the result is partial."""
+    (contract_left, contract_right), (batch_left, batch_right) = params["dimension_numbers"]
+    left, right = operands[0].shape, operands[1].shape
+    factors = _Factors()
+    dims_left: list[int | None] = [None] * len(left)
+    dims_right: list[int | None] = [None] * len(right)
+    result: list[int] = []
+    for one, other in zip(batch_left, batch_right, strict=True):
+        dims_left[one] = dims_right[other] = factors.new(left[one])
+        result.append(dims_left[one])  # type: ignore[arg-type]
+    for one, other in zip(contract_left, contract_right, strict=True):
+        dims_left[one] = dims_right[other] = factors.new(left[one])
+    for dims, shape in ((dims_left, left), (dims_right, right)):
+        for dim, size in enumerate(shape):
+            if dims[dim] is None:
+                dims[dim] = factors.new(size)
+                result.append(dims[dim])  # type: ignore[arg-type]
+    return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right)), (tuple(result),))
+
+
+@rule_for("ragged_dot_general")
+def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Rows are grouped by sizes that only the run knows, so that they and the groups stay whole; the other two dimensions do not.
+
+    With `lhs_ragged_dimensions` contracted (the gradient of the weights) the result has the groups in front.
+    """
+    numbers = params["ragged_dot_dimension_numbers"]
+    (contract_left, contract_right), (batch_left, batch_right) = numbers.dot_dimension_numbers
+    ragged, groups = set(numbers.lhs_ragged_dimensions), set(numbers.rhs_group_dimensions)
+    left, right = operands[0].shape, operands[1].shape
+    factors = _Factors()
+    dims_left: list[int | None] = [None] * len(left)
+    dims_right: list[int | None] = [None] * len(right)
+    if batch_left:
+        return whole(params, operands, results)
+    for one, other in zip(contract_left, contract_right, strict=True):
+        if one not in ragged:
+            dims_left[one] = dims_right[other] = factors.new(left[one])
+    result: list[int | None] = [None] if ragged & set(contract_left) else []
+    for dim, size in enumerate(left):
+        if dim not in contract_left:
+            dims_left[dim] = None if dim in ragged else factors.new(size)
+            result.append(dims_left[dim])
+    for dim, size in enumerate(right):
+        if dim not in contract_right and dim not in groups:
+            dims_right[dim] = factors.new(size)
+            result.append(dims_right[dim])
+    if len(result) != len(results[0].shape):
+        return whole(params, operands, results)
+    return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right), (None,) * len(operands[2].shape)), (tuple(result),))
+
+
+@rule_for("conv_general_dilated")
+def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Batch, output features and input features, over which the result is partial. Positions and windows stay whole.
+
+    Groups of features (depthwise: as many as there are features) are a factor of both operands and the result; so are groups of
+    the batch, which the gradient of a grouped convolution has.
+    """
+    numbers = params["dimension_numbers"]
+    left, right = operands[0].shape, operands[1].shape
+    factors = _Factors()
+    dims_left: list[int | None] = [None] * len(left)
+    dims_right: list[int | None] = [None] * len(right)
+    result: list[int | None] = [None] * len(results[0].shape)
+    (left_batch, left_feature, *_), (right_out, right_in, *_), (out_batch, out_feature, *_) = (
+        numbers.lhs_spec,
+        numbers.rhs_spec,
+        numbers.out_spec,
+    )
+    feature_groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
+    if batch_groups > 1:
+        dims_left[left_batch] = dims_right[right_out] = result[out_feature] = factors.new(batch_groups)
+        dims_left[left_feature] = dims_right[right_in] = factors.new(left[left_feature])
+    elif feature_groups > 1:
+        dims_left[left_batch] = result[out_batch] = factors.new(left[left_batch])
+        dims_left[left_feature] = dims_right[right_out] = result[out_feature] = factors.new(feature_groups)
+    else:
+        dims_left[left_batch] = result[out_batch] = factors.new(left[left_batch])
+        dims_left[left_feature] = dims_right[right_in] = factors.new(left[left_feature])
+        dims_right[right_out] = result[out_feature] = factors.new(right[right_out])
+    return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right)), (tuple(result),))

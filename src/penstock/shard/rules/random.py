@@ -1,0 +1,30 @@
+"""Rules of random numbers: keys are everywhere, and each device draws its own part of the numbers.
+
+It holds for JAX's default generator since `jax_threefry_partitionable` is on: bits are a function of key and position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.shard.rules.rule import Rule, rule_for, whole
+
+
+@rule_for("random_bits")
+def random_bits(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """bits[..., *shape] of keys[...]: the dimensions of the keys are shared, the others are new."""
+    keys, bits = tuple(operands[0].shape), tuple(results[0].shape)
+    return Rule(bits, (tuple(range(len(keys))),), (tuple(range(len(bits))),))
+
+
+@rule_for("random_seed", "random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_clone", "threefry2x32")
+def of_keys(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Keys are few bytes, and are made everywhere."""
+    return whole(params, operands, results)
+
+
+@rule_for("rng_bit_generator")
+def rng_bit_generator(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """A generator with a state that goes on: the compiler gives every device all of it."""
+    return whole(params, operands, results)

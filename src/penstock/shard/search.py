@@ -1,0 +1,204 @@
+"""Finds the decisions of least cost.
+
+One mesh axis at a time: given what the other axes are used for, the best use of this one is found exactly (`eliminate.py`), and in turn
+for each axis until nothing changes. The cost of a decision is that of computing, and that of an edge is that of its collectives; a
+price on the bytes that live when memory is fullest stands for the memory limit, and is raised until the plan fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.shard.eliminate import cheapest
+from penstock.shard.graph import Edge, Graph
+from penstock.shard.layout import Layout, Links
+from penstock.shard.memory import Lifetimes
+
+if TYPE_CHECKING:
+    from penstock.shard.hardware import Hardware
+
+Assignment = list[Layout]
+"""Of each node the layout of its slots."""
+
+_TIE = 0.02
+"""What a byte written costs, as a part of what it takes over the memory's bandwidth: just enough to prefer the plan that writes less."""
+
+
+@dataclass
+class Problem:
+    """What is searched.
+
+    Attributes:
+      graph: the decisions.
+      links: the mesh.
+      hardware: of one device.
+      lives: when what is in memory.
+      stored: (node, bytes) of each stored input.
+    """
+
+    graph: Graph
+    links: Links
+    hardware: Hardware
+    lives: Lifetimes
+    stored: tuple[tuple[int, int], ...]
+    _tables: dict = field(default_factory=dict, repr=False)
+    _seconds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        bandwidth = self.hardware.memory_bandwidth
+        self._seconds = tuple(
+            sum(flops / self.hardware.peak(dtype) for dtype, flops in node.flops) + _TIE * node.traffic / bandwidth
+            for node in self.graph.nodes
+        )
+
+    def start(self) -> Assignment:
+        """Nothing is sharded but what is fixed."""
+        return [self._fixed(node.fixed, len(node.sizes)) for node in self.graph.nodes]
+
+    def _fixed(self, fixed: Sequence[tuple[str, ...] | None] | None, rank: int) -> Layout:
+        return tuple(self.links.bits(entry) if entry else 0 for entry in fixed) if fixed is not None else (0,) * rank
+
+    def seconds(self, assignment: Assignment) -> float:
+        """Of one step. An array that several read in one layout goes there once."""
+        total = sum(
+            seconds / self.links.shards(_union(layout)) for seconds, layout in zip(self._seconds, assignment, strict=True) if seconds
+        )
+        seen: set[tuple] = set()
+        for edge in self.graph.edges:
+            moves = self.moves(edge, assignment)
+            if moves:
+                key = (edge.value, edge.count, edge.kind == "result", _project(edge.target, assignment[edge.b]))
+                if key not in seen:
+                    seen.add(key)
+                    total += edge.count * sum(self.links.seconds(move) for move in moves)
+        return total
+
+    def moves(self, edge: Edge, assignment: Assignment) -> tuple:
+        source, target = assignment[edge.a], assignment[edge.b]
+        partial = _union(tuple(source[slot] for slot in edge.partial))
+        return self.links.moves(_project(edge.source, source), _project(edge.target, target), partial, edge.bytes)
+
+    def local_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
+        """Of each array of `lives` its bytes on one device, and of all that is stored."""
+        shards = np.array([self.links.shards(_union(layout)) for layout in assignment], dtype=np.float64)
+        lives = self.lives
+        each = lives.bytes / shards[lives.node]
+        for row in np.flatnonzero(lives.edge >= 0):
+            edge = self.graph.edges[lives.edge[row]]
+            if not self.moves(edge, assignment):
+                each[row] = 0.0
+            elif edge.kind != "use":
+                layout = assignment[lives.node[row]]
+                slots = edge.target if edge.kind == "operand" else edge.source
+                each[row] = lives.bytes[row] / self.links.shards(_union(_project(slots, layout)))
+        stored = sum(size / shards[node] for node, size in self.stored)
+        return each, stored
+
+    def memory(self, assignment: Assignment) -> tuple[float, int]:
+        """The most bytes that one device holds at a time, and the operation at which it does."""
+        each, stored = self.local_bytes(assignment)
+        change = np.zeros(self.lives.steps + 1)
+        np.add.at(change, self.lives.start, each)
+        np.add.at(change, self.lives.end + 1, -each)
+        living = np.cumsum(change[:-1])
+        if not len(living):
+            return stored, 0
+        time = int(np.argmax(living))
+        return stored + float(living[time]), time
+
+    def improve(self, assignment: Assignment, axis: int, prices: np.ndarray) -> Assignment:
+        """The best use of one mesh axis, given that of the others.
+
+        Args:
+          assignment: what it starts from.
+          axis: number of the mesh axis.
+          prices: seconds that a byte costs that lives at an operation [operations].
+        """
+        bit = 1 << axis
+        without = [tuple(mask & ~bit for mask in layout) for layout in assignment]
+        states = [self._states(node, without[number], axis) for number, node in enumerate(self.graph.nodes)]
+        fixed = [node.fixed is not None and all(entry is not None for entry in node.fixed) for node in self.graph.nodes]
+        base = [assignment[number] if fixed[number] else without[number] for number in range(len(without))]
+        layouts = [[_with(base[number], slot, bit) for slot in states[number]] for number in range(len(base))]
+        shards = [[self.links.shards(_union(layout)) for layout in each] for each in layouts]
+        unary = [np.array([self._seconds[number] / n for n in each]) for number, each in enumerate(shards)]
+        everywhere = float(prices.sum())
+        if everywhere:
+            for node, size in self.stored:
+                unary[node] += everywhere * size / np.array(shards[node], dtype=float)
+            running = np.concatenate([[0.0], np.cumsum(prices)])
+            lives = self.lives
+            cost = (running[lives.end + 1] - running[lives.start]) * lives.bytes
+            for row in np.flatnonzero(cost > 0):
+                if lives.edge[row] < 0:
+                    unary[lives.node[row]] += cost[row] / np.array(shards[lives.node[row]], dtype=float)
+            copies = {int(lives.edge[row]): float(cost[row]) for row in np.flatnonzero(cost > 0) if lives.edge[row] >= 0}
+        else:
+            copies = {}
+        pairs: dict[tuple[int, int], np.ndarray] = {}
+        for number, edge in enumerate(self.graph.edges):
+            table = self._table(edge, layouts[edge.a], layouts[edge.b], copies.get(number, 0.0))
+            if table is None:
+                continue
+            if edge.a == edge.b:
+                unary[edge.a] = unary[edge.a] + np.diagonal(table)
+                continue
+            key, table = ((edge.a, edge.b), table) if edge.a < edge.b else ((edge.b, edge.a), table.T)
+            pairs[key] = pairs[key] + table if key in pairs else table
+        current = [
+            next((at for at, layout in enumerate(layouts[number]) if layout == assignment[number]), 0) for number in range(len(base))
+        ]
+        chosen = cheapest(unary, pairs, current)
+        return [layouts[number][state] for number, state in enumerate(chosen)]
+
+    def _states(self, node, without: Layout, axis: int) -> list[int]:
+        """Slots that the axis may be given to; -1 is none."""
+        if node.fixed is not None:
+            given = [slot for slot, entry in enumerate(node.fixed) if entry and self.links.names[axis] in entry]
+            if given:
+                return [given[0]]
+            if all(entry is not None for entry in node.fixed):
+                return [-1]
+        n = self.links.sizes[axis]
+        states = [-1]
+        for slot, size in enumerate(node.sizes):
+            open_ = node.fixed is None or node.fixed[slot] is None
+            if open_ and size > 1 and size % (n * self.links.shards(without[slot])) == 0:
+                states.append(slot)
+        return states
+
+    def _table(self, edge: Edge, of_a: list[Layout], of_b: list[Layout], copy: float) -> np.ndarray | None:
+        key = (edge.source, edge.target, edge.partial, edge.bytes, edge.count, tuple(of_a), tuple(of_b), copy, edge.kind == "use")
+        if key not in self._tables:
+            table = np.zeros((len(of_a), len(of_b)))
+            for row, source in enumerate(of_a):
+                start = _project(edge.source, source)
+                partial = _union(tuple(source[slot] for slot in edge.partial))
+                for column, target in enumerate(of_b):
+                    end = _project(edge.target, target)
+                    moves = self.links.moves(start, end, partial, edge.bytes)
+                    if moves:
+                        table[row, column] = edge.count * sum(self.links.seconds(move) for move in moves)
+                        if copy:
+                            table[row, column] += copy / self.links.shards(_union(start if edge.kind == "result" else end))
+            self._tables[key] = table if table.any() else None
+        return self._tables[key]
+
+
+def _project(slots: Sequence[int | None], layout: Layout) -> Layout:
+    return tuple(0 if slot is None else layout[slot] for slot in slots)
+
+
+def _with(layout: Layout, slot: int, bit: int) -> Layout:
+    return layout if slot < 0 or layout[slot] & bit else (*layout[:slot], layout[slot] | bit, *layout[slot + 1 :])
+
+
+def _union(layout: Layout) -> int:
+    union = 0
+    for mask in layout:
+        union |= mask
+    return union
