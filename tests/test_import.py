@@ -7,7 +7,7 @@ from pathlib import Path
 
 import penstock
 
-ROAD = ["data", "feed", "keras", "recipes", "bench"]
+ROAD = ["data", "feed", "shard", "keras", "recipes", "bench"]
 OPTIONAL = [
     "flax",
     "optax",

@@ -1,0 +1,1 @@
+"""What lives where: which device holds which part of a model."""

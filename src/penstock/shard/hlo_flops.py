@@ -1,0 +1,126 @@
+"""FLOPs of a compiled program, by the conventions of XLA's `HloCostAnalysis`, with loops counted as often as they run."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+from penstock.shard.hlo_types import Array, Computation, Instruction, Program, parse
+
+# One operation per element of the result. exp, log, tanh, rsqrt and their like are not here: XLA counts them apart, as
+# `transcendentals`.
+# fmt: off
+_ELEMENTWISE = frozenset((
+    "abs", "add", "and", "bitcast-convert", "ceil", "clamp", "clz", "compare", "complex", "convert", "count-leading-zeros",
+    "divide", "floor", "imag", "is-finite", "maximum", "minimum", "multiply", "negate", "not", "or", "popcnt", "real",
+    "reduce-precision", "remainder", "round-nearest-afz", "round-nearest-even", "select", "shift-left",
+    "shift-right-arithmetic", "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "all-reduce",
+    "all-reduce-start", "reduce-scatter",
+))
+# fmt: on
+
+
+def flops(text: str) -> float:
+    """FLOPs on one device in one run of a program.
+
+    Those of `compiled.cost_analysis()["flops"]`, which counts the body of a loop once where this counts each turn
+    (`Program.trips`): 2·M·N·K for a matrix product, twice the multiplications that do not meet padding for a convolution,
+    1 an element for arithmetic, comparisons and conversions, 0 for transcendental functions and
+    for what only moves data. Of a conditional, the branch with the most.
+
+    Args:
+      text: of `jax.stages.Compiled.as_text()`.
+    """
+    program = parse(text)
+    return _Flops(program).of(program.entry.name)
+
+
+class _Flops:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.of = functools.cache(self._computation)
+
+    def _computation(self, name: str) -> float:
+        where = self.program.computations[name]
+        return float(sum(self._instruction(where, instruction) for instruction in where))
+
+    def _instruction(self, where: Computation, instruction: Instruction) -> float:
+        opcode = instruction.opcode
+        if opcode == "while":
+            turn = sum(self.of(instruction.attribute(rf"{part}=%([\w.\-]+)") or "") for part in ("body", "condition"))
+            return turn * self.program.trips(where, instruction)
+        if instruction.branches:
+            return max(map(self.of, instruction.branches))
+        if instruction.called:
+            return sum(map(self.of, instruction.called))
+        if opcode in _ELEMENTWISE:
+            return instruction.elements
+        if opcode in ("dot", "convolution", "ragged-dot"):
+            left = where.operand(instruction).arrays[0]
+            return _dot(instruction, left) if opcode != "convolution" else _convolution(instruction, left)
+        if opcode == "sort":
+            elements = where.operand(instruction).elements
+            return elements * math.ceil(math.log2(elements)) if elements > 1 else 0
+        function = instruction.attribute(r"to_apply=%([\w.\-]+)") or instruction.attribute(r"scatter=%([\w.\-]+)")
+        if function is None:
+            return 0
+        return self.of(function) * _applications(where, instruction)
+
+
+def _applications(where: Computation, instruction: Instruction) -> int:
+    """How often an instruction applies the function that it names."""
+    opcode = instruction.opcode
+    if opcode == "reduce":
+        return where.operand(instruction).elements - instruction.arrays[0].elements
+    if opcode == "reduce-window":
+        size = math.prod(part[0] for part in _window(instruction))
+        return instruction.arrays[0].elements * (size - 1)
+    if opcode == "select-and-scatter":
+        return where.operand(instruction, 1).elements
+    if opcode == "scatter":
+        return where.operand(instruction, len(instruction.operands) - 1).elements
+    return instruction.elements if opcode == "map" else 0
+
+
+def _dot(instruction: Instruction, left: Array) -> int:
+    contracted = instruction.numbers("lhs_contracting_dims")
+    return 2 * instruction.elements * math.prod(left.dims[dimension] for dimension in contracted)
+
+
+def _convolution(instruction: Instruction, image: Array) -> int:
+    """The TPU compiler writes matrix products so, too, with no window or one over the batch of them."""
+    image_labels, _, result_labels = re.split(r"_|->", instruction.attribute(r"dim_labels=(\S+?)(?:,|$)") or "")
+    image_groups = int(instruction.attribute(r"feature_group_count=(\d+)") or 1)
+    batch_groups = int(instruction.attribute(r"batch_group_count=(\d+)") or 1)
+    result = instruction.arrays[0]
+    total = image.dims[image_labels.index("f")] // image_groups * image.dims[image_labels.index("b")] // batch_groups
+    total *= result.dims[result_labels.index("f")]
+    for spatial, (size, stride, low, image_dilation, kernel_dilation) in enumerate(_window(instruction)):
+        limits = (image.dims[image_labels.index(str(spatial))], result.dims[result_labels.index(str(spatial))])
+        total *= _valid_positions(size, stride, low, image_dilation, kernel_dilation, *limits)
+    return 2 * total
+
+
+def _window(instruction: Instruction) -> list[tuple[int, int, int, int, int]]:
+    """Of each spatial dimension: size, stride, padding before, dilation of the image, dilation of the kernel."""
+    text = instruction.attribute(r"window=\{([^}]*)\}") or ""
+    parts = {name: values.split("x") for name, values in (part.split("=") for part in text.split())}
+    sizes = parts.get("size", [])
+    ones = ["1"] * len(sizes)
+    columns = [sizes, parts.get("stride", ones), [low.split("_")[0] for low in parts.get("pad", ["0"] * len(sizes))]]
+    columns += [parts.get("lhs_dilate", ones), parts.get("rhs_dilate", ones)]
+    return [tuple(map(int, row)) for row in zip(*columns, strict=True)]  # type: ignore[misc]  # five columns
+
+
+def _valid_positions(size: int, stride: int, low: int, image_dilation: int, kernel_dilation: int, image: int, result: int) -> int:
+    """Pairs of a place in the kernel and one in the result that meet an element of the image rather than padding."""
+    count = 0
+    for kernel in range(size):
+        offset = kernel * kernel_dilation - low
+        if stride == 1 and image_dilation == 1:
+            count += max(0, min(image - offset, result) - max(-offset, 0))
+            continue
+        for place in range(offset, offset + stride * result, stride):
+            count += place % image_dilation == 0 and 0 <= place // image_dilation < image
+    return count

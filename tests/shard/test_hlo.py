@@ -1,0 +1,548 @@
+"""What is read from the text of a compiled program, hand-written and real."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from penstock.shard.hlo import Collective, collectives, flops
+
+MESH = {"data": 2, "model": 4}
+
+ADD = """
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+"""
+
+
+def program(body, *, before="", parameters="%p = f32[8,16]{1,0} parameter(0)"):
+    lines = "\n".join(f"  {line.strip()}" for line in (parameters + "\n" + body).strip().splitlines())
+    return f"HloModule m, num_partitions=8\n{ADD}{before}\nENTRY %main (p: f32[8,16]) -> f32[8,16] {{\n{lines}\n}}\n"
+
+
+def only(text, mesh=MESH):
+    found = collectives(text, mesh)
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "axes"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", 4, ("model",)),
+        ("{{0,4},{1,5},{2,6},{3,7}}", 2, ("data",)),
+        ("{{4,0},{1,5},{6,2},{3,7}}", 2, ("data",)),
+        ("{}", 8, ("data", "model")),
+        ("{{0,1},{2,3},{4,5},{6,7}}", 2, ()),
+        ("[2,4]<=[8]", 4, ("model",)),
+        ("[4,2]<=[2,4]T(1,0)", 2, ("data",)),
+        ("[1,8]<=[8]", 8, ("data", "model")),
+        ("[2,4]<=[4,2]T(1,0)", 4, ()),
+        ("mesh['a'=2,'b'=4] {'b'}", 4, ("model",)),
+        ("mesh['a'=2,'b'=4] {'a'}", 2, ("data",)),
+        ("mesh['a'=2,'b'=4] {'a','b'}", 8, ("data", "model")),
+        ("mesh['a'=1,'b'=4,'c'=2], device_ids=([2,4]T(1,0)) {'b'}", 4, ("model",)),
+        ("mesh['a'=1,'b'=4,'c'=2], device_ids=([2,4]T(1,0)) {'c'}", 2, ("data",)),
+        ("mesh['a'=8] {'a':(2)4}", 4, ("model",)),
+        ("mesh['a'=8] {'a':(1)2}", 2, ("data",)),
+        ("mesh['a'=8] {'a':(2)2}", 2, ()),
+    ],
+)
+def test_groups_and_the_axes_they_span(groups, size, axes):
+    text = program(f"ROOT %r = f32[8,16]{{1,0}} all-reduce(%p), channel_id=1, replica_groups={groups}, to_apply=%add")
+    assert only(text) == Collective("all-reduce", 512, size, 1.0, axes)
+
+
+def test_groups_of_one_move_nothing():
+    text = program("ROOT %r = f32[8,16] all-reduce(%p), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}, to_apply=%add")
+    assert collectives(text, MESH) == []
+
+
+def test_axes_of_one_device_are_not_spanned():
+    text = program("ROOT %r = f32[8,16] all-reduce(%p), replica_groups={}, to_apply=%add")
+    assert only(text, {"a": 1, "b": 8}).axes == ("b",)
+
+
+def test_a_mesh_that_is_too_small_is_told():
+    text = program("ROOT %r = f32[8,16] all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add")
+    with pytest.raises(ValueError, match=r"device 7.*data=2×model=2 has 4"):
+        collectives(text, {"data": 2, "model": 2})
+
+
+def test_what_is_not_hlo_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        flops("module @jit_f {}")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "size", "wire"),
+    [
+        ("all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add", "all-reduce", 512, 2 * 384),
+        ("all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}", "all-gather", 2048, 1536),
+        ("reduce-scatter(%p), replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add", "reduce-scatter", 512, 384),
+        ("all-to-all(%p), replica_groups=[2,4]<=[8], dimensions={0}", "all-to-all", 512, 384),
+    ],
+)
+def test_bytes_and_wire(line, kind, size, wire):
+    found = only(program(f"ROOT %r = f32[32,16] {line}"))
+    assert (found.kind, found.bytes, found.wire) == (kind, size, wire)
+
+
+def test_a_permute():
+    text = program(
+        "ROOT %r = f32[8,16] collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}"
+    )
+    assert only(text) == Collective("collective-permute", 512, 4, 1.0, ("model",))
+    assert only(text).wire == 512
+    text = program("ROOT %r = f32[8,16] collective-permute(%p), source_target_pairs={{0,4},{1,5}}")
+    assert only(text) == Collective("collective-permute", 512, 2, 1.0, ("data",))
+    assert collectives(program("ROOT %r = f32[8,16] collective-permute(%p), source_target_pairs={{0,0}}"), MESH) == []
+
+
+def test_a_tuple_is_summed_whatever_its_comments():
+    operands = ", ".join(f"%p{i}" if i != 5 else "/*index=5*/%p5" for i in range(6))
+    types = ", ".join("/*index=5*/bf16[4]{0:T(256)}" if i == 5 else "f32[8,16]{1,0:T(8,128)(2,1)S(1)}" for i in range(6))
+    parameters = "\n".join(f"%p{i} = {'bf16[4]{0}' if i == 5 else 'f32[8,16]{1,0}'} parameter({i})" for i in range(6))
+    text = program(
+        f"ROOT %r = ({types}) all-reduce({operands}), channel_id=3, replica_groups=[2,4]<=[8], to_apply=%add",
+        parameters=parameters,
+    )
+    assert only(text) == Collective("all-reduce", 5 * 512 + 8, 4, 1.0, ("model",))
+
+
+def test_asynchronous_pairs_count_once():
+    text = program("""
+      %s = (f32[8,16]{1,0}, f32[16,16]{1,0}) all-gather-start(%p), channel_id=1, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}
+      %d = f32[16,16]{1,0} all-gather-done(%s)
+      %a = f32[8,16]{1,0} all-reduce-start(%p), channel_id=2, replica_groups=[2,4]<=[8], to_apply=%add
+      %b = f32[8,16]{1,0} all-reduce-done(%a)
+      %c = (f32[8,16], f32[8,16], u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}
+      ROOT %e = f32[8,16] collective-permute-done(%c)
+    """)
+    assert collectives(text, MESH) == [
+        Collective("all-gather", 1024, 2, 1.0, ("data",)),
+        Collective("all-reduce", 512, 4, 1.0, ("model",)),
+        Collective("collective-permute", 512, 2, 1.0, ("model",)),
+    ]
+
+
+def test_async_start_of_a_computation():
+    wrapped = """
+%wrapped (q: f32[8,16]) -> f32[2,16] {
+  %q = f32[8,16]{1,0} parameter(0)
+  ROOT %rs = f32[2,16]{1,0} reduce-scatter(%q), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add
+}
+"""
+    text = program(
+        """
+      %s = ((f32[8,16]{1,0}), f32[2,16]{1,0}, u32[]) async-start(%p), calls=%wrapped
+      %u = ((f32[8,16]{1,0}), f32[2,16]{1,0}, u32[]) async-update(%s), calls=%wrapped
+      ROOT %d = f32[2,16]{1,0} async-done(%u), calls=%wrapped
+    """,
+        before=wrapped,
+    )
+    assert only(text) == Collective("reduce-scatter", 512, 4, 1.0, ("model",))
+
+
+def loop(condition, body_step="%one", config="", start=0):
+    """A loop with an all-reduce and a product of [8,16] and [16,16] in it."""
+    before = f"""
+%body (t: (s32[], f32[8,16], f32[16,16], s32[])) -> (s32[], f32[8,16], f32[16,16], s32[]) {{
+  %t = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %v = f32[8,16]{{1,0}} get-tuple-element(%t), index=1
+  %w = f32[16,16]{{1,0}} get-tuple-element(%t), index=2
+  %l = s32[] get-tuple-element(%t), index=3
+  %one = s32[] constant(1)
+  %two = s32[] constant(2)
+  %next = s32[] add(%i, {body_step})
+  %dot = f32[8,16]{{1,0}} dot(%v, %w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %r = f32[8,16]{{1,0}} all-reduce(%dot), replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %o = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) tuple(%next, %r, %w, %l)
+}}
+
+%condition (c: (s32[], f32[8,16], f32[16,16], s32[])) -> pred[] {{
+  %c = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) parameter(0)
+  %j = s32[] get-tuple-element(%c), index=0
+  %limit = s32[] get-tuple-element(%c), index=3
+  %five = s32[] constant(5)
+  ROOT %go = pred[] {condition}
+}}
+"""
+    return program(
+        f"""
+      %zero = s32[] constant({start})
+      %seven = s32[] constant(7)
+      %q = f32[16,16] constant(0)
+      %init = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) tuple(%zero, %p, %q, %seven)
+      ROOT %while = (s32[], f32[8,16], f32[16,16], s32[]) while(%init), condition=%condition, body=%body{config}
+    """,
+        before=before,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "trips"),
+    [
+        (loop("compare(%j, %five), direction=LT", config=', backend_config={"known_trip_count":{"n":"3"},"x":"{"}'), 3),
+        (loop("compare(%j, %five), direction=LT"), 5),
+        (loop("compare(%j, %five), direction=LE"), 6),
+        (loop("compare(%five, %j), direction=GT"), 5),
+        (loop("compare(%j, %five), direction=NE"), 5),
+        (loop("compare(%j, %five), direction=LT", body_step="%two"), 3),
+        (loop("compare(%j, %five), direction=LT", start=4), 1),
+        (loop("compare(%j, %limit), direction=LT"), 7),
+        (loop("custom-call(%j)"), 1),
+    ],
+)
+def test_a_loop_runs_as_often_as_xla_says_or_its_condition(text, trips):
+    assert only(text) == Collective("all-reduce", 512, 4, float(trips), ("model",))
+    turn = 2 * 8 * 16 * 16 + 8 * 16 + 1  # product, all-reduce and counter
+    assert abs(flops(text) - trips * turn) <= trips  # the comparison
+
+
+def test_a_conditional_counts_its_dearest_branch():
+    branch = """
+%{name} (q{name}: f32[8,16]) -> f32[8,16] {{
+  %q{name} = f32[8,16]{{1,0}} parameter(0)
+  ROOT %r{name} = f32[8,16]{{1,0}} {op}
+}}
+"""
+    before = branch.format(name="cheap", op="copy(%qcheap)")
+    before += branch.format(name="dear", op="all-reduce(%qdear), replica_groups=[2,4]<=[8], to_apply=%add")
+    for attributes in ("branch_computations={%cheap, %dear}", "true_computation=%dear, false_computation=%cheap"):
+        text = program(
+            f"""
+          %which = s32[] constant(0)
+          ROOT %r = f32[8,16]{{1,0}} conditional(%which, %p, %p), {attributes}
+        """,
+            before=before,
+        )
+        assert only(text) == Collective("all-reduce", 512, 4, 1.0, ("model",))
+        assert flops(text) == 128
+
+
+SLICE = """
+%fused (a: f32[8,16], t: u32[8], d: u32[]) -> f32[2,16] {{
+  %a = f32[8,16]{{1,0}} parameter(0)
+  %t = u32[8]{{0}} parameter(1)
+  %d = u32[] parameter(2)
+  %k = u32[1]{{0}} dynamic-slice(%t, %d), dynamic_slice_sizes={{1}}
+  %two = u32[1]{{0}} constant({{2}})
+  %m = u32[1]{{0}} multiply(%k, %two)
+  %b = s32[] bitcast(%m)
+  %z = s32[] constant(0)
+  {between}
+  ROOT %s = f32[2,16]{{1,0}} dynamic-slice(%x, %b, %z), dynamic_slice_sizes={{2,16}}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "between",
+    ["%x = f32[8,16] copy(%a)", "%x = f32[8,16] negate(%a)", "%c = f32[8,16] convert(%a)\n  %x = f32[8,16] bitcast(%c)"],
+)
+@pytest.mark.parametrize("through", ["%v = f32[8,16] bitcast(%r)", "%v = f32[8,16] all-reduce-done(%r)"])
+def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter(between, through):
+    def kept(table, groups="[2,4]<=[8]"):
+        text = program(
+            f"""
+          %r = f32[8,16]{{1,0}} all-reduce{"-start" if "done" in through else ""}(%p), replica_groups={groups}, to_apply=%add
+          {through}
+          %id = u32[] partition-id()
+          %table = u32[8]{{0}} constant({table})
+          ROOT %f = f32[2,16]{{1,0}} fusion(%v, %table, %id), kind=kLoop, calls=%fused
+        """,
+            before=SLICE.format(between=between),
+        )
+        return collectives(text, MESH)
+
+    assert kept("{0, 1, 2, 3, 0, 1, 2, 3}") == [Collective("reduce-scatter", 512, 4, 1.0, ("model",))]
+    # Over both axes, and sliced over one.
+    assert kept("{0, 1, 2, 3, 0, 1, 2, 3}", "[1,8]<=[8]") == [
+        Collective("reduce-scatter", 512, 4, 1.0, ("model",)),
+        Collective("all-reduce", 128, 2, 1.0, ("data",)),
+    ]
+    # Over one axis, and sliced over the other: each device needs all that its group has reduced.
+    assert kept("{0, 0, 0, 0, 1, 1, 1, 1}") == [Collective("all-reduce", 512, 4, 1.0, ("model",))]
+    # The table is too long for the text: by size.
+    assert kept("{...}") == [Collective("reduce-scatter", 512, 4, 1.0, ("model",))]
+    assert kept("{...}", "[1,8]<=[8]")[0] == Collective("reduce-scatter", 512, 4, 1.0, ("model",))
+
+
+def test_a_slice_at_a_place_that_all_devices_share_keeps_the_all_reduce():
+    text = program("""
+      %r = f32[8,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
+      %two = s32[] constant(2)
+      ROOT %s = f32[2,16]{1,0} dynamic-slice(%r, %two, %two), dynamic_slice_sizes={2,16}
+    """)
+    assert only(text).kind == "all-reduce"
+
+
+def test_a_second_use_of_the_whole_keeps_the_all_reduce():
+    text = program("""
+      %r = f32[8,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
+      %id = u32[] partition-id()
+      %zero = u32[] constant(0)
+      %s = f32[1,16]{1,0} dynamic-slice(%r, %id, %zero), dynamic_slice_sizes={1,16}
+      ROOT %t = (f32[1,16], f32[8,16]) tuple(%s, %r)
+    """)
+    assert only(text).kind == "all-reduce"
+
+
+def test_a_tuple_all_reduce_is_taken_element_by_element():
+    text = program("""
+      %q = f32[4]{0} parameter(1)
+      %r = (f32[8,16]{1,0}, f32[4]{0}) all-reduce(%p, %q), replica_groups=[1,8]<=[8], to_apply=%add
+      %big = f32[8,16]{1,0} get-tuple-element(%r), index=0
+      %small = f32[4]{0} get-tuple-element(%r), index=1
+      %id = u32[] partition-id()
+      %zero = u32[] constant(0)
+      %s = f32[1,16]{1,0} dynamic-slice(%big, %id, %zero), dynamic_slice_sizes={1,16}
+      ROOT %t = (f32[1,16], f32[4]) tuple(%s, %small)
+    """)
+    assert collectives(text, MESH) == [
+        Collective("reduce-scatter", 512, 8, 1.0, ("data", "model")),
+        Collective("all-reduce", 16, 8, 1.0, ("data", "model")),
+    ]
+
+
+# What the TPU compiler (libtpu 0.0.52, v5e:2x4) makes of an all-gather that it overlaps: three fusions, each with the
+# all-gather in it. Shortened.
+TPU_ASYNC = """
+HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%fused_computation.30 (param_0.82: f32[1,64,64]) -> (f32[1,64,64], f32[1,64,128], s32[2], u32[]) {
+  %param_0.82 = f32[1,64,64]{1,0,2:T(1,128)S(1)} parameter(0)
+  %all-gather.27 = f32[1,64,128]{1,0,2:T(1,128)} all-gather(%param_0.82), channel_id=15, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={2}, use_global_device_ids=true, frontend_attributes={chain_id="0"}
+  ROOT %custom-call.4 = (f32[1,64,64]{1,0,2:T(1,128)S(1)}, f32[1,64,128]{1,0,2:T(1,128)S(1)}, s32[2]{0:S(4)}, u32[]{:S(2)}) custom-call(%all-gather.27), custom_call_target="AsyncCollectiveStart"
+}
+
+%async_collective_fusion.59 (param_0.86: f32[1,64,64], param_1.87: f32[1,64,128], param_12.7: bf16[128,64], param_13.6: f32[32,128]) -> (f32[32,64], f32[1,64,128]) {
+  %param_13.6 = f32[32,128]{1,0:T(8,128)S(1)} parameter(3)
+  %param_12.7 = bf16[128,64]{1,0:T(8,128)(2,1)S(1)} parameter(2)
+  %convolution.8.clone.5 = f32[32,64]{1,0:T(8,128)} convolution(%param_13.6, %param_12.7), dim_labels=bf_io->bf, metadata={op_name="jit(step)/jvp()/while/body/closed_call/dot_general" stack_frame_id=11}
+  %param_0.86 = f32[1,64,64]{1,0,2:T(1,128)S(1)} parameter(0)
+  %all-gather.29 = f32[1,64,128]{1,0,2:T(1,128)S(1)} all-gather(%param_0.86), channel_id=15, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={2}, use_global_device_ids=true, frontend_attributes={chain_id="0"}
+  ROOT %tuple.63 = (f32[32,64]{1,0:T(8,128)S(1)}, f32[1,64,128]{1,0,2:T(1,128)S(1)}) tuple(%convolution.8.clone.5, %all-gather.29)
+}
+
+%fused_computation.32 (param_0.90: f32[1,64,64], param_1.89: f32[1,64,128]) -> f32[1,64,128] {
+  %param_0.90 = f32[1,64,64]{1,0,2:T(1,128)S(1)} parameter(0)
+  %param_1.89 = f32[1,64,128]{1,0,2:T(1,128)S(1)} parameter(1)
+  %all-gather.31 = f32[1,64,128]{1,0,2:T(1,128)} all-gather(%param_0.90), channel_id=15, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={2}, use_global_device_ids=true, frontend_attributes={chain_id="0"}
+  ROOT %custom-call.6 = f32[1,64,128]{1,0,2:T(1,128)S(1)} custom-call(%param_0.90, %param_1.89, %all-gather.31), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (w: f32[1,64,64], x: f32[32,128], y: bf16[128,64]) -> f32[1,64,128] {
+  %w = f32[1,64,64]{1,0,2:T(1,128)S(1)} parameter(0)
+  %x = f32[32,128]{1,0:T(8,128)S(1)} parameter(1)
+  %y = bf16[128,64]{1,0:T(8,128)(2,1)S(1)} parameter(2)
+  %async-collective-start = (f32[1,64,64]{1,0,2:T(1,128)S(1)}, f32[1,64,128]{1,0,2:T(1,128)S(1)}, s32[2]{0:S(4)}, u32[]{:S(2)}) fusion(%w), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%fused_computation.30
+  %gte.0 = f32[1,64,64]{1,0,2:T(1,128)S(1)} get-tuple-element(%async-collective-start), index=0
+  %gte.1 = f32[1,64,128]{1,0,2:T(1,128)S(1)} get-tuple-element(%async-collective-start), index=1
+  %fusion.59 = (f32[32,64]{1,0:T(8,128)S(1)}, f32[1,64,128]{1,0,2:T(1,128)S(1)}) fusion(%gte.0, %gte.1, %y, %x), kind=kOutput, output_to_operand_aliasing={{1}: (1, {})}, calls=%async_collective_fusion.59
+  %gte.2 = f32[1,64,128]{1,0,2:T(1,128)S(1)} get-tuple-element(%fusion.59), index=1
+  ROOT %async-collective-done = f32[1,64,128]{1,0,2:T(1,128)S(1)} fusion(%gte.0, %gte.2), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%fused_computation.32, frontend_attributes={is_spmd_generated="true"}
+}
+"""  # noqa: E501
+
+TPU_REDUCE_SCATTER = """
+HloModule jit__lambda, is_scheduled=true, num_partitions=8
+
+%add.clone (x.1: f32[], y.1: f32[]) -> f32[] {
+  %y.1 = f32[]{:T(128)} parameter(1)
+  %x.1 = f32[]{:T(128)} parameter(0)
+  ROOT %add.1 = f32[]{:T(128)} add(%x.1, %y.1), backend_config={"flag_configs":[],"aliasing_operands":{"lists":[]}}
+}
+
+%all-reduce-scatter (input: f32[64,64]) -> f32[64,16] {
+  %input = f32[64,64]{0,1:T(8,128)S(1)} parameter(0)
+  %all-reduce.2 = f32[64,64]{0,1:T(8,128)} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true, to_apply=%add.clone, frontend_attributes={from-cross-replica-sharding="true"}
+  %constant.12 = u32[] constant(0)
+  %constant.shard_id_table = u32[8]{0:T(128)} constant({0, 1, 2, 3, 0, 1, 2, 3})
+  %partition-id.2 = u32[] partition-id()
+  %dynamic-slice.4 = u32[1]{0:T(128)} dynamic-slice(%constant.shard_id_table, %partition-id.2), dynamic_slice_sizes={1}
+  %bitcast.1 = u32[]{:T(128)} bitcast(%dynamic-slice.4)
+  %constant.13 = u32[] constant(16)
+  %multiply.3 = u32[]{:T(128)} multiply(%bitcast.1, %constant.13)
+  ROOT %dynamic-slice.5 = f32[64,16]{0,1:T(8,128)S(1)} dynamic-slice(%all-reduce.2, %constant.12, %multiply.3), dynamic_slice_sizes={64,16}
+}
+
+ENTRY %main.0_spmd (param: f32[64,64]) -> f32[64,16] {
+  %param = f32[64,64]{0,1:T(8,128)S(1)} parameter(0)
+  %fusion = f32[64,16]{0,1:T(8,128)S(1)} fusion(%param), kind=kCustom, calls=%all-reduce-scatter, frontend_attributes={is_spmd_generated="true"}, backend_config={"collective_algorithm_config":{"emitter":"SingleInputAllReduceScatterFusion","debug":"\\nStrategyRing{colors:1 phases:1 cores:{4} nophase0:0}"}}
+  ROOT %all-reduce.1 = f32[64,16]{0,1:T(8,128)} all-reduce(%fusion), channel_id=2, replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}, use_global_device_ids=true, to_apply=%add.clone, frontend_attributes={is_spmd_generated="true"}
+}
+"""  # noqa: E501
+
+
+def test_a_collective_that_the_tpu_compiler_runs_in_three_fusions_counts_once():
+    assert only(TPU_ASYNC) == Collective("all-gather", 2 * 4 * 64 * 64, 2, 1.0, ("data",))
+    assert flops(TPU_ASYNC) == 2 * 32 * 64 * 128  # a convolution without a window is a product
+
+
+def test_a_reduce_scatter_of_the_tpu_compiler():
+    assert collectives(TPU_REDUCE_SCATTER, MESH) == [
+        Collective("reduce-scatter", 4 * 64 * 64, 4, 1.0, ("model",)),
+        Collective("all-reduce", 4 * 64 * 16, 2, 1.0, ("data",)),
+    ]
+
+
+# Real programs of the CPU compiler, on 8 devices.
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def compiled(mesh, function, *arguments, out=None):
+    """`arguments` are (shape, layout), all of float32."""
+    abstract = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, layout)) for shape, layout in arguments]
+    options = {} if out is None else {"out_shardings": NamedSharding(mesh, out)}
+    return jax.jit(function, **options).lower(*abstract).compile().as_text()
+
+
+def product(a, b):
+    return a @ b
+
+
+BYTES = 64 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("layouts", "wanted"),
+    [
+        ((P(None, "model"), P("model"), P()), [("all-reduce", BYTES, ("model",))]),
+        ((P(None, "data"), P("data"), P()), [("all-reduce", BYTES, ("data",))]),
+        ((P(None, ("data", "model")), P(("data", "model")), P()), [("all-reduce", BYTES, ("data", "model"))]),
+        ((P(None, "model"), P("model"), P("model")), [("reduce-scatter", BYTES, ("model",))]),
+        ((P(None, "model"), P("model"), P(None, "model")), [("reduce-scatter", BYTES, ("model",))]),
+        (
+            (P(None, ("data", "model")), P(("data", "model")), P(("data", "model"))),
+            [("reduce-scatter", BYTES, ("data", "model"))],
+        ),
+        (
+            (P(None, ("data", "model")), P(("data", "model")), P(None, "model")),
+            [("reduce-scatter", BYTES, ("model",)), ("all-reduce", BYTES // 4, ("data",))],
+        ),
+        ((P(), P("model"), P()), [("all-gather", 128 * 64 * 4, ("model",))]),
+        ((P("data"), P(None, "model"), P("data", "model")), []),
+    ],
+)
+def test_a_product(mesh, layouts, wanted):
+    text = compiled(mesh, product, ((64, 128), layouts[0]), ((128, 64), layouts[1]), out=layouts[2])
+    assert [(c.kind, c.bytes, c.axes) for c in collectives(text, MESH)] == wanted
+    assert all(c.count == 1 for c in collectives(text, MESH))
+
+
+def test_a_gradient_that_is_kept_in_parts(mesh):
+    def gradients(weights, x):
+        return jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w["a"]) @ w["b"]))(weights)
+
+    stored = {"a": P("data", "model"), "b": P("model", "data")}
+    abstract = {
+        name: jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, layout)) for name, layout in stored.items()
+    }
+    x = jax.ShapeDtypeStruct((32, 64), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    out = {name: leaf.sharding for name, leaf in abstract.items()}
+    found = collectives(jax.jit(gradients, out_shardings=out).lower(abstract, x).compile().as_text(), MESH)
+    scattered = [c for c in found if c.kind == "reduce-scatter"]
+    assert scattered
+    assert all(c.axes == ("data",) for c in scattered)
+
+
+def test_a_loop(mesh):
+    def five(a, b):
+        return lax.scan(lambda carry, _: (jnp.tanh(carry @ b @ b.T), None), a, length=5)[0]
+
+    text = compiled(mesh, five, ((64, 128), P(None, "model")), ((128, 64), P("model")))
+    assert only(text) == Collective("all-reduce", BYTES, 4, 5.0, ("model",))
+    assert flops(text) == pytest.approx(5 * 2 * (2 * 64 * 64 * 32), rel=0.01)
+
+
+def test_a_loop_in_a_loop(mesh):
+    def inner(carry, b):
+        return lax.scan(lambda c, _: (lax.psum(jnp.sin(c), "model") * b, None), carry, length=3)[0]
+
+    def nested(a, b):
+        def local(a, b):
+            return lax.scan(lambda c, _: (lax.ppermute(inner(c, b), "data", [(0, 1), (1, 0)]), None), a, length=7)[0]
+
+        return jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)(a, b)
+
+    found = collectives(compiled(mesh, nested, ((16, 32), P("data")), ((16, 32), P("data"))), MESH)
+    assert found == [
+        Collective("all-reduce", 8 * 32 * 4, 4, 21.0, ("model",)),
+        Collective("collective-permute", 8 * 32 * 4, 2, 7.0, ("data",)),
+    ]
+
+
+def test_all_to_all_and_permute(mesh):
+    def exchange(x):
+        x = lax.all_to_all(x, "model", 1, 0, tiled=True)
+        return lax.ppermute(x, "model", [(i, (i + 1) % 4) for i in range(4)])
+
+    sharded = jax.shard_map(exchange, mesh=mesh, in_specs=P("model"), out_specs=P("model"), check_vma=False)
+    found = collectives(compiled(mesh, sharded, ((32, 16), P("model"))), MESH)
+    assert found == [
+        Collective("all-to-all", 8 * 16 * 4, 4, 1.0, ("model",)),
+        Collective("collective-permute", 8 * 16 * 4, 4, 1.0, ("model",)),
+    ]
+
+
+def conv(stride, padding="SAME", groups=1, dilation=1):
+    def function(x, w):
+        return lax.conv_general_dilated(
+            x,
+            w,
+            (stride, stride),
+            padding,
+            rhs_dilation=(dilation, dilation),
+            feature_group_count=groups,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    return function
+
+
+def gradient(function):
+    return jax.grad(lambda x, w: function(x, w).sum() ** 2, argnums=(0, 1))
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k)) @ v
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (product, [(100, 30), (30, 70)]),
+        (lambda a, b: jax.nn.relu(a @ b) * 2, [(100, 300), (300, 70)]),
+        (lambda a, b: a.astype("bfloat16") @ b.astype("bfloat16"), [(128, 256), (256, 512)]),
+        (attention, [(4, 32, 16), (4, 64, 16), (4, 64, 8)]),
+        (gradient(product), [(64, 32), (32, 16)]),
+        (conv(1), [(8, 16, 16, 8), (3, 3, 8, 16)]),
+        (conv(2), [(8, 16, 16, 8), (3, 3, 8, 16)]),
+        (conv(1, "VALID"), [(8, 16, 16, 8), (5, 3, 8, 16)]),
+        (conv(1, groups=8), [(8, 16, 16, 8), (3, 3, 1, 16)]),
+        (conv(1, dilation=2), [(8, 16, 16, 8), (3, 3, 8, 16)]),
+        (gradient(conv(2)), [(8, 16, 16, 8), (3, 3, 8, 16)]),
+        (gradient(conv(1, groups=4)), [(8, 16, 16, 8), (3, 3, 2, 16)]),
+        (lambda a: jnp.sum(jnp.exp(a) * a + jnp.where(a > 0, a, 2.0)), [(100, 16)]),
+        (lambda a: jnp.sort(a) + jnp.cumsum(a), [(1000,)]),
+        (jnp.zeros((10, 50)).at[jnp.arange(100) % 10].add, [(100, 50)]),
+        (lambda a: lax.reduce_window(a, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"), [(4, 8, 8, 3)]),
+        (lambda a, b: lax.ragged_dot(a, b, jnp.array([60, 4, 0, 64])), [(128, 256), (4, 256, 32)]),
+        (lambda a: jax.nn.one_hot(jnp.argmax(a, -1), 16) + jnp.var(a), [(100, 16)]),
+    ],
+)
+def test_flops_are_those_of_the_compiler(function, shapes):
+    done = jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile()
+    assert flops(done.as_text()) == pytest.approx(done.cost_analysis()["flops"], rel=0.01)
