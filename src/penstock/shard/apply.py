@@ -28,11 +28,11 @@ class Steering:
     Attributes:
       operands: of an equation, of each operand: the layout that its value lies in, then the one in which it is wanted; None for what is
         left to the compiler.
-      results: of an equation, of each result, the layout in which it is wanted.
+      results: of an equation, of each result: the layout in which it is made, if that is not partial, then that in which it is kept.
     """
 
     operands: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
-    results: Mapping[Path, tuple[Spec | None, ...]] = field(default_factory=dict)
+    results: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
 
 
 def steered(closed: core.ClosedJaxpr, steering: Steering, mesh: Any) -> Callable[..., list[Any]]:
@@ -85,10 +85,12 @@ class _Evaluation:
                 operands = [laid_out(atom, specs) for atom, specs in zip(equation.invars, wanted, strict=True)]
             results = self._equation(equation, operands, here)
             specs = self._steering.results.get(here, (None,) * len(results))
-            for variable, result, spec in zip(equation.outvars, results, specs, strict=True):
-                environment[variable] = result if spec is None else self._constrain(result, spec)
-                if spec is not None:
-                    constrained[variable, spec] = environment[variable]
+            for variable, result, chain in zip(equation.outvars, results, specs, strict=True):
+                for spec in chain or ():
+                    result = self._constrain(result, spec)
+                environment[variable] = result
+                if chain:
+                    constrained[variable, chain[-1]] = result
         return [read(atom) for atom in jaxpr.outvars]
 
     def _constrain(self, array: Any, spec: Spec) -> Any:
@@ -105,8 +107,7 @@ class _Evaluation:
                 return self.evaluate(closed.jaxpr, closed.consts, operands, path)
             if name in ("scan", "while", "cond"):
                 return equation.primitive.bind(*operands, **{**params, **self._bodies(name, params, path)})
-            functions, settings = equation.primitive.get_bind_params(params)
-            results = equation.primitive.bind(*functions, *operands, **settings)
+            results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
         return list(results) if equation.primitive.multiple_results else [results]
 
     def _bodies(self, name: str, params: Mapping[str, Any], path: Path) -> dict[str, Any]:

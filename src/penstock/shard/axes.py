@@ -44,15 +44,15 @@ class Groups:
       dims: of each value, of each of its dimensions, that of its group; None is a dimension of size one, or one that stays whole.
       group: of each value.
       anchors: the operations that are no part of a group, in order.
-      elementwise_inputs: (input, result, dims): the input is an operand of an elementwise operation with that result; of each
-        dimension of the input, the one of the result.
+      spread: (operand, result, dims): an operand of an elementwise operation that is an input, or that has one element for many of
+        the result's; of each of its dimensions, the one of the result.
     """
 
     groups: list[Group | None]
     dims: list[Dims]
     group: list[int]
     anchors: list[Op]
-    elementwise_inputs: list[tuple[int, int, Dims]]
+    spread: list[tuple[int, int, Dims]]
 
 
 def groups_of(program: Program) -> Groups:
@@ -91,16 +91,18 @@ def _join(groups: Groups, op: Op, inputs: set[int]) -> bool:
     def pairs(value: int, dims: Dims) -> list[tuple[int | None, int | None]]:
         return [(place.get(factor), dim) for factor, dim in zip(dims, groups.dims[value], strict=True)]
 
-    others = [*zip(op.results[1:], op.rule.results[1:], strict=True)]
     read = [(each, dims) for each, dims in zip(op.operands, op.rule.operands, strict=True) if each is not None and dims]
-    for value, dims in (*others, *((each, dims) for each, dims in read if each not in inputs)):
+    full = len([size for size in op.rule.sizes if size > 1])
+    shares = [(each, dims) for each, dims in read if each not in inputs and len(groups.groups[groups.group[each]].sizes) >= full]
+    shares = [(each, dims) for each, dims in shares if sum(dim is not None for dim in groups.dims[each]) == full]
+    for value, dims in (*zip(op.results[1:], op.rule.results[1:], strict=True), *shares):
         if not _merge(groups, result, value, pairs(value, dims)):
             return False
         place = dict(zip(op.rule.results[0], groups.dims[result], strict=True))
+    at = {factor: dim for dim, factor in enumerate(op.rule.results[0]) if factor is not None}
     for value, dims in read:
-        if value in inputs:
-            at = {factor: dim for dim, factor in enumerate(op.rule.results[0])}
-            groups.elementwise_inputs.append((value, result, tuple(at.get(factor) for factor in dims)))
+        if (value, dims) not in shares:
+            groups.spread.append((value, result, tuple(None if factor is None else at.get(factor) for factor in dims)))
     into = groups.groups[groups.group[result]]
     assert into is not None
     into.elementwise.append(op)

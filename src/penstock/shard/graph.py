@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.shard.axes import Groups
 from penstock.shard.program import Op, Program
+from penstock.shard.traffic import traffic
 
 Slots = tuple[int | None, ...]
 
@@ -28,16 +29,14 @@ class Node:
     Attributes:
       kind: "leaf", "group" or "op".
       sizes: of each slot, what a number of shards has to divide; 1 for a slot that has to stay whole.
-      flops: (dtype, FLOPs in a step where nothing is sharded).
-      traffic: bytes that it writes in a step where nothing is sharded.
+      work: of each operation in it: (dtype, FLOPs, bytes of memory traffic) in a step where nothing is sharded.
       fixed: of each slot the mesh axes it has to have, None where it is open; None if all are.
       label: the number of the input's value, of the operation, or of the group.
     """
 
     kind: str
     sizes: tuple[int, ...]
-    flops: tuple[tuple[str, float], ...]
-    traffic: float
+    work: tuple[tuple[str, float, float], ...]
     fixed: tuple[tuple[str, ...] | None, ...] | None
     label: int
 
@@ -54,7 +53,8 @@ class Edge:
       bytes: of the whole array.
       count: how often it goes this way in a step.
       value: its number in the program.
-      kind: "use" (leaf to group), "operand", "result", "store" (group to leaf).
+      kind: "use" (leaf to group), "spread" (leaf or group to the group of an elementwise operation that reads it), "operand", "result",
+        "store" (group to leaf).
       position: of the operand or result.
     """
 
@@ -90,6 +90,12 @@ def graph_of(program: Program, groups: Groups, state: Mapping[int, int], pinned:
       state: of each output (its place among the outputs) that is state, the place of its input.
       pinned: inputs, by place, whose layout is given: mesh axes of each dimension.
     """
+    moved = traffic(program)
+    time = {id(op): at for at, op in enumerate(program.ops)}
+
+    def work(op: Op) -> tuple[str, float, float]:
+        return _dtype(program, op), op.flops * op.count, moved[time[id(op)]] * op.count
+
     nodes: list[Node] = []
     edges: list[Edge] = []
     node_of_group: dict[int, int] = {}
@@ -98,31 +104,29 @@ def graph_of(program: Program, groups: Groups, state: Mapping[int, int], pinned:
             continue
         node_of_group[number] = len(nodes)
         sizes = tuple(1 if dim in group.whole else size for dim, size in enumerate(group.sizes))
-        flops = _sum((_dtype(program, op), op.flops * op.count) for op in group.elementwise)
-        traffic = sum(program.values[op.results[0]].bytes * op.count for op in group.elementwise)
-        nodes.append(Node("group", sizes, flops, traffic, None, number))
+        nodes.append(Node("group", sizes, tuple(work(op) for op in group.elementwise), None, number))
     group_of = {value: node_of_group[number] for value, number in enumerate(groups.group)}
 
     leaf: dict[int, int] = {}
     used = _used(program, groups)
+    count_of = {result: op.count for op in program.ops for result in op.results}
     for place, value in enumerate((*program.inputs, *program.constants)):
         leaf[value] = len(nodes)
         shape = program.values[value].shape
         fixed = pinned.get(place) if place < len(program.inputs) else ((),) * len(shape)
-        nodes.append(Node("leaf", shape, (), 0.0, fixed, value))
+        nodes.append(Node("leaf", shape, (), fixed, value))
         if value in used:
             edges.append(_between(program, groups, leaf[value], group_of[value], value, "use"))
-    for value, result, dims in groups.elementwise_inputs:
+    for value, result, dims in groups.spread:
         target = tuple(None if dim is None else groups.dims[result][dim] for dim in dims)
-        edges.append(_edge(program, leaf[value], group_of[result], value, range(len(dims)), target, "use", (), 1.0))
+        source = (leaf[value], range(len(dims))) if value in leaf else (group_of[value], groups.dims[value])
+        edges.append(_edge(program, source[0], group_of[result], value, source[1], target, "spread", (), count_of[result]))
 
     op_nodes = []
-    time = {id(op): at for at, op in enumerate(program.ops)}
     for op in groups.anchors:
         node = len(nodes)
         op_nodes.append(node)
-        traffic = sum(program.values[each].bytes for each in op.results) * op.count
-        nodes.append(Node("op", op.rule.sizes, ((_dtype(program, op), op.flops * op.count),), traffic, _fixed(op), time[id(op)]))
+        nodes.append(Node("op", op.rule.sizes, (work(op),), _fixed(op), time[id(op)]))
         for position, (operand, factors) in enumerate(zip(op.operands, op.rule.operands, strict=True)):
             if operand is not None and factors:
                 edges.append(
@@ -206,10 +210,3 @@ def _dtype(program: Program, op: Op) -> str:
         return np.dtype(dtype).name
     except TypeError:
         return "uint32"
-
-
-def _sum(pairs: object) -> tuple[tuple[str, float], ...]:
-    total: dict[str, float] = {}
-    for dtype, number in pairs:  # type: ignore[attr-defined]
-        total[dtype] = total.get(dtype, 0.0) + number
-    return tuple(sorted(total.items()))

@@ -1,9 +1,6 @@
-"""Which arrays live at the same time.
+"""When which arrays live, and so how much memory is taken at the fullest time.
 
-The model of a compiler: elementwise operations are fused into whatever reads them, and take no memory (they are computed again from what
-they read, which has to live so much longer); products of matrices, convolutions, reductions and the like write their results, and want
-operands that are there; reshapes and transposes are other names for the same memory. What the state is replaced by takes the place of
-what it replaces, as `plan.jit` donates it.
+What the state is replaced by takes the place of what it replaces, as `plan.jit` donates it.
 """
 
 from __future__ import annotations
@@ -14,20 +11,7 @@ import numpy as np
 
 from penstock.shard.graph import Graph
 from penstock.shard.program import Program
-
-_ALIASES = frozenset(
-    "reshape squeeze expand_dims transpose copy copy_p stop_gradient optimization_barrier sharding_constraint".split()
-)
-_READ_IN_PLACE = frozenset(
-    """dot_general ragged_dot_general conv_general_dilated gather scatter scatter-add scatter_add sort top_k cumsum cumlogsumexp cumprod
-    cummax cummin dynamic_update_slice select_and_scatter_add select_and_gather_add reduce_window_sum reduce_window_max
-    fft cholesky triangular_solve shard_map""".split()
-)
-"""Their operands have to lie in memory, and so do their results."""
-_WRITES = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin concatenate random_bits".split())
-"""Their results lie in memory; operands are computed on the way in."""
-_MOST_SOURCES = 12
-
+from penstock.shard.traffic import kept_values
 
 @dataclass(frozen=True)
 class Lifetimes:
@@ -60,7 +44,7 @@ def lifetimes(program: Program, graph: Graph, state: frozenset[int]) -> Lifetime
       state: places of the outputs that take the place of inputs.
     """
     inputs = {*program.inputs, *program.constants}
-    kept, sources = _kept(program, inputs)
+    kept, sources = kept_values(program)
     birth: dict[int, int] = dict.fromkeys(inputs, -1)
     for time, op in enumerate(program.ops):
         for result in op.results:
@@ -130,32 +114,3 @@ def _first_uses(program: Program, inputs: set[int]) -> dict[int, int]:
             if operand in inputs:
                 first.setdefault(operand, time)
     return first
-
-
-def _kept(program: Program, inputs: set[int]) -> tuple[set[int], dict[int, frozenset[int]]]:
-    """The values that lie in memory, and for each value those from which it is computed where it is read."""
-    name: dict[int, int] = {}
-    virtual_operands: set[int] = set()
-    for op in program.ops:
-        if op.primitive in _ALIASES and op.operands[0] is not None:
-            for operand, result in zip(op.operands, op.results, strict=False):
-                if operand is not None:
-                    name[result] = name.get(operand, operand)
-        elif op.primitive in _READ_IN_PLACE:
-            virtual_operands |= {name.get(operand, operand) for operand in op.operands if operand is not None}
-    kept: set[int] = set(inputs)
-    for loop in program.loops:
-        kept.update(loop.made)
-        kept.update(loop.passed)
-    sources: dict[int, frozenset[int]] = {value: frozenset((value,)) for value in kept}
-    for op in program.ops:
-        read = frozenset().union(*(sources.get(each, frozenset()) for each in op.operands if each is not None))
-        for result in op.results:
-            if op.primitive in _ALIASES:
-                sources[result] = read
-            elif op.primitive in _READ_IN_PLACE or op.primitive in _WRITES or result in virtual_operands or len(read) > _MOST_SOURCES:
-                kept.add(result)
-                sources[result] = frozenset((result,))
-            else:
-                sources[result] = read
-    return kept, sources

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Assignment = list[Layout]
 """Of each node the layout of its slots."""
 
-_TIE = 0.02
+ROOF = 1.0
 """What a byte written costs, as a part of what it takes over the memory's bandwidth: just enough to prefer the plan that writes less."""
 
 
@@ -51,7 +51,7 @@ class Problem:
     def __post_init__(self) -> None:
         bandwidth = self.hardware.memory_bandwidth
         self._seconds = tuple(
-            sum(flops / self.hardware.peak(dtype) for dtype, flops in node.flops) + _TIE * node.traffic / bandwidth
+            sum(max(flops / self.hardware.peak(dtype), ROOF * moved / bandwidth) for dtype, flops, moved in node.work)
             for node in self.graph.nodes
         )
 

@@ -75,15 +75,18 @@ def rule_of(primitive: str, params: Mapping[str, Any], operands: Sequence[Any], 
 
 
 def elementwise(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Everything shares the layout of the result; operands without dimensions are everywhere."""
+    """Everything shares the layout of the result; operands without dimensions, or with one of size one, are there for all of it."""
     shapes = {tuple(each.shape) for each in results}
     if len(shapes) != 1:
         return whole(params, operands, results)
     (shape,) = shapes
-    if any(each.shape and tuple(each.shape) != shape for each in operands):
-        return whole(params, operands, results)
     dims = tuple(range(len(shape)))
-    return Rule(shape, tuple(dims if each.shape else () for each in operands), (dims,) * len(results), identity=True)
+    placed: list[Dims] = []
+    for each in operands:
+        if each.shape and (len(each.shape) != len(shape) or any(one not in (1, size) for one, size in zip(each.shape, shape, strict=True))):
+            return whole(params, operands, results)
+        placed.append(tuple(dim if each.shape[dim] == shape[dim] else None for dim in dims) if each.shape else ())
+    return Rule(shape, tuple(placed), (dims,) * len(results), identity=True)
 
 
 def whole(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
