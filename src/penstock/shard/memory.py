@@ -91,9 +91,13 @@ def lifetimes(program: Program, graph: Graph, state: frozenset[int]) -> Lifetime
         if edge.kind == "use" and graph.group.get(edge.value) == edge.b and edge.value in last:
             rows.append((edge.value, edge.b, edge.bytes, first.get(edge.value, 0), last[edge.value], number))
     at = {node: time for time, node in _times(program, graph).items()}
+    previous: dict[int, int] = {}
     for number, edge in enumerate(graph.edges):
         if edge.kind == "operand":
-            rows.append((edge.value, edge.b, edge.bytes, at[edge.b], at[edge.b], number))
+            # A copy in another layout is made once, and is kept from one reader to the next.
+            start = previous.get(edge.value, at[edge.b] - 1) + 1
+            previous[edge.value] = at[edge.b]
+            rows.append((edge.value, edge.b, edge.bytes, min(start, at[edge.b]), at[edge.b], number))
         elif edge.kind == "result" and edge.partial:
             rows.append((edge.value, edge.a, edge.bytes, at[edge.a], at[edge.a], number))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T

@@ -87,14 +87,20 @@ class Problem:
         shards = np.array([self.links.shards(_union(layout)) for layout in assignment], dtype=np.float64)
         lives = self.lives
         each = lives.bytes / shards[lives.node]
+        made: set[tuple] = set()
         for row in np.flatnonzero(lives.edge >= 0):
             edge = self.graph.edges[lives.edge[row]]
+            layout = assignment[lives.node[row]]
             if not self.moves(edge, assignment):
                 each[row] = 0.0
-            elif edge.kind != "use":
-                layout = assignment[lives.node[row]]
-                slots = edge.target if edge.kind == "operand" else edge.source
-                each[row] = lives.bytes[row] / self.links.shards(_union(_project(slots, layout)))
+            elif edge.kind == "operand":
+                there = _project(edge.target, layout)
+                first = (edge.value, there) not in made
+                made.add((edge.value, there))
+                alone = first and lives.start[row] < lives.end[row]
+                each[row] = 0.0 if alone else lives.bytes[row] / self.links.shards(_union(there))
+            elif edge.kind == "result":
+                each[row] = lives.bytes[row] / self.links.shards(_union(_project(edge.source, layout)))
         stored = sum(size / shards[node] for node, size in self.stored)
         return each, stored
 
