@@ -12,11 +12,13 @@ import textwrap
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from penstock._jax import program_text
 from penstock.shard import compiled as module
 from penstock.shard.compiled import CompileError, Measured, export_program, measure, measure_exported
 from penstock.shard.hardware import Hardware
@@ -111,6 +113,15 @@ def test_one_program_that_fails_leaves_the_others(tmp_path, monkeypatch):
     assert 'exported for tpu, and is to be compiled for virtual CPU devices: export it with platform="cpu"' in str(found[3])
     assert same(found[1], found[4])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tables_of_many_devices_are_read():
+    compiled = jax.jit(lambda i: jnp.array(range(7, 23))[i]).lower(3).compile()
+    assert "{...}" in compiled.as_text()
+    assert "{7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22}" in program_text(compiled)
+    with_weights = np.random.default_rng(0).random((1 << 20) + 1)
+    compiled = jax.jit(lambda i: jnp.array(range(16))[i] + jnp.array(with_weights)[i]).lower(3).compile()
+    assert len(program_text(compiled)) < 1 << 20
 
 
 def test_no_programs_are_no_results():

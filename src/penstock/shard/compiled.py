@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock._jax import program_text
 from penstock.shard.hardware import Hardware, hardware
 from penstock.shard.hlo import Collective, collectives, flops
 
@@ -79,7 +80,7 @@ def measure(compiled: Any, mesh: Mapping[str, int], *, seconds_to_compile: float
     Args:
       mesh: sizes of the axes of the mesh that it was compiled for, in order.
     """
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory, text = compiled.memory_analysis(), program_text(compiled)
     return Measured(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
