@@ -1,4 +1,4 @@
-"""What JAX keeps for each thread. The only place that looks at private parts of JAX.
+"""What JAX keeps for each thread, and all of a compiled program. The only place that looks at private parts of JAX.
 
 Settings such as `jax.default_device`, `jax.set_mesh` or `jax.default_matmul_precision` hold for the thread that entered
 them, and decide where arrays go and what is compiled. A thread may do the work of another only where both have the same.
@@ -6,6 +6,8 @@ them, and decide where arrays go and what is compiled. A thread may do the work 
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 try:
@@ -13,6 +15,12 @@ try:
     from jax._src.core import trace_state_clean as _trace_state_clean
 except ImportError:  # another version of JAX: no two threads are known to be alike
     _trace_context = _trace_state_clean = None  # type: ignore[assignment]  # functions, where they are there
+try:
+    from jax._src.lib import hlo as _hlo  # type: ignore[attr-defined]
+except ImportError:  # likewise: programs are printed as JAX prints them
+    _hlo = None
+
+_MANY = 1 << 20
 
 
 def thread_settings() -> Any:
@@ -20,3 +28,19 @@ def thread_settings() -> Any:
     if _trace_context is None or not _trace_state_clean():
         return None
     return _trace_context()
+
+
+def program_text(compiled: Any) -> str:
+    """The HLO text of a `jax.stages.Compiled`, with its constants where they have no more than 2²⁰ elements in all.
+
+    `as_text` leaves out the elements of those of more than ten. From 16 devices on, the tables are among them by which each
+    device finds its part of an array.
+    """
+    text = compiled.as_text()
+    left_out = re.findall(r" = \w+\[([\d,]+)\]\S* constant\(\{\.\.\.\}\)", text)
+    many = sum(math.prod(map(int, sizes.split(","))) for sizes in left_out)
+    if not left_out or many > _MANY or not hasattr(_hlo, "HloPrintOptions"):
+        return text
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    return "\n\n".join(module.to_string(options) for module in compiled.runtime_executable().hlo_modules())

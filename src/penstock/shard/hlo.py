@@ -69,7 +69,8 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     that turn out alike are summed.
 
     Args:
-      text: of `jax.stages.Compiled.as_text()`, for a program with one partition per device.
+      text: of `jax.stages.Compiled.as_text()`, for a program with one partition per device. As it leaves out the elements
+        of long constants, it is by size alone that slices are known from 16 devices on; `measure` has them put in.
       mesh: sizes of the mesh axes in the order of the mesh.
 
     Raises:

@@ -1,0 +1,123 @@
+"""The process in which `measure_exported` compiles: `python -m penstock.shard._compile_worker FOLDER TOPOLOGY PROGRAM…`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from penstock.shard.compiled import CompileError, Measured, describe_mesh, measure, write_result
+
+_Meshes = Callable[[Mapping[str, int]], Mesh]
+
+
+def main(folder: Path, topology: str, positions: list[int]) -> None:
+    """Compile FOLDER/7.program and so on, in that order, each to FOLDER/7.json."""
+    programs = {position: _read(folder / f"{position}.program") for position in positions}
+    # float64 arguments stay what they are; of the program itself nothing is traced here.
+    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]  # JAX's own, as below
+    if not topology:
+        most = max(math.prod(header["mesh"].values()) for header, _ in programs.values())
+        jax.config.update("jax_num_cpu_devices", most)  # type: ignore[no-untyped-call]
+    for position, (header, serialised) in programs.items():
+        result: Measured | CompileError
+        try:
+            result = _measured(header, serialised, topology)
+        except Exception as error:
+            result = CompileError(str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}")
+        write_result(folder, position, result)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    header, serialised = path.read_bytes().split(b"\n", 1)
+    return json.loads(header), serialised
+
+
+def _measured(header: Mapping[str, Any], serialised: bytes, topology: str) -> Measured:
+    wanted = "tpu" if topology else "cpu"
+    if header["platform"] != wanted:
+        raise CompileError(
+            f"the program was exported for {header['platform']}, and is to be compiled for {topology or 'virtual CPU devices'}: "
+            f'export it with platform="{wanted}"'
+        )
+    sizes: dict[str, int] = header["mesh"]
+    mesh = _tpus(sizes, topology) if topology else _cpus(sizes)
+    lowered = _lower(jax.export.deserialize(bytearray(serialised)), mesh, header["donated"])
+    start = time.perf_counter()
+    compiled = lowered.compile()
+    return measure(compiled, sizes, seconds_to_compile=time.perf_counter() - start)
+
+
+def _cpus(sizes: Mapping[str, int]) -> Mesh:
+    shape, names = tuple(sizes.values()), tuple(sizes)
+    auto = (AxisType.Auto,) * len(shape)
+    return jax.make_mesh(shape, names, axis_types=auto, devices=jax.devices()[: math.prod(shape)])
+
+
+def _tpus(sizes: Mapping[str, int], name: str) -> Mesh:
+    from jax.experimental import topologies
+
+    try:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except RuntimeError as error:
+        if "not installed" not in str(error):
+            raise CompileError(f'topology "{name}": {error}') from None
+        raise CompileError(f'topology "{name}" needs the TPU compiler, which is not here: pip install libtpu') from None
+    if len(topology.devices) != math.prod(sizes.values()):
+        raise CompileError(f"topology {name} has {len(topology.devices)} devices, and the mesh is {describe_mesh(sizes)}")
+    return topologies.make_mesh(topology, tuple(sizes.values()), tuple(sizes))
+
+
+def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any:
+    """The exported function with the arguments that it uses, each where it lay and donated if it was."""
+    avals = exported.in_avals
+    # jit leaves out what a function does not use, and so must this one: they would be arguments of the program.
+    # Keys of random numbers stay, as they cannot be made of zeros.
+    used = set(exported.module_kept_var_idx) | {
+        position for position, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+    }
+    kept = sorted(used)
+    shardings = list(exported.in_shardings_jax(mesh))
+    if not any(shardings):  # nothing else would say which devices
+        everywhere = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+        shardings = [everywhere] * len(shardings)
+
+    def function(*given: Any) -> list[Any]:
+        values = dict(zip(kept, given, strict=True))
+        leaves = [
+            values[position] if position in used else jnp.zeros(aval.shape, aval.dtype) for position, aval in enumerate(avals)
+        ]
+        arguments, keywords = jax.tree.unflatten(exported.in_tree, leaves)
+        return jax.tree.leaves(exported.call(*arguments, **keywords))  # type: ignore[no-untyped-call]
+
+    abstract = [
+        jax.ShapeDtypeStruct(avals[each].shape, avals[each].dtype, sharding=shardings[each])  # type: ignore[no-untyped-call]
+        for each in kept
+    ]
+    jitted = jax.jit(
+        function,
+        out_shardings=list(exported.out_shardings_jax(mesh)),
+        donate_argnums=[position for position, each in enumerate(kept) if each in donated],
+    )
+    return jitted.lower(*abstract)
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # not sys.stdin, whose lock a waiting thread would hold when the interpreter ends
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    main(Path(sys.argv[1]), sys.argv[2], [int(position) for position in sys.argv[3:]])
