@@ -18,6 +18,7 @@ class Move:
     """A collective on the way from one layout to another.
 
     Attributes:
+      after: the layout that it leaves the array in.
       kind: "all-reduce", "reduce-scatter", "all-gather" or "all-to-all".
       axes: over which it runs, as bits.
       bytes: gathered, unreduced or (all-to-all) local bytes of a device.
@@ -28,6 +29,7 @@ class Move:
     axes: int
     bytes: float
     wire: float
+    after: Layout
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Links:
       names: of the axes.
       sizes: of the axes.
       bandwidth: bytes/s along each axis.
-      latency: seconds for one step of a ring along each axis.
+      latency: seconds that a step of a ring takes along each axis.
     """
 
     names: tuple[str, ...]
@@ -54,6 +56,13 @@ class Links:
             self._shards[axes] = math.prod(size for bit, size in enumerate(self.sizes) if axes >> bit & 1)
         return self._shards[axes]
 
+    def way(self, source: Layout, target: Layout, partial: int) -> tuple[Layout, ...]:
+        """The layouts to go through from one to another, the last included; without the first, if that is not partial."""
+        stops = [move.after for move in self.moves(source, target, partial, 1)]
+        if not stops or stops[-1] != target:
+            stops.append(target)
+        return tuple(stops)
+
     def axes(self, bits: int) -> tuple[str, ...]:
         return tuple(name for bit, name in enumerate(self.names) if bits >> bit & 1)
 
@@ -68,32 +77,43 @@ class Links:
         return self._moves[key]
 
     def seconds(self, move: Move) -> float:
-        """α–β: the bytes over the slowest link that takes part, and a latency for each step of the ring."""
+        """α–β: the bytes over the slowest link that takes part, and one step's latency, as compilers combine small collectives."""
         bits = [bit for bit in range(len(self.sizes)) if move.axes >> bit & 1]
-        steps = (self.shards(move.axes) - 1) * (2 if move.kind == "all-reduce" else 1)
-        return move.wire / min(self.bandwidth[bit] for bit in bits) + steps * max(self.latency[bit] for bit in bits)
+        return move.wire / min(self.bandwidth[bit] for bit in bits) + max(self.latency[bit] for bit in bits)
 
     def _find(self, source: Layout, target: Layout, partial: int, size: int) -> list[Move]:
         """Sum first, scattering where the target is sharded; cut what need not travel; exchange; gather at last."""
         moves = []
-        have, want = sum(source), sum(target)
+        have, want = union(source), union(target)
         local = size / self.shards(have)
+        now = list(source)
         if scattered := partial & want & ~have:
             n = self.shards(scattered)
-            moves.append(Move("reduce-scatter", scattered, local, local * (n - 1) / n))
+            now = [mask | there & scattered for mask, there in zip(now, target, strict=True)]
+            moves.append(Move("reduce-scatter", scattered, local, local * (n - 1) / n, tuple(now)))
             local /= n
         if left := partial & ~scattered & ~have:
             n = self.shards(left)
-            moves.append(Move("all-reduce", left, local, 2 * local * (n - 1) / n))
-        local /= self.shards(want & ~have & ~scattered)
+            moves.append(Move("all-reduce", left, local, 2 * local * (n - 1) / n, tuple(now)))
+        cut = want & ~have & ~scattered
+        local /= self.shards(cut)
+        now = [mask | there & cut for mask, there in zip(now, target, strict=True)]
         exchanged = 0
         for one, other in zip(source, target, strict=True):
             exchanged |= one & want & ~other
         if exchanged:
             n = self.shards(exchanged)
-            moves.append(Move("all-to-all", exchanged, local, local * (n - 1) / n))
+            now = [mask & ~exchanged | there & exchanged for mask, there in zip(now, target, strict=True)]
+            moves.append(Move("all-to-all", exchanged, local, local * (n - 1) / n, tuple(now)))
         if gathered := have & ~want:
             n = self.shards(gathered)
             local *= n
-            moves.append(Move("all-gather", gathered, local, local * (n - 1) / n))
+            moves.append(Move("all-gather", gathered, local, local * (n - 1) / n, tuple(target)))
         return moves
+
+
+def union(layout: Layout) -> int:
+    union = 0
+    for mask in layout:
+        union |= mask
+    return union

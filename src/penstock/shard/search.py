@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.shard.eliminate import cheapest
 from penstock.shard.graph import Edge, Graph
-from penstock.shard.layout import Layout, Links
+from penstock.shard.layout import Layout, Links, union
 from penstock.shard.memory import Lifetimes
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ class Problem:
     def seconds(self, assignment: Assignment) -> float:
         """Of one step. An array that several read in one layout goes there once."""
         total = sum(
-            seconds / self.links.shards(_union(layout)) for seconds, layout in zip(self._seconds, assignment, strict=True) if seconds
+            seconds / self.links.shards(union(layout)) for seconds, layout in zip(self._seconds, assignment, strict=True) if seconds
         )
         seen: set[tuple] = set()
         for edge in self.graph.edges:
             moves = self.moves(edge, assignment)
             if moves:
-                key = (edge.value, edge.count, edge.kind == "result", _project(edge.target, assignment[edge.b]))
+                key = (edge.value, edge.count, edge.kind == "result", project(edge.target, assignment[edge.b]))
                 if key not in seen:
                     seen.add(key)
                     total += edge.count * sum(self.links.seconds(move) for move in moves)
@@ -79,12 +79,12 @@ class Problem:
 
     def moves(self, edge: Edge, assignment: Assignment) -> tuple:
         source, target = assignment[edge.a], assignment[edge.b]
-        partial = _union(tuple(source[slot] for slot in edge.partial))
-        return self.links.moves(_project(edge.source, source), _project(edge.target, target), partial, edge.bytes)
+        partial = union(tuple(source[slot] for slot in edge.partial))
+        return self.links.moves(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
 
     def local_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
         """Of each array of `lives` its bytes on one device, and of all that is stored."""
-        shards = np.array([self.links.shards(_union(layout)) for layout in assignment], dtype=np.float64)
+        shards = np.array([self.links.shards(union(layout)) for layout in assignment], dtype=np.float64)
         lives = self.lives
         each = lives.bytes / shards[lives.node]
         made: set[tuple] = set()
@@ -94,13 +94,13 @@ class Problem:
             if not self.moves(edge, assignment):
                 each[row] = 0.0
             elif edge.kind == "operand":
-                there = _project(edge.target, layout)
+                there = project(edge.target, layout)
                 first = (edge.value, there) not in made
                 made.add((edge.value, there))
                 alone = first and lives.start[row] < lives.end[row]
-                each[row] = 0.0 if alone else lives.bytes[row] / self.links.shards(_union(there))
+                each[row] = 0.0 if alone else lives.bytes[row] / self.links.shards(union(there))
             elif edge.kind == "result":
-                each[row] = lives.bytes[row] / self.links.shards(_union(_project(edge.source, layout)))
+                each[row] = lives.bytes[row] / self.links.shards(union(project(edge.source, layout)))
         stored = sum(size / shards[node] for node, size in self.stored)
         return each, stored
 
@@ -130,7 +130,7 @@ class Problem:
         fixed = [node.fixed is not None and all(entry is not None for entry in node.fixed) for node in self.graph.nodes]
         base = [assignment[number] if fixed[number] else without[number] for number in range(len(without))]
         layouts = [[_with(base[number], slot, bit) for slot in states[number]] for number in range(len(base))]
-        shards = [[self.links.shards(_union(layout)) for layout in each] for each in layouts]
+        shards = [[self.links.shards(union(layout)) for layout in each] for each in layouts]
         unary = [np.array([self._seconds[number] / n for n in each]) for number, each in enumerate(shards)]
         everywhere = float(prices.sum())
         if everywhere:
@@ -182,29 +182,22 @@ class Problem:
         if key not in self._tables:
             table = np.zeros((len(of_a), len(of_b)))
             for row, source in enumerate(of_a):
-                start = _project(edge.source, source)
-                partial = _union(tuple(source[slot] for slot in edge.partial))
+                start = project(edge.source, source)
+                partial = union(tuple(source[slot] for slot in edge.partial))
                 for column, target in enumerate(of_b):
-                    end = _project(edge.target, target)
+                    end = project(edge.target, target)
                     moves = self.links.moves(start, end, partial, edge.bytes)
                     if moves:
                         table[row, column] = edge.count * sum(self.links.seconds(move) for move in moves)
                         if copy:
-                            table[row, column] += copy / self.links.shards(_union(start if edge.kind == "result" else end))
+                            table[row, column] += copy / self.links.shards(union(start if edge.kind == "result" else end))
             self._tables[key] = table if table.any() else None
         return self._tables[key]
 
 
-def _project(slots: Sequence[int | None], layout: Layout) -> Layout:
+def project(slots: Sequence[int | None], layout: Layout) -> Layout:
     return tuple(0 if slot is None else layout[slot] for slot in slots)
 
 
 def _with(layout: Layout, slot: int, bit: int) -> Layout:
     return layout if slot < 0 or layout[slot] & bit else (*layout[:slot], layout[slot] | bit, *layout[slot + 1 :])
-
-
-def _union(layout: Layout) -> int:
-    union = 0
-    for mask in layout:
-        union |= mask
-    return union

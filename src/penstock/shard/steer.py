@@ -1,86 +1,131 @@
-"""From decisions to layouts: of the inputs, and inside of the step."""
+"""From decisions to layouts: of the inputs and outputs, and inside of the step."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from penstock.shard.apply import Spec, Steering
 from penstock.shard.axes import Groups
 from penstock.shard.graph import Graph
 from penstock.shard.layout import Layout, Links
+from penstock.shard.order import axis_orders
 from penstock.shard.program import Program
 from penstock.shard.search import Assignment
 
 
-def input_specs(program: Program, groups: Groups, graph: Graph, links: Links, assignment: Assignment) -> list[Spec]:
-    """Of each input the layout in which it is stored.
+@dataclass(frozen=True)
+class Layouts:
+    """All layouts of a plan.
 
-    In a dimension that several axes shard, those in which the input is used come first: what has to be gathered before use is then one
-    block of the dimension on each device, and is gathered as it is.
+    Attributes:
+      inputs: of each input, how it is stored.
+      outputs: of each output: what replaces an input is stored as that is; everything else comes as it was computed.
+      steering: the layouts inside of the step.
     """
-    specs = []
-    for value in program.inputs:
-        layout = assignment[graph.leaf[value]]
-        used = _of_value(groups, graph, assignment, value)
-        specs.append(tuple((*links.axes(mask & use), *links.axes(mask & ~use)) for mask, use in zip(layout, used, strict=True)))
-    return specs
+
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    steering: Steering
 
 
-def output_specs(
-    program: Program, groups: Groups, graph: Graph, links: Links, assignment: Assignment, state: dict[int, int], inputs: list[Spec]
-) -> list[Spec]:
-    """Of each output: what it replaces is stored as before; everything else comes as it was computed."""
-    specs: list[Spec] = []
-    for place, value in enumerate(program.outputs):
-        if place in state:
-            specs.append(inputs[state[place]])
-        elif value is None:
-            specs.append(())
-        else:
-            specs.append(_spec(links, _of_value(groups, graph, assignment, value)))
-    return specs
+def layouts_of(
+    program: Program, groups: Groups, graph: Graph, links: Links, assignment: Assignment, state: Mapping[int, int]
+) -> Layouts:
+    """Write decisions out.
+
+    Args:
+      program, groups, graph, links: what was searched.
+      assignment: the decisions.
+      state: of each output that replaces an input, by place, the place of the input.
+    """
+    return _Writer(program, groups, graph, links, assignment).write(state)
 
 
-def steering_of(program: Program, groups: Groups, graph: Graph, links: Links, assignment: Assignment) -> Steering:
-    """The layouts that are written into the step: at each operation that is not elementwise, of what it reads and what it makes."""
-    operands: dict = {}
-    results: dict = {}
-    for op, node in zip(groups.anchors, graph.op, strict=True):
-        layout = assignment[node]
-        wanted: list[tuple[Spec, ...] | None] = []
-        for operand, factors in zip(op.operands, op.rule.operands, strict=True):
-            if operand is None or not factors or op.primitive == "sharding_constraint":
-                wanted.append(None)
-                continue
-            home = _spec(links, _of_value(groups, graph, assignment, operand))
-            there = _spec(links, tuple(0 if factor is None else layout[factor] for factor in factors))
-            there = _only_large(there, program.values[operand].shape)
-            wanted.append((home,) if there == home else (home, there))
-        operands[op.path] = tuple(wanted)
-        made: list[tuple[Spec, ...] | None] = []
-        for result, factors in zip(op.results, op.rule.results, strict=True):
-            shape = program.values[result].shape
-            home = _spec(links, _of_value(groups, graph, assignment, result))
-            here = _only_large(_spec(links, tuple(0 if factor is None else layout[factor] for factor in factors)), shape)
-            partial = any(layout[factor] for factor in range(len(layout)) if factor not in factors)
-            made.append(None if not shape else (home,) if partial or here == home else (here, home))
-        results[op.path] = tuple(made)
-    by_result = {op.results[0]: op for group in groups.groups if group is not None for op in group.elementwise}
-    for value, result, dims in groups.spread:
-        op = by_result[result]
-        home = _of_value(groups, graph, assignment, result)
-        spec = _spec(links, tuple(0 if dim is None else home[dim] for dim in dims))
-        before = operands.get(op.path, (None,) * len(op.operands))
-        operands[op.path] = tuple((spec,) if each == value else old for each, old in zip(op.operands, before, strict=True))
-    return Steering(operands, results)
+class _Writer:
+    def __init__(self, program: Program, groups: Groups, graph: Graph, links: Links, assignment: Assignment):
+        self.program, self.groups, self.graph, self.links, self.assignment = program, groups, graph, links, assignment
+        self.orders = axis_orders(graph, links, assignment)
 
+    def write(self, state: Mapping[int, int]) -> Layouts:
+        inputs = tuple(self.spec(self.graph.leaf[value], range(len(self.program.values[value].shape))) for value in self.program.inputs)
+        outputs: list[Spec] = []
+        for place, value in enumerate(self.program.outputs):
+            if place in state:
+                outputs.append(inputs[state[place]])
+            else:
+                outputs.append(() if value is None else self.home(value))
+        operands: dict = {}
+        results: dict = {}
+        for op, node in zip(self.groups.anchors, self.graph.op, strict=True):
+            layout = self.assignment[node]
+            pinned = op.primitive == "sharding_constraint"
+            operands[op.path] = tuple(
+                None if operand is None or not factors or pinned else self.wanted(operand, node, factors)
+                for operand, factors in zip(op.operands, op.rule.operands, strict=True)
+            )
+            made = []
+            for result, factors in zip(op.results, op.rule.results, strict=True):
+                reduced = [factor for factor in range(len(layout)) if factor not in factors] if op.fixed is None else []
+                made.append(self.made(result, node, factors, reduced) if self.program.values[result].shape else None)
+            results[op.path] = tuple(made)
+        self.spread(operands)
+        return Layouts(inputs, tuple(outputs), Steering(operands, results))
 
-def _of_value(groups: Groups, graph: Graph, assignment: Assignment, value: int) -> Layout:
-    layout = assignment[graph.group[value]]
-    return tuple(0 if dim is None else layout[dim] for dim in groups.dims[value])
+    def home(self, value: int) -> Spec:
+        """The layout in which a value is kept."""
+        return self.spec(self.graph.group[value], self.groups.dims[value])
 
+    def wanted(self, value: int, node: int, factors: tuple[int | None, ...]) -> tuple[Spec, ...]:
+        """The layouts that an operand goes through: from its group's to the operation's."""
+        source = self._layout(self.graph.group[value], self.groups.dims[value])
+        target = self._only_large(self._layout(node, factors), value)
+        stops = self.links.way(source, target, 0)
+        return self._named([source, *stops] if target != source else [source], value, (node, factors))
 
-def _spec(links: Links, layout: Layout) -> Spec:
-    return tuple(links.axes(mask) for mask in layout)
+    def made(self, value: int, node: int, factors: tuple[int | None, ...], reduced: list[int]) -> tuple[Spec, ...]:
+        """The layouts that a result goes through: from the operation's, if that is not partial, to its group's."""
+        source = self._only_large(self._layout(node, factors), value)
+        target = self._layout(self.graph.group[value], self.groups.dims[value])
+        partial = 0
+        for factor in reduced:
+            partial |= self.assignment[node][factor]
+        stops = list(self.links.way(source, target, partial))
+        if not partial and source != target:
+            stops = [source, *stops]
+        return self._named(stops, value, (node, factors))
 
+    def spread(self, operands: dict) -> None:
+        """Operands of elementwise operations that are stored, or that are small, in the layout of the result."""
+        by_result = {op.results[0]: op for group in self.groups.groups if group is not None for op in group.elementwise}
+        for value, result, dims in self.groups.spread:
+            op = by_result[result]
+            at = tuple(None if dim is None else self.groups.dims[result][dim] for dim in dims)
+            spec = self.spec(self.graph.group[result], at)
+            before = operands.get(op.path, (None,) * len(op.operands))
+            operands[op.path] = tuple((spec,) if each == value else old for each, old in zip(op.operands, before, strict=True))
 
-def _only_large(spec: Spec, shape: tuple[int, ...]) -> Spec:
-    return tuple(entry if size > 1 else () for entry, size in zip(spec, shape, strict=True))
+    def spec(self, node: int, slots) -> Spec:
+        return tuple(self._axes(node, slot, 0 if slot is None else self.assignment[node][slot]) for slot in slots)
+
+    def _layout(self, node: int, slots: tuple[int | None, ...]) -> Layout:
+        return tuple(0 if slot is None else self.assignment[node][slot] for slot in slots)
+
+    def _only_large(self, layout: Layout, value: int) -> Layout:
+        return tuple(mask if size > 1 else 0 for mask, size in zip(layout, self.program.values[value].shape, strict=True))
+
+    def _named(self, stops: list[Layout], value: int, fallback: tuple[int, tuple[int | None, ...]]) -> tuple[Spec, ...]:
+        """Layouts with the names of axes, in the order that the dimension has wherever the value goes."""
+        group, dims = self.graph.group[value], self.groups.dims[value]
+        specs = []
+        for stop in stops:
+            spec = []
+            for at, mask in enumerate(stop):
+                node, slot = (group, dims[at]) if dims[at] is not None else (fallback[0], fallback[1][at])
+                spec.append(self._axes(node, slot, mask))
+            specs.append(tuple(spec))
+        return tuple(dict.fromkeys(specs))
+
+    def _axes(self, node: int, slot: int | None, mask: int) -> tuple[str, ...]:
+        order = self.orders.get((node, slot), range(len(self.links.sizes))) if slot is not None else range(len(self.links.sizes))
+        return tuple(self.links.names[axis] for axis in order if mask >> axis & 1)

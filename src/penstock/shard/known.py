@@ -1,0 +1,77 @@
+"""Plans that everybody knows: data parallelism, and fully sharded data parallelism. To compare with, and to start from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from penstock.shard.search import Assignment, Problem
+
+
+def batch_slots(problem: Problem, batch: Iterable[int]) -> dict[int, list[int]]:
+    """Of each node the slots that are the batch dimension: those that the first dimension of some inputs leads to.
+
+    Args:
+      problem: what is searched.
+      batch: nodes of the inputs.
+    """
+    edges: dict[int, list[tuple[int, dict[int, int]]]] = {}
+    for edge in problem.graph.edges:
+        there = {a: b for a, b in zip(edge.source, edge.target, strict=True) if a is not None and b is not None}
+        edges.setdefault(edge.a, []).append((edge.b, there))
+        edges.setdefault(edge.b, []).append((edge.a, {b: a for a, b in there.items()}))
+    found: dict[int, list[int]] = {}
+    queue = deque((node, 0) for node in batch if problem.graph.nodes[node].sizes)
+    while queue:
+        node, slot = queue.popleft()
+        if slot in found.setdefault(node, []):
+            continue
+        found[node].append(slot)
+        for other, there in edges.get(node, ()):
+            if slot in there:
+                queue.append((other, there[slot]))
+    return found
+
+
+def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:
+    """Every mesh axis shards the batch, wherever there is one; everything else is on all devices."""
+    slots = batch_slots(problem, batch)
+    assignment = problem.start()
+    for node, candidates in slots.items():
+        if problem.graph.nodes[node].fixed is not None:
+            continue
+        layout, sizes = [0] * len(problem.graph.nodes[node].sizes), problem.graph.nodes[node].sizes
+        for axis, n in enumerate(problem.links.sizes):
+            # The first slot that has room: in B against B, one of the two.
+            for slot in sorted(candidates):
+                if sizes[slot] > 1 and sizes[slot] % (n * problem.links.shards(layout[slot])) == 0:
+                    layout[slot] |= 1 << axis
+                    break
+        assignment[node] = tuple(layout)
+    return assignment
+
+
+def fully_sharded(problem: Problem, batch: Iterable[int], state: Iterable[int]) -> Assignment:
+    """Data parallelism, with all state sharded over all mesh axes along its largest dimension that divides, and gathered for use."""
+    batch = list(batch)
+    assignment = data_parallel(problem, batch)
+    everything = (1 << len(problem.links.sizes)) - 1
+    n = problem.links.shards(everything)
+    sharded = dict.fromkeys(state)
+    for leaf in sharded:
+        node = problem.graph.nodes[leaf]
+        dims = [dim for dim, size in enumerate(node.sizes) if size % n == 0]
+        if node.fixed is None and dims:
+            largest = max(dims, key=lambda dim: node.sizes[dim])
+            assignment[leaf] = tuple(everything if dim == largest else 0 for dim in range(len(node.sizes)))
+    # What only updates the state is computed where the state is stored.
+    slots = batch_slots(problem, batch)
+    for edge in problem.graph.edges:
+        if edge.kind == "spread" and edge.a in sharded and edge.b not in slots and any(assignment[edge.a]):
+            layout = [0] * len(problem.graph.nodes[edge.b].sizes)
+            for a, b in zip(edge.source, edge.target, strict=True):
+                if a is not None and b is not None and problem.graph.nodes[edge.b].sizes[b] % n == 0:
+                    layout[b] = assignment[edge.a][a]
+            assignment[edge.b] = tuple(layout)
+    return assignment
+
