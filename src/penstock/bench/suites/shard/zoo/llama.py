@@ -144,7 +144,7 @@ def block(layer: PyTree, x: Array, size: Size, linear: Linear = jnp.matmul) -> A
 
 
 def attention(layer: PyTree, x: Array, size: Size, linear: Linear = jnp.matmul) -> Array:
-    """Causal, of query heads in groups that share keys and values (Ainslie et al. 2023, arXiv:2305.13245): [B, T, D] → the same."""
+    """Causal; groups of query heads share keys and values (Ainslie et al. 2023, arXiv:2305.13245): [B, T, D] → the same."""
     batch, length, _ = x.shape
     query = linear(x, layer["wq"]).reshape(batch, length, size.heads, size.head)
     key = linear(x, layer["wk"]).reshape(batch, length, size.key_value_heads, size.head)

@@ -21,7 +21,7 @@ class Model:
       name: such as "llama-gqa".
       front_end: "NNX", "Linen", "Equinox" or "JAX".
       init: () → state: parameters, optimizer state and what else the step carries along. Its leaves are arrays only, and the
-        same ones at each call. `jax.eval_shape(init)` allocates nothing.
+        same ones at each call. Jitted; `jax.eval_shape(init)` allocates nothing.
       batch: seed → batch, a pytree of NumPy arrays, always the same one for a seed.
       step: state, batch → state, loss []. Pure; the state that comes out has the structure, shapes and dtypes of the one that
         went in.
