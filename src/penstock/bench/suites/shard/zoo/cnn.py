@@ -13,7 +13,7 @@ from jax import Array
 
 from penstock.bench.suites.shard.zoo.model import Model, PyTree
 from penstock.bench.suites.shard.zoo.training import SEED, adamw, cross_entropy, pictures
-from penstock.bench.suites.shard.zoo.training_linen import array_step
+from penstock.bench.suites.shard.zoo.training_linen import create
 
 _CHANNELS = (16, 32, 64)
 _SIZE, _CLASSES, _BATCH = 32, 10, 128
@@ -27,12 +27,12 @@ class _CNN(nn.Module):
         for channels in _CHANNELS:
             x = nn.Conv(channels, (3, 3), use_bias=False)(x)
             x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
-            x = nn.max_pool(x, (2, 2), strides=(2, 2))
+            x = nn.max_pool(x, (2, 2), strides=(2, 2))  # type: ignore[no-untyped-call]
         x = nn.relu(nn.Dense(128)(x.reshape(len(x), -1)))
         return nn.Dense(_CLASSES)(x)
 
 
-class _State(TrainState):
+class _State(TrainState):  # type: ignore[no-untyped-call]  # Flax's own, without annotations
     batch_stats: Any
 
 
@@ -41,9 +41,9 @@ def cnn() -> Model:
 
     def init() -> _State:
         variables = module.init(jax.random.key(SEED), jnp.zeros((1, _SIZE, _SIZE, 3)), train=False)
-        return array_step(_State.create(apply_fn=module.apply, tx=optimizer, **variables))
+        return create(_State, module, optimizer, variables)
 
-    def step(state: _State, batch: PyTree) -> tuple[_State, Array]:
+    def step(state: Any, batch: PyTree) -> tuple[_State, Array]:
         def loss(params: PyTree) -> tuple[Array, PyTree]:
             variables = {"params": params, "batch_stats": state.batch_stats}
             logits, updated = module.apply(variables, batch["images"], train=True, mutable=["batch_stats"])

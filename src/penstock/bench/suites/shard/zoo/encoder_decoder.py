@@ -5,7 +5,8 @@ Sentences are padded: attention does not see the padding, and the loss does not 
 
 from __future__ import annotations
 
-import jax
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -15,7 +16,7 @@ from jax import Array
 
 from penstock.bench.suites.shard.zoo.model import Layout, Model, PyTree
 from penstock.bench.suites.shard.zoo.training import adamw
-from penstock.bench.suites.shard.zoo.training_linen import init_state
+from penstock.bench.suites.shard.zoo.training_linen import init_state, train_step
 
 _WIDTH, _LAYERS, _HEADS, _HIDDEN, _VOCABULARY = 256, 2, 8, 1024, 4096
 _BATCH, _SOURCE, _TARGET = 32, 128, 64
@@ -88,17 +89,13 @@ def encoder_decoder() -> Model:
     def init() -> TrainState:
         return init_state(module, optimizer, jnp.zeros((1, _SOURCE), jnp.int32), jnp.zeros((1, _TARGET), jnp.int32))
 
-    def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Array]:
-        def loss(params: PyTree) -> Array:
-            logits = module.apply({"params": params}, batch["source"], batch["target"])
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["next"])
-            counted = batch["next"] != _PADDING
-            return jnp.sum(losses * counted) / jnp.sum(counted)
+    def loss(params: PyTree, batch: PyTree) -> Array:
+        logits: Any = module.apply({"params": params}, batch["source"], batch["target"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["next"])
+        counted = batch["next"] != _PADDING
+        return jnp.sum(losses * counted) / jnp.sum(counted)
 
-        value, gradients = jax.value_and_grad(loss)(state.params)
-        return state.apply_gradients(grads=gradients), value
-
-    return Model("encoder-decoder", "Linen", init, _batch, step, _LAYOUT)
+    return Model("encoder-decoder", "Linen", init, _batch, train_step(loss), _LAYOUT)
 
 
 def _batch(seed: int) -> PyTree:

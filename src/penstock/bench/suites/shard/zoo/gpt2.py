@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import Array
 
 from penstock.bench.suites.shard.zoo.model import Layout, Model, PyTree
 from penstock.bench.suites.shard.zoo.training import adamw, cross_entropy, text
-from penstock.bench.suites.shard.zoo.training_linen import init_state
+from penstock.bench.suites.shard.zoo.training_linen import init_state, train_step
 
 _WIDTH, _LAYERS, _HEADS, _VOCABULARY = 256, 4, 8, 8192
 _BATCH, _LENGTH = 16, 128
@@ -61,11 +62,9 @@ def gpt2() -> Model:
     def init() -> TrainState:
         return init_state(module, optimizer, jnp.zeros((1, _LENGTH), jnp.int32))
 
-    def step(state: TrainState, batch: PyTree) -> tuple[TrainState, Array]:
-        def loss(params: PyTree) -> Array:
-            return cross_entropy(module.apply({"params": params}, batch["tokens"]), batch["targets"])
+    def loss(params: PyTree, batch: PyTree) -> Array:
+        logits: Any = module.apply({"params": params}, batch["tokens"])
+        return cross_entropy(logits, batch["targets"])
 
-        value, gradients = jax.value_and_grad(loss)(state.params)
-        return state.apply_gradients(grads=gradients), value
-
-    return Model("gpt2", "Linen", init, partial(text, batch=_BATCH, length=_LENGTH, vocabulary=_VOCABULARY), step, _LAYOUT)
+    batch = partial(text, batch=_BATCH, length=_LENGTH, vocabulary=_VOCABULARY)
+    return Model("gpt2", "Linen", init, batch, train_step(loss), _LAYOUT)

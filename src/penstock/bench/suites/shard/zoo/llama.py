@@ -153,7 +153,7 @@ def attention(layer: PyTree, x: Array, size: Size, linear: Linear = jnp.matmul) 
     # Repeated, so that query heads can be split over more devices than there are key/value heads.
     key, value = (jnp.repeat(heads, size.heads // size.key_value_heads, axis=2) for heads in (key, value))
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * size.head**-0.5
-    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, jnp.finfo(scores.dtype).min)
+    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
     return linear(mixed.reshape(batch, length, size.width), layer["wo"])
 

@@ -54,8 +54,8 @@ class _Block(eqx.Module):
     def __init__(self, channels: int, out: int, key: Array):
         first, second = jax.random.split(key)
         self.convs = [
-            eqx.nn.Conv2d(channels, out, 3, padding=1, key=first),
-            eqx.nn.Conv2d(out, out, 3, padding=1, key=second),
+            eqx.nn.Conv2d(channels, out, 3, padding=1, use_bias=False, key=first),
+            eqx.nn.Conv2d(out, out, 3, padding=1, use_bias=False, key=second),
         ]
         self.norms = [eqx.nn.GroupNorm(8, out) for _ in self.convs]
 
