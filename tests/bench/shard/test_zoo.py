@@ -62,10 +62,10 @@ class Trace(NamedTuple):
 def trace(name: str) -> Trace:
     """What is known of a model's step without compiling it."""
     model = load(name)
-    state = jax.eval_shape(model.init)
-    traced = jax.jit(model.step).trace(state, model.batch(0))
-    after, loss = jax.eval_shape(model.step, state, model.batch(0))
-    return Trace(model, state, after, loss, {equation.primitive.name for equation in equations(traced.jaxpr.jaxpr)})
+    step, arguments = jax.jit(model.step), (jax.eval_shape(model.init), model.batch(0))
+    after, loss = jax.eval_shape(step, *arguments)
+    found = equations(step.trace(*arguments).jaxpr.jaxpr)
+    return Trace(model, arguments[0], after, loss, {equation.primitive.name for equation in found})
 
 
 def avals(tree):

@@ -17,7 +17,7 @@ from penstock.bench.suites.shard.zoo.training import SEED, adamw
 from penstock.bench.suites.shard.zoo.training_equinox import params_of, static_of
 
 _SIZE, _CHANNELS, _PATCH, _CLASSES, _BATCH = 16, 4, 2, 32, 32
-_WIDTH, _LAYERS, _HEADS = 256, 3, 8
+_WIDTH, _LAYERS, _HEADS = 256, 2, 8
 _GRID = _SIZE // _PATCH
 _PIXELS = _CHANNELS * _PATCH**2  # numbers in a patch
 _TIMES = 1000
