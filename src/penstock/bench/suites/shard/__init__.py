@@ -1,0 +1,1 @@
+"""What the sharding planner is measured on, and how."""

@@ -1,0 +1,39 @@
+"""What the zoo knows of a model: a complete train step, and what it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array
+
+PyTree = Any
+Spec = tuple[str | None, ...]  # a mesh axis per dimension of a leaf
+Layout = tuple[tuple[str, Spec], ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A train step and all that it needs, before anything has been said about devices.
+
+    Attributes:
+      name: such as "llama-gqa".
+      front_end: "NNX", "Linen", "Equinox" or "JAX".
+      init: () → state: parameters, optimizer state and what else the step carries along. Its leaves are arrays only, and the
+        same ones at each call. Jitted; `jax.eval_shape(init)` allocates nothing.
+      batch: seed → batch, a pytree of NumPy arrays, always the same one for a seed.
+      step: state, batch → state, loss []. Pure; the state that comes out has the structure, shapes and dtypes of the one that
+        went in.
+      megatron: the tensor-parallel layout that an expert writes by hand (Shoeybi et al. 2019, arXiv:1909.08053): pairs of a
+        regular expression and a spec, which has an entry for each dimension of the leaf. The expression is searched in the
+        leaf's path in the state, where it also finds the moments that the optimizer keeps of a parameter; the first one found
+        counts. A leaf without one is replicated. Empty where the model is not a transformer.
+    """
+
+    name: str
+    front_end: str
+    init: Callable[[], PyTree]
+    batch: Callable[[int], PyTree]
+    step: Callable[[PyTree, PyTree], tuple[PyTree, Array]]
+    megatron: Layout = ()

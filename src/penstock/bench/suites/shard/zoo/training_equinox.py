@@ -1,0 +1,24 @@
+"""Equinox modules in two: the arrays, which are the parameters, and all else, which the step closes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+from jax import Array
+
+from penstock.bench.suites.shard.zoo.model import PyTree
+from penstock.bench.suites.shard.zoo.training import SEED
+
+Make = Callable[[Array], eqx.Module]  # of a key
+
+
+def params_of(make: Make) -> PyTree:
+    return eqx.filter(make(jax.random.key(SEED)), eqx.is_array)
+
+
+def static_of(make: Make) -> PyTree:
+    """What `eqx.combine` makes a module of, together with parameters; without having any."""
+    abstract = eqx.filter_eval_shape(make, jax.random.key(SEED))
+    return eqx.filter(abstract, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct), inverse=True)
