@@ -176,16 +176,19 @@ class _Collectives:
             # Where is not to be known (a table too long for the text): by size, and of several axes the innermost.
             ways = where.operand(taken).elements // max(1, taken.elements)
             return self._innermost(groups, ways)
-        table = np.hstack([np.broadcast_to(place, (self.devices.size, 1)) for place in known]) if known else None
-        if table is None:
+        if not known:
             return ()
+        table = np.hstack([np.broadcast_to(found, (self.devices.size, 1)) for found in known])
         parts: list[tuple[int, ...]] = []
         for group in groups:
             by_place: dict[tuple[int, ...], list[int]] = {}
             for device in group:
                 by_place.setdefault(tuple(table[device]), []).append(device)
-            parts += zip(*by_place.values(), strict=False)
-        return tuple(parts) if all(len(part) > 1 for part in parts) else ()
+            apart = len(by_place) * taken.elements <= where.operand(taken).elements
+            if not apart or len(set(map(len, by_place.values()))) > 1:
+                return ()  # parts that overlap, or are not kept by as many devices each
+            parts += zip(*by_place.values(), strict=True)
+        return tuple(parts) if len(parts[0]) > 1 else ()
 
     def _innermost(self, groups: Groups, ways: int) -> Groups:
         size = len(groups[0])
@@ -198,11 +201,12 @@ class _Collectives:
     def _groups(self, instruction: Instruction) -> Groups:
         """The groups of devices, of equal size, in any of the ways in which XLA prints them."""
         groups = _replica_groups(instruction.attributes, self.devices.size)
-        if max(itertools.chain.from_iterable(groups)) >= self.devices.size:
+        last = max(itertools.chain.from_iterable(groups))
+        if last >= self.devices.size:
             sizes = "×".join(f"{name}={size}" for name, size in self.mesh.items())
             raise ValueError(
-                f"{instruction.name} runs on device {max(itertools.chain.from_iterable(groups))}, and the mesh {sizes} has "
-                f"{self.devices.size}: give the mesh that the program was compiled for"
+                f"{instruction.name} runs on device {last}, and the mesh {sizes} has {self.devices.size}: "
+                "give the mesh that the program was compiled for"
             )
         return groups
 
