@@ -315,6 +315,20 @@ def test_a_tuple_all_reduce_is_taken_element_by_element():
     ]
 
 
+def test_what_a_compiler_that_forms_reduce_scatters_leaves_as_an_all_reduce_is_one():
+    lines = """
+      %r = f32[8,16]{{1,0:T(8,128)}} all-reduce(%p), replica_groups=[1,8]<=[8], to_apply=%add{config}
+      %c = (f32[8,16]{{1,0:T(8,128)S(1)}}, f32[8,16]{{1,0:T(8,128)}}, u32[]{{:S(2)}}) copy-start(%r)
+      %d = f32[8,16]{{1,0:T(8,128)S(1)}} copy-done(%c)
+      %id = u32[] partition-id()
+      %zero = u32[] constant(0)
+      ROOT %s = f32[1,16]{{1,0}} dynamic-slice(%d, %id, %zero), dynamic_slice_sizes={{1,16}}
+    """
+    config = ', backend_config={"barrier_config":{"barrier_type":"CUSTOM","id":"5"}}'
+    assert only(program(lines.format(config=""))).kind == "reduce-scatter"
+    assert only(program(lines.format(config=config))).kind == "all-reduce"
+
+
 def test_parts_that_overlap_keep_the_all_reduce():
     text = program("""
       %r = f32[8,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
@@ -413,7 +427,7 @@ HloModule jit__lambda, is_scheduled=true, num_partitions=8
 
 %all-reduce-scatter (input: f32[64,64]) -> f32[64,16] {
   %input = f32[64,64]{0,1:T(8,128)S(1)} parameter(0)
-  %all-reduce.2 = f32[64,64]{0,1:T(8,128)} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true, to_apply=%add.clone, frontend_attributes={from-cross-replica-sharding="true"}
+  %all-reduce.2 = f32[64,64]{0,1:T(8,128)} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true, to_apply=%add.clone, frontend_attributes={from-cross-replica-sharding="true"}, backend_config={"flag_configs":[],"barrier_config":{"barrier_type":"CUSTOM","id":"1"},"scoped_memory_configs":[],"used_scoped_memory_configs":[]}
   %constant.12 = u32[] constant(0)
   %constant.shard_id_table = u32[8]{0:T(128)} constant({0, 1, 2, 3, 0, 1, 2, 3})
   %partition-id.2 = u32[] partition-id()

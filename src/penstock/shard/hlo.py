@@ -63,10 +63,11 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     its body as often as `Program.trips` says. Of a conditional, that branch counts which moves most.
 
     **Reduce-scatters.** An all-reduce of which each device keeps only a part, taken by `dynamic-slice` at a place that
-    depends on the device, stands for a reduce-scatter: XLA:CPU leaves it so, and the TPU compiler fuses the two. Where
-    its group spans axes `a` and `b` and the part differs along `a` only, it counts as a reduce-scatter of all bytes over
-    `a` and an all-reduce of that part over `b`. A tuple all-reduce is taken element by element; the elements
-    that turn out alike are summed.
+    depends on the device, stands for a reduce-scatter: XLA:CPU forms none, and the TPU compiler writes them so in a fusion.
+    What the TPU and GPU compilers leave as an all-reduce outside of a fusion is one, whatever becomes of its result.
+    Where its group spans axes `a` and `b` and the part differs along `a` only, it counts as a reduce-scatter of all
+    bytes over `a` and an all-reduce of that part over `b`. A tuple all-reduce is taken element by element; the
+    elements that turn out alike are summed.
 
     Args:
       text: of `jax.stages.Compiled.as_text()`, for a program with one partition per device. As it leaves out the elements
@@ -161,6 +162,9 @@ class _Collectives:
         self, where: Computation, instruction: Instruction, element: int | None, array: Array, groups: Groups
     ) -> Groups:
         """The parts of the groups whose devices keep different parts of the result; () if all keep all of it."""
+        fused = any(caller.opcode == "fusion" for _, caller in self.program.callers[where.name])
+        if "backend_config=" in instruction.attributes and not fused:
+            return ()  # its compiler forms reduce-scatters, and has chosen to run this as an all-reduce
         taken = slices(self.program, where, instruction, element, array)
         if not taken:
             return ()
