@@ -149,7 +149,7 @@ def test_async_start_of_a_computation():
     assert only(text) == Collective("reduce-scatter", 512, 4, 1.0, ("model",))
 
 
-def loop(condition, body_step="%one", config="", start=0):
+def loop(condition, body_step="%one", config="", start=0, limit="%l"):
     """A loop with an all-reduce and a product of [8,16] and [16,16] in it."""
     before = f"""
 %body (t: (s32[], f32[8,16], f32[16,16], s32[])) -> (s32[], f32[8,16], f32[16,16], s32[]) {{
@@ -163,7 +163,7 @@ def loop(condition, body_step="%one", config="", start=0):
   %next = s32[] add(%i, {body_step})
   %dot = f32[8,16]{{1,0}} dot(%v, %w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
   %r = f32[8,16]{{1,0}} all-reduce(%dot), replica_groups=[2,4]<=[8], to_apply=%add
-  ROOT %o = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) tuple(%next, %r, %w, %l)
+  ROOT %o = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) tuple(%next, %r, %w, {limit})
 }}
 
 %condition (c: (s32[], f32[8,16], f32[16,16], s32[])) -> pred[] {{
@@ -197,6 +197,8 @@ def loop(condition, body_step="%one", config="", start=0):
         (loop("compare(%j, %five), direction=LT", body_step="%two"), 3),
         (loop("compare(%j, %five), direction=LT", start=4), 1),
         (loop("compare(%j, %limit), direction=LT"), 7),
+        (loop("compare(%j, %limit), direction=LT", limit="%i"), 1),
+        (loop("compare(%j, %limit), direction=LT", limit="%next"), 1),
         (loop("custom-call(%j)"), 1),
     ],
 )
@@ -270,6 +272,7 @@ def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter(bet
     ]
     # Over one axis, and sliced over the other: each device needs all that its group has reduced.
     assert kept("{0, 0, 0, 0, 1, 1, 1, 1}") == [Collective("all-reduce", 512, 4, 1.0, ("model",))]
+    assert kept("{0, 1, 1, 1, 0, 1, 1, 1}") == [Collective("all-reduce", 512, 4, 1.0, ("model",))]
     # The table is too long for the text: by size.
     assert kept("{...}") == [Collective("reduce-scatter", 512, 4, 1.0, ("model",))]
     assert kept("{...}", "[1,8]<=[8]")[0] == Collective("reduce-scatter", 512, 4, 1.0, ("model",))
@@ -310,6 +313,67 @@ def test_a_tuple_all_reduce_is_taken_element_by_element():
         Collective("reduce-scatter", 512, 8, 1.0, ("data", "model")),
         Collective("all-reduce", 16, 8, 1.0, ("data", "model")),
     ]
+
+
+def test_what_a_compiler_that_forms_reduce_scatters_leaves_as_an_all_reduce_is_one():
+    lines = """
+      %r = f32[8,16]{{1,0:T(8,128)}} all-reduce(%p), replica_groups=[1,8]<=[8], to_apply=%add{config}
+      %c = (f32[8,16]{{1,0:T(8,128)S(1)}}, f32[8,16]{{1,0:T(8,128)}}, u32[]{{:S(2)}}) copy-start(%r)
+      %d = f32[8,16]{{1,0:T(8,128)S(1)}} copy-done(%c)
+      %id = u32[] partition-id()
+      %zero = u32[] constant(0)
+      ROOT %s = f32[1,16]{{1,0}} dynamic-slice(%d, %id, %zero), dynamic_slice_sizes={{1,16}}
+    """
+    config = ', backend_config={"barrier_config":{"barrier_type":"CUSTOM","id":"5"}}'
+    assert only(program(lines.format(config=""))).kind == "reduce-scatter"
+    assert only(program(lines.format(config=config))).kind == "all-reduce"
+
+
+def test_parts_that_overlap_keep_the_all_reduce():
+    text = program("""
+      %r = f32[8,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
+      %id = u32[] partition-id()
+      %zero = u32[] constant(0)
+      ROOT %s = f32[4,16]{1,0} dynamic-slice(%r, %id, %zero), dynamic_slice_sizes={4,16}
+    """)
+    assert only(text).kind == "all-reduce"
+
+
+# As XLA's own tests have what it makes for GPUs.
+@pytest.mark.parametrize("kind", ["Forward", "BackwardInput", "BackwardFilter"])
+def test_convolutions_of_cudnn(kind):
+    image, kernel, result = "f16[10,20,30,41]", "f16[2,3,41,40]", "f16[10,19,28,40]"
+    left, right, out = {
+        "Forward": (image, kernel, result),
+        "BackwardInput": (result, kernel, image),
+        "BackwardFilter": (image, result, kernel),
+    }[kind]
+    text = program(
+        f"""
+      %q = {right} parameter(1)
+      ROOT %c = ({out}{{3,2,1,0}}, u8[0]{{0}}) custom-call(%p, %q), window={{size=2x3}}, dim_labels=b01f_01io->b01f,
+        custom_call_target="__cudnn$conv{kind}"
+    """.replace(",\n        ", ", "),
+        parameters=f"%p = {left} parameter(0)",
+    )
+    assert flops(text) == 2 * 10 * 19 * 28 * 40 * 41 * 2 * 3
+
+
+def test_a_convolution_over_groups_of_the_batch():
+    """The CPU compiler writes it in other ways."""
+    call = "convolution(%p, %q), window={size=3x3 pad=1_1x1_1}, dim_labels=bf01_oi01->bf01, batch_group_count=4"
+    text = program(
+        f"%q = f32[16,8,3,3] parameter(1)\nROOT %c = f32[2,16,9,9] {call}", parameters="%p = f32[8,8,9,9] parameter(0)"
+    )
+    assert flops(text) == 2 * 2 * 8 * 16 * (8 + 9 + 8) ** 2
+
+
+def test_products_of_cublas():
+    config = '{"gemm_backend_config":{"alpha_real":1,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
+    for target in ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"):
+        call = f'custom-call(%p, %q), custom_call_target="{target}", backend_config={config}'
+        text = program(f"%q = f32[16,32] parameter(1)\nROOT %r = (f32[8,32]{{1,0}}, s8[1028]{{0}}) {call}")
+        assert flops(text) == 2 * 8 * 32 * 16
 
 
 # What the TPU compiler (libtpu 0.0.52, v5e:2x4) makes of an all-gather that it overlaps: three fusions, each with the
@@ -363,7 +427,7 @@ HloModule jit__lambda, is_scheduled=true, num_partitions=8
 
 %all-reduce-scatter (input: f32[64,64]) -> f32[64,16] {
   %input = f32[64,64]{0,1:T(8,128)S(1)} parameter(0)
-  %all-reduce.2 = f32[64,64]{0,1:T(8,128)} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true, to_apply=%add.clone, frontend_attributes={from-cross-replica-sharding="true"}
+  %all-reduce.2 = f32[64,64]{0,1:T(8,128)} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true, to_apply=%add.clone, frontend_attributes={from-cross-replica-sharding="true"}, backend_config={"flag_configs":[],"barrier_config":{"barrier_type":"CUSTOM","id":"1"},"scoped_memory_configs":[],"used_scoped_memory_configs":[]}
   %constant.12 = u32[] constant(0)
   %constant.shard_id_table = u32[8]{0:T(128)} constant({0, 1, 2, 3, 0, 1, 2, 3})
   %partition-id.2 = u32[] partition-id()

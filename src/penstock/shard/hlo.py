@@ -63,10 +63,11 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     its body as often as `Program.trips` says. Of a conditional, that branch counts which moves most.
 
     **Reduce-scatters.** An all-reduce of which each device keeps only a part, taken by `dynamic-slice` at a place that
-    depends on the device, stands for a reduce-scatter: XLA:CPU leaves it so, and the TPU compiler fuses the two. Where
-    its group spans axes `a` and `b` and the part differs along `a` only, it counts as a reduce-scatter of all bytes over
-    `a` and an all-reduce of that part over `b`. A tuple all-reduce is taken element by element; the elements
-    that turn out alike are summed.
+    depends on the device, stands for a reduce-scatter: XLA:CPU forms none, and the TPU compiler writes them so in a fusion.
+    What the TPU and GPU compilers leave as an all-reduce outside of a fusion is one, whatever becomes of its result.
+    Where its group spans axes `a` and `b` and the part differs along `a` only, it counts as a reduce-scatter of all
+    bytes over `a` and an all-reduce of that part over `b`. A tuple all-reduce is taken element by element; the
+    elements that turn out alike are summed.
 
     Args:
       text: of `jax.stages.Compiled.as_text()`, for a program with one partition per device. As it leaves out the elements
@@ -161,6 +162,9 @@ class _Collectives:
         self, where: Computation, instruction: Instruction, element: int | None, array: Array, groups: Groups
     ) -> Groups:
         """The parts of the groups whose devices keep different parts of the result; () if all keep all of it."""
+        fused = any(caller.opcode == "fusion" for _, caller in self.program.callers[where.name])
+        if "backend_config=" in instruction.attributes and not fused:
+            return ()  # its compiler forms reduce-scatters, and has chosen to run this as an all-reduce
         taken = slices(self.program, where, instruction, element, array)
         if not taken:
             return ()
@@ -176,16 +180,19 @@ class _Collectives:
             # Where is not to be known (a table too long for the text): by size, and of several axes the innermost.
             ways = where.operand(taken).elements // max(1, taken.elements)
             return self._innermost(groups, ways)
-        table = np.hstack([np.broadcast_to(place, (self.devices.size, 1)) for place in known]) if known else None
-        if table is None:
+        if not known:
             return ()
+        table = np.hstack([np.broadcast_to(found, (self.devices.size, 1)) for found in known])
         parts: list[tuple[int, ...]] = []
         for group in groups:
             by_place: dict[tuple[int, ...], list[int]] = {}
             for device in group:
                 by_place.setdefault(tuple(table[device]), []).append(device)
-            parts += zip(*by_place.values(), strict=False)
-        return tuple(parts) if all(len(part) > 1 for part in parts) else ()
+            apart = len(by_place) * taken.elements <= where.operand(taken).elements
+            if not apart or len(set(map(len, by_place.values()))) > 1:
+                return ()  # parts that overlap, or are not kept by as many devices each
+            parts += zip(*by_place.values(), strict=True)
+        return tuple(parts) if len(parts[0]) > 1 else ()
 
     def _innermost(self, groups: Groups, ways: int) -> Groups:
         size = len(groups[0])
@@ -198,11 +205,12 @@ class _Collectives:
     def _groups(self, instruction: Instruction) -> Groups:
         """The groups of devices, of equal size, in any of the ways in which XLA prints them."""
         groups = _replica_groups(instruction.attributes, self.devices.size)
-        if max(itertools.chain.from_iterable(groups)) >= self.devices.size:
+        last = max(itertools.chain.from_iterable(groups))
+        if last >= self.devices.size:
             sizes = "×".join(f"{name}={size}" for name, size in self.mesh.items())
             raise ValueError(
-                f"{instruction.name} runs on device {max(itertools.chain.from_iterable(groups))}, and the mesh {sizes} has "
-                f"{self.devices.size}: give the mesh that the program was compiled for"
+                f"{instruction.name} runs on device {last}, and the mesh {sizes} has {self.devices.size}: "
+                "give the mesh that the program was compiled for"
             )
         return groups
 

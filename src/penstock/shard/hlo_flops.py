@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Iterable
 
 from penstock.shard.hlo_types import Array, Computation, Instruction, Program, parse
 
@@ -56,9 +57,12 @@ class _Flops:
             return sum(map(self.of, instruction.called))
         if opcode in _ELEMENTWISE:
             return instruction.elements
-        if opcode in ("dot", "convolution", "ragged-dot"):
-            left = where.operand(instruction).arrays[0]
-            return _dot(instruction, left) if opcode != "convolution" else _convolution(instruction, left)
+        if opcode == "custom-call":
+            return _library_call(where, instruction)
+        if opcode in ("dot", "ragged-dot"):
+            return _dot(instruction, where.operand(instruction).arrays[0], instruction.numbers("lhs_contracting_dims"))
+        if opcode == "convolution":
+            return _convolution(instruction, where.operand(instruction).arrays[0], instruction.arrays[0])
         if opcode == "sort":
             elements = where.operand(instruction).elements
             return elements * math.ceil(math.log2(elements)) if elements > 1 else 0
@@ -83,17 +87,35 @@ def _applications(where: Computation, instruction: Instruction) -> int:
     return instruction.elements if opcode == "map" else 0
 
 
-def _dot(instruction: Instruction, left: Array) -> int:
-    contracted = instruction.numbers("lhs_contracting_dims")
-    return 2 * instruction.elements * math.prod(left.dims[dimension] for dimension in contracted)
+def _dot(instruction: Instruction, left: Array, contracted: Iterable[int]) -> int:
+    return 2 * instruction.arrays[0].elements * math.prod(left.dims[dimension] for dimension in contracted)
 
 
-def _convolution(instruction: Instruction, image: Array) -> int:
+def _library_call(where: Computation, instruction: Instruction) -> int:
+    """Products and convolutions that XLA leaves to a library, on GPUs (cuBLAS, cuDNN) and some CPUs (oneDNN).
+
+    The result comes with a workspace. A convolution's window and labels are those of the forward one, of which the
+    gradients do as many multiplications.
+    """
+    target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""
+    if any(name in target for name in ("$gemm", "$lt$matmul", "onednn$matmul")):
+        contracted = re.search(r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes)
+        dimensions = map(int, re.findall(r"\d+", contracted[1] if contracted else ""))
+        return _dot(instruction, where.operand(instruction).arrays[0], dimensions)
+    if not target.startswith("__cudnn$conv") or "dim_labels=" not in instruction.attributes:
+        return 0
+    first, second = (where.operand(instruction, position).arrays[0] for position in (0, 1))
+    result = instruction.arrays[0]
+    if "BackwardInput" in target:
+        return _convolution(instruction, result, first)
+    return _convolution(instruction, first, second if "BackwardFilter" in target else result)
+
+
+def _convolution(instruction: Instruction, image: Array, result: Array) -> int:
     """The TPU compiler writes matrix products so, too, with no window or one over the batch of them."""
     image_labels, _, result_labels = re.split(r"_|->", instruction.attribute(r"dim_labels=(\S+?)(?:,|$)") or "")
     image_groups = int(instruction.attribute(r"feature_group_count=(\d+)") or 1)
     batch_groups = int(instruction.attribute(r"batch_group_count=(\d+)") or 1)
-    result = instruction.arrays[0]
     total = image.dims[image_labels.index("f")] // image_groups * image.dims[image_labels.index("b")] // batch_groups
     total *= result.dims[result_labels.index("f")]
     for spatial, (size, stride, low, image_dilation, kernel_dilation) in enumerate(_window(instruction)):

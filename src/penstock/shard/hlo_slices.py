@@ -81,7 +81,7 @@ def slices(
                 if len(callers) != 1 or where.name not in callers[0][1].called:
                     return None
                 todo += [(callers[0][0], callers[0][1].name, i) for i, used in enumerate(user.operands) if used == name]
-            elif user.elements == array.elements and (user.opcode in UNCHANGED or user.opcode in _ELEMENTWISE):
+            elif user.arrays[0].elements == array.elements and (user.opcode in UNCHANGED or user.opcode in _ELEMENTWISE):
                 todo.append((where, user.name, None))
             else:
                 return None
