@@ -235,7 +235,7 @@ def _free(segment: SharedMemory | None) -> None:
 def _serve(connection: Connection, payload: bytes, shared: str | None, sizes: list[int]) -> None:
     """A worker's life: until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]  # a transform that uses JAX must not take the parent's device
+    jax.config.update("jax_platforms", "cpu")  # a transform that uses JAX must not take the parent's device
     segment: SharedMemory | None = None
     try:
         held = SharedMemory(shared) if shared else None

@@ -63,7 +63,7 @@ def compile_classifier(mesh: Mesh, batch: Batch, masked: Batch, steps: int, seed
       steps: after which the learning rate has come down to 0.
       seed: of the first parameters.
     """
-    everywhere = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]  # JAX's own, without annotations
+    everywhere = NamedSharding(mesh, PartitionSpec())  # JAX's own, without annotations
     structure = nnx.graphdef(nnx.eval_shape(lambda: ViT(Sizes(), rngs=nnx.Rngs(0))))
     optimizer = _optimizer(steps)
 

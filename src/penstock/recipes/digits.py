@@ -133,7 +133,7 @@ def _train(steps: int, batch_size: int, seed: int, log: Log, check: Callable[[],
 
     # Auto: the compiler places what lies between the inputs and the outputs.
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    split = NamedSharding(mesh, PartitionSpec("data"))  # type: ignore[no-untyped-call]  # JAX's own, without annotations
+    split = NamedSharding(mesh, PartitionSpec("data"))  # JAX's own, without annotations
     data = images.load()
     training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=images.shift)
     validation = ps.Loader(data.validation, _validation_batch_size(mesh.size), epochs=1, remainder="pad")
@@ -164,7 +164,7 @@ def _abstract(batch: Batch, sharding: NamedSharding) -> Batch:
     leaves = jax.eval_shape(images.scale, batch)
     return {
         # JAX's own, without annotations
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         for name, leaf in leaves.items()
     }
 

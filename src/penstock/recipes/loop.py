@@ -56,12 +56,12 @@ def run(
             last, validation = step == steps, None
             if last:
                 with clock.time("device"):
-                    jax.block_until_ready(totals)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
+                    jax.block_until_ready(totals)  # JAX's own, without annotations
             if last or step % (every * _VALIDATE_EVERY) == 0:
                 with clock.time("validation"):
                     validation = validate(state)
                     if last:
-                        jax.block_until_ready(validation)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
+                        jax.block_until_ready(validation)  # JAX's own, without annotations
             pending = _Pending(step, totals, validation, clock.lap(step))
             totals = classifier.zero
     finally:  # also after Ctrl-C

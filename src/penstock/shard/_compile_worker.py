@@ -26,10 +26,10 @@ def main(folder: Path, topology: str, positions: list[int]) -> None:
     """Compile FOLDER/7.program and so on, in that order, each to FOLDER/7.json."""
     programs = {position: _read(folder / f"{position}.program") for position in positions}
     # float64 arguments stay what they are; of the program itself nothing is traced here.
-    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]  # JAX's own, as below
+    jax.config.update("jax_enable_x64", True)  # JAX's own, as below
     if not topology:
         most = max(math.prod(header["mesh"].values()) for header, _ in programs.values())
-        jax.config.update("jax_num_cpu_devices", most)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_num_cpu_devices", most)
     for position, (header, serialised) in programs.items():
         result: Measured | CompileError
         try:
@@ -90,7 +90,7 @@ def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any
     kept = sorted(used)
     shardings = list(exported.in_shardings_jax(mesh))
     if not any(shardings):  # nothing else would say which devices
-        everywhere = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+        everywhere = NamedSharding(mesh, PartitionSpec())
         shardings = [everywhere] * len(shardings)
 
     def function(*given: Any) -> list[Any]:
@@ -99,10 +99,10 @@ def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any
             values[position] if position in used else jnp.zeros(aval.shape, aval.dtype) for position, aval in enumerate(avals)
         ]
         arguments, keywords = jax.tree.unflatten(exported.in_tree, leaves)
-        return jax.tree.leaves(exported.call(*arguments, **keywords))  # type: ignore[no-untyped-call]
+        return jax.tree.leaves(exported.call(*arguments, **keywords))
 
     abstract = [
-        jax.ShapeDtypeStruct(avals[each].shape, avals[each].dtype, sharding=shardings[each])  # type: ignore[no-untyped-call]
+        jax.ShapeDtypeStruct(avals[each].shape, avals[each].dtype, sharding=shardings[each])
         for each in kept
     ]
     jitted = jax.jit(

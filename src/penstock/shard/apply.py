@@ -1,8 +1,8 @@
 """A step that follows a plan: the same program, with the layouts of the plan written into it.
 
-The step is traced and evaluated again, equation by equation; where the plan chose a layout, `with_sharding_constraint` says so to the
-compiler. For an input that is stored in one layout and used in another that is the all-gather of FSDP; for a gradient in the layout of
-what it updates, the reduce-scatter.
+The step is traced and evaluated again, equation by equation; where the plan chose a layout, `with_sharding_constraint` says
+so to the compiler. For an input that is stored in one layout and used in another that is the all-gather of FSDP; for a
+gradient in the layout of what it updates, the reduce-scatter.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Steering:
     """The layouts inside of a step.
 
     Attributes:
-      operands: of an equation, of each operand: the layout that its value lies in, then the one in which it is wanted; None for what is
-        left to the compiler.
-      results: of an equation, of each result: the layout in which it is made, if that is not partial, then that in which it is kept.
+      operands: of an equation, of each operand: the layout that its value lies in, then the one in which it is
+        wanted; None for what is left to the compiler.
+      results: of an equation, of each result: the layout in which it is made, if that is not partial, then that in
+        which it is kept.
     """
 
     operands: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
@@ -94,7 +95,9 @@ class _Evaluation:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _constrain(self, array: Any, spec: Spec) -> Any:
-        return jax.lax.with_sharding_constraint(array, NamedSharding(self._mesh, PartitionSpec(*(entry or None for entry in spec))))
+        return jax.lax.with_sharding_constraint(
+            array, NamedSharding(self._mesh, PartitionSpec(*(entry or None for entry in spec)))
+        )
 
     def _equation(self, equation: Any, operands: list[Any], path: Path) -> list[Any]:
         name, params = equation.primitive.name, equation.params
@@ -120,5 +123,7 @@ class _Evaluation:
 
     def _traced(self, jaxpr: Any, consts: Sequence[Any], path: Path) -> core.ClosedJaxpr:
         """A nested program with layouts in it."""
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in jaxpr.invars]
+        avals = [
+            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in jaxpr.invars
+        ]
         return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, path))(*avals)

@@ -1,8 +1,8 @@
 """Axis groups: which dimensions of which values are sharded together.
 
-Values that elementwise operations connect form a *group*: one decision lays them all out. (The dimensions of a group are what TOAST,
-arXiv 2508.15010, calls named dimensions, kept apart wherever an operation other than an elementwise one stands between them: there, a
-change of layout may pay.) Two kinds of values are kept out of groups they would fall into:
+Values that elementwise operations connect form a *group*: one decision lays them all out. (The dimensions of a group are what
+TOAST, arXiv 2508.15010, calls named dimensions, kept apart wherever an operation other than an elementwise one stands between
+them: there, a change of layout may pay.) Two kinds of values are kept out of groups they would fall into:
 
 - what the step is given is stored as one thing and used as another, as storing costs memory and using does not, so that an input
   has its own decision beside that of the group in which it is used;
@@ -44,8 +44,8 @@ class Groups:
       dims: of each value, of each of its dimensions, that of its group; None is a dimension of size one, or one that stays whole.
       group: of each value.
       anchors: the operations that are no part of a group, in order.
-      spread: (operand, result, dims): an operand of an elementwise operation that is an input, or that has one element for many of
-        the result's; of each of its dimensions, the one of the result.
+      spread: (operand, result, dims): an operand of an elementwise operation that is an input, or that has one
+        element for many of the result's; of each of its dimensions, the one of the result.
     """
 
     groups: list[Group | None]
@@ -93,8 +93,9 @@ def _join(groups: Groups, op: Op, inputs: set[int]) -> bool:
 
     read = [(each, dims) for each, dims in zip(op.operands, op.rule.operands, strict=True) if each is not None and dims]
     full = len([size for size in op.rule.sizes if size > 1])
-    shares = [(each, dims) for each, dims in read if each not in inputs and len(groups.groups[groups.group[each]].sizes) >= full]
-    shares = [(each, dims) for each, dims in shares if sum(dim is not None for dim in groups.dims[each]) == full]
+    shares = [
+        (each, dims) for each, dims in read if each not in inputs and sum(dim is not None for dim in groups.dims[each]) == full
+    ]
     for value, dims in (*zip(op.results[1:], op.rule.results[1:], strict=True), *shares):
         if not _merge(groups, result, value, pairs(value, dims)):
             return False
@@ -116,7 +117,8 @@ def _merge(groups: Groups, first: int, second: int, pairs: list[tuple[int | None
     if one == other:
         return all(a == b for a, b in same)
     into, gone = groups.groups[one], groups.groups[other]
-    assert into is not None and gone is not None
+    assert into is not None
+    assert gone is not None
     if len(gone.sizes) > len(into.sizes):
         return _merge(groups, second, first, [(b, a) for a, b in pairs])
     renamed = {b: a for a, b in same}

@@ -1,9 +1,10 @@
 """The cheapest joint choice of many small decisions of which each depends on few others.
 
-Decisions are eliminated one after another: all tables that a decision occurs in are added, its cheapest state for each combination of
-its neighbours' is noted, and a table of the neighbours takes their place (bucket elimination; R. Dechter, Artificial Intelligence 113,
-1999). It is exact. Its work grows with the number of decisions, and exponentially only with how entangled they are; training
-steps are chains with a few hubs. Where a table would become too large, the decision with the most neighbours keeps the state it has.
+Decisions are eliminated one after another: all tables that a decision occurs in are added, its cheapest state for each
+combination of its neighbours' is noted, and a table of the neighbours takes their place (bucket elimination; R. Dechter,
+Artificial Intelligence 113, 1999). It is exact. Its work grows with the number of decisions, and exponentially only with how
+entangled they are; training steps are chains with a few hubs. Where a table would become too large, the decision with the
+most neighbours keeps the state it has.
 """
 
 from __future__ import annotations

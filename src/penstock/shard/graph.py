@@ -1,11 +1,11 @@
 """The decisions of a plan, and what they cost each other: a graph.
 
-A *node* is a decision. Its *slots* are what mesh axes may be given to: the dimensions of a stored input (a leaf), those of a group of
-values, the factors of an operation. Each mesh axis is given to one slot of a node or to none.
+A *node* is a decision. Its *slots* are what mesh axes may be given to: the dimensions of a stored input (a leaf), those of a
+group of values, the factors of an operation. Each mesh axis is given to one slot of a node or to none.
 
-An *edge* is an array that goes from one decision to the next, and has to change its layout on the way if they do not agree: from how it
-is stored to how it is used, from a group to an operation's operand, from an operation's result (which may be partial) to its group, and
-from a group back to where the state is stored.
+An *edge* is an array that goes from one decision to the next, and has to change its layout on the way if they do not agree:
+from how it is stored to how it is used, from a group to an operation's operand, from an operation's result (which may be
+partial) to its group, and from a group back to where the state is stored.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Edge:
       bytes: of the whole array.
       count: how often it goes this way in a step.
       value: its number in the program.
-      kind: "use" (leaf to group), "spread" (leaf or group to the group of an elementwise operation that reads it), "operand", "result",
-        "store" (group to leaf).
+      kind: "use" (leaf to group), "spread" (leaf or group to the group of an elementwise operation that reads it),
+        "operand", "result", "store" (group to leaf).
       position: of the operand or result.
     """
 
@@ -119,8 +119,9 @@ def graph_of(program: Program, groups: Groups, state: Mapping[int, int], pinned:
             edges.append(_between(program, groups, leaf[value], group_of[value], value, "use"))
     for value, result, dims in groups.spread:
         target = tuple(None if dim is None else groups.dims[result][dim] for dim in dims)
-        source = (leaf[value], range(len(dims))) if value in leaf else (group_of[value], groups.dims[value])
-        edges.append(_edge(program, source[0], group_of[result], value, source[1], target, "spread", (), count_of[result]))
+        of = leaf[value] if value in leaf else group_of[value]
+        slots = _slots(program, groups, value, value in leaf)
+        edges.append(_edge(program, of, group_of[result], value, slots, target, "spread", (), count_of[result]))
 
     op_nodes = []
     for op in groups.anchors:
@@ -131,23 +132,39 @@ def graph_of(program: Program, groups: Groups, state: Mapping[int, int], pinned:
             if operand is not None and factors:
                 edges.append(
                     _edge(
-                        program, group_of[operand], node, operand, groups.dims[operand], factors, "operand", (), op.count, position
+                        program,
+                        group_of[operand],
+                        node,
+                        operand,
+                        groups.dims[operand],
+                        factors,
+                        "operand",
+                        (),
+                        op.count,
+                        position,
                     )
                 )
         for position, (result, factors) in enumerate(zip(op.results, op.rule.results, strict=True)):
             partial = tuple(factor for factor in range(len(op.rule.sizes)) if factor not in factors) if op.fixed is None else ()
             edges.append(
-                _edge(program, node, group_of[result], result, factors, groups.dims[result], "result", partial, op.count, position)
+                _edge(
+                    program, node, group_of[result], result, factors, groups.dims[result], "result", partial, op.count, position
+                )
             )
-    for place, source in state.items():
-        value, stored = program.outputs[place], program.inputs[source]
-        if value is not None and value != stored:
-            if value in leaf:  # an input that comes back in another's place
-                edges.append(_edge(program, leaf[value], leaf[stored], value, *[range(len(program.values[value].shape))] * 2, "store", (), 1.0))
-                continue
-            dims = groups.dims[value]
-            edges.append(_edge(program, group_of[value], leaf[stored], value, dims, range(len(dims)), "store", (), 1.0))
+    for place, replaced in state.items():
+        returned, stored = program.outputs[place], program.inputs[replaced]
+        if returned is None or returned == stored:
+            continue
+        value = returned
+        slots = _slots(program, groups, value, value in leaf)  # an input may come back in another's place
+        of = leaf[value] if value in leaf else group_of[value]
+        edges.append(_edge(program, of, leaf[stored], value, slots, range(len(slots)), "store", (), 1.0))
     return Graph(tuple(nodes), tuple(edges), leaf, group_of, tuple(op_nodes))
+
+
+def _slots(program: Program, groups: Groups, value: int, stored: bool) -> Slots:
+    """The slots that lay a value out: those of its leaf, if it is stored, or of its group."""
+    return tuple(range(len(program.values[value].shape))) if stored else groups.dims[value]
 
 
 def _used(program: Program, groups: Groups) -> set[int]:

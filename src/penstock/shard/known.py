@@ -52,7 +52,7 @@ def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:
 
 
 def fully_sharded(problem: Problem, batch: Iterable[int], state: Iterable[int]) -> Assignment:
-    """Data parallelism, with all state sharded over all mesh axes along its largest dimension that divides, and gathered for use."""
+    """Data parallelism, with all state sharded over all axes along its largest dimension that divides, and gathered for use."""
     batch = list(batch)
     assignment = data_parallel(problem, batch)
     everything = (1 << len(problem.links.sizes)) - 1
@@ -74,4 +74,3 @@ def fully_sharded(problem: Problem, batch: Iterable[int], state: Iterable[int]) 
                     layout[b] = assignment[edge.a][a]
             assignment[edge.b] = tuple(layout)
     return assignment
-

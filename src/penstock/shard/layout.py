@@ -1,7 +1,7 @@
 """Layouts, and what it costs to go from one to another.
 
-A layout is a tuple with, for each dimension, the set of mesh axes that shard it, as bits: bit 0 is the first axis of the mesh. No axis
-stands in two dimensions.
+A layout is a tuple with, for each dimension, the set of mesh axes that shard it, as bits: bit 0 is the first axis of the
+mesh. No axis stands in two dimensions.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class Links:
         return sum(1 << self.names.index(name) for name in names)
 
     def moves(self, source: Layout, target: Layout, partial: int, size: int) -> tuple[Move, ...]:
-        """The collectives that take an array of `size` bytes from one layout to another; `partial`: axes it is to be summed over."""
+        """The collectives that take an array of `size` bytes from one layout to another, summed over the axes `partial`."""
         key = (source, target, partial, size)
         if key not in self._moves:
             self._moves[key] = tuple(self._find(source, target, partial, size))
         return self._moves[key]
 
     def seconds(self, move: Move) -> float:
-        """α–β: the bytes over the slowest link that takes part, and one step's latency, as compilers combine small collectives."""
+        """α–β: the bytes over the slowest link that takes part, and one latency, as compilers combine small collectives."""
         bits = [bit for bit in range(len(self.sizes)) if move.axes >> bit & 1]
         return move.wire / min(self.bandwidth[bit] for bit in bits) + max(self.latency[bit] for bit in bits)
 

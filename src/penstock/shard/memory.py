@@ -13,6 +13,7 @@ from penstock.shard.graph import Graph
 from penstock.shard.program import Program
 from penstock.shard.traffic import kept_values
 
+
 @dataclass(frozen=True)
 class Lifetimes:
     """What takes memory, when: arrays of the same length, one entry for each array that is kept.
@@ -101,7 +102,7 @@ def lifetimes(program: Program, graph: Graph, state: frozenset[int]) -> Lifetime
         elif edge.kind == "result" and edge.partial:
             rows.append((edge.value, edge.a, edge.bytes, at[edge.a], at[edge.a], number))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
-    return Lifetimes(*columns, steps=len(program.ops))
+    return Lifetimes(columns[0], columns[1], columns[2], columns[3], columns[4], columns[5], len(program.ops))
 
 
 def _times(program: Program, graph: Graph) -> dict[int, int]:

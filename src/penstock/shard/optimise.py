@@ -27,9 +27,9 @@ class Candidate:
 def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> list[Candidate]:
     """Plans, the best first: those within the limit by their time, then the others by their memory.
 
-    The price of a byte at the fullest time is zero at first, and then raised fourfold until a plan fits; between the last two prices
-    it is bisected. With each price the players take turns: a plan is found for the average of the prices that were asked so far, and
-    the price is put on the time at which that plan needs most (fictitious play, G. Brown 1951).
+    The price of a byte at the fullest time is zero at first, and then raised fourfold until a plan fits; between the last two
+    prices it is bisected. With each price the players take turns: a plan is found for the average of the prices that were
+    asked so far, and the price is put on the time at which that plan needs most (fictitious play, G. Brown 1951).
 
     Args:
       problem: what is searched.

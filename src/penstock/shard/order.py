@@ -1,8 +1,8 @@
 """Which of several mesh axes that shard one dimension comes first.
 
-Sharded over (a, b), a dimension is cut into blocks over a, and each of them over b. To gather b, or to cut over b, moves blocks within
-those of a; to gather a alone moves everything. So, of axes that meet in a dimension, that which stays while the other comes and goes has to
-be the first, and all dimensions that arrays go between have to agree.
+Sharded over (a, b), a dimension is cut into blocks over a, and each of them over b. To gather b, or to cut over b, moves
+blocks within those of a; to gather a alone moves everything. So, of axes that meet in a dimension, that which stays while the
+other comes and goes has to be the first, and all dimensions that arrays go between have to agree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A step function as a flat list of operations: what the planner looks at.
 
-Nested programs are followed: what `jit`, `remat`, `custom_jvp` and the like call is written out in place, and the bodies of `scan`,
-`while` and `cond` stand where they run, once, with the number of times they run. Values inside a body are *tied* to those outside:
-tied values share one layout.
+Nested programs are followed: what `jit`, `remat`, `custom_jvp` and the like call is written out in place, and the bodies of
+`scan`, `while` and `cond` stand where they run, once, with the number of times they run. Values inside a body are *tied* to
+those outside: tied values share one layout.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Op:
       results: numbers of values.
       count: how often it runs in a step.
       flops: of one run, on one device that computes all of it.
-      fixed: layouts that the program itself prescribes, for a `sharding_constraint` or the boundary of a `shard_map`: of each operand,
-        then of each result, one entry per dimension, a tuple of mesh axes or None where it is open.
+      fixed: layouts that the program itself prescribes, for a `sharding_constraint` or the boundary of a `shard_map`:
+        of each operand, then of each result, one entry per dimension, a tuple of mesh axes or None where it is open.
     """
 
     path: Path
@@ -302,7 +302,9 @@ def _while(program: Program, equation: Any, environment: dict[Any, int], path: P
     _loop(program, equation, environment, begin, len(program.ops), carried)
 
 
-def _loop(program: Program, equation: Any, environment: Mapping[Any, int], start: int, end: int, passed: Sequence[int | None]) -> None:
+def _loop(
+    program: Program, equation: Any, environment: Mapping[Any, int], start: int, end: int, passed: Sequence[int | None]
+) -> None:
     made = tuple(environment[each] for each in equation.outvars)
     program.loops.append(Loop(start, end, made, tuple(each for each in passed if each is not None)))
 

@@ -1,21 +1,22 @@
 """Finds the decisions of least cost.
 
-One mesh axis at a time: given what the other axes are used for, the best use of this one is found exactly (`eliminate.py`), and in turn
-for each axis until nothing changes. The cost of a decision is that of computing, and that of an edge is that of its collectives; a
-price on the bytes that live when memory is fullest stands for the memory limit, and is raised until the plan fits.
+One mesh axis at a time: given what the other axes are used for, the best use of this one is found exactly (`eliminate.py`),
+and in turn for each axis until nothing changes. The cost of a decision is that of computing, and that of an edge is that of
+its collectives; a price on the bytes that live when memory is fullest stands for the memory limit, and is raised until the
+plan fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.shard.eliminate import cheapest
-from penstock.shard.graph import Edge, Graph
-from penstock.shard.layout import Layout, Links, union
+from penstock.shard.graph import Edge, Graph, Node
+from penstock.shard.layout import Layout, Links, Move, union
 from penstock.shard.memory import Lifetimes
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 Assignment = list[Layout]
 """Of each node the layout of its slots."""
-
-ROOF = 1.0
-"""What a byte written costs, as a part of what it takes over the memory's bandwidth: just enough to prefer the plan that writes less."""
 
 
 @dataclass
@@ -51,7 +49,7 @@ class Problem:
     def __post_init__(self) -> None:
         bandwidth = self.hardware.memory_bandwidth
         self._seconds = tuple(
-            sum(max(flops / self.hardware.peak(dtype), ROOF * moved / bandwidth) for dtype, flops, moved in node.work)
+            sum(max(flops / self.hardware.peak(dtype), moved / bandwidth) for dtype, flops, moved in node.work)
             for node in self.graph.nodes
         )
 
@@ -63,10 +61,23 @@ class Problem:
         return tuple(self.links.bits(entry) if entry else 0 for entry in fixed) if fixed is not None else (0,) * rank
 
     def seconds(self, assignment: Assignment) -> float:
-        """Of one step. An array that several read in one layout goes there once."""
-        total = sum(
-            seconds / self.links.shards(union(layout)) for seconds, layout in zip(self._seconds, assignment, strict=True) if seconds
+        """Of one step."""
+        moved = sum(edge.count * sum(self.links.seconds(move) for move in moves) for edge, moves in self.all_moves(assignment))
+        return self.compute_seconds(assignment) + moved
+
+    def compute_seconds(self, assignment: Assignment) -> float:
+        return sum(
+            seconds / self.links.shards(union(layout))
+            for seconds, layout in zip(self._seconds, assignment, strict=True)
+            if seconds
         )
+
+    def node_seconds(self, node: int) -> float:
+        """Of the computing of a decision, in a step where nothing is sharded."""
+        return self._seconds[node]
+
+    def all_moves(self, assignment: Assignment) -> Iterator[tuple[Edge, tuple[Move, ...]]]:
+        """All collectives. An array that several read in one layout goes there once."""
         seen: set[tuple] = set()
         for edge in self.graph.edges:
             moves = self.moves(edge, assignment)
@@ -74,10 +85,9 @@ class Problem:
                 key = (edge.value, edge.count, edge.kind == "result", project(edge.target, assignment[edge.b]))
                 if key not in seen:
                     seen.add(key)
-                    total += edge.count * sum(self.links.seconds(move) for move in moves)
-        return total
+                    yield edge, moves
 
-    def moves(self, edge: Edge, assignment: Assignment) -> tuple:
+    def moves(self, edge: Edge, assignment: Assignment) -> tuple[Move, ...]:
         source, target = assignment[edge.a], assignment[edge.b]
         partial = union(tuple(source[slot] for slot in edge.partial))
         return self.links.moves(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
@@ -156,12 +166,13 @@ class Problem:
             key, table = ((edge.a, edge.b), table) if edge.a < edge.b else ((edge.b, edge.a), table.T)
             pairs[key] = pairs[key] + table if key in pairs else table
         current = [
-            next((at for at, layout in enumerate(layouts[number]) if layout == assignment[number]), 0) for number in range(len(base))
+            next((at for at, layout in enumerate(layouts[number]) if layout == assignment[number]), 0)
+            for number in range(len(base))
         ]
         chosen = cheapest(unary, pairs, current)
         return [layouts[number][state] for number, state in enumerate(chosen)]
 
-    def _states(self, node, without: Layout, axis: int) -> list[int]:
+    def _states(self, node: Node, without: Layout, axis: int) -> list[int]:
         """Slots that the axis may be given to; -1 is none."""
         if node.fixed is not None:
             given = [slot for slot, entry in enumerate(node.fixed) if entry and self.links.names[axis] in entry]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.shard.apply import Spec, Steering
@@ -22,11 +22,13 @@ class Layouts:
       inputs: of each input, how it is stored.
       outputs: of each output: what replaces an input is stored as that is; everything else comes as it was computed.
       steering: the layouts inside of the step.
+      used: of inputs that something other than an elementwise operation reads, by the number of their value, the layout for that.
     """
 
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
     steering: Steering
+    used: Mapping[int, Spec]
 
 
 def layouts_of(
@@ -48,7 +50,9 @@ class _Writer:
         self.orders = axis_orders(graph, links, assignment)
 
     def write(self, state: Mapping[int, int]) -> Layouts:
-        inputs = tuple(self.spec(self.graph.leaf[value], range(len(self.program.values[value].shape))) for value in self.program.inputs)
+        inputs = tuple(
+            self.spec(self.graph.leaf[value], range(len(self.program.values[value].shape))) for value in self.program.inputs
+        )
         outputs: list[Spec] = []
         for place, value in enumerate(self.program.outputs):
             if place in state:
@@ -70,7 +74,11 @@ class _Writer:
                 made.append(self.made(result, node, factors, reduced) if self.program.values[result].shape else None)
             results[op.path] = tuple(made)
         self.spread(operands)
-        return Layouts(inputs, tuple(outputs), Steering(operands, results))
+        return Layouts(inputs, tuple(outputs), Steering(operands, results), {value: self.home(value) for value in self._used()})
+
+    def _used(self) -> list[int]:
+        inputs = set(self.program.inputs)
+        return [edge.value for edge in self.graph.edges if edge.kind == "use" and edge.value in inputs]
 
     def home(self, value: int) -> Spec:
         """The layout in which a value is kept."""
@@ -105,7 +113,7 @@ class _Writer:
             before = operands.get(op.path, (None,) * len(op.operands))
             operands[op.path] = tuple((spec,) if each == value else old for each, old in zip(op.operands, before, strict=True))
 
-    def spec(self, node: int, slots) -> Spec:
+    def spec(self, node: int, slots: Iterable[int | None]) -> Spec:
         return tuple(self._axes(node, slot, 0 if slot is None else self.assignment[node][slot]) for slot in slots)
 
     def _layout(self, node: int, slots: tuple[int | None, ...]) -> Layout:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ class Leaf:
     """An array among the arguments or results.
 
     Attributes:
-      path: "state/params/w", or of a single argument's own leaves "params/w"; see `paths_of`.
+      path: "state/params/w", with the name of the argument first.
       shape, dtype: of it.
     """
 
@@ -49,9 +50,47 @@ class Traced:
     state: dict[int, int]
 
     def fingerprint(self) -> str:
-        """Of the arguments' structure, shapes and dtypes, and of the program: 16 hexadecimal digits."""
-        described = [str(self.tree), *(f"{leaf.path}{leaf.shape}{leaf.dtype}" for leaf in self.inputs), _text(self.closed)]
-        return hashlib.sha256("\n".join(described).encode()).hexdigest()[:16]
+        """Of the paths, shapes and dtypes of the arguments, and of the program: 16 hexadecimal digits."""
+        described = [f"{leaf.path}{leaf.shape}{leaf.dtype}" for leaf in self.inputs]
+        hashed = hashlib.sha256("\n".join(described).encode())
+        _feed(hashed, self.closed.jaxpr)
+        return hashed.hexdigest()[:16]
+
+
+def difference(planned: Sequence[tuple[str, tuple[int, ...], str]], traced: Traced) -> str:
+    """What differs between the leaves (path, shape, dtype) that a plan was made for and those of a step."""
+    here = {leaf.path: leaf for leaf in traced.inputs}
+    there = {path: (shape, dtype) for path, shape, dtype in planned}
+    said = []
+    for path, (shape, dtype) in there.items():
+        leaf = here.get(path)
+        if leaf is None:
+            said.append(f"it has {path!r}, {dtype}{list(shape)}, which the step has not")
+        elif leaf.shape != shape or str(leaf.dtype) != dtype:
+            said.append(f"{path!r} is {dtype}{list(shape)} in the plan, and {leaf.dtype}{list(leaf.shape)} in the step")
+    said += [f"the step has {path!r}, which the plan has not" for path in here if path not in there]
+    if not said:
+        return "the arguments are the same, and the program differs; plan it again"
+    more = f", and {len(said) - 3} differences more" if len(said) > 3 else ""
+    return "; ".join(said[:3]) + more
+
+
+def _feed(hashed: Any, jaxpr: Any) -> None:
+    """The operations of a program, and what they read, to a hash."""
+    number: dict[Any, int] = {}
+    for variable in (*jaxpr.constvars, *jaxpr.invars):
+        number[variable] = len(number)
+    for equation in jaxpr.eqns:
+        read = [str(each) if isinstance(each, core.Literal) else str(number[each]) for each in equation.invars]
+        made = [f"{each.aval.str_short()}" for each in equation.outvars]
+        hashed.update(f"{equation.primitive.name} {' '.join(read)} {' '.join(made)}\n".encode())
+        for variable in equation.outvars:
+            number[variable] = len(number)
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                    _feed(hashed, getattr(inner, "jaxpr", inner))
+    hashed.update(" ".join(str(each) if isinstance(each, core.Literal) else str(number[each]) for each in jaxpr.outvars).encode())
 
 
 def trace(step: Callable, args: tuple) -> Traced:
@@ -73,7 +112,9 @@ def trace(step: Callable, args: tuple) -> Traced:
         raise ValueError(f"the step has side effects ({effects}), which a plan cannot keep in order; take them out of the step")
     flat, tree = jax.tree_util.tree_flatten(abstract)
     argument = tuple(number for number, arg in enumerate(abstract) for _ in jax.tree_util.tree_leaves(arg))
-    inputs = tuple(Leaf(path, tuple(each.shape), each.dtype) for path, each in zip(_argument_paths(abstract), flat, strict=True))
+    inputs = tuple(
+        Leaf(path, tuple(each.shape), each.dtype) for path, each in zip(_argument_paths(step, abstract), flat, strict=True)
+    )
     out_flat, out_tree = jax.tree_util.tree_flatten(out)
     outputs = tuple(Leaf(path, tuple(each.shape), each.dtype) for path, each in zip(paths_of(out), out_flat, strict=True))
     return Traced(closed, inputs, outputs, tree, out_tree, argument, _state(abstract, out))
@@ -84,13 +125,16 @@ def paths_of(tree: Any) -> list[str]:
     return ["/".join(_name(key) for key in path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def _argument_paths(args: tuple) -> list[str]:
-    """With more than one argument of state or batch the first part of a path is the number of the argument."""
-    return [path for number, arg in enumerate(args) for path in (_join(str(number), each) for each in paths_of(arg))]
-
-
-def _join(first: str, rest: str) -> str:
-    return f"{first}/{rest}" if rest else first
+def _argument_paths(step: Callable, args: tuple) -> list[str]:
+    """Each begins with the name of its argument, or its number if it has none."""
+    try:
+        parameters = list(inspect.signature(step).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [each.name for each in parameters if each.kind in positional]
+    named = [names[number] if number < len(names) else str(number) for number in range(len(args))]
+    return [f"{name}/{path}" if path else name for name, arg in zip(named, args, strict=True) for path in paths_of(arg)]
 
 
 def _name(key: Any) -> str:
@@ -112,8 +156,8 @@ def _abstract(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
 def _state(args: tuple, out: Any) -> dict[int, int]:
     """Which outputs replace which inputs: whole results, or an argument's whole part, of the same structure and shapes.
 
-    A step returns its state first, (state, metrics), or alone, or in parts (params, optimizer, metrics). Each part is looked for among
-    the arguments, in order; one argument is replaced once.
+    A step returns its state first, (state, metrics), or alone, or in parts (params, optimizer, metrics). Each part is looked
+    for among the arguments, in order; one argument is replaced once.
     """
     offsets, total = [], 0
     for arg in args:
@@ -148,11 +192,6 @@ def _same(arg: Any, part: Any) -> bool:
     other, other_tree = jax.tree_util.tree_flatten(part)
     return (
         bool(flat)
-        and tree == other_tree
+        and bool(tree == other_tree)  # type: ignore[operator]
         and all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(flat, other, strict=True))
     )
-
-
-def _text(closed: core.ClosedJaxpr) -> str:
-    """The program, without what differs from trace to trace (addresses of functions)."""
-    return re.sub(r"0x[0-9a-f]+", "", str(closed))

@@ -1,8 +1,8 @@
 """Which values lie in memory, and what is read and written.
 
-The model of a compiler: elementwise operations are fused into whatever reads them, and take no memory (they are computed again from what
-they read, which has to live so much longer); products of matrices, convolutions, reductions and the like write their results, and want
-operands that are there; reshapes and transposes are other names for the same memory.
+The model of a compiler: elementwise operations are fused into whatever reads them, and take no memory (they are computed
+again from what they read, which has to live so much longer); products of matrices, convolutions, reductions and the like
+write their results, and want operands that are there; reshapes and transposes are other names for the same memory.
 """
 
 from __future__ import annotations
@@ -10,17 +10,62 @@ from __future__ import annotations
 from penstock.shard.program import Program
 
 _ALIASES = frozenset(
-    "reshape squeeze expand_dims transpose copy copy_p stop_gradient optimization_barrier sharding_constraint".split()
+    [
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "transpose",
+        "copy",
+        "copy_p",
+        "stop_gradient",
+        "optimization_barrier",
+        "sharding_constraint",
+    ]
 )
 _READ_IN_PLACE = frozenset(
-    """dot_general ragged_dot_general conv_general_dilated gather scatter scatter-add scatter_add sort top_k cumsum cumlogsumexp cumprod
-    cummax cummin dynamic_update_slice select_and_scatter_add select_and_gather_add reduce_window_sum reduce_window_max
-    fft cholesky triangular_solve shard_map""".split()
+    [
+        "dot_general",
+        "ragged_dot_general",
+        "conv_general_dilated",
+        "gather",
+        "scatter",
+        "scatter-add",
+        "scatter_add",
+        "sort",
+        "top_k",
+        "cumsum",
+        "cumlogsumexp",
+        "cumprod",
+        "cummax",
+        "cummin",
+        "dynamic_update_slice",
+        "select_and_scatter_add",
+        "select_and_gather_add",
+        "reduce_window_sum",
+        "reduce_window_max",
+        "fft",
+        "cholesky",
+        "triangular_solve",
+        "shard_map",
+    ]
 )
 """Their operands have to lie in memory, and so do their results."""
-_WRITES = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin concatenate random_bits".split())
+_WRITES = frozenset(
+    [
+        "reduce_sum",
+        "reduce_max",
+        "reduce_min",
+        "reduce_prod",
+        "reduce_and",
+        "reduce_or",
+        "argmax",
+        "argmin",
+        "concatenate",
+        "random_bits",
+    ]
+)
 """Their results lie in memory; operands are computed on the way in."""
-_LOOKS_UP = frozenset("gather scatter scatter-add scatter_add dynamic_slice dynamic_update_slice".split())
+_LOOKS_UP = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
 """They touch only what they take or put."""
 _MOST_SOURCES = 12
 
@@ -47,7 +92,12 @@ def kept_values(program: Program) -> tuple[set[int], dict[int, frozenset[int]]]:
         for result in op.results:
             if op.primitive in _ALIASES:
                 sources[result] = read
-            elif op.primitive in _READ_IN_PLACE or op.primitive in _WRITES or result in virtual_operands or len(read) > _MOST_SOURCES:
+            elif (
+                op.primitive in _READ_IN_PLACE
+                or op.primitive in _WRITES
+                or result in virtual_operands
+                or len(read) > _MOST_SOURCES
+            ):
                 kept.add(result)
                 sources[result] = frozenset((result,))
             else:
@@ -67,7 +117,8 @@ def traffic(program: Program) -> list[float]:
             continue
         read = frozenset().union(*(sources.get(each, frozenset()) for each in op.operands if each is not None))
         if op.primitive in _LOOKS_UP:
-            moved.append(2.0 * bytes_of[op.operands[2] if op.primitive.startswith("scatter") else op.results[0]])
+            touched = op.operands[2] if op.primitive.startswith("scatter") else None
+            moved.append(2.0 * bytes_of[op.results[0] if touched is None else touched])
         else:
             moved.append(float(sum(bytes_of[each] for each in read) + sum(bytes_of[each] for each in op.results)))
     return moved

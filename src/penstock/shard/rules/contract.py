@@ -30,14 +30,14 @@ def dot_general(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
     result: list[int] = []
     for one, other in zip(batch_left, batch_right, strict=True):
         dims_left[one] = dims_right[other] = factors.new(left[one])
-        result.append(dims_left[one])  # type: ignore[arg-type]
+        result.append(len(factors.sizes) - 1)
     for one, other in zip(contract_left, contract_right, strict=True):
         dims_left[one] = dims_right[other] = factors.new(left[one])
     for dims, shape in ((dims_left, left), (dims_right, right)):
         for dim, size in enumerate(shape):
             if dims[dim] is None:
                 dims[dim] = factors.new(size)
-                result.append(dims[dim])  # type: ignore[arg-type]
+                result.append(len(factors.sizes) - 1)
     return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right)), (tuple(result),))
 
 

@@ -12,8 +12,8 @@ from penstock.shard.rules.rule import Rule, rule_for
 def gather(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Rows looked up in a table: `table[V, D], indices[B, T, 1] -> [B, T, D]`.
 
-    Dimensions of the indices and of whole slices are independent. Where the table is sharded along the dimension that is looked up
-    in (V), each device finds what it has and leaves zeros for the rest: the result is partial.
+    Dimensions of the indices and of whole slices are independent. Where the table is sharded along the dimension that is
+    looked up in (V), each device finds what it has and leaves zeros for the rest: the result is partial.
     """
     numbers = params["dimension_numbers"]
     table, indices, result = (tuple(each.shape) for each in (operands[0], operands[1], results[0]))
@@ -41,12 +41,22 @@ def gather(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence
     return Rule(tuple(sizes), (tuple(table_dims), tuple(index_dims)), (tuple(result_dims),))
 
 
-@rule_for("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter_add", "scatter_mul", "scatter_min", "scatter_max")
+@rule_for(
+    "scatter",
+    "scatter-add",
+    "scatter-mul",
+    "scatter-min",
+    "scatter-max",
+    "scatter_add",
+    "scatter_mul",
+    "scatter_min",
+    "scatter_max",
+)
 def scatter(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Rows added to a table, the gradient of a lookup: `table[V, D], indices[B, T, 1], updates[B, T, D] -> table[V, D]`.
 
-    Where the table is sharded along V each device takes the updates of its own rows, and needs to see all of them. Where the updates
-    are sharded along B or T the sums are partial; that is so for additions alone.
+    Where the table is sharded along V each device takes the updates of its own rows, and needs to see all of them. Where the
+    updates are sharded along B or T the sums are partial; that is so for additions alone.
     """
     numbers = params["dimension_numbers"]
     table, indices, updates = (tuple(each.shape) for each in operands[:3])

@@ -1,8 +1,9 @@
 """A rule: an operation as a generalised einsum.
 
-A *factor* is an index that runs through dimensions of operands and results. Where a factor is sharded over a mesh axis, every operand
-dimension that holds it has to be sharded over that axis, and every result dimension that holds it comes out sharded. A factor that no
-result holds is summed (or maximised) over: the result is *partial*, and is completed by an all-reduce or a reduce-scatter.
+A *factor* is an index that runs through dimensions of operands and results. Where a factor is sharded over a mesh axis, every
+operand dimension that holds it has to be sharded over that axis, and every result dimension that holds it comes out sharded.
+A factor that no result holds is summed (or maximised) over: the result is *partial*, and is completed by an all-reduce or a
+reduce-scatter.
 
 "bij,bjk->bik" as a rule: factors b i k j, operands ((b, i, j), (b, j, k)), results ((b, i, k),). The same form serves Shardy
 (`sdy.op_sharding_rule`), from which the word *factor* is taken.
@@ -83,7 +84,9 @@ def elementwise(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
     dims = tuple(range(len(shape)))
     placed: list[Dims] = []
     for each in operands:
-        if each.shape and (len(each.shape) != len(shape) or any(one not in (1, size) for one, size in zip(each.shape, shape, strict=True))):
+        if each.shape and (
+            len(each.shape) != len(shape) or any(one not in (1, size) for one, size in zip(each.shape, shape, strict=True))
+        ):
             return whole(params, operands, results)
         placed.append(tuple(dim if each.shape[dim] == shape[dim] else None for dim in dims) if each.shape else ())
     return Rule(shape, tuple(placed), (dims,) * len(results), identity=True)

@@ -46,7 +46,7 @@ def details(versions: dict[str, str]) -> dict[str, Any]:
 
 
 def _update(option: str, value: Any) -> None:
-    jax.config.update(option, value)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
+    jax.config.update(option, value)  # JAX's own, without annotations
 
 
 class Batches:
@@ -64,7 +64,7 @@ class Batches:
         return placed
 
     def wait(self, batch: HostBatch) -> None:
-        jax.block_until_ready(batch)  # type: ignore[no-untyped-call]  # JAX's own, without annotations
+        jax.block_until_ready(batch)  # JAX's own, without annotations
 
     def loader(self) -> contextlib.AbstractContextManager[Iterator[HostBatch]]:
         return _feed(self._experiment, self._size)

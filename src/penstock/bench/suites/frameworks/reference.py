@@ -36,7 +36,7 @@ def outputs(experiment: Experiment, size: Size) -> Outputs:
     import jax
 
     # JAX_PLATFORMS may name a GPU alone. This has no effect, nor is it needed, where JAX has started already.
-    jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]  # JAX's own, without annotations
+    jax.config.update("jax_platforms", "cpu")  # JAX's own, without annotations
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         return _train(experiment, size.geometry)
 

@@ -1,0 +1,217 @@
+"""`plan`: which device holds what, for any step function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.shard import known, meshes
+from penstock.shard.cost import Cost, axis_work, cost_of, largest_living
+from penstock.shard.hardware import Hardware
+from penstock.shard.hardware import hardware as find_hardware
+from penstock.shard.layout import union
+from penstock.shard.model import Model, model_of, problem_of
+from penstock.shard.optimise import Candidate, optimise
+from penstock.shard.pins import pinned, roles_given
+from penstock.shard.planned import LeafLayout, Plan
+from penstock.shard.roles import roles_of
+from penstock.shard.search import Assignment, Problem
+from penstock.shard.steer import layouts_of
+from penstock.shard.text import size_of
+from penstock.shard.trace import Traced, trace
+
+
+class PlanError(ValueError):
+    """No plan can be made: the message says of what, and what would be nearest."""
+
+
+def plan(
+    step: Callable,
+    *args: Any,
+    mesh: Any = None,
+    devices: Any = None,
+    hardware: str | Hardware | None = None,
+    memory: int | str | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    roles: Mapping[str, str] | None = None,
+) -> Plan:
+    """Find which device holds what, for any step function.
+
+    Args:
+      step: a function that jax.jit takes: of state and batch to new state and results; (state, batch) → (state,
+        loss), or in parts, (params, optimizer, batch) → (params, optimizer, loss), or any other. It is traced, and
+        never run.
+      *args: its positional arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated.
+      mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}; of one to three axes.
+      devices: a number of devices, or the devices. Without a mesh its shape is searched too. Without both, all devices are taken.
+      hardware: a name (`penstock.shard.hardware.names()`) or a `Hardware`. None takes that of JAX's default device.
+      memory: the limit of one device, in bytes or as "16GiB". None takes the hardware's.
+      constraints: layouts that are prescribed, {path pattern: PartitionSpec}, as {"params/embed": P("model", None)}.
+      roles: of leaves, where what the step does with them misleads, {path pattern: "parameters", "optimizer", "batch"
+        or "other"}.
+
+    Returns:
+      A `Plan`.
+
+    Raises:
+      PlanError: no layout fits the memory limit.
+      TypeError, ValueError: an argument is not what it should be; the message names the leaf, its shape and what would do.
+      Whatever the step raises when it is traced.
+    """
+    traced = trace(step, args)
+    machine = _machine(hardware)
+    limit = bytes_of(memory) if memory is not None else machine.memory
+    shapes, given = meshes.shapes_of(mesh, devices)
+    named = roles_given(roles, traced.inputs)
+    shapes = _with_axes(shapes, constraints, mesh is None)
+    best: _Found | None = None
+    model: Model | None = None
+    for shape in shapes:
+        pins = pinned(constraints, traced.inputs, shape)
+        model = model_of(traced, pins) if model is None or constraints else model
+        found = _search(model, traced, shape, machine, limit, named)
+        if best is None or found.key(limit) < best.key(limit):
+            best = found
+    assert best is not None
+    if best.candidate.memory > limit:
+        raise PlanError(_does_not_fit(best, traced, limit))
+    return _plan(best, traced, machine, limit, given)
+
+
+def bytes_of(memory: int | float | str) -> int:
+    """Bytes, of a number or of text such as "16GiB", "500 MB".
+
+    Raises:
+      ValueError: it is none of these, or not positive.
+    """
+    units = {"": 1, "b": 1} | {f"{prefix}b": 1000**n for n, prefix in enumerate("kmgt", 1)}
+    units |= {f"{prefix}ib": 1024**n for n, prefix in enumerate("kmgt", 1)}
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", memory)
+        if not match or match[2].lower() not in units or match[1].count(".") > 1 or match[1] == ".":
+            raise ValueError(f"memory={memory!r} is no number of bytes; write it as 17179869184, '16GiB' or '16GB'")
+        number = float(match[1]) * units[match[2].lower()]
+    else:
+        number = float(memory)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"memory={memory!r}: a limit is more than 0 bytes")
+    return int(number)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The best decisions for one mesh."""
+
+    model: Model
+    problem: Problem
+    shape: dict[str, int]
+    roles: Sequence[str]
+    candidate: Candidate
+    baselines: dict[str, Assignment]
+
+    def key(self, limit: float) -> tuple[bool, float]:
+        fits = self.candidate.memory <= limit
+        return (not fits, self.candidate.seconds if fits else self.candidate.memory)
+
+
+def _search(
+    model: Model, traced: Traced, shape: dict[str, int], machine: Hardware, limit: float, named: Mapping[int, str]
+) -> _Found:
+    problem = problem_of(model, shape, machine)
+    roles = [named.get(place, role) for place, role in enumerate(roles_of(model.program, model.graph, problem, traced.state))]
+    inputs = model.inputs
+    batch = [node for node, role in zip(inputs, roles, strict=True) if role == "batch"]
+    state = [inputs[place] for place in set(traced.state.values())]
+    baselines = {
+        "replicated, data parallel": known.data_parallel(problem, batch),
+        "fully sharded, data parallel": known.fully_sharded(problem, batch, state),
+    }
+    candidates = optimise(problem, limit, list(baselines.values()))
+    return _Found(model, problem, shape, roles, candidates[0], baselines)
+
+
+def _plan(found: _Found, traced: Traced, machine: Hardware, limit: int, given: Sequence[Any] | None) -> Plan:
+    model, problem, assignment = found.model, found.problem, found.candidate.assignment
+    layouts = layouts_of(model.program, model.groups, model.graph, problem.links, assignment, traced.state)
+
+    def cost(decisions: Assignment) -> Cost:
+        return cost_of(problem, decisions, found.roles, model.inputs)
+
+    batch = [node for node, role in zip(model.inputs, found.roles, strict=True) if role == "batch"]
+    used = [layouts.used.get(value) for value in model.program.inputs]
+    inputs = tuple(
+        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, use)
+        for leaf, role, spec, use in zip(traced.inputs, found.roles, layouts.inputs, used, strict=True)
+    )
+    outputs = tuple(
+        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), "output", spec, None)
+        for leaf, spec in zip(traced.outputs, layouts.outputs, strict=True)
+    )
+    return Plan(
+        mesh_shape=dict(found.shape),
+        hardware=machine.name,
+        limit=limit,
+        inputs=inputs,
+        outputs=outputs,
+        state=dict(traced.state),
+        steering=layouts.steering,
+        cost=cost(assignment),
+        axis_work=axis_work(problem, assignment, batch),
+        baselines={name: cost(decisions) for name, decisions in found.baselines.items()},
+        fingerprint=traced.fingerprint(),
+        traced=traced,
+        devices=tuple(given) if given is not None else None,
+        machine=machine,
+    )
+
+
+def _machine(hardware: str | Hardware | None) -> Hardware:
+    if hardware is not None:
+        return find_hardware(hardware)
+    from penstock.shard.hardware import present
+
+    return present()
+
+
+def _with_axes(shapes: list[dict[str, int]], constraints: Mapping[str, Any] | None, searched: bool) -> list[dict[str, int]]:
+    """Of meshes that are searched, those that have the axes that pinned layouts name."""
+    if not searched or not constraints:
+        return shapes
+    wanted = {
+        axis
+        for spec in constraints.values()
+        for entry in getattr(spec, "spec", spec)
+        for axis in ((entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ())
+    }
+    return [shape for shape in shapes if wanted <= set(shape)] or shapes[:1]
+
+
+def _does_not_fit(found: _Found, traced: Traced, limit: int) -> str:
+    """By how much, and what is largest."""
+    problem, assignment = found.problem, found.candidate.assignment
+    cost = cost_of(problem, assignment, found.roles, found.model.inputs)
+    stored = sorted(
+        (
+            (size / problem.links.shards(union(assignment[node])), leaf)
+            for leaf, (node, size) in zip(traced.inputs, problem.stored, strict=True)
+        ),
+        key=lambda each: -each[0],
+    )
+    values = found.model.program.values
+    living = [
+        f"{size_of(size)} of an activation {values[number].dtype}{list(values[number].shape)}"
+        for number, size in largest_living(problem, assignment, 3)
+    ]
+    leaves = [f"{size_of(size)} of {leaf.path!r} {leaf.dtype}{list(leaf.shape)}" for size, leaf in stored[:3]]
+    n = 1
+    for size in found.shape.values():
+        n *= size
+    return (
+        f"no layout fits {size_of(limit)} a device on mesh {meshes.describe(found.shape)}: the smallest that was found needs "
+        f"{size_of(cost.memory.total)}, {size_of(cost.memory.total - limit)} too much: "
+        f"{size_of(cost.memory.arguments)} of arguments and "
+        f"{size_of(cost.memory.activations)} of activations. The largest on each device: {'; '.join((*leaves, *living))}. "
+        f"More than {n} devices, a smaller batch, or jax.checkpoint around each layer would help."
+    )

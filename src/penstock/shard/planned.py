@@ -1,0 +1,261 @@
+"""A plan, and what can be done with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from penstock.shard import meshes
+from penstock.shard.apply import Spec, Steering, steered
+from penstock.shard.cost import Cost
+from penstock.shard.hardware import Hardware
+from penstock.shard.trace import Traced, difference, paths_of, trace
+
+if TYPE_CHECKING:
+    from penstock.shard.verify import Verified
+
+
+@dataclass(frozen=True)
+class LeafLayout:
+    """A leaf of the arguments or results.
+
+    Attributes:
+      path: with the name of its argument first: "state/params/w".
+      shape, dtype: of the whole array.
+      role: "parameters", "optimizer", "batch", "other", or "output".
+      stored: the layout it has between steps.
+      used: the layout in which the step uses it, where that is not an elementwise operation's; None if there is no such use.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+    stored: Spec
+    used: Spec | None
+
+    def partition_spec(self) -> PartitionSpec:
+        return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in self.stored))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which device holds what.
+
+    Attributes:
+      mesh_shape: sizes of the mesh axes, in order.
+      hardware: name of the device that it was made for.
+      limit: bytes that a device may hold.
+      inputs, outputs: the leaves of the arguments and results.
+      state: of each output that replaces an input, by place, the place of the input.
+      steering: the layouts inside of the step.
+      cost: predicted, of one step.
+      axis_work: of each mesh axis, the part of the computing that it shards along the "batch", otherwise ("tensor"),
+        or not ("idle").
+      baselines: the same prediction for plans that everybody knows.
+      fingerprint: of the step and its arguments' signature.
+      traced: the step; None in a plan that was loaded.
+      devices: that it was made for, if they were given.
+      machine: the hardware.
+    """
+
+    mesh_shape: dict[str, int]
+    hardware: str
+    limit: int
+    inputs: tuple[LeafLayout, ...]
+    outputs: tuple[LeafLayout, ...]
+    state: dict[int, int]
+    steering: Steering = field(repr=False)
+    cost: Cost
+    axis_work: dict[str, dict[str, float]]
+    baselines: dict[str, Cost]
+    fingerprint: str
+    traced: Traced | None = field(default=None, repr=False, compare=False)
+    devices: tuple[Any, ...] | None = field(default=None, compare=False)
+    machine: Hardware | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh: of the devices that were given or that are here; an `AbstractMesh` where there are not enough."""
+        if self.devices is not None or jax.device_count() >= math.prod(self.mesh_shape.values()):
+            return meshes.concrete_mesh(self.mesh_shape, self.devices)
+        return meshes.abstract_mesh(self.mesh_shape)
+
+    @property
+    def shardings(self) -> tuple[Any, ...]:
+        """A `NamedSharding` for each leaf, in the form of the arguments: one tree for each of them."""
+        return self._tree("inputs", lambda traced: traced.tree, self.inputs)
+
+    @property
+    def out_shardings(self) -> Any:
+        """The same in the form of what the step returns."""
+        return self._tree("outputs", lambda traced: traced.out_tree, self.outputs)
+
+    def bind(self, step: Callable, *args: Any) -> Plan:
+        """A plan that was loaded, with the step that it is for.
+
+        Raises:
+          ValueError: it was made for another; the message says what differs.
+        """
+        traced = trace(step, args)
+        self._match(traced)
+        return replace(self, traced=traced)
+
+    def jit(self, step: Callable, *, donate_argnums: int | tuple[int, ...] = (), **settings: Any) -> Any:
+        """`jax.jit` of the step, which follows the plan: inputs and outputs, and the layouts inside.
+
+        Args:
+          step: the function that the plan was made for.
+          donate_argnums: as `jax.jit` takes it; the plan's memory is that with the state donated.
+          **settings: others of `jax.jit`, `compiler_options` for example.
+
+        Returns:
+          what `jax.jit` returns. A call traces the step, as always when shapes are new.
+
+        Raises:
+          ValueError: when it is called or lowered: the step, or the arguments, are not those of the plan.
+        """
+        return self._jit(step, self.mesh, donate_argnums=donate_argnums, **settings)
+
+    def init(self, init: Callable, *args: Any) -> Any:
+        """Run a function that makes an argument of the step, so that its leaves are born where the plan has them.
+
+        Args:
+          init: a function that jax.jit takes, which returns what one of the step's arguments is (the state), in
+            structure and shapes.
+          *args: its arguments.
+
+        Raises:
+          ValueError: it returns something else; the message says what differs from the nearest argument.
+        """
+        made = jax.eval_shape(init, *args)
+        return jax.jit(init, out_shardings=self._sharding_like(made))(*args)
+
+    def put(self, tree: Any) -> Any:
+        """Put an argument of the step, of arrays on host or device, where the plan has it.
+
+        Raises:
+          ValueError: no argument has this structure and these shapes.
+        """
+        return jax.device_put(tree, self._sharding_like(tree))
+
+    def verify(self, topology: str | None = None) -> Verified:
+        """Compile the step as planned, and hold what the compiler says against what was predicted.
+
+        Args:
+          topology: of TPUs that need not be here, as "v5e:2x4"; needs `pip install libtpu`. None compiles for the
+            devices that are present if they are enough, or else for virtual CPU devices in a process of its own.
+
+        Raises:
+          ValueError: the plan was loaded, and is not bound to its step; or the topology has another number of devices.
+          CompileError: it does not compile.
+        """
+        from penstock.shard.verify import verify
+
+        return verify(self, topology)
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file, as JSON."""
+        from penstock.shard.saved import save
+
+        save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that `save` wrote. `jit`, `init` and `put` work at once; `shardings` and `verify` after `bind`.
+
+        Raises:
+          ValueError: the file is no plan, or of another version.
+        """
+        from penstock.shard.saved import load
+
+        return load(Path(path))
+
+    def html(self, path: str | Path) -> None:
+        """Write it as a page to look at, one file, with the layouts drawn."""
+        from penstock.shard.page import page
+
+        Path(path).write_text(page(self), encoding="utf-8")
+
+    def __str__(self) -> str:
+        from penstock.shard.report import report
+
+        return report(self)
+
+    def _jit(self, step: Callable, mesh: Any, **settings: Any) -> Any:
+        def planned(*args: Any) -> Any:
+            traced = trace(step, args)
+            self._match(traced)
+            flat = jax.tree_util.tree_leaves(args)
+            if self.traced is None:
+                flat = [
+                    jax.lax.with_sharding_constraint(each, leaf)
+                    for each, leaf in zip(flat, self._named(self.inputs, mesh), strict=True)
+                ]
+            made = steered(traced.closed, self.steering, mesh)(*flat)
+            if self.traced is None:
+                made = [
+                    jax.lax.with_sharding_constraint(each, leaf)
+                    for each, leaf in zip(made, self._named(self.outputs, mesh), strict=True)
+                ]
+            return jax.tree_util.tree_unflatten(traced.out_tree, made)
+
+        planned.__name__ = planned.__qualname__ = getattr(step, "__name__", "step")
+        if self.traced is not None:
+            settings["in_shardings"] = jax.tree_util.tree_unflatten(self.traced.tree, self._named(self.inputs, mesh))
+            settings["out_shardings"] = jax.tree_util.tree_unflatten(self.traced.out_tree, self._named(self.outputs, mesh))
+        return jax.jit(planned, **settings)
+
+    def _named(self, leaves: tuple[LeafLayout, ...], mesh: Any) -> list[NamedSharding]:
+        return [NamedSharding(mesh, leaf.partition_spec()) for leaf in leaves]
+
+    def _tree(self, what: str, tree_of: Callable[[Traced], Any], leaves: tuple[LeafLayout, ...]) -> Any:
+        if self.traced is None:
+            raise ValueError(
+                f"this plan was loaded from a file, which does not have the structure of the {what}; "
+                "plan.bind(step, *args) first, with the step that it was made for and its arguments"
+            )
+        return jax.tree_util.tree_unflatten(tree_of(self.traced), self._named(leaves, self.mesh))
+
+    def _match(self, traced: Traced) -> None:
+        if traced.fingerprint() != self.fingerprint:
+            said = difference([(leaf.path, leaf.shape, leaf.dtype) for leaf in self.inputs], traced)
+            raise ValueError(f"the plan is for another step: {said}")
+
+    def _sharding_like(self, tree: Any) -> Any:
+        """The shardings of the argument that has this structure and these shapes."""
+        leaves, structure = jax.tree_util.tree_flatten(tree)
+        paths = paths_of(tree)
+        arguments: dict[str, list[LeafLayout]] = {}
+        for leaf in self.inputs:
+            arguments.setdefault(leaf.path.partition("/")[0], []).append(leaf)
+        nearest, agreeing = "", -1
+        for name, planned in arguments.items():
+            same = [
+                leaf.path.partition("/")[2] == path and leaf.shape == tuple(each.shape) and leaf.dtype == str(each.dtype)
+                for leaf, path, each in zip(planned, paths, leaves, strict=False)
+            ]
+            if len(planned) == len(leaves) and all(same):
+                return jax.tree_util.tree_unflatten(structure, self._named(tuple(planned), self.mesh))
+            if sum(same) > agreeing:
+                nearest, agreeing = _first_difference(name, planned, paths, leaves), sum(same)
+        raise ValueError(f"no argument of the step has this structure; {nearest}")
+
+
+def _first_difference(name: str, planned: list[LeafLayout], paths: list[str], leaves: list[Any]) -> str:
+    for leaf, path, each in zip(planned, paths, leaves, strict=False):
+        here = leaf.path.partition("/")[2]
+        if here != path:
+            return f"the nearest is {name!r}, which has a leaf {here!r} where this has {path!r}"
+        if leaf.shape != tuple(each.shape) or leaf.dtype != str(each.dtype):
+            return (
+                f"the nearest is {name!r}, where {here!r} is {leaf.dtype}{list(leaf.shape)}, "
+                f"and here it is {each.dtype}{list(each.shape)}"
+            )
+    return f"the nearest is {name!r}, which has {len(planned)} leaves where this has {len(leaves)}"

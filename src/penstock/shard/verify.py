@@ -1,0 +1,123 @@
+"""What the compiler says of a plan, beside what was predicted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from penstock.shard import meshes
+from penstock.shard.compiled import CompileError, Measured, export_program, measure, measure_exported
+from penstock.shard.cost import Cost
+from penstock.shard.planned import Plan
+from penstock.shard.text import size_of
+
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options of XLA:CPU for a program that is looked at and not run: machine code is made in haste, and what is looked at stays."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Prediction and compiler, side by side, per device.
+
+    Attributes:
+      predicted: of the plan.
+      measured: of the compiler.
+      where: what it was compiled for.
+      limit: bytes that a device may hold.
+    """
+
+    predicted: Cost
+    measured: Measured
+    where: str
+    limit: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiled program keeps the memory limit."""
+        return self.measured.memory <= self.limit
+
+    def __str__(self) -> str:
+        cost, measured = self.predicted, self.measured
+        rows = [
+            ("arguments", size_of(cost.memory.arguments), size_of(measured.arguments)),
+            ("peak memory", size_of(cost.memory.total), size_of(measured.memory)),
+            ("FLOPs", f"{cost.flops:.3g}", f"{measured.flops:.3g}"),
+            ("bytes sent", size_of(cost.wire), size_of(measured.wire)),
+        ]
+        lines = [f"compiled for {self.where}", f"{'per device':<34}{'predicted':>14}{'compiler':>14}"]
+        lines += [f"{name:<34}{predicted:>14}{found:>14}" for name, predicted, found in rows]
+        planned = {(each.kind, each.axes): (each.count, each.wire) for each in cost.collectives}
+        found: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
+        for each in measured.collectives:
+            count, wire = found.get((each.kind, each.axes), (0.0, 0.0))
+            found[each.kind, each.axes] = (count + each.count, wire + each.count * each.wire)
+        for key in sorted({*planned, *found}, key=lambda key: -max(planned.get(key, (0, 0))[1], found.get(key, (0, 0))[1])):
+            name = f"{key[0]} over {', '.join(key[1]) or 'a part of an axis'}"
+            lines.append(f"{name:<34}{_of(planned.get(key)):>14}{_of(found.get(key)):>14}")
+        lines.append(f"memory limit {size_of(self.limit)}: {'kept' if self.fits else 'NOT KEPT'}")
+        return "\n".join(lines)
+
+
+def _of(entry: tuple[float, float] | None) -> str:
+    return "–" if entry is None else f"{entry[0]:.0f}× {size_of(entry[1])}"
+
+
+def verify(plan: Plan, topology: str | None) -> Verified:
+    """Compile a plan; see `Plan.verify`."""
+    measured, where = compiled(plan, topology)
+    return Verified(plan.cost, measured, where, plan.limit)
+
+
+def compiled(plan: Plan, topology: str | None = None) -> tuple[Measured, str]:
+    """What the compiler says of a plan, and for what it was compiled.
+
+    Raises:
+      ValueError: the plan was loaded, and is not bound to its step.
+      CompileError: it does not compile.
+    """
+    if plan.traced is None:
+        raise ValueError("this plan was loaded from a file and has no step to compile; plan.bind(step, *args) first")
+    needed = math.prod(plan.mesh_shape.values())
+    if topology is None and (plan.devices is not None or jax.device_count() >= needed):
+        lowered = lower(plan, meshes.concrete_mesh(plan.mesh_shape, plan.devices))
+        options = QUICK if jax.default_backend() == "cpu" else None
+        return measure(lowered.compile(options), plan.mesh_shape), f"{needed} of this process's devices ({jax.default_backend()})"
+    platform = "cpu" if topology is None else "tpu"
+    mesh = meshes.abstract_mesh(plan.mesh_shape)
+    program = export_program(_jitted(plan, mesh), *arguments(plan, mesh), mesh=plan.mesh_shape, platform=platform)
+    (result,) = measure_exported([program], topology=topology)
+    if isinstance(result, CompileError):
+        raise result
+    return result, f"{needed} virtual CPU devices" if topology is None else f"TPU topology {topology}"
+
+
+def lower(plan: Plan, mesh: Any) -> Any:
+    """The step as planned, lowered for a mesh, with the state donated."""
+    return _jitted(plan, mesh).lower(*arguments(plan, mesh))
+
+
+def arguments(plan: Plan, mesh: Any) -> list[jax.ShapeDtypeStruct]:
+    """The flat arguments of the step, on a mesh."""
+    assert plan.traced is not None
+    shardings = (jax.sharding.NamedSharding(mesh, leaf.partition_spec()) for leaf in plan.inputs)
+    return [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        for leaf, sharding in zip(plan.traced.inputs, shardings, strict=True)
+    ]
+
+
+def _jitted(plan: Plan, mesh: Any) -> Any:
+    """Of the flat arguments."""
+    from penstock.shard.apply import steered
+
+    assert plan.traced is not None
+    function = steered(plan.traced.closed, plan.steering, mesh)
+    return jax.jit(
+        function,
+        in_shardings=[jax.sharding.NamedSharding(mesh, leaf.partition_spec()) for leaf in plan.inputs],
+        out_shardings=[jax.sharding.NamedSharding(mesh, leaf.partition_spec()) for leaf in plan.outputs],
+        donate_argnums=tuple(sorted(set(plan.state.values()))),
+    )
