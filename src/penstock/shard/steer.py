@@ -73,6 +73,9 @@ class _Writer:
                 reduced = [factor for factor in range(len(layout)) if factor not in factors] if op.fixed is None else []
                 made.append(self.made(result, node, factors, reduced) if self.program.values[result].shape else None)
             results[op.path] = tuple(made)
+        for group in self.groups.groups:
+            for op in group.elementwise if group is not None else ():
+                results[op.path] = tuple((self.home(each),) if self.program.values[each].shape else None for each in op.results)
         self.spread(operands)
         return Layouts(inputs, tuple(outputs), Steering(operands, results), {value: self.home(value) for value in self._used()})
 
@@ -92,14 +95,16 @@ class _Writer:
         return self._named([source, *stops] if target != source else [source], value, (node, factors))
 
     def made(self, value: int, node: int, factors: tuple[int | None, ...], reduced: list[int]) -> tuple[Spec, ...]:
-        """The layouts that a result goes through: from the operation's, if that is not partial, to its group's."""
+        """The layouts that a result goes through: from the operation's to its group's."""
         source = self._only_large(self._layout(node, factors), value)
         target = self._layout(self.graph.group[value], self.groups.dims[value])
         partial = 0
         for factor in reduced:
             partial |= self.assignment[node][factor]
+        # Summed first, and cut afterwards, which compilers make one reduce-scatter of. Asked for the parts at once, the
+        # partitioner may gather the operands instead.
         stops = list(self.links.way(source, target, partial))
-        if not partial and source != target:
+        if source != target:
             stops = [source, *stops]
         return self._named(stops, value, (node, factors))
 
