@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.shard.search import Assignment, Problem
 
-_ROUNDS = 12
+_ROUNDS = 6
 _STEEPEST = 14
-_BISECTIONS = 4
+_BISECTIONS = 3
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
     """
     found: dict[tuple, Candidate] = {}
 
-    def add(assignments: Iterator[Assignment]) -> bool:
+    def add(assignments: Iterable[Assignment]) -> bool:
         fits = False
         for assignment in assignments:
             key = tuple(assignment)
@@ -47,44 +47,40 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
             fits = fits or found[key].memory <= limit
         return fits
 
-    begin = [problem.start(), *starts]
-    add(iter(starts))
-    fits = add(descend(problem, begin, 0.0))
-    if not _best(found, limit) or not fits:
-        cheapest = min(found.values(), key=lambda each: each.seconds)
-        price = cheapest.seconds / max(cheapest.memory, 1.0) / 4
-        low = 0.0
-        for _ in range(_STEEPEST):
-            if add(descend(problem, [*starts, *_nearest(found, limit)], price)):
+    def best_at(price: float) -> list[Assignment]:
+        return [min(found.values(), key=lambda each: each.seconds + price * each.memory).assignment]
+
+    add(starts)
+    fits = add(descend(problem, [problem.start(), *starts], 0.0))
+    fastest = min(found.values(), key=lambda each: each.seconds)
+    if fastest.memory > limit:
+        low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
+        for step in range(_STEEPEST):
+            fits = add(descend(problem, [*best_at(price), *(starts if step == 0 else ())], price))
+            if fits:
                 break
             low, price = price, price * 4
-        for _ in range(_BISECTIONS):
+        for _ in range(_BISECTIONS if fits else 0):
             middle = (low + price) / 2
-            if add(descend(problem, _nearest(found, limit), middle)):
+            if add(descend(problem, best_at(middle), middle)):
                 price = middle
             else:
                 low = middle
     return sorted(found.values(), key=lambda each: (each.memory > limit, each.seconds if each.memory <= limit else each.memory))
 
 
-def _best(found: dict[tuple, Candidate], limit: float) -> list[Candidate]:
-    return sorted((each for each in found.values() if each.memory <= limit), key=lambda each: each.seconds)[:1]
-
-
-def _nearest(found: dict[tuple, Candidate], limit: float) -> list[Assignment]:
-    """To go on from: the fastest plan that fits, and the smallest of all."""
-    smallest = min(found.values(), key=lambda each: each.memory)
-    return [each.assignment for each in (*_best(found, limit), smallest)]
-
-
 def descend(problem: Problem, starts: Sequence[Assignment], price: float) -> Iterator[Assignment]:
-    """Improve one mesh axis after the other, in each order, from each start, until a round brings nothing.
+    """Improve one mesh axis after the other, in each order that makes a difference, from each start, until a round brings nothing.
 
     Args:
       price: seconds that a byte of peak memory costs.
     """
-    axes = range(len(problem.links.sizes))
-    for start, order in itertools.product(starts, itertools.permutations(axes)):
+    links = problem.links
+    orders = {
+        tuple((links.sizes[axis], links.bandwidth[axis]) for axis in order): order
+        for order in itertools.permutations(reversed(range(len(links.sizes))))
+    }
+    for start, order in itertools.product(starts, orders.values()):
         assignment, peaks = start, []
         best, stale = float("inf"), 0
         for _ in range(_ROUNDS):
@@ -95,7 +91,7 @@ def descend(problem: Problem, starts: Sequence[Assignment], price: float) -> Ite
             for axis in order:
                 assignment = problem.improve(assignment, axis, prices)
             yield assignment
-            value = problem.seconds(assignment) + price * (problem.memory(assignment)[0] if price else 0.0)
+            value = problem.seconds(assignment) + (price * problem.memory(assignment)[0] if price else 0.0)
             stale = 0 if value < best * (1 - 1e-9) else stale + 1
             best = min(best, value)
             if stale >= (2 if price else 1):
