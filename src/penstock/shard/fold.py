@@ -1,8 +1,8 @@
 """Repeated layers share their decisions.
 
-Nodes that cannot be told apart by what is around them, as far as a number of edges away, get one decision (colour refinement; B. Weisfeiler
-and A. Leman, 1968). In a stack of layers it is one decision for each place in a layer: the same weights of all layers are laid out alike,
-as nobody would want otherwise.
+Nodes that cannot be told apart by what is around them, as far as a number of edges away, get one decision (colour refinement;
+B. Weisfeiler and A. Leman, 1968). In a stack of layers it is one decision for each place in a layer: the same weights of all layers
+are laid out alike, as nobody would want otherwise.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from penstock.shard.graph import Edge, Graph
 
 _ROUNDS = 24
-"""How far around a node is looked. It is about one layer of a transformer, so that a chain of equal products of matrices folds only in its
-middle: there, two that follow each other may want to be laid out differently."""
+"""How far around a node is looked. It is about one layer of a transformer, so that a chain of equal products of matrices folds only
+in its middle: there, two that follow each other may want to be laid out differently."""
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,11 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
 
 
 def descend(problem: Problem, starts: Sequence[Assignment], price: float) -> Iterator[Assignment]:
-    """Improve one mesh axis after the other, in each order that makes a difference, from each start, until a round brings nothing.
+    """Improve one mesh axis after the other, in each order that makes a difference, until a round brings nothing.
 
     Args:
+      problem: what is searched.
+      starts: assignments, from each of which it is done.
       price: seconds that a byte of peak memory costs.
     """
     links = problem.links
