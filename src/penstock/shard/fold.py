@@ -1,8 +1,8 @@
 """Repeated layers share their decisions.
 
 Nodes that cannot be told apart by what is around them, as far as a number of edges away, get one decision (colour refinement;
-B. Weisfeiler and A. Leman, 1968). In a stack of layers it is one decision for each place in a layer: the same weights of all layers
-are laid out alike, as nobody would want otherwise.
+B. Weisfeiler and A. Leman, 1968). In a stack of layers it is one decision for each place in a layer: the same weights of all
+layers are laid out alike, as nobody would want otherwise.
 """
 
 from __future__ import annotations

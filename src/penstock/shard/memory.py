@@ -15,7 +15,8 @@ from penstock.shard.traffic import kept_values
 
 COPIES = 1.25
 """By how much more memory XLA takes than the arrays that have to live: for copies in other orders of dimensions, and by an order
-of operations that is not the best. Found on 17 training steps compiled for CPU (`penstock bench shard`), where it is 1.05 to 1.5."""
+of operations that is not the best. Found on 17 training steps compiled for CPU (`penstock bench shard`), where it is 1.05 to
+1.5."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ def lifetimes(program: Program, graph: Graph, state: frozenset[int]) -> Lifetime
                 if operand is not None:
                     use(operand, time)
     for loop in program.loops:
+        for value in loop.read:
+            if loop.end > loop.start:
+                use(value, loop.end - 1)
         for value in loop.made:
             last[value] = max(last.get(value, -1), loop.end - 1)
     for place, output in enumerate(program.outputs):
@@ -123,4 +127,8 @@ def _first_uses(program: Program, inputs: set[int]) -> dict[int, int]:
         for operand in op.operands:
             if operand in inputs:
                 first.setdefault(operand, time)
+    for loop in program.loops:
+        for value in loop.read:
+            if value in inputs:
+                first[value] = min(first.get(value, loop.start), loop.start)
     return first

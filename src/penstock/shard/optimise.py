@@ -13,6 +13,9 @@ from penstock.shard.search import Assignment, Problem
 _ROUNDS = 6
 _STEEPEST = 14
 _BISECTIONS = 3
+_STUCK = 3
+_SIMPLER = 0.98
+"""A plan that everybody knows is taken for this much better than it is predicted to be: a stranger one has to be worth its strangeness."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
     Args:
       problem: what is searched.
       limit: bytes of a device.
-      starts: assignments to start from, beside that of nothing sharded.
+      starts: plans that everybody knows, to start from, beside that of nothing sharded.
     """
     found: dict[tuple, Candidate] = {}
 
@@ -55,9 +58,15 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
     fastest = min(found.values(), key=lambda each: each.seconds)
     if fastest.memory > limit:
         low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
+        smallest, stuck = min(each.memory for each in found.values()), 0
         for step in range(_STEEPEST):
             fits = add(descend(problem, [*best_at(price), *(starts if step == 0 else ())], price))
             if fits:
+                break
+            # What a higher price does not make smaller no price will.
+            before, smallest = smallest, min(each.memory for each in found.values())
+            stuck = stuck + 1 if smallest > 0.995 * before else 0
+            if stuck == _STUCK:
                 break
             low, price = price, price * 4
         for _ in range(_BISECTIONS if fits else 0):
@@ -66,7 +75,13 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
                 price = middle
             else:
                 low = middle
-    return sorted(found.values(), key=lambda each: (each.memory > limit, each.seconds if each.memory <= limit else each.memory))
+    known = {tuple(start) for start in starts}
+
+    def rank(each: Candidate) -> tuple[bool, float]:
+        simpler = _SIMPLER if tuple(each.assignment) in known else 1.0
+        return (each.memory > limit, each.seconds * simpler if each.memory <= limit else each.memory)
+
+    return sorted(found.values(), key=rank)
 
 
 def descend(problem: Problem, starts: Sequence[Assignment], price: float) -> Iterator[Assignment]:

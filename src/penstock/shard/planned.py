@@ -31,7 +31,8 @@ class LeafLayout:
       shape, dtype: of the whole array.
       role: "parameters", "optimizer", "batch", "other", or "output".
       stored: the layout it has between steps.
-      used: the layout in which the step uses it, where that is not an elementwise operation's; None if there is no such use.
+      used: the layout in which it enters the first operation that computes with it (a product of matrices, a
+        convolution, a lookup); None if nothing but elementwise operations do.
     """
 
     path: str

@@ -108,6 +108,7 @@ def kept_values(program: Program) -> tuple[set[int], dict[int, frozenset[int]]]:
         readers.update(operands)
         if op.primitive in _READ_IN_PLACE:
             virtual_operands |= operands
+    virtual_operands |= {name.get(value, value) for loop in program.loops for value in loop.read}
     kept: set[int] = set(inputs)
     for loop in program.loops:
         kept.update(loop.made)
