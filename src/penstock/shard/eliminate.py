@@ -62,7 +62,7 @@ def cheapest(
         return size
 
     trail: list[tuple[int, tuple[int, ...], np.ndarray]] = []
-    queue = [(width(variable), variable) for variable in range(len(unary))]
+    queue = [(width(variable), variable) for variable in range(len(unary)) if holding[variable]]
     heapq.heapify(queue)
     while queue:
         size, variable = heapq.heappop(queue)
@@ -105,7 +105,7 @@ def cheapest(
         best = np.argmin(total, axis=-1)
         trail.append((variable, order, best))
         chosen[variable] = -1
-        least = np.take_along_axis(total, best[..., None], axis=-1)[..., 0]
+        least = total.min(axis=-1)
         if len(order) == 1:
             base[order[0]] = base[order[0]] + least
         elif order:
@@ -114,4 +114,5 @@ def cheapest(
             heapq.heappush(queue, (width(each), each))
     for variable, order, best in reversed(trail):
         chosen[variable] = int(best[tuple(chosen[each] for each in order)])
-    return [int(each) for each in chosen]  # type: ignore[arg-type]
+    # What nothing else depends on, from the beginning or by now, is on its own.
+    return [int(np.argmin(base[variable])) if state is None else state for variable, state in enumerate(chosen)]
