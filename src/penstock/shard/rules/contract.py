@@ -30,7 +30,7 @@ def dot_general(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
     result: list[int] = []
     for one, other in zip(batch_left, batch_right, strict=True):
         dims_left[one] = dims_right[other] = factors.new(left[one])
-        result.append(dims_left[one])  # type: ignore[arg-type]
+        result.append(dims_left[one])
     for one, other in zip(contract_left, contract_right, strict=True):
         dims_left[one] = dims_right[other] = factors.new(left[one])
     for dims, shape in ((dims_left, left), (dims_right, right)):
@@ -48,7 +48,7 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
     With `lhs_ragged_dimensions` contracted (the gradient of the weights) the result has the groups in front.
     """
     numbers = params["ragged_dot_dimension_numbers"]
-    (contract_left, contract_right), (batch_left, batch_right) = numbers.dot_dimension_numbers
+    (contract_left, contract_right), (batch_left, _) = numbers.dot_dimension_numbers
     ragged, groups = set(numbers.lhs_ragged_dimensions), set(numbers.rhs_group_dimensions)
     left, right = operands[0].shape, operands[1].shape
     factors = _Factors()
@@ -77,8 +77,13 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
 def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Batch, output features and input features, over which the result is partial. Positions and windows stay whole.
 
+    Positions are free where the window is one element, and summed over where it is the whole image, as in the gradient of that.
+    Windows that do not overlap (patches) would be free too, but where positions are sharded over one mesh axis and output
+    features over another, XLA (of JAX 0.10.2) computes wrong values.
+
     Groups of features (depthwise: as many as there are features) are a factor of both operands and the result; so are groups of
-    the batch, which the gradient of a grouped convolution has.
+    the batch, which the gradient of a grouped convolution has. Of groups with more than one input feature XLA's partitioner
+    gathers all operands, even for the batch.
     """
     numbers = params["dimension_numbers"]
     left, right = operands[0].shape, operands[1].shape
@@ -86,7 +91,7 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
     dims_left: list[int | None] = [None] * len(left)
     dims_right: list[int | None] = [None] * len(right)
     result: list[int | None] = [None] * len(results[0].shape)
-    (left_batch, left_feature, *_), (right_out, right_in, *_), (out_batch, out_feature, *_) = (
+    (left_batch, left_feature, *places), (right_out, right_in, *windows), (out_batch, out_feature, *out_places) = (
         numbers.lhs_spec,
         numbers.rhs_spec,
         numbers.out_spec,
@@ -96,10 +101,16 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
         dims_left[left_batch] = dims_right[right_out] = result[out_feature] = factors.new(batch_groups)
         dims_left[left_feature] = dims_right[right_in] = factors.new(left[left_feature])
     elif feature_groups > 1:
-        dims_left[left_batch] = result[out_batch] = factors.new(left[left_batch])
-        dims_left[left_feature] = dims_right[right_out] = result[out_feature] = factors.new(feature_groups)
+        if right[right_in] == 1:
+            dims_left[left_batch] = result[out_batch] = factors.new(left[left_batch])
+            dims_left[left_feature] = dims_right[right_out] = result[out_feature] = factors.new(feature_groups)
     else:
         dims_left[left_batch] = result[out_batch] = factors.new(left[left_batch])
         dims_left[left_feature] = dims_right[right_in] = factors.new(left[left_feature])
         dims_right[right_out] = result[out_feature] = factors.new(right[right_out])
+        for place, window, out, padding in zip(places, windows, out_places, params["padding"], strict=True):
+            if right[window] == 1 and not any(padding) and left[place] == results[0].shape[out]:
+                dims_left[place] = result[out] = factors.new(left[place])
+            elif results[0].shape[out] == 1 and not any(padding) and left[place] == right[window]:
+                dims_left[place] = dims_right[window] = factors.new(left[place])
     return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right)), (tuple(result),))
