@@ -74,4 +74,4 @@ def stateful(draw):
 @examples("random_gamma")
 @st.composite
 def gamma(draw):
-    return example(jax.random.gamma, jax.random.key(0), draw(st.sampled_from([(2,), (4, 2), (1, 2)])))
+    return example(jax.random.gamma, jax.random.key(0), draw(st.sampled_from([(1, 2), (2, 3)])))

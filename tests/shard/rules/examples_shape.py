@@ -174,7 +174,7 @@ def elementwise(draw):
 @st.composite
 def elementwise_of_size_one(draw):
     """Operands of size one, that JAX leaves for the operation to broadcast."""
-    shape = draw(shapes(2, 3))
+    shape = draw(st.sampled_from([(6, 3), (3, 4)]))
     small = tuple(draw(st.sampled_from([1, each])) for each in shape)
     pairs = [lax.add, lax.sub, lax.mul, lax.div, lax.rem, lax.max, lax.min, lax.pow, lax.atan2, lax.nextafter, lax.complex]
     pairs += [lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge]

@@ -119,9 +119,12 @@ def run_sharded(one: Equation, shards: Mapping[int, int]) -> tuple[list[Any], li
 def assert_holds(one: Equation, shards: Mapping[int, int]) -> None:
     """Sharded so, the equation has the values that it has on one device, and exchanges what its rule says.
 
-    That is nothing, or where factors are reduced no more than an all-reduce of the partial results over their axes.
+    That is nothing, or where factors are reduced no more than an all-reduce of the partial results over their axes. Beside it
+    the sizes of groups of rows may be exchanged.
     """
     results, found = run_sharded(one, shards)
+    if one.equation.primitive.name == "ragged_dot_general":
+        found = [each for each in found if each.bytes > one.operands[2].nbytes]
     for result, expected in zip(results, one.results, strict=True):
         _assert_same(result, expected, told=str(one))
     over = {f"axis{factor}": count for factor, count in shards.items() if one.rule.reduced(factor)}

@@ -23,7 +23,7 @@ def layouts(one: Equation) -> list[dict[int, int]]:
 def test_what_a_rule_lets_be_sharded_is_computed_in_place(name):
     primitives, strategy = EXAMPLES[name]
 
-    @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(strategy)
     def check(example):
         equations = equations_of(primitives, example)

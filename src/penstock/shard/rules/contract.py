@@ -43,9 +43,12 @@ def dot_general(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
 
 @rule_for("ragged_dot_general")
 def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Rows are grouped by sizes that only the run knows, so that they and the groups stay whole; the other two dimensions do not.
+    """Rows in groups, each group with weights of its own: `rows[M, K], weights[G, K, N], sizes[G] -> [M, N]`.
 
-    With `lhs_ragged_dimensions` contracted (the gradient of the weights) the result has the groups in front.
+    As JAX writes it where there is no kernel for it: a product over K and G of rows that are masked. Where weights are sharded
+    along G (experts) each device does the rows of its own groups, so that the result is partial; beside it the sizes are
+    exchanged, few bytes. With `lhs_ragged_dimensions` contracted (the gradient of the weights) the result has the groups in
+    front, and rows are summed over. Sizes stay whole.
     """
     numbers = params["ragged_dot_dimension_numbers"]
     (contract_left, contract_right), (batch_left, _) = numbers.dot_dimension_numbers
@@ -54,20 +57,21 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
     factors = _Factors()
     dims_left: list[int | None] = [None] * len(left)
     dims_right: list[int | None] = [None] * len(right)
+    result: list[int | None] = []
     if batch_left:
         return whole(params, operands, results)
+    group = factors.new(operands[2].shape[-1])
     for one, other in zip(contract_left, contract_right, strict=True):
-        if one not in ragged:
-            dims_left[one] = dims_right[other] = factors.new(left[one])
-    result: list[int | None] = [None] if ragged & set(contract_left) else []
-    for dim, size in enumerate(left):
-        if dim not in contract_left:
-            dims_left[dim] = None if dim in ragged else factors.new(size)
-            result.append(dims_left[dim])
-    for dim, size in enumerate(right):
-        if dim not in contract_right and dim not in groups:
-            dims_right[dim] = factors.new(size)
-            result.append(dims_right[dim])
+        dims_left[one] = dims_right[other] = factors.new(left[one])
+    if ragged & set(contract_left):
+        result.append(group)
+    for dim in groups:
+        dims_right[dim] = group
+    for dims, shape in ((dims_left, left), (dims_right, right)):
+        for dim, size in enumerate(shape):
+            if dims[dim] is None:
+                dims[dim] = factors.new(size)
+                result.append(dims[dim])
     if len(result) != len(results[0].shape):
         return whole(params, operands, results)
     return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right), (None,) * len(operands[2].shape)), (tuple(result),))
