@@ -8,68 +8,31 @@ from typing import Any
 import numpy as np
 
 _FREE = frozenset(
-    [
-        "convert_element_type",
-        "broadcast_in_dim",
-        "reshape",
-        "transpose",
-        "squeeze",
-        "expand_dims",
-        "copy",
-        "copy_p",
-        "iota",
-        "concatenate",
-        "slice",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "pad",
-        "gather",
-        "rev",
-        "split",
-        "select_n",
-        "stop_gradient",
-        "optimization_barrier",
-        "sharding_constraint",
-        "bitcast_convert_type",
-        "exp",
-        "exp2",
-        "log",
-        "log1p",
-        "expm1",
-        "tanh",
-        "logistic",
-        "sin",
-        "cos",
-        "tan",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "sqrt",
-        "rsqrt",
-        "cbrt",
-        "pow",
-        "atan2",
-        "sort",
-        "top_k",
-        "argsort",
-        "random_bits",
-        "random_wrap",
-        "random_unwrap",
-        "random_split",
-        "random_fold_in",
-        "random_seed",
-        "threefry2x32",
-        "device_put",
-    ]
+    {
+        *("broadcast_in_dim", "reshape", "transpose", "squeeze", "copy", "copy_p", "iota", "concatenate", "stack", "tile"),
+        *("split", "slice", "dynamic_slice", "dynamic_update_slice", "pad", "gather", "rev", "bitcast_convert_type"),
+        *("stop_gradient", "optimization_barrier", "sharding_constraint", "device_put", "sort", "top_k"),
+        *("exp", "exp2", "log", "log1p", "expm1", "tanh", "sin", "cos", "tan", "erf", "sqrt", "rsqrt", "cbrt", "pow", "atan2"),
+        *("random_bits", "random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_seed", "threefry2x32"),
+    }
 )
 """Primitives that move elements, or whose elements XLA counts as transcendentals and not as FLOPs."""
+
+_EACH = {"logistic": 3, "erf_inv": 37}
+"""Those that are written out as so many operations for each element."""
+
+_SEARCH = 9
+"""Operations that compare two numbers and their places, and choose."""
+
+_BLOCK = 17
+"""FLOPs for each element of a scan along a dimension: XLA cuts long ones into blocks of 16, and adds those up."""
 
 
 def of_equation(equation: Any) -> float:
     """FLOPs of one run on one device that computes all of it.
 
     A product of matrices takes 2 · M · N · K; a convolution 2 · (elements of the result) · (taps) · (input features of a group);
-    a reduction one for each element that it reads; everything else one for each element that it writes, if that is a number.
+    a reduction one for each element that it reads, less those that it writes; everything else one for each that it writes.
     """
     name, params = equation.primitive.name, equation.params
     operands = [each.aval for each in equation.invars]
@@ -85,22 +48,34 @@ def of_equation(equation: Any) -> float:
         inner = params["jaxpr"]
         devices = math.prod(params["mesh"].shape.values())
         return devices * sum(of_equation(each) for each in getattr(inner, "jaxpr", inner).eqns)
-    if name in _FREE:
+    if name in _FREE or (name == "convert_element_type" and operands[0].dtype == results[0].dtype):
         return 0.0
-    if name.startswith(("reduce_", "arg", "scatter")):
-        return float(math.prod(operands[-1 if name.startswith("scatter") else 0].shape))
-    return float(sum(math.prod(each.shape) for each in results if _counts(each)))
+    written = sum(math.prod(each.shape) for each in results)
+    if name.startswith("scatter"):
+        return float(math.prod(operands[2].shape))
+    if name.startswith("reduce_window"):
+        return float(written * (math.prod(params["window_dimensions"]) - 1))
+    if name == "select_and_scatter_add":
+        return float(math.prod(operands[0].shape) * math.prod(params["window_dimensions"]))
+    if name.startswith("cum"):
+        return float(written * min(operands[0].shape[params["axis"]] - 1, _BLOCK))
+    if name in ("argmax", "argmin"):
+        return float(_SEARCH * (math.prod(operands[0].shape) - written))
+    if name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"):
+        return float(math.prod(operands[0].shape) - written)
+    if name == "integer_pow":
+        return float(written * _multiplications(params["y"]))
+    return float(written * _EACH.get(name, 1))
 
 
-def _counts(aval: Any) -> bool:
-    try:
-        return np.dtype(aval.dtype).kind not in "b"
-    except (TypeError, AttributeError):
-        return False
+def _multiplications(power: int) -> int:
+    """By squaring; one division for a negative power."""
+    bits = bin(abs(power))[2:]
+    return max(0, len(bits) - 1 + bits.count("1") - 1) + (power < 0)
 
 
 def _ragged(params: Any, operands: Any, results: Any) -> float:
-    """Each row meets the weights of one group."""
+    """Each row meets the weights of one group. Where there is no kernel for it, JAX multiplies with those of all groups."""
     (contracted, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     rows = math.prod(operands[0].shape)
     ragged = set(params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions)
@@ -126,7 +101,7 @@ def _convolution(params: Any, operands: Any, results: Any) -> float:
     ):
         taps *= _valid(out[out_dim], operands[0].shape[in_dim], kernel[kernel_dim], stride, padding[0], inner, outer)
     positions = math.prod(out[dim] for dim in numbers.out_spec[:2])
-    return 2.0 * positions * features * taps / params["batch_group_count"]
+    return 2.0 * positions * features * taps
 
 
 def _valid(out: int, size: int, window: int, stride: int, low: int, inner: int, outer: int) -> int:

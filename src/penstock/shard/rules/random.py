@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.rules.rule import Rule, rule_for, whole
+from penstock.shard.rules.rule import Rule, leading, rule_for, whole
 
 
 @rule_for("random_bits")
@@ -18,10 +18,24 @@ def random_bits(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
     return Rule(bits, (tuple(range(len(keys))),), (tuple(range(len(bits))),))
 
 
-@rule_for("random_seed", "random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_clone", "threefry2x32")
+@rule_for("random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_clone")
 def of_keys(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Keys are few bytes, and are made everywhere."""
+    """Keys are independent of each other; what is new, the parts of a split among them, is few bytes and made everywhere."""
+    return leading(params, operands, results, count=min(len(each.shape) for each in (*operands, *results)))
+
+
+@rule_for("random_seed")
+def random_seed(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     return whole(params, operands, results)
+
+
+@rule_for("random_gamma")
+def random_gamma(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Drawn one by one in the order in which they lie, so that only the major dimension is free."""
+    shape = tuple(results[0].shape)
+    major = next((dim for dim, size in enumerate(shape) if size > 1), 0)
+    dims = tuple(0 if dim == major else None for dim in range(len(shape)))
+    return Rule(shape[major : major + 1], tuple(dims if each.shape else () for each in operands), (dims,))
 
 
 @rule_for("rng_bit_generator")

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.shard.rules.rule import Rule, batched, rule_for, whole
 
 
-@rule_for("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor")
+@rule_for("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
 def reduce(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """What is kept keeps its layout; over what is reduced the result is partial."""
     shape, axes = tuple(operands[0].shape), params["axes"]
@@ -16,12 +16,24 @@ def reduce(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence
     return Rule(shape, (dims,), (tuple(dim for dim in dims if dim not in axes),))
 
 
-@rule_for("argmax", "argmin")
-def argmax(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """An index is not the sum of partial indices: what is searched stays whole."""
-    shape, axes = tuple(operands[0].shape), params["axes"]
-    dims = tuple(None if dim in axes else dim for dim in range(len(shape)))
-    return Rule(shape, (dims,), (tuple(dim for dim in dims if dim is not None),))
+@rule_for("argmax", "argmin", "reduce_xor")
+def searched(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """What is searched stays whole: an index is not the sum of partial indices. Nor is there an all-reduce of exclusive ors."""
+    return _kept(operands, results, params["axes"])
+
+
+@rule_for("reduce")
+def reduce_any(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """A reduction by a function of the program's own, for which there is no all-reduce."""
+    return _kept(operands, results, params["dimensions"])
+
+
+def _kept(operands: Sequence[Any], results: Sequence[Any], axes: Sequence[int]) -> Rule:
+    rank = len(operands[0].shape)
+    factor = {dim: at for at, dim in enumerate(dim for dim in range(rank) if dim not in axes)}
+    dims = tuple(factor.get(dim) for dim in range(rank))
+    kept = tuple(range(len(factor)))
+    return Rule(tuple(results[0].shape), tuple(dims if each.shape else () for each in operands), (kept,) * len(results))
 
 
 @rule_for("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
@@ -36,7 +48,8 @@ def sort(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[A
 
 @rule_for("top_k")
 def top_k(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    return batched(params, operands, results, whole_dims=[params.get("axis", -1) % len(operands[0].shape)])
+    """Independent along all dimensions but one, and yet XLA's partitioner gathers the operand, as for any call of a library."""
+    return whole(params, operands, results)
 
 
 @rule_for("approx_top_k")
@@ -44,35 +57,18 @@ def approx_top_k(params: Mapping[str, Any], operands: Sequence[Any], results: Se
     return batched(params, operands, results, whole_dims=[params["reduction_dimension"] % len(operands[0].shape)])
 
 
-@rule_for("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+@rule_for("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
 def reduce_window(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Pooling: dimensions whose window is one are independent."""
-    moving = [dim for dim, size in enumerate(params["window_dimensions"]) if size > 1 or params["window_strides"][dim] > 1]
-    return batched(params, operands, results, whole_dims=moving)
-
-
-@rule_for("reduce_window")
-def reduce_window_any(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    return reduce_window(params, operands, results)
+    """Pooling: what a window moves along stays whole."""
+    return batched(params, operands, results, whole_dims=_moved_along(params))
 
 
 @rule_for("select_and_scatter_add", "select_and_gather_add")
 def pooling_gradient(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    moving = [dim for dim, size in enumerate(params["window_dimensions"]) if size > 1 or params["window_strides"][dim] > 1]
-    return batched(params, operands, results, whole_dims=moving)
+    return batched(params, operands, results, whole_dims=_moved_along(params))
 
 
-@rule_for("cholesky", "triangular_solve", "eigh", "qr", "householder_product", "lu", "svd", "fft", "tridiagonal_solve")
-def last_two_whole(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Linear algebra of many matrices [..., M, N], and Fourier transforms of the last dimensions."""
-    count = len(params["fft_lengths"]) if "fft_lengths" in params else 2
-    rank = len(operands[0].shape)
-    leading = tuple(range(max(rank - count, 0)))
-    if any(tuple(each.shape[: len(leading)]) != tuple(operands[0].shape[: len(leading)]) for each in (*operands, *results)):
-        return whole(params, operands, results)
-    sizes = tuple(operands[0].shape[: len(leading)])
-
-    def dims(each: Any) -> tuple[int | None, ...]:
-        return (*leading, *(None,) * (len(each.shape) - len(leading)))
-
-    return Rule(sizes, tuple(map(dims, operands)), tuple(map(dims, results)))
+def _moved_along(params: Mapping[str, Any]) -> list[int]:
+    rank = len(params["window_dimensions"])
+    ones = ((1,) * rank, params["window_dimensions"], params["window_strides"], params.get("base_dilation") or (1,) * rank)
+    return [dim for dim, sizes in enumerate(zip(*ones, strict=True)) if max(sizes) > 1 or any(params["padding"][dim])]

@@ -1,9 +1,12 @@
 """A rule: an operation as a generalised einsum.
 
 A *factor* is an index that runs through dimensions of operands and results. Where a factor is sharded over a mesh axis, every
-operand dimension that holds it has to be sharded over that axis, and every result dimension that holds it comes out sharded.
-A factor that no result holds is summed (or maximised) over: the result is *partial*, and is completed by an all-reduce or a
+operand dimension that holds it has to be sharded over that axis, and every result dimension that holds it comes out sharded. A
+factor that no result holds is summed (or maximised) over: the result is *partial*, and is completed by an all-reduce or a
 reduce-scatter.
+
+A rule says what XLA's partitioner makes of an operation, not what could be made of it: where it moves operands of an operation
+that is independent along a dimension, that dimension has to be whole.
 
 "bij,bjk->bik" as a rule: factors b i k j, operands ((b, i, j), (b, j, k)), results ((b, i, k),). The same form serves Shardy
 (`sdy.op_sharding_rule`), from which the word *factor* is taken.
@@ -11,7 +14,6 @@ reduce-scatter.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,20 +78,13 @@ def rule_of(primitive: str, params: Mapping[str, Any], operands: Sequence[Any], 
 
 
 def elementwise(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Everything shares the layout of the result; operands without dimensions, or with one of size one, are there for all of it."""
-    shapes = {tuple(each.shape) for each in results}
-    if len(shapes) != 1:
+    """Everything shares one layout, except for operands without dimensions."""
+    shapes = {tuple(each.shape) for each in (*operands, *results) if each.shape} or {()}
+    if len(shapes) != 1 or any(tuple(each.shape) not in shapes for each in results) or not results:
         return whole(params, operands, results)
     (shape,) = shapes
     dims = tuple(range(len(shape)))
-    placed: list[Dims] = []
-    for each in operands:
-        if each.shape and (
-            len(each.shape) != len(shape) or any(one not in (1, size) for one, size in zip(each.shape, shape, strict=True))
-        ):
-            return whole(params, operands, results)
-        placed.append(tuple(dim if each.shape[dim] == shape[dim] else None for dim in dims) if each.shape else ())
-    return Rule(shape, tuple(placed), (dims,) * len(results), identity=True)
+    return Rule(shape, tuple(dims if each.shape else () for each in operands), (dims,) * len(results), identity=True)
 
 
 def whole(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
@@ -103,5 +98,17 @@ def batched(params: Mapping[str, Any], operands: Sequence[Any], results: Sequenc
     kept = [dim for dim in range(rank) if dim not in whole_dims]
     factor = {dim: number for number, dim in enumerate(kept)}
     dims = tuple(factor.get(dim) for dim in range(rank))
-    sizes = tuple(math.gcd(*(each.shape[dim] for each in (*operands, *results) if each.shape)) for dim in kept)
+    sizes = tuple(results[0].shape[dim] for dim in kept)
     return Rule(sizes, tuple(dims if each.shape else () for each in operands), (dims,) * len(results))
+
+
+def leading(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any], *, count: int) -> Rule:
+    """The first `count` dimensions of all operands and results are the same ones; the others stay whole."""
+    sizes = tuple(results[0].shape[:count])
+    if any(tuple(each.shape[:count]) != sizes for each in (*operands, *results) if each.shape):
+        return whole(params, operands, results)
+
+    def dims(each: Any) -> Dims:
+        return (*range(count), *(None,) * (len(each.shape) - count)) if each.shape else ()
+
+    return Rule(sizes, tuple(map(dims, operands)), tuple(map(dims, results)))

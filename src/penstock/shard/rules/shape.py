@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.rules.rule import Rule, batched, elementwise, rule_for, whole
+from penstock.shard.rules.rule import Rule, batched, elementwise, leading, rule_for, whole
 
 
 @rule_for("broadcast_in_dim")
@@ -20,7 +20,7 @@ def broadcast_in_dim(params: Mapping[str, Any], operands: Sequence[Any], results
     return Rule(tuple(result), (dims, *rest), (tuple(range(len(result))),), identity=identity)
 
 
-@rule_for("iota", "empty", "rng_uniform")
+@rule_for("iota", "rng_uniform")
 def born(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Each device makes its own part."""
     shape = tuple(results[0].shape)
@@ -82,14 +82,6 @@ def squeeze(params: Mapping[str, Any], operands: Sequence[Any], results: Sequenc
     return Rule(tuple(shape), (tuple(None if dim in gone else dim for dim in range(len(shape))),), (kept,), identity=True)
 
 
-@rule_for("expand_dims")
-def expand_dims(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    new = {dim % len(results[0].shape) for dim in params["dimensions"]}
-    factor = iter(range(len(operands[0].shape)))
-    dims = tuple(None if dim in new else next(factor) for dim in range(len(results[0].shape)))
-    return Rule(tuple(operands[0].shape), (tuple(range(len(operands[0].shape))),), (dims,), identity=True)
-
-
 @rule_for("concatenate")
 def concatenate(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     return batched(params, operands, results, whole_dims=[params["dimension"]])
@@ -128,6 +120,21 @@ def each_for_itself(params: Mapping[str, Any], operands: Sequence[Any], results:
     return Rule(tuple(sizes), tuple(dims), tuple(dims))
 
 
-@rule_for("select_n", "clamp")
-def select(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    return elementwise(params, operands, results)
+@rule_for("bitcast_convert_type")
+def bitcast(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """A wider or narrower type has one dimension less or more at the end."""
+    ranks = {len(operands[0].shape), len(results[0].shape)}
+    return elementwise(params, operands, results) if len(ranks) == 1 else leading(params, operands, results, count=min(ranks))
+
+
+@rule_for("stack")
+def stack(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Along the new dimension the operands lie one after the other."""
+    kept = tuple(range(len(operands[0].shape)))
+    axis = params["axis"]
+    return Rule(tuple(operands[0].shape), (kept,) * len(operands), ((*kept[:axis], None, *kept[axis:]),))
+
+
+@rule_for("tile")
+def tile(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    return batched(params, operands, results, whole_dims=[dim for dim, times in enumerate(params["reps"]) if times > 1])
