@@ -22,13 +22,18 @@ def test_megatron_is_tensor_parallel_with_its_collectives_by_layer():
         (WHOLE, WHOLE, WHOLE, ["batch"]),
         (ROWS, WHOLE, ROWS, ["batch", "ZeRO-3"]),
         (WHOLE, WHOLE, ROWS, ["batch", "ZeRO-1"]),
-        # Cast before it is used, or sliced in a scan: along the batch alone, it cannot be used in parts.
-        (ROWS, None, ROWS, ["batch", "ZeRO-3"]),
-        (ROWS, ROWS, ROWS, ["batch", "ZeRO-3"]),
     ],
 )
 def test_data_parallel_is_named_by_what_is_stored_in_parts(stored, used, kept, words):
     made = plan(with_moments("w", (512, 512), stored, used, kept), {"data": 8}, {"data": BATCH})
+    assert axis_words(made, "data") == words
+
+
+@pytest.mark.parametrize("used", [None, ROWS])
+@pytest.mark.parametrize(("sent", "words"), [(512 * 512 * 2, ["batch", "ZeRO-3", "1 all-gather a step"]), (0, ["batch"])])
+def test_what_is_cast_or_sliced_before_it_is_gathered_is_zero_3(used, sent, words):
+    gathers = [collective("all-gather", ("data",), 1, sent)] if sent else []
+    made = plan(with_moments("w", (512, 512), ROWS, used, ROWS), {"data": 8}, {"data": BATCH}, *gathers)
     assert axis_words(made, "data") == words
 
 
@@ -75,6 +80,7 @@ def test_collectives_that_send_little_are_left_to_the_table():
         (["layers/0/w", "layers/0/mlp/0/w", "layers/1/w", "layers/1/mlp/0/w"], (2, "layer")),
         (["encoder/0/w", "encoder/1/w", "decoder/0/w", "decoder/1/w"], None),
         (["layers/0/w", "layers/1/v"], None),
+        (["layers/0/w", "layers/1/w", "layers/2/v"], None),
         (["w", "v"], None),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -85,21 +85,24 @@ def layers(plan: Plan) -> tuple[int, str] | None:
     """How many alike parts the parameters have, numbered in their paths, and what they are called: (32, "layer").
 
     Alike are parts whose leaves have the same names and shapes, one matrix at least. None if there are no such parts, or
-    several kinds of them, of which a count of operations could not say which it is about.
+    several kinds of them, of which a count of operations could not say which it is about, or others among them.
     """
-    parts: dict[tuple[str, str], list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
+    parts: dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]] = defaultdict(lambda: defaultdict(list))
     for leaf in plan.inputs:
         split = _outermost_number(leaf.path) if leaf.role == "parameters" else None
         if split:
             family, number, rest = split
-            parts[family, number].append((rest, leaf.shape))
-    kinds = Counter(
-        (family, tuple(sorted(leaves))) for (family, _), leaves in parts.items() if any(len(shape) > 1 for _, shape in leaves)
-    )
-    repeated = [(count, family) for (family, _), count in kinds.items() if count > 1]
+            parts[family][number].append((rest, leaf.shape))
+    repeated = {
+        family: len(members)
+        for family, members in parts.items()
+        if len(members) > 1 and any(len(shape) > 1 for leaves in members.values() for _, shape in leaves)
+    }
     if len(repeated) != 1:
         return None
-    count, family = repeated[0]
+    ((family, count),) = repeated.items()
+    if len({tuple(sorted(leaves)) for leaves in parts[family].values()}) > 1:
+        return None
     name = family.strip("/").rpartition("/")[2].rstrip("_-").removesuffix("s")
     return count, name if name in ("block", "stage", "cell") else "layer"
 

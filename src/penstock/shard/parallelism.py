@@ -7,10 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.shard.apply import Spec
-from penstock.shard.leaves import layers, parameters_of
+from penstock.shard.leaves import bytes_of, layers, parameters_of
 from penstock.shard.planned import LeafLayout, Plan
 
 _SOME = 0.05  # a share that is worth a word
+_KINDS = 3  # of collectives
 
 
 def axis_words(plan: Plan, axis: str) -> list[str]:
@@ -41,9 +42,9 @@ def _computing(plan: Plan, axis: str, work: dict[str, float]) -> list[str]:
 def _storing(plan: Plan, axis: str, work: dict[str, float]) -> list[str]:
     said = []
     parameters = _matrices(plan.inputs, "parameters", "other")
-    gathered = _share(parameters, lambda leaf: _has(leaf.stored, axis) and _is_gathered(leaf, axis, work))
-    if gathered >= _SOME:
-        said.append(f"ZeRO-3{_of(gathered, 'parameters')}")
+    gathered = _gathered(plan, axis, parameters, work)
+    if (share := _share(parameters, lambda leaf: leaf.path in gathered)) >= _SOME:
+        said.append(f"ZeRO-3{_of(share, 'parameters')}")
     belongs = parameters_of(plan.inputs)
     optimizer = [leaf for leaf in _matrices(plan.inputs, "optimizer") if leaf.path in belongs]
     apart = _share(optimizer, lambda leaf: _has(leaf.stored, axis) and not _has(belongs[leaf.path].stored, axis))
@@ -52,15 +53,21 @@ def _storing(plan: Plan, axis: str, work: dict[str, float]) -> list[str]:
     return said
 
 
-def _is_gathered(leaf: LeafLayout, axis: str, work: dict[str, float]) -> bool:
-    """Whether a leaf that an axis shards is whole along it when it is used.
+def _gathered(plan: Plan, axis: str, parameters: Iterable[LeafLayout], work: dict[str, float]) -> set[str]:
+    """Paths of the leaves that an axis shards where they are stored, and that are whole along it when they are used.
 
-    Where the axis shards computing along the batch alone, it has to be, even if `used` is that of a cast or of the slice that
-    `jax.lax.scan` takes of it, from which it is gathered.
+    What `used` says is that of the first operation, which may be a cast, or the slice that `jax.lax.scan` takes, and the leaf
+    be gathered behind it. Where the axis shards computing along the batch alone, it has to be; if that much is gathered.
     """
-    if work["tensor"] < _SOME:
-        return work["batch"] >= _SOME
-    return leaf.used is not None and not _has(leaf.used, axis)
+    stored = [leaf for leaf in parameters if _has(leaf.stored, axis)]
+    plain = {leaf.path for leaf in stored if leaf.used is not None and not _has(leaf.used, axis)}
+    others = [leaf for leaf in stored if leaf.path not in plain]
+    if work["tensor"] >= _SOME or work["batch"] < _SOME:
+        return plain
+    sent = sum(each.wire for each in plan.cost.collectives if each.kind == "all-gather" and axis in each.axes)
+    size = plan.mesh_shape[axis] * sum(bytes_of(leaf, plan.mesh_shape) for leaf in others)
+    # A cast may have halved them, and of two devices each sends half of what is gathered.
+    return plain | {leaf.path for leaf in others} if sent >= size / 4 else plain
 
 
 def _sending(plan: Plan, axis: str) -> list[str]:
@@ -71,7 +78,7 @@ def _sending(plan: Plan, axis: str) -> list[str]:
             counts[each.kind] += each.count
             sent[each.kind] += each.wire
     total = sum(sent.values())
-    kinds = sorted((kind for kind in sent if sent[kind] >= _SOME * total), key=lambda kind: -sent[kind])
+    kinds = sorted((kind for kind in sent if sent[kind] >= _SOME * total), key=lambda kind: -sent[kind])[:_KINDS]
     return how_often({kind: round(counts[kind]) for kind in kinds}, layers(plan))
 
 
@@ -85,14 +92,14 @@ def how_often(counts: Mapping[str, int], repeated: tuple[int, str] | None) -> li
     >>> how_often({"all-reduce": 8, "all-gather": 2, "all-to-all": 1}, (2, "block"))
     ['4 all-reduces and 1 all-gather a block', '1 all-to-all a step']
     >>> how_often({"all-reduce": 11}, (2, "layer"))
-    ['about 5 all-reduces a layer']
+    ['about 6 all-reduces a layer']
     """
     number, name = repeated or (1, "step")
     inside = {kind: count for kind, count in counts.items() if repeated and count >= number}
     about = "about " if any(count % number for count in inside.values()) else ""
     said = []
     if inside:
-        said.append(f"{about}{_counted({kind: count // number for kind, count in inside.items()})} a {name}")
+        said.append(f"{about}{_counted({kind: round(count / number) for kind, count in inside.items()})} a {name}")
     if outside := {kind: count for kind, count in counts.items() if kind not in inside}:
         said.append(f"{_counted(outside)} a step")
     return said
