@@ -101,10 +101,7 @@ def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any
         arguments, keywords = jax.tree.unflatten(exported.in_tree, leaves)
         return jax.tree.leaves(exported.call(*arguments, **keywords))
 
-    abstract = [
-        jax.ShapeDtypeStruct(avals[each].shape, avals[each].dtype, sharding=shardings[each])
-        for each in kept
-    ]
+    abstract = [jax.ShapeDtypeStruct(avals[each].shape, avals[each].dtype, sharding=shardings[each]) for each in kept]
     jitted = jax.jit(
         function,
         out_shardings=list(exported.out_shardings_jax(mesh)),

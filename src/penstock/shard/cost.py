@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.shard.known import batch_slots
 from penstock.shard.layout import union
+from penstock.shard.memory import COPIES
 from penstock.shard.search import Assignment, Problem
 
 
@@ -127,7 +128,7 @@ def largest_living(problem: Problem, assignment: Assignment, count: int) -> list
     _, time = problem.memory(assignment)
     alive = np.flatnonzero((problem.lives.start <= time) & (problem.lives.end >= time))
     order = alive[np.argsort(-each[alive], kind="stable")][:count]
-    return [(int(problem.lives.value[row]), float(each[row])) for row in order]
+    return [(int(problem.lives.value[row]), float(each[row]) / COPIES) for row in order]
 
 
 def axis_work(problem: Problem, assignment: Assignment, batch: Sequence[int]) -> dict[str, dict[str, float]]:

@@ -8,10 +8,59 @@ from typing import Any
 import numpy as np
 
 _FREE = frozenset(
-    """convert_element_type broadcast_in_dim reshape transpose squeeze expand_dims copy copy_p iota concatenate slice dynamic_slice
-    dynamic_update_slice pad gather rev split select_n stop_gradient optimization_barrier sharding_constraint bitcast_convert_type
-    exp exp2 log log1p expm1 tanh logistic sin cos tan erf erf_inv erfc sqrt rsqrt cbrt pow atan2 sort top_k argsort
-    random_bits random_wrap random_unwrap random_split random_fold_in random_seed threefry2x32 device_put""".split()
+    [
+        "convert_element_type",
+        "broadcast_in_dim",
+        "reshape",
+        "transpose",
+        "squeeze",
+        "expand_dims",
+        "copy",
+        "copy_p",
+        "iota",
+        "concatenate",
+        "slice",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "pad",
+        "gather",
+        "rev",
+        "split",
+        "select_n",
+        "stop_gradient",
+        "optimization_barrier",
+        "sharding_constraint",
+        "bitcast_convert_type",
+        "exp",
+        "exp2",
+        "log",
+        "log1p",
+        "expm1",
+        "tanh",
+        "logistic",
+        "sin",
+        "cos",
+        "tan",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "pow",
+        "atan2",
+        "sort",
+        "top_k",
+        "argsort",
+        "random_bits",
+        "random_wrap",
+        "random_unwrap",
+        "random_split",
+        "random_fold_in",
+        "random_seed",
+        "threefry2x32",
+        "device_put",
+    ]
 )
 """Primitives that move elements, or whose elements XLA counts as transcendentals and not as FLOPs."""
 

@@ -49,6 +49,7 @@ class Links:
     latency: tuple[float, ...]
     _moves: dict = field(default_factory=dict, repr=False)
     _shards: dict = field(default_factory=dict, repr=False)
+    _speeds: dict = field(default_factory=dict, repr=False)
 
     def shards(self, axes: int) -> int:
         """The product of the sizes of some axes."""
@@ -78,8 +79,11 @@ class Links:
 
     def seconds(self, move: Move) -> float:
         """α–β: the bytes over the slowest link that takes part, and one latency, as compilers combine small collectives."""
-        bits = [bit for bit in range(len(self.sizes)) if move.axes >> bit & 1]
-        return move.wire / min(self.bandwidth[bit] for bit in bits) + max(self.latency[bit] for bit in bits)
+        if move.axes not in self._speeds:
+            bits = [bit for bit in range(len(self.sizes)) if move.axes >> bit & 1]
+            self._speeds[move.axes] = (min(self.bandwidth[bit] for bit in bits), max(self.latency[bit] for bit in bits))
+        bandwidth, latency = self._speeds[move.axes]
+        return move.wire / bandwidth + latency
 
     def _find(self, source: Layout, target: Layout, partial: int, size: int) -> list[Move]:
         """Sum first, scattering where the target is sharded; cut what need not travel; exchange; gather at last."""

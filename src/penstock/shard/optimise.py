@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.shard.search import Assignment, Problem
 
-_ROUNDS = 12
+_ROUNDS = 6
 _STEEPEST = 14
-_BISECTIONS = 4
+_BISECTIONS = 3
+_STUCK = 3
+_SIMPLER = 0.98
+"""A plan that everybody knows is taken for this much better than it is predicted to be: a stranger one has to be worth its strangeness."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
     Args:
       problem: what is searched.
       limit: bytes of a device.
-      starts: assignments to start from, beside that of nothing sharded.
+      starts: plans that everybody knows, to start from, beside that of nothing sharded.
     """
     found: dict[tuple, Candidate] = {}
 
-    def add(assignments: Iterator[Assignment]) -> bool:
+    def add(assignments: Iterable[Assignment]) -> bool:
         fits = False
         for assignment in assignments:
             key = tuple(assignment)
@@ -47,44 +50,54 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
             fits = fits or found[key].memory <= limit
         return fits
 
-    begin = [problem.start(), *starts]
-    add(iter(starts))
-    fits = add(descend(problem, begin, 0.0))
-    if not _best(found, limit) or not fits:
-        cheapest = min(found.values(), key=lambda each: each.seconds)
-        price = cheapest.seconds / max(cheapest.memory, 1.0) / 4
-        low = 0.0
-        for _ in range(_STEEPEST):
-            if add(descend(problem, [*starts, *_nearest(found, limit)], price)):
+    def best_at(price: float) -> list[Assignment]:
+        return [min(found.values(), key=lambda each: each.seconds + price * each.memory).assignment]
+
+    add(starts)
+    fits = add(descend(problem, [problem.start(), *starts], 0.0))
+    fastest = min(found.values(), key=lambda each: each.seconds)
+    if fastest.memory > limit:
+        low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
+        smallest, stuck = min(each.memory for each in found.values()), 0
+        for step in range(_STEEPEST):
+            fits = add(descend(problem, [*best_at(price), *(starts if step == 0 else ())], price))
+            if fits:
+                break
+            # What a higher price does not make smaller no price will.
+            before, smallest = smallest, min(each.memory for each in found.values())
+            stuck = stuck + 1 if smallest > 0.995 * before else 0
+            if stuck == _STUCK:
                 break
             low, price = price, price * 4
-        for _ in range(_BISECTIONS):
+        for _ in range(_BISECTIONS if fits else 0):
             middle = (low + price) / 2
-            if add(descend(problem, _nearest(found, limit), middle)):
+            if add(descend(problem, best_at(middle), middle)):
                 price = middle
             else:
                 low = middle
-    return sorted(found.values(), key=lambda each: (each.memory > limit, each.seconds if each.memory <= limit else each.memory))
+    known = {tuple(start) for start in starts}
 
+    def rank(each: Candidate) -> tuple[bool, float]:
+        simpler = _SIMPLER if tuple(each.assignment) in known else 1.0
+        return (each.memory > limit, each.seconds * simpler if each.memory <= limit else each.memory)
 
-def _best(found: dict[tuple, Candidate], limit: float) -> list[Candidate]:
-    return sorted((each for each in found.values() if each.memory <= limit), key=lambda each: each.seconds)[:1]
-
-
-def _nearest(found: dict[tuple, Candidate], limit: float) -> list[Assignment]:
-    """To go on from: the fastest plan that fits, and the smallest of all."""
-    smallest = min(found.values(), key=lambda each: each.memory)
-    return [each.assignment for each in (*_best(found, limit), smallest)]
+    return sorted(found.values(), key=rank)
 
 
 def descend(problem: Problem, starts: Sequence[Assignment], price: float) -> Iterator[Assignment]:
-    """Improve one mesh axis after the other, in each order, from each start, until a round brings nothing.
+    """Improve one mesh axis after the other, in each order that makes a difference, until a round brings nothing.
 
     Args:
+      problem: what is searched.
+      starts: assignments, from each of which it is done.
       price: seconds that a byte of peak memory costs.
     """
-    axes = range(len(problem.links.sizes))
-    for start, order in itertools.product(starts, itertools.permutations(axes)):
+    links = problem.links
+    orders = {
+        tuple((links.sizes[axis], links.bandwidth[axis]) for axis in order): order
+        for order in itertools.permutations(reversed(range(len(links.sizes))))
+    }
+    for start, order in itertools.product(starts, orders.values()):
         assignment, peaks = start, []
         best, stale = float("inf"), 0
         for _ in range(_ROUNDS):
@@ -95,7 +108,7 @@ def descend(problem: Problem, starts: Sequence[Assignment], price: float) -> Ite
             for axis in order:
                 assignment = problem.improve(assignment, axis, prices)
             yield assignment
-            value = problem.seconds(assignment) + price * (problem.memory(assignment)[0] if price else 0.0)
+            value = problem.seconds(assignment) + (price * problem.memory(assignment)[0] if price else 0.0)
             stale = 0 if value < best * (1 - 1e-9) else stale + 1
             best = min(best, value)
             if stale >= (2 if price else 1):

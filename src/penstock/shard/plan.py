@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.shard import known, meshes
+from penstock.shard.check import PlanError, checked
 from penstock.shard.cost import Cost, axis_work, cost_of, largest_living
 from penstock.shard.hardware import Hardware
 from penstock.shard.hardware import hardware as find_hardware
@@ -23,10 +24,6 @@ from penstock.shard.text import size_of
 from penstock.shard.trace import Traced, trace
 
 
-class PlanError(ValueError):
-    """No plan can be made: the message says of what, and what would be nearest."""
-
-
 def plan(
     step: Callable,
     *args: Any,
@@ -36,6 +33,7 @@ def plan(
     memory: int | str | None = None,
     constraints: Mapping[str, Any] | None = None,
     roles: Mapping[str, str] | None = None,
+    check: bool | None = None,
 ) -> Plan:
     """Find which device holds what, for any step function.
 
@@ -49,6 +47,8 @@ def plan(
       hardware: a name (`penstock.shard.hardware.names()`) or a `Hardware`. None takes that of JAX's default device.
       memory: the limit of one device, in bytes or as "16GiB". None takes the hardware's.
       constraints: layouts that are prescribed, {path pattern: PartitionSpec}, as {"params/embed": P("model", None)}.
+      check: whether to compile, and to search again where the compiler needs more memory than was predicted and the limit is not
+        kept. None does it where the prediction is near the limit and the program is of a size that compiles in some seconds.
       roles: of leaves, where what the step does with them misleads, {path pattern: "parameters", "optimizer", "batch"
         or "other"}.
 
@@ -66,18 +66,19 @@ def plan(
     shapes, given = meshes.shapes_of(mesh, devices)
     named = roles_given(roles, traced.inputs)
     shapes = _with_axes(shapes, constraints, mesh is None)
-    best: _Found | None = None
-    model: Model | None = None
-    for shape in shapes:
-        pins = pinned(constraints, traced.inputs, shape)
-        model = model_of(traced, pins) if model is None or constraints else model
-        found = _search(model, traced, shape, machine, limit, named)
-        if best is None or found.key(limit) < best.key(limit):
-            best = found
-    assert best is not None
-    if best.candidate.memory > limit:
-        raise PlanError(_does_not_fit(best, traced, limit))
-    return _plan(best, traced, machine, limit, given)
+    searches = [_prepare(traced, shape, machine, constraints, named) for shape in shapes]
+
+    def make(within: float) -> Plan | None:
+        found = min((_search(each, within) for each in searches), key=lambda each: each.key(within))
+        if found.candidate.memory > within:
+            if within == limit:
+                raise PlanError(_does_not_fit(found, traced, limit))
+            return None
+        return _plan(found, traced, machine, limit, given)
+
+    made = make(limit)
+    assert made is not None
+    return checked(made, make, check)
 
 
 def bytes_of(memory: int | float | str) -> int:
@@ -101,56 +102,67 @@ def bytes_of(memory: int | float | str) -> int:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The best decisions for one mesh."""
+class _Prepared:
+    """A mesh to be searched."""
 
     model: Model
     problem: Problem
     shape: dict[str, int]
     roles: Sequence[str]
-    candidate: Candidate
     baselines: dict[str, Assignment]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The best decisions for one mesh."""
+
+    of: _Prepared
+    candidate: Candidate
 
     def key(self, limit: float) -> tuple[bool, float]:
         fits = self.candidate.memory <= limit
         return (not fits, self.candidate.seconds if fits else self.candidate.memory)
 
 
-def _search(
-    model: Model, traced: Traced, shape: dict[str, int], machine: Hardware, limit: float, named: Mapping[int, str]
-) -> _Found:
+def _prepare(
+    traced: Traced, shape: dict[str, int], machine: Hardware, constraints: Mapping[str, Any] | None, named: Mapping[int, str]
+) -> _Prepared:
+    model = model_of(traced, pinned(constraints, traced.inputs, shape))
     problem = problem_of(model, shape, machine)
     roles = [named.get(place, role) for place, role in enumerate(roles_of(model.program, model.graph, problem, traced.state))]
-    inputs = model.inputs
-    batch = [node for node, role in zip(inputs, roles, strict=True) if role == "batch"]
-    state = [inputs[place] for place in set(traced.state.values())]
+    batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
+    state = [model.inputs[place] for place in set(traced.state.values())]
     baselines = {
         "replicated, data parallel": known.data_parallel(problem, batch),
         "fully sharded, data parallel": known.fully_sharded(problem, batch, state),
     }
-    candidates = optimise(problem, limit, list(baselines.values()))
-    return _Found(model, problem, shape, roles, candidates[0], baselines)
+    return _Prepared(model, problem, shape, roles, baselines)
+
+
+def _search(prepared: _Prepared, limit: float) -> _Found:
+    return _Found(prepared, optimise(prepared.problem, limit, list(prepared.baselines.values()))[0])
 
 
 def _plan(found: _Found, traced: Traced, machine: Hardware, limit: int, given: Sequence[Any] | None) -> Plan:
-    model, problem, assignment = found.model, found.problem, found.candidate.assignment
+    model, problem, assignment = found.of.model, found.of.problem, found.candidate.assignment
+    roles = found.of.roles
     layouts = layouts_of(model.program, model.groups, model.graph, problem.links, assignment, traced.state)
 
     def cost(decisions: Assignment) -> Cost:
-        return cost_of(problem, decisions, found.roles, model.inputs)
+        return cost_of(problem, decisions, roles, model.inputs)
 
-    batch = [node for node, role in zip(model.inputs, found.roles, strict=True) if role == "batch"]
+    batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
     used = [layouts.used.get(value) for value in model.program.inputs]
     inputs = tuple(
         LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, use)
-        for leaf, role, spec, use in zip(traced.inputs, found.roles, layouts.inputs, used, strict=True)
+        for leaf, role, spec, use in zip(traced.inputs, roles, layouts.inputs, used, strict=True)
     )
     outputs = tuple(
         LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), "output", spec, None)
         for leaf, spec in zip(traced.outputs, layouts.outputs, strict=True)
     )
     return Plan(
-        mesh_shape=dict(found.shape),
+        mesh_shape=dict(found.of.shape),
         hardware=machine.name,
         limit=limit,
         inputs=inputs,
@@ -159,7 +171,7 @@ def _plan(found: _Found, traced: Traced, machine: Hardware, limit: int, given: S
         steering=layouts.steering,
         cost=cost(assignment),
         axis_work=axis_work(problem, assignment, batch),
-        baselines={name: cost(decisions) for name, decisions in found.baselines.items()},
+        baselines={name: cost(decisions) for name, decisions in found.of.baselines.items()},
         fingerprint=traced.fingerprint(),
         traced=traced,
         devices=tuple(given) if given is not None else None,
@@ -190,8 +202,8 @@ def _with_axes(shapes: list[dict[str, int]], constraints: Mapping[str, Any] | No
 
 def _does_not_fit(found: _Found, traced: Traced, limit: int) -> str:
     """By how much, and what is largest."""
-    problem, assignment = found.problem, found.candidate.assignment
-    cost = cost_of(problem, assignment, found.roles, found.model.inputs)
+    problem, assignment = found.of.problem, found.candidate.assignment
+    cost = cost_of(problem, assignment, found.of.roles, found.of.model.inputs)
     stored = sorted(
         (
             (size / problem.links.shards(union(assignment[node])), leaf)
@@ -199,17 +211,17 @@ def _does_not_fit(found: _Found, traced: Traced, limit: int) -> str:
         ),
         key=lambda each: -each[0],
     )
-    values = found.model.program.values
+    values = found.of.model.program.values
     living = [
         f"{size_of(size)} of an activation {values[number].dtype}{list(values[number].shape)}"
         for number, size in largest_living(problem, assignment, 3)
     ]
     leaves = [f"{size_of(size)} of {leaf.path!r} {leaf.dtype}{list(leaf.shape)}" for size, leaf in stored[:3]]
     n = 1
-    for size in found.shape.values():
+    for size in found.of.shape.values():
         n *= size
     return (
-        f"no layout fits {size_of(limit)} a device on mesh {meshes.describe(found.shape)}: the smallest that was found needs "
+        f"no layout fits {size_of(limit)} a device on mesh {meshes.describe(found.of.shape)}: the smallest that was found needs "
         f"{size_of(cost.memory.total)}, {size_of(cost.memory.total - limit)} too much: "
         f"{size_of(cost.memory.arguments)} of arguments and "
         f"{size_of(cost.memory.activations)} of activations. The largest on each device: {'; '.join((*leaves, *living))}. "

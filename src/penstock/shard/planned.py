@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock.shard import meshes
 from penstock.shard.apply import Spec, Steering, steered
+from penstock.shard.compiled import Measured
 from penstock.shard.cost import Cost
 from penstock.shard.hardware import Hardware
 from penstock.shard.trace import Traced, difference, paths_of, trace
@@ -30,7 +31,8 @@ class LeafLayout:
       shape, dtype: of the whole array.
       role: "parameters", "optimizer", "batch", "other", or "output".
       stored: the layout it has between steps.
-      used: the layout in which the step uses it, where that is not an elementwise operation's; None if there is no such use.
+      used: the layout in which it enters the first operation that computes with it (a product of matrices, a
+        convolution, a lookup); None if nothing but elementwise operations do.
     """
 
     path: str
@@ -60,6 +62,7 @@ class Plan:
         or not ("idle").
       baselines: the same prediction for plans that everybody knows.
       fingerprint: of the step and its arguments' signature.
+      checked: what the compiler said of it while it was made; None if nothing was compiled.
       traced: the step; None in a plan that was loaded.
       devices: that it was made for, if they were given.
       machine: the hardware.
@@ -76,6 +79,7 @@ class Plan:
     axis_work: dict[str, dict[str, float]]
     baselines: dict[str, Cost]
     fingerprint: str
+    checked: Measured | None = None
     traced: Traced | None = field(default=None, repr=False, compare=False)
     devices: tuple[Any, ...] | None = field(default=None, compare=False)
     machine: Hardware | None = field(default=None, repr=False, compare=False)

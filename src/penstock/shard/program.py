@@ -92,11 +92,13 @@ class Tie:
 class Loop:
     """The operations `start` to `end` (not included) are the body of a loop.
 
-    `made` are its results, which take their place when it starts; `passed` are the values that each turn begins with.
+    `read` are the values from outside that it works on; `made` are its results, which take their place when it starts;
+    `passed` are the values that each turn begins with.
     """
 
     start: int
     end: int
+    read: tuple[int, ...]
     made: tuple[int, ...]
     passed: tuple[int, ...]
 
@@ -305,8 +307,13 @@ def _while(program: Program, equation: Any, environment: dict[Any, int], path: P
 def _loop(
     program: Program, equation: Any, environment: Mapping[Any, int], start: int, end: int, passed: Sequence[int | None]
 ) -> None:
+    read = (_read(environment, each) for each in equation.invars)
     made = tuple(environment[each] for each in equation.outvars)
-    program.loops.append(Loop(start, end, made, tuple(each for each in passed if each is not None)))
+    program.loops.append(
+        Loop(
+            start, end, tuple(each for each in read if each is not None), made, tuple(each for each in passed if each is not None)
+        )
+    )
 
 
 def _cond(program: Program, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:

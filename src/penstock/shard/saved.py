@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.shard.apply import Spec, Steering
+from penstock.shard.compiled import Measured
 from penstock.shard.cost import Cost, Memory, PlannedCollective
 from penstock.shard.planned import LeafLayout, Plan
 
@@ -30,6 +31,7 @@ def save(plan: Plan, path: Path) -> None:
         "operands": [[list(place), specs] for place, specs in plan.steering.operands.items()],
         "results": [[list(place), specs] for place, specs in plan.steering.results.items()],
         "cost": asdict(plan.cost),
+        "checked": None if plan.checked is None else json.loads(plan.checked.to_json()),
         "axis_work": plan.axis_work,
         "baselines": {name: asdict(cost) for name, cost in plan.baselines.items()},
     }
@@ -73,6 +75,7 @@ def _plan(read: dict[str, Any]) -> Plan:
         axis_work={axis: {kind: float(part) for kind, part in parts.items()} for axis, parts in read["axis_work"].items()},
         baselines={name: _cost(cost) for name, cost in read["baselines"].items()},
         fingerprint=read["fingerprint"],
+        checked=None if read["checked"] is None else Measured.from_json(json.dumps(read["checked"])),
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.shard.eliminate import cheapest
+from penstock.shard.fold import Folded, fold
 from penstock.shard.graph import Edge, Graph, Node
 from penstock.shard.layout import Layout, Links, Move, union
 from penstock.shard.memory import Lifetimes
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Assignment = list[Layout]
 """Of each node the layout of its slots."""
+
+_ROW = 128
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Problem:
     stored: tuple[tuple[int, int], ...]
     _tables: dict = field(default_factory=dict, repr=False)
     _seconds: tuple[float, ...] = ()
+    folded: Folded = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         bandwidth = self.hardware.memory_bandwidth
@@ -52,6 +56,9 @@ class Problem:
             sum(max(flops / self.hardware.peak(dtype), moved / bandwidth) for dtype, flops, moved in node.work)
             for node in self.graph.nodes
         )
+        self.folded = fold(self.graph)
+        self._class_seconds = np.zeros(len(self.folded.first))
+        np.add.at(self._class_seconds, self.folded.of_node, self._seconds)
 
     def start(self) -> Assignment:
         """Nothing is sharded but what is fixed."""
@@ -66,11 +73,23 @@ class Problem:
         return self.compute_seconds(assignment) + moved
 
     def compute_seconds(self, assignment: Assignment) -> float:
+        """Of the computing alone."""
         return sum(
-            seconds / self.links.shards(union(layout))
-            for seconds, layout in zip(self._seconds, assignment, strict=True)
+            seconds / self._parts(number, layout)
+            for number, (seconds, layout) in enumerate(zip(self._seconds, assignment, strict=True))
             if seconds
         )
+
+    def _parts(self, node: int, layout: Layout) -> int:
+        """Into how many parts a layout divides the work of a node.
+
+        Memory is moved in rows of many elements (128 in a tile of a TPU, 32 to 128 in a transaction of a GPU), so that to cut
+        rows which are shorter than that divides nothing.
+        """
+        kind, sizes = self.graph.nodes[node].kind, self.graph.nodes[node].sizes
+        if kind == "group" and len(sizes) > 1 and sizes[-1] < _ROW:
+            layout = layout[:-1]
+        return self.links.shards(union(layout))
 
     def node_seconds(self, node: int) -> float:
         """Of the computing of a decision, in a step where nothing is sharded."""
@@ -135,42 +154,54 @@ class Problem:
           prices: seconds that a byte costs that lives at an operation [operations].
         """
         bit = 1 << axis
-        without = [tuple(mask & ~bit for mask in layout) for layout in assignment]
-        states = [self._states(node, without[number], axis) for number, node in enumerate(self.graph.nodes)]
-        fixed = [node.fixed is not None and all(entry is not None for entry in node.fixed) for node in self.graph.nodes]
-        base = [assignment[number] if fixed[number] else without[number] for number in range(len(without))]
-        layouts = [[_with(base[number], slot, bit) for slot in states[number]] for number in range(len(base))]
-        shards = [[self.links.shards(union(layout)) for layout in each] for each in layouts]
-        unary = [np.array([self._seconds[number] / n for n in each]) for number, each in enumerate(shards)]
-        everywhere = float(prices.sum())
-        if everywhere:
-            for node, size in self.stored:
-                unary[node] += everywhere * size / np.array(shards[node], dtype=float)
-            running = np.concatenate([[0.0], np.cumsum(prices)])
-            lives = self.lives
-            cost = (running[lives.end + 1] - running[lives.start]) * lives.bytes
-            for row in np.flatnonzero(cost > 0):
-                if lives.edge[row] < 0:
-                    unary[lives.node[row]] += cost[row] / np.array(shards[lives.node[row]], dtype=float)
-            copies = {int(lives.edge[row]): float(cost[row]) for row in np.flatnonzero(cost > 0) if lives.edge[row] >= 0}
-        else:
-            copies = {}
+        folded, nodes = self.folded, self.graph.nodes
+        layouts = []
+        for node in folded.first:
+            layout = assignment[node]
+            without = tuple(mask & ~bit for mask in layout)
+            if nodes[node].fixed is not None and all(entry is not None for entry in nodes[node].fixed):
+                layouts.append([layout])
+            else:
+                layouts.append([_with(without, slot, bit) for slot in self._states(nodes[node], without, axis)])
+        shards = [np.array([self.links.shards(union(layout)) for layout in each], dtype=float) for each in layouts]
+        own, copies = self._priced(prices)
+        parts = [
+            np.array([self._parts(node, layout) for layout in each], dtype=float)
+            for node, each in zip(folded.first, layouts, strict=True)
+        ]
+        unary = [self._class_seconds[number] / parts[number] + own[number] / n for number, n in enumerate(shards)]
         pairs: dict[tuple[int, int], np.ndarray] = {}
-        for number, edge in enumerate(self.graph.edges):
-            table = self._table(edge, layouts[edge.a], layouts[edge.b], copies.get(number, 0.0))
-            if table is None:
+        for bundle, copy in zip(folded.bundles, copies, strict=True):
+            moved, copied = self._tables_of(bundle.edge, layouts[bundle.a], layouts[bundle.b])
+            if moved is None:
                 continue
-            if edge.a == edge.b:
-                unary[edge.a] = unary[edge.a] + np.diagonal(table)
+            table = len(bundle.edges) * moved + copy * copied if copy else len(bundle.edges) * moved
+            if bundle.a == bundle.b:
+                unary[bundle.a] = unary[bundle.a] + np.diagonal(table)
                 continue
-            key, table = ((edge.a, edge.b), table) if edge.a < edge.b else ((edge.b, edge.a), table.T)
+            key, table = ((bundle.a, bundle.b), table) if bundle.a < bundle.b else ((bundle.b, bundle.a), table.T)
             pairs[key] = pairs[key] + table if key in pairs else table
         current = [
-            next((at for at, layout in enumerate(layouts[number]) if layout == assignment[number]), 0)
-            for number in range(len(base))
+            next((at for at, layout in enumerate(each) if layout == assignment[node]), 0)
+            for node, each in zip(folded.first, layouts, strict=True)
         ]
         chosen = cheapest(unary, pairs, current)
-        return [layouts[number][state] for number, state in enumerate(chosen)]
+        return [layouts[number][chosen[number]] for number in folded.of_node]
+
+    def _priced(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds that memory costs: of each class where nothing is sharded, and of the copies of each bundle of edges."""
+        lives, folded = self.lives, self.folded
+        everywhere = float(prices.sum())
+        running = np.concatenate([[0.0], np.cumsum(prices)])
+        cost = (running[lives.end + 1] - running[lives.start]) * lives.bytes
+        own = np.zeros(len(folded.first))
+        kept = lives.edge < 0
+        np.add.at(own, folded.of_node[lives.node[kept]], cost[kept])
+        for node, size in self.stored:
+            own[folded.of_node[node]] += everywhere * size
+        of_edge = np.zeros(len(self.graph.edges))
+        np.add.at(of_edge, lives.edge[~kept], cost[~kept])
+        return own, np.array([of_edge[bundle.edges].sum() for bundle in folded.bundles])
 
     def _states(self, node: Node, without: Layout, axis: int) -> list[int]:
         """Slots that the axis may be given to; -1 is none."""
@@ -188,10 +219,11 @@ class Problem:
                 states.append(slot)
         return states
 
-    def _table(self, edge: Edge, of_a: list[Layout], of_b: list[Layout], copy: float) -> np.ndarray | None:
-        key = (edge.source, edge.target, edge.partial, edge.bytes, edge.count, tuple(of_a), tuple(of_b), copy, edge.kind == "use")
+    def _tables_of(self, edge: Edge, of_a: list[Layout], of_b: list[Layout]) -> tuple[np.ndarray | None, np.ndarray]:
+        """Seconds of an edge's collectives, for each two layouts, and the part of the array that a copy of it takes."""
+        key = (edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, tuple(of_a), tuple(of_b))
         if key not in self._tables:
-            table = np.zeros((len(of_a), len(of_b)))
+            moved, copied = np.zeros((2, len(of_a), len(of_b)))
             for row, source in enumerate(of_a):
                 start = project(edge.source, source)
                 partial = union(tuple(source[slot] for slot in edge.partial))
@@ -199,10 +231,9 @@ class Problem:
                     end = project(edge.target, target)
                     moves = self.links.moves(start, end, partial, edge.bytes)
                     if moves:
-                        table[row, column] = edge.count * sum(self.links.seconds(move) for move in moves)
-                        if copy:
-                            table[row, column] += copy / self.links.shards(union(start if edge.kind == "result" else end))
-            self._tables[key] = table if table.any() else None
+                        moved[row, column] = edge.count * sum(self.links.seconds(move) for move in moves)
+                        copied[row, column] = 1 / self.links.shards(union(start if edge.kind == "result" else end))
+            self._tables[key] = (moved, copied) if moved.any() else (None, copied)
         return self._tables[key]
 
 

@@ -22,7 +22,7 @@ class Layouts:
       inputs: of each input, how it is stored.
       outputs: of each output: what replaces an input is stored as that is; everything else comes as it was computed.
       steering: the layouts inside of the step.
-      used: of inputs that something other than an elementwise operation reads, by the number of their value, the layout for that.
+      used: of inputs, by the number of their value, the layout in which the first operation that computes with them has them.
     """
 
     inputs: tuple[Spec, ...]
@@ -73,12 +73,41 @@ class _Writer:
                 reduced = [factor for factor in range(len(layout)) if factor not in factors] if op.fixed is None else []
                 made.append(self.made(result, node, factors, reduced) if self.program.values[result].shape else None)
             results[op.path] = tuple(made)
+        for group in self.groups.groups:
+            for op in group.elementwise if group is not None else ():
+                results[op.path] = tuple((self.home(each),) if self.program.values[each].shape else None for each in op.results)
         self.spread(operands)
-        return Layouts(inputs, tuple(outputs), Steering(operands, results), {value: self.home(value) for value in self._used()})
+        return Layouts(inputs, tuple(outputs), Steering(operands, results), self._used())
 
-    def _used(self) -> list[int]:
-        inputs = set(self.program.inputs)
-        return [edge.value for edge in self.graph.edges if edge.kind == "use" and edge.value in inputs]
+    def _used(self) -> dict[int, Spec]:
+        """Of inputs the layout in which the first operation that computes with them has them.
+
+        It is looked through what only copies an input: elementwise operations on nothing else, and the slices that a loop takes.
+        """
+        copies = {value: (value, 0) for value in self.program.inputs}  # copy → input, and how many dimensions it lacks
+        for tie in self.program.ties:
+            if tie.outer in copies:
+                copies.setdefault(tie.inner, (copies[tie.outer][0], copies[tie.outer][1] + tie.skip))
+        single = {op.path for group in self.groups.groups if group is not None for op in group.elementwise}
+        nodes = {op.path: node for op, node in zip(self.groups.anchors, self.graph.op, strict=True)}
+        found: dict[int, Spec] = {}
+        for op in self.program.ops:
+            read = [each for each in op.operands if each is not None]
+            if op.path in single and len(read) == 1 and read[0] in copies:
+                if self.program.values[read[0]].shape == self.program.values[op.results[0]].shape:
+                    copies.setdefault(op.results[0], copies[read[0]])
+                    self._through_ties(copies, op.results[0])
+            elif op.path in nodes and (op.flops or op.primitive == "gather"):
+                for operand, factors in zip(op.operands, op.rule.operands, strict=True):
+                    if operand in copies and copies[operand][0] not in found:
+                        value, lacks = copies[operand]
+                        found[value] = ((),) * lacks + self.spec(nodes[op.path], factors)
+        return found
+
+    def _through_ties(self, copies: dict[int, tuple[int, int]], value: int) -> None:
+        for tie in self.program.ties:
+            if tie.outer == value:
+                copies.setdefault(tie.inner, (copies[value][0], copies[value][1] + tie.skip))
 
     def home(self, value: int) -> Spec:
         """The layout in which a value is kept."""
@@ -92,14 +121,16 @@ class _Writer:
         return self._named([source, *stops] if target != source else [source], value, (node, factors))
 
     def made(self, value: int, node: int, factors: tuple[int | None, ...], reduced: list[int]) -> tuple[Spec, ...]:
-        """The layouts that a result goes through: from the operation's, if that is not partial, to its group's."""
+        """The layouts that a result goes through: from the operation's to its group's."""
         source = self._only_large(self._layout(node, factors), value)
         target = self._layout(self.graph.group[value], self.groups.dims[value])
         partial = 0
         for factor in reduced:
             partial |= self.assignment[node][factor]
+        # Summed first, and cut afterwards, which compilers make one reduce-scatter of. Asked for the parts at once, the
+        # partitioner may gather the operands instead.
         stops = list(self.links.way(source, target, partial))
-        if not partial and source != target:
+        if source != target:
             stops = [source, *stops]
         return self._named(stops, value, (node, factors))
 

@@ -7,6 +7,8 @@ write their results, and want operands that are there; reshapes and transposes a
 
 from __future__ import annotations
 
+from collections import Counter
+
 from penstock.shard.program import Program
 
 _ALIASES = frozenset(
@@ -68,6 +70,26 @@ _WRITES = frozenset(
 _LOOKS_UP = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
 """They touch only what they take or put."""
 _MOST_SOURCES = 12
+"""What is computed from more values than this lies in memory itself."""
+_CHEAP = frozenset(
+    [
+        "broadcast_in_dim",
+        "iota",
+        "convert_element_type",
+        "select_n",
+        "eq",
+        "ne",
+        "lt",
+        "gt",
+        "le",
+        "ge",
+        "and",
+        "or",
+        "not",
+    ]
+)
+_MANY_READERS = 3
+"""What this many operations read is computed once, unless it is cheap."""
 
 
 def kept_values(program: Program) -> tuple[set[int], dict[int, frozenset[int]]]:
@@ -75,17 +97,23 @@ def kept_values(program: Program) -> tuple[set[int], dict[int, frozenset[int]]]:
     inputs = {*program.inputs, *program.constants}
     name: dict[int, int] = {}
     virtual_operands: set[int] = set()
+    readers: Counter[int] = Counter()
     for op in program.ops:
         if op.primitive in _ALIASES and op.operands[0] is not None:
             for operand, result in zip(op.operands, op.results, strict=False):
                 if operand is not None:
                     name[result] = name.get(operand, operand)
-        elif op.primitive in _READ_IN_PLACE:
-            virtual_operands |= {name.get(operand, operand) for operand in op.operands if operand is not None}
+            continue
+        operands = {name.get(operand, operand) for operand in op.operands if operand is not None}
+        readers.update(operands)
+        if op.primitive in _READ_IN_PLACE:
+            virtual_operands |= operands
+    virtual_operands |= {name.get(value, value) for loop in program.loops for value in loop.read}
     kept: set[int] = set(inputs)
     for loop in program.loops:
         kept.update(loop.made)
         kept.update(loop.passed)
+    many = {value for value, count in readers.items() if count >= _MANY_READERS}
     sources: dict[int, frozenset[int]] = {value: frozenset((value,)) for value in kept}
     for op in program.ops:
         read = frozenset().union(*(sources.get(each, frozenset()) for each in op.operands if each is not None))
@@ -97,6 +125,7 @@ def kept_values(program: Program) -> tuple[set[int], dict[int, frozenset[int]]]:
                 or op.primitive in _WRITES
                 or result in virtual_operands
                 or len(read) > _MOST_SOURCES
+                or (result in many and read and op.primitive not in _CHEAP)
             ):
                 kept.add(result)
                 sources[result] = frozenset((result,))
