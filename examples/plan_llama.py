@@ -3,6 +3,10 @@
 Nothing is allocated: the step is traced on shapes, 81 GB of state among them. The plan is printed, and drawn on a page:
 
     python examples/plan_llama.py --html plan.html
+
+With the TPU compiler (pip install libtpu), which needs no TPU either, the prediction can be held against it:
+
+    cd examples && penstock plan plan_llama:job --mesh data=8,model=8 --hardware tpu-v5e --verify v5e:8x8
 """
 
 from __future__ import annotations
@@ -98,7 +102,7 @@ def _rotate(x: Array) -> Array:
 
 
 def job(layers: int = 32) -> tuple[Any, ...]:
-    """The step with the shapes of its arguments: what `penstock plan plan_llama:job --mesh data=8,model=8` reads."""
+    """The step with the shapes of its arguments: what `penstock plan plan_llama:job` reads."""
     tokens = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
     return step, jax.eval_shape(partial(init, layers)), {"tokens": tokens, "targets": tokens}
 

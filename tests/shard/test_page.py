@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
-from tests.shard.plans import BATCH, TENSOR, collective, leaf, megatron, plan, spec, with_moments
+from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, plan, spec, with_moments
 
 from penstock.shard import Plan
+from penstock.shard.compiled import Measured
 from penstock.shard.drawing import layout_drawing
 from penstock.shard.page import page
 from penstock.shard.parallelism import axis_words
@@ -92,6 +93,11 @@ def test_bars_say_their_parts():
         "memory, this plan: parameters 1 GiB, optimizer 2 GiB, batch 1000 B, activations 2 GiB",
         "memory, replicated, data parallel: parameters 1 GiB, optimizer 2 GiB, batch 1000 B, activations 20 GiB",
     ]
+
+
+def test_page_has_what_the_compiler_said():
+    made = replace(megatron(), checked=Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 1.0))
+    assert "the compiler says 8 GiB, 50% of it" in _Reader(page(made)).text
 
 
 def test_page_asks_the_network_for_nothing():

@@ -18,8 +18,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 import penstock
+from penstock.shard.check import PlanError
 from penstock.shard.compiled import CompileError
-from penstock.shard.plan import PlanError, bytes_of, plan
+from penstock.shard.plan import bytes_of, plan
 
 DESCRIPTION = """\
 Find which device holds what, for a train step. It is traced on shapes: nothing is allocated, nothing runs, and without
@@ -93,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
             hardware=args.hardware,
             memory=args.memory,
             constraints=dict(args.constraint),
+            check=False if args.verify is None else None,
         )
         print(made)
         if args.save:

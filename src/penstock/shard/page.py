@@ -71,18 +71,20 @@ def _time_parts(cost: Cost) -> list[_Part]:
 def _memory(plan: Plan) -> Content:
     costs = _costs(plan)
     rows = {name: [(kind, size, size_of(size)) for kind, size in memory_of(cost)] for name, cost in costs.items()}
-    totals = {name: _of_limit(plan, cost) for name, cost in costs.items()}
+    totals = {name: _memory_total(plan, cost) for name, cost in costs.items()}
     largest = max(plan.limit, *(cost.memory.total for cost in costs.values()))
-    limit = f"The upright line is the limit, {size_of(plan.limit)}."
+    words = f"The upright line is the limit, {size_of(plan.limit)}."
+    if plan.checked:
+        words += f" Of this plan the compiler says {size_of(plan.checked.memory)}, {of_limit(plan, plan.checked.memory)} of it."
     return [
         tag("h2", "Memory when it is fullest"),
         *_bars("memory", rows, totals, largest, plan.limit),
-        tag("p", limit, class_="quiet"),
+        tag("p", words, class_="quiet"),
     ]
 
 
-def _of_limit(plan: Plan, cost: Cost) -> Content:
-    words = f"{size_of(cost.memory.total)} ({of_limit(plan, cost)})"
+def _memory_total(plan: Plan, cost: Cost) -> Content:
+    words = f"{size_of(cost.memory.total)} ({of_limit(plan, cost.memory.total)})"
     return tag("span", f"{words}, over the limit", class_="over") if cost.memory.total > plan.limit else words
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.shard.apply import Spec
-from penstock.shard.leaves import bytes_of, layers, parameters_of
+from penstock.shard.leaves import layers, parameters_of
 from penstock.shard.planned import LeafLayout, Plan
 
 _SOME = 0.05  # a share that is worth a word
@@ -27,7 +27,7 @@ def axis_words(plan: Plan, axis: str) -> list[str]:
     if plan.mesh_shape[axis] == 1:
         return ["one device, shards nothing"]
     work = plan.axis_work[axis]
-    return [*_computing(plan, axis, work), *_storing(plan, axis, work), *_sending(plan, axis)]
+    return [*_computing(plan, axis, work), *_storing(plan, axis), *_sending(plan, axis)]
 
 
 def _computing(plan: Plan, axis: str, work: dict[str, float]) -> list[str]:
@@ -39,35 +39,18 @@ def _computing(plan: Plan, axis: str, work: dict[str, float]) -> list[str]:
     return list(said) if len(said) == 1 else [f"{name} {share:.0%}" for name, share in said.items()]
 
 
-def _storing(plan: Plan, axis: str, work: dict[str, float]) -> list[str]:
+def _storing(plan: Plan, axis: str) -> list[str]:
     said = []
     parameters = _matrices(plan.inputs, "parameters", "other")
-    gathered = _gathered(plan, axis, parameters, work)
-    if (share := _share(parameters, lambda leaf: leaf.path in gathered)) >= _SOME:
-        said.append(f"ZeRO-3{_of(share, 'parameters')}")
+    gathered = _share(parameters, lambda leaf: _has(leaf.stored, axis) and leaf.used is not None and not _has(leaf.used, axis))
+    if gathered >= _SOME:
+        said.append(f"ZeRO-3{_of(gathered, 'parameters')}")
     belongs = parameters_of(plan.inputs)
     optimizer = [leaf for leaf in _matrices(plan.inputs, "optimizer") if leaf.path in belongs]
     apart = _share(optimizer, lambda leaf: _has(leaf.stored, axis) and not _has(belongs[leaf.path].stored, axis))
     if apart >= _SOME:
         said.append(f"ZeRO-1{_of(apart, 'optimizer')}")
     return said
-
-
-def _gathered(plan: Plan, axis: str, parameters: Iterable[LeafLayout], work: dict[str, float]) -> set[str]:
-    """Paths of the leaves that an axis shards where they are stored, and that are whole along it when they are used.
-
-    What `used` says is that of the first operation, which may be a cast, or the slice that `jax.lax.scan` takes, and the leaf
-    be gathered behind it. Where the axis shards computing along the batch alone, it has to be; if that much is gathered.
-    """
-    stored = [leaf for leaf in parameters if _has(leaf.stored, axis)]
-    plain = {leaf.path for leaf in stored if leaf.used is not None and not _has(leaf.used, axis)}
-    others = [leaf for leaf in stored if leaf.path not in plain]
-    if work["tensor"] >= _SOME or work["batch"] < _SOME:
-        return plain
-    sent = sum(each.wire for each in plan.cost.collectives if each.kind == "all-gather" and axis in each.axes)
-    size = plan.mesh_shape[axis] * sum(bytes_of(leaf, plan.mesh_shape) for leaf in others)
-    # A cast may have halved them, and of two devices each sends half of what is gathered.
-    return plain | {leaf.path for leaf in others} if sent >= size / 4 else plain
 
 
 def _sending(plan: Plan, axis: str) -> list[str]:

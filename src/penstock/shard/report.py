@@ -28,6 +28,11 @@ def report(plan: Plan) -> str:
         *_costs(plan),
         "",
         "memory a device: " + ", ".join(f"{size_of(size)} {name}" for name, size in memory_of(plan.cost) if size),
+        *(
+            [f"the compiler says {size_of(plan.checked.memory)}, {of_limit(plan, plan.checked.memory)} of the limit"]
+            if plan.checked
+            else []
+        ),
         *_collectives(plan.cost),
         "",
     ]
@@ -42,9 +47,9 @@ def memory_of(cost: Cost) -> list[tuple[str, int]]:
     return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
 
 
-def of_limit(plan: Plan, cost: Cost) -> str:
-    """The share of the memory limit that a cost takes."""
-    share = cost.memory.total / plan.limit
+def of_limit(plan: Plan, size: float) -> str:
+    """Bytes as a share of the memory limit."""
+    share = size / plan.limit
     return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
@@ -67,7 +72,7 @@ def _costs(plan: Plan) -> list[str]:
                 seconds_of(cost.communication),
                 size_of(cost.wire),
                 size_of(cost.memory.total),
-                of_limit(plan, cost),
+                of_limit(plan, cost.memory.total),
                 size_of(cost.memory.arguments),
             )
         )
