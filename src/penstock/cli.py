@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import penstock
 from penstock.bench import command
 from penstock.recipes import digits
+from penstock.shard import command as planning
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction["_Parser"]
@@ -48,12 +49,13 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="penstock",
-        description="Input pipelines for JAX training that keep the devices busy: train an example, or measure them.",
+        description="Train with JAX: run an example, plan which device holds what, or measure input pipelines.",
         epilog="example:\n  penstock train digits",
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_train(commands)
+    _add_plan(commands)
     _add_bench(commands)
     return parser
 
@@ -74,6 +76,17 @@ def _add_train(commands: _Commands) -> None:
     )
     digits.add_arguments(recipe)
     recipe.set_defaults(run=digits.run)
+
+
+def _add_plan(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="find which device holds what",
+        description=planning.DESCRIPTION,
+        epilog=planning.EPILOG,
+    )
+    planning.add_arguments(parser)
+    parser.set_defaults(run=planning.run)
 
 
 def _add_bench(commands: _Commands) -> None:

@@ -5,7 +5,6 @@ import html
 import json
 import math
 import re
-import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
@@ -367,35 +366,6 @@ def test_axis_of_one_value_has_room_for_it():
 
 
 # What the page does in a browser.
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """Chromium, with a profile of its own and a folder for downloads."""
-    options = ChromeOptions()
-    names = ("chromium", "chromium-browser", "google-chrome")
-    programs = [program for program in map(shutil.which, names) if program]
-    driver = shutil.which("chromedriver")
-    assert programs, "the page is tested in a browser: install chromium"
-    assert driver, "the page is tested in a browser: install chromedriver (in Debian: chromium-driver)"
-    options.binary_location = programs[0]
-    for switch in (
-        "headless",
-        "no-sandbox",
-        "disable-gpu",
-        "disable-dev-shm-usage",
-        "disable-quic",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        f"user-data-dir={tmp_path_factory.mktemp('profile')}",
-    ):
-        options.add_argument(f"--{switch}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    chrome = Chrome(options=options, service=ChromeService(driver))
-    yield chrome
-    chrome.quit()
 
 
 @pytest.fixture

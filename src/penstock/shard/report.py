@@ -1,128 +1,145 @@
-"""A plan in words, on one screen."""
+"""A plan in words, on one screen: at most 40 lines of 130 columns."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+import textwrap
+from collections.abc import Sequence
 
 from penstock.shard.cost import Cost
+from penstock.shard.leaves import Alike, alike
 from penstock.shard.meshes import describe
-from penstock.shard.planned import LeafLayout, Plan
+from penstock.shard.parallelism import axis_words
+from penstock.shard.planned import Plan
 from penstock.shard.text import layout_of, seconds_of, size_of
 
-_LEAVES = 12
+_LINES, _COLUMNS = 40, 130
+_COLLECTIVES = 6
+_LEAST = 0.005  # the share of all arguments for which leaves have a line
 
 
 def report(plan: Plan) -> str:
-    """The mesh and what each axis does, memory and time beside the baselines', and the largest leaves."""
-    cost = plan.cost
+    """The mesh and what each axis does, time and memory beside the baselines', collectives, and the largest leaves."""
     lines = [
-        f"Plan for {math.prod(plan.mesh_shape.values())} × {plan.hardware}, mesh {describe(plan.mesh_shape)}, "
-        f"memory limit {size_of(plan.limit)} a device",
+        f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}, mesh {describe(plan.mesh_shape)}, "
+        f"limit {size_of(plan.limit)} a device",
+        *(line for name in plan.mesh_shape for line in _axis(plan, name)),
         "",
+        *_costs(plan),
+        "",
+        "memory a device: " + ", ".join(f"{size_of(size)} {name}" for name, size in memory_of(plan.cost) if size),
         *(
-            f"  {name} ({size}): {'; '.join(axis_roles(plan, name)) or 'idle: every device along it does the same'}"
-            for name, size in plan.mesh_shape.items()
+            [f"the compiler says {size_of(plan.checked.memory)}, {of_limit(plan, plan.checked.memory)} of the limit"]
+            if plan.checked
+            else []
         ),
+        *_collectives(plan.cost),
         "",
-        f"  {'a step, predicted':<30}{'time':>10}{'compute':>10}{'comm.':>10}{'sent':>10}{'memory':>10}{'arguments':>11}",
-        _row("this plan", cost, plan.limit),
-        *(_row(name, each, plan.limit) for name, each in plan.baselines.items()),
-        "",
-        "  memory a device: "
-        + ", ".join(
-            f"{size_of(size)} {name}"
-            for name, size in (
-                ("parameters", cost.memory.parameters),
-                ("optimizer", cost.memory.optimizer),
-                ("batch", cost.memory.batch),
-                ("other", cost.memory.other),
-                ("activations", cost.memory.activations),
-            )
-            if size
-        ),
-        "  collectives: "
-        + (
-            "; ".join(
-                f"{each.count:.0f} {each.kind}s over {' and '.join(each.axes)}, {size_of(each.wire)}"
-                for each in cost.collectives[:6]
-            )
-            or "none"
-        ),
-        "",
-        "  the largest leaves",
-        *_leaves(plan),
     ]
-    return "\n".join(line.rstrip() for line in lines)
+    lines += _leaves(alike(plan), _LINES - len(lines))
+    return "\n".join(_cut(line.rstrip(), _COLUMNS) for line in lines)
 
 
-def _row(name: str, cost: Cost, limit: int) -> str:
-    over = " over the limit" if cost.memory.total > limit else ""
+def memory_of(cost: Cost) -> list[tuple[str, int]]:
+    """What memory is for, and bytes of it, when it is fullest."""
+    memory = cost.memory
+    kinds = ("parameters", "optimizer", "batch", "other", "activations")
+    return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
+
+
+def of_limit(plan: Plan, size: float) -> str:
+    """Bytes as a share of the memory limit."""
+    share = size / plan.limit
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
+
+
+def _axis(plan: Plan, axis: str) -> list[str]:
+    words = f"{axis} ({plan.mesh_shape[axis]}): {', '.join(axis_words(plan, axis))}"
+    return textwrap.wrap(words, _COLUMNS, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
+
+
+def _costs(plan: Plan) -> list[str]:
+    rows = [("this plan", plan.cost), *plan.baselines.items()]
+    heads = ("time", "× plan", "compute", "collectives", "sent", "memory", "of limit", "arguments")
+    table = [("a step of one device, predicted", *heads)]
+    for name, cost in rows:
+        table.append(
+            (
+                name,
+                seconds_of(cost.seconds),
+                f"{cost.seconds / plan.cost.seconds:.2f}" if plan.cost.seconds else "–",
+                seconds_of(cost.compute),
+                seconds_of(cost.communication),
+                size_of(cost.wire),
+                size_of(cost.memory.total),
+                of_limit(plan, cost.memory.total),
+                size_of(cost.memory.arguments),
+            )
+        )
+    over = ["", *("  over the limit" if cost.memory.total > plan.limit else "" for _, cost in rows)]
+    return [row + end for row, end in zip(_aligned(table, ">"), over, strict=True)]
+
+
+def _collectives(cost: Cost) -> list[str]:
+    if not cost.collectives:
+        return ["no collectives"]
+    shown, rest = cost.collectives[:_COLLECTIVES], cost.collectives[_COLLECTIVES:]
+    table = [("collectives, the slowest first", "count", "sent", "time")]
+    table += [
+        (f"{each.kind} over {' and '.join(each.axes)}", f"{each.count:.0f}", size_of(each.wire), seconds_of(each.seconds))
+        for each in shown
+    ]
+    if rest:
+        count, sent, seconds = (sum(getattr(each, name) for each in rest) for name in ("count", "wire", "seconds"))
+        table.append(("others", f"{count:.0f}", size_of(sent), seconds_of(seconds)))
+    return _aligned(table, ">")
+
+
+def _leaves(rows: Sequence[Alike], room: int) -> list[str]:
+    """A header, the batch and the rows that are large, as many as there is room for, and what is left."""
+    total = sum(row.bytes for row in rows)
+    shown = [row for row in rows if row.leaf.role == "batch" or row.bytes >= _LEAST * total][: room - 2]
+    table = [("leaves, the largest first", "", "shape", "a device", "stored", "used", "optimizer"), *map(_leaf, shown)]
+    columns = list(zip(*table, strict=True))
+    spare = _COLUMNS - sum(max(map(len, column)) + 2 for column in columns[1:]) - 2
+    columns[0] = (table[0][0], *(_shortened(path, max(spare, 20)) for path in columns[0][1:]))
+    lines = _aligned(list(zip(*(column for column in columns if any(column[1:])), strict=True)), "<")
+    if left := [row for row in rows if row not in shown]:
+        count, size = sum(len(row.leaves) for row in left), sum(row.bytes for row in left)
+        lines.append(f"  and {count} more, {size_of(size)} together")
+    return lines
+
+
+def _leaf(row: Alike) -> tuple[str, ...]:
+    leaf = row.leaf
     return (
-        f"  {name:<30}{seconds_of(cost.seconds):>10}{seconds_of(cost.compute):>10}{seconds_of(cost.communication):>10}"
-        f"{size_of(cost.wire):>10}{size_of(cost.memory.total):>10}{size_of(cost.memory.arguments):>11}{over}"
+        row.path,
+        f"×{len(row.leaves)}" if len(row.leaves) > 1 else "",
+        f"{leaf.dtype}{list(leaf.shape)}".replace(" ", ""),
+        size_of(row.bytes),
+        layout_of(leaf.stored),
+        layout_of(leaf.used) if leaf.used is not None and leaf.used != leaf.stored and leaf.role != "batch" else "",
+        " or ".join(layout_of(spec) for spec in row.moments) if {*row.moments} - {leaf.stored} else "same" if row.moments else "",
     )
 
 
-def _leaves(plan: Plan) -> list[str]:
-    """The largest leaves; those alike but for a number in their path, and laid out alike, in one line."""
-    alike: dict[tuple, list[LeafLayout]] = {}
-    for leaf in plan.inputs:
-        key = (_without_numbers(leaf.path), leaf.shape, leaf.dtype, leaf.stored, leaf.used, leaf.role)
-        alike.setdefault(key, []).append(leaf)
-    largest = sorted(alike.values(), key=lambda leaves: -len(leaves) * math.prod(leaves[0].shape))
-    rows = []
-    for leaves in largest[:_LEAVES]:
-        leaf = leaves[0]
-        many = f" ×{len(leaves)}" if len(leaves) > 1 else ""
-        use = "" if leaf.used is None or leaf.used == leaf.stored or leaf.role == "batch" else f", used {layout_of(leaf.used)}"
-        rows.append(f"    {leaf.path}{many}  {leaf.dtype}{list(leaf.shape)}  {layout_of(leaf.stored)}{use}")
-    if len(largest) > _LEAVES:
-        rest = sum(len(leaves) for leaves in largest[_LEAVES:])
-        rows.append(f"    and {rest} smaller ones")
-    return rows
+def _aligned(table: Sequence[Sequence[str]], align: str) -> list[str]:
+    """Rows of columns as wide as they need to be; all but the header, whose first cell is the table's title, are indented."""
+    rows = [[("  " if number else "") + row[0], *row[1:]] for number, row in enumerate(table)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = ["<"] + [align] * (len(widths) - 1)
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, aligns, widths, strict=True) if width) for row in rows
+    ]
 
 
-def _without_numbers(path: str) -> str:
-    return "/".join("#" if part.isdigit() else part.rstrip("0123456789") or part for part in path.split("/"))
+def _shortened(path: str, most: int) -> str:
+    """A path whose middle is left out: the argument and the leaf say most."""
+    if len(path) <= most:
+        return path
+    head = most // 3
+    return f"{path[:head]}…{path[len(path) - (most - head - 1) :]}"
 
 
-def axis_roles(plan: Plan, axis: str) -> list[str]:
-    """What a mesh axis is used for, in the words of the field."""
-    leaves = [leaf for leaf in plan.inputs if math.prod(leaf.shape) > 1]
-    said = []
-    batch = [leaf for leaf in leaves if leaf.role == "batch"]
-    if any(leaf.stored and axis in leaf.stored[0] for leaf in batch):
-        said.append("batch")
-    if any(axis in entry for leaf in batch for entry in leaf.stored[1:]):
-        said.append("sequence or positions of the batch")
-    parameters = [leaf for leaf in leaves if leaf.role in ("parameters", "other") and len(leaf.shape) > 1]
-    gathered = _share(
-        [leaf for leaf in parameters if _has(leaf.stored, axis) and leaf.used is not None and not _has(leaf.used, axis)],
-        parameters,
-    )
-    sharded = _share([leaf for leaf in parameters if leaf.used is not None and _has(leaf.used, axis)], parameters)
-    optimizer = [leaf for leaf in leaves if leaf.role == "optimizer"]
-    stored = _share([leaf for leaf in optimizer if _has(leaf.stored, axis)], optimizer)
-    if sharded:
-        said.append(f"tensor parallel ({sharded:.0%} of the parameters are used in parts)")
-    if gathered > 0.05:
-        said.append(f"ZeRO-3 ({gathered:.0%} of the parameters are stored in parts and gathered for use)")
-    elif stored > 0.05 and stored > sharded + 0.05:
-        said.append(f"ZeRO-1 ({stored:.0%} of the optimizer state is stored in parts)")
-    counts: Counter[str] = Counter()
-    for each in plan.cost.collectives:
-        if axis in each.axes:
-            counts[each.kind] += round(each.count)
-    if said and counts:
-        said.append(", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.most_common(3)) + " a step")
-    return said
-
-
-def _has(spec: tuple[tuple[str, ...], ...], axis: str) -> bool:
-    return any(axis in entry for entry in spec)
-
-
-def _share(some: list[LeafLayout], all_of_them: list[LeafLayout]) -> float:
-    total = sum(math.prod(leaf.shape) for leaf in all_of_them)
-    return sum(math.prod(leaf.shape) for leaf in some) / total if total else 0.0
+def _cut(line: str, most: int) -> str:
+    return line if len(line) <= most else line[: most - 1] + "…"

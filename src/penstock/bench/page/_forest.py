@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.bench.page import _plot
 from penstock.bench.page._axis import Axis, ratio_axis
-from penstock.bench.page._markup import Content, Markup, tag
 from penstock.bench.text import number, times
+from penstock.page import Content, Markup, tag
 
 _RIGHT = 384.0  # the numbers are right of it
 _ROW = 36.0

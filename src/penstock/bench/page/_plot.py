@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from penstock.bench.page._axis import Axis, tick_text
-from penstock.bench.page._markup import Content, Markup, tag
+from penstock.page import Content, Markup, tag
 
 WIDTH = 580.0
 TOP = 10.0

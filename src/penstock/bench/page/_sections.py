@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from penstock.bench.page._forest import forest
-from penstock.bench.page._markup import Content, Markup, tag
 from penstock.bench.page._spread import has_steps, spread
-from penstock.bench.page._table import Cell, Column, of_number, of_text, table
+from penstock.bench.page._table import of_number
 from penstock.bench.text import number, times
+from penstock.page import Content, Markup, tag
+from penstock.page.table import Cell, Column, of_text, table
 
 _Json: TypeAlias = Mapping[str, Any]
 
@@ -62,13 +63,6 @@ def _heading(document: _Json) -> Content:
     compared = _listed(names) if names else "nothing"
     commit = f"commit {machine['commit']}" if machine["commit"] else "commit unknown"
     return [
-        tag(
-            "div",
-            tag("button", "Dark colours", type="button", id="theme"),
-            tag("button", "Download JSON", type="button", id="download"),
-            class_="tools",
-            hidden=True,
-        ),
         tag("h1", tag("span", "penstock bench ", class_="quiet"), document["suite"]),
         tag(
             "p",

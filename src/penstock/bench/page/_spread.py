@@ -10,8 +10,8 @@ import numpy as np
 
 from penstock.bench.page import _plot
 from penstock.bench.page._axis import Axis, value_axis
-from penstock.bench.page._markup import Markup, tag
 from penstock.bench.text import number
+from penstock.page import Markup, tag
 
 _RIGHT = _plot.WIDTH - 16
 _BINS = 126

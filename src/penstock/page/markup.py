@@ -9,7 +9,7 @@ from typing import TypeAlias
 Attribute: TypeAlias = str | float | bool | None
 Content: TypeAlias = "str | Iterable[Content] | None"
 
-_VOID = {"meta", "link", "br"}
+_VOID = {"meta", "link", "br", "wbr"}
 
 
 class Markup(str):

@@ -1,0 +1,244 @@
+"""`penstock plan`: a plan for a step function that a file names, without running it."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+import penstock
+from penstock.shard.check import PlanError
+from penstock.shard.compiled import CompileError
+from penstock.shard.plan import bytes_of, plan
+
+DESCRIPTION = """\
+Find which device holds what, for a train step. It is traced on shapes: nothing is allocated, nothing runs, and without
+--verify nothing is compiled. No device of the kind needs to be here.
+
+FUNCTION is module:name, as in train:job for the function job of train.py; the current folder is looked into first, as with
+python -m. It takes no arguments and returns the step and what it is called with, arrays or jax.ShapeDtypeStruct:
+
+  def job():
+      state = jax.eval_shape(init_state)                 # of the size that it will have, without being made
+      tokens = jax.ShapeDtypeStruct((64, 4096), "int32")
+      return step, state, {"tokens": tokens, "targets": tokens}"""
+
+EPILOG = """\
+exit status: 0; 1 if no layout fits the memory, the function or the step fails, or --verify finds the limit not kept; 2 for
+arguments that make no sense
+
+examples:
+  penstock plan train:job --devices 8 --hardware tpu-v5e
+  penstock plan train:job --mesh data=2,model=4 --hardware tpu-v5e --memory 12GiB --html plan.html
+  penstock plan train:job --devices 8 --hardware tpu-v5e --constraint 'params/embed=P("model", None)' --verify v5e:2x4"""
+
+
+class CannotStartError(ValueError):
+    """What was named on the command line is not there, or not what it should be."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give the parser of `penstock plan` its arguments."""
+    parser.add_argument("function", metavar="FUNCTION", help="module:name of what returns (step, *arguments)")
+    parser.add_argument("--devices", type=_count, metavar="N", help="how many; without --mesh, its shape is searched too")
+    parser.add_argument(
+        "--mesh", type=_mesh, metavar="NAME=SIZE,…", help="one to three mesh axes, as data=2,model=4 (default: the best)"
+    )
+    parser.add_argument("--hardware", metavar="NAME", help="as tpu-v5e, h100, 'this machine' (default: what JAX finds here)")
+    parser.add_argument("--memory", type=_memory, metavar="BYTES", help="limit of a device, as 16GiB (default: the hardware's)")
+    parser.add_argument(
+        "--constraint",
+        type=_constraint,
+        action="append",
+        default=[],
+        metavar="PATH=P(…)",
+        help="a layout that is prescribed for the leaves of a path, which may have stars; may be given several times",
+    )
+    parser.add_argument(
+        "--verify",
+        nargs="?",
+        const="",
+        metavar="TOPOLOGY",
+        help="compile the plan and print what the compiler says beside what was predicted: for TPUs that need not be here, as "
+        "v5e:2x4 (needs libtpu), or without a topology for the devices present or as many virtual CPU devices",
+    )
+    parser.add_argument("--html", type=Path, metavar="PATH", help="write the plan as a page, with the layouts drawn")
+    parser.add_argument("--save", type=Path, metavar="PATH", help="write the plan for penstock.Plan.load")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, and print and write what was asked for.
+
+    Returns:
+      The exit status, as `EPILOG` has it.
+    """
+    try:
+        _check_files(args)
+        step, *arguments = _load(args.function)
+        made = plan(
+            step,
+            *arguments,
+            mesh=args.mesh,
+            devices=args.devices,
+            hardware=args.hardware,
+            memory=args.memory,
+            constraints=dict(args.constraint),
+            check=False if args.verify is None else None,
+        )
+        print(made)
+        if args.save:
+            made.save(args.save)
+        if args.html:
+            made.html(args.html)
+        if args.verify is None:
+            return 0
+        verified = made.verify(args.verify or None)
+        print(f"\n{verified}")
+        return 0 if verified.fits else 1
+    except (PlanError, CompileError) as error:
+        return _failed(str(error), 1)
+    except CannotStartError as error:
+        return _failed(str(error), 2)
+    except Exception as error:
+        theirs = _from_theirs(error.__traceback__)
+        if theirs is not None:
+            traceback.print_exception(type(error), error, theirs)
+            return _failed(f"{args.function} raised {type(error).__name__}, as above", 1)
+        if isinstance(error, (ValueError, TypeError, OSError)):
+            return _failed(str(error), 2)
+        raise
+
+
+def _failed(message: str, status: int) -> int:
+    print(f"penstock plan: error: {message}", file=sys.stderr)
+    return status
+
+
+def _load(name: str) -> tuple[Any, ...]:
+    """What the function returns: the step and its arguments.
+
+    Raises:
+      CannotStartError: there is no such function, or it returns something else.
+      Whatever the module raises when it is imported, or the function when it is called.
+    """
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise CannotStartError(f"{name!r} is no module:function, such as train:job for the function job of train.py")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # one that the module imports
+        raise CannotStartError(
+            f"there is no module {error.name!r}, neither in {folder} nor installed; run it where {error.name}.py is"
+        ) from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        callables = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        near = ", ".join(difflib.get_close_matches(function_name, callables, cutoff=0.3) or callables[:5]) or "none"
+        raise CannotStartError(f"{module_name} has no function {function_name!r}; functions that it has: {near}")
+    made = function()
+    if not isinstance(made, tuple) or len(made) < 2 or not callable(made[0]):
+        found = f"({', '.join(type(each).__name__ for each in made)})" if isinstance(made, tuple) else type(made).__name__
+        raise CannotStartError(f"{name} returned {found}; it should return the step and its arguments: (step, *arguments)")
+    return made
+
+
+def _from_theirs(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the first line on that is neither of penstock, JAX nor the import system; None if there is none."""
+    ours = tuple(f"{Path(package.__file__ or '').parent}{os.sep}" for package in (penstock, jax))
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((*ours, "<frozen ", importlib.__file__)):
+        trace = trace.tb_next
+    return trace
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """A search may take minutes, and its plan is not to be lost because of a folder that is not there."""
+    for flag, path in (("--save", args.save), ("--html", args.html)):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            wrong = "is a folder" if path.is_dir() else f"is in a folder that is not there, {path.parent}"
+            raise CannotStartError(f"{flag} {path}: {wrong}; name a file that can be written")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text}: needs an integer >= 1")
+    return int(text)
+
+
+def _mesh(text: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = (each.strip() for each in part.partition("="))
+        if not (name and equals) or name in sizes:
+            raise argparse.ArgumentTypeError(f"{text}: needs axes of different names and their sizes, as data=2,model=4")
+        sizes[name] = _count(size)
+    return sizes
+
+
+def _memory(text: str) -> int:
+    return _or_refused(bytes_of, text)
+
+
+def _constraint(text: str) -> tuple[str, PartitionSpec]:
+    return _or_refused(parse_constraint, text)
+
+
+def _or_refused(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def parse_constraint(text: str) -> tuple[str, PartitionSpec]:
+    """A pattern and a layout. The layout is read and not evaluated: strings, None, P.UNCONSTRAINED, and tuples of strings.
+
+    >>> pattern, layout = parse_constraint("params/*/w=P(('data', 'model'), None)")
+    >>> pattern, tuple(layout)
+    ('params/*/w', (('data', 'model'), None))
+
+    Raises:
+      ValueError: it is something else.
+    """
+    pattern, _, layout = text.rpartition("=")
+    try:
+        call = ast.parse(layout.strip(), mode="eval").body
+        if (
+            not pattern.strip()
+            or not isinstance(call, ast.Call)
+            or call.keywords
+            or _name(call.func) not in ("P", "PartitionSpec")
+        ):
+            raise ValueError
+        return pattern.strip(), PartitionSpec(*map(_entry, call.args))
+    except (ValueError, SyntaxError):
+        raise ValueError(f"""{text}: needs a path and a layout, as 'params/embed=P("model", None)'""") from None
+
+
+def _entry(node: ast.expr) -> Any:
+    if isinstance(node, ast.Attribute) and _name(node.value) in ("P", "PartitionSpec") and node.attr == "UNCONSTRAINED":
+        return PartitionSpec.UNCONSTRAINED
+    value = ast.literal_eval(node)
+    axes = value if isinstance(value, tuple) else (value,)
+    if value is not None and not all(isinstance(axis, str) for axis in axes):
+        raise ValueError
+    return value
+
+
+def _name(node: ast.expr) -> str | None:
+    return node.id if isinstance(node, ast.Name) else None

@@ -1,0 +1,209 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec
+
+import penstock
+from penstock import Plan
+from penstock.cli import main
+from penstock.shard.command import parse_constraint
+
+_JOBS = """
+import jax, jax.numpy as jnp
+
+ROWS, WIDTH = 512, 256
+
+def step(state, batch):
+    gradient = jax.grad(lambda w: jnp.mean((jnp.tanh(batch @ w["up"]) @ w["down"] - batch) ** 2))(state)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, state, gradient)
+
+def job():
+    matrix = jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")
+    return step, {"up": matrix, "down": matrix}, jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
+
+def two():
+    return job(), job()
+
+def alone():
+    return (step,)
+
+def fails():
+    raise RuntimeError("no such file: weights.npz")
+
+def bad_step():
+    return lambda a, b: a @ b, jnp.ones((2, 3)), jnp.ones((2, 3))
+
+def words():
+    return step, "not an array", jnp.ones(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "jobs_to_plan.py").write_text(_JOBS)
+    (folder / "broken_to_plan.py").write_text("import no_such_module_of_ours\n")
+    return folder
+
+
+@pytest.fixture
+def planned(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command in the folder of the functions: status, stdout, stderr."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        try:
+            status = main(["plan", *arguments])
+        except SystemExit as end:
+            status = end.code
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+ON = ("--mesh", "data=2,model=4", "--hardware", "v5e")
+
+
+def test_plan_is_printed_and_its_files_are_written(planned, tmp_path):
+    files = ["--save", f"{tmp_path}/plan.json", "--html", f"{tmp_path}/plan.html"]
+    status, out, err = planned("jobs_to_plan:job", *ON, "--memory", "1GiB", *files)
+    assert (status, err) == (0, "")
+    assert out.startswith("8 × tpu-v5e, mesh data 2 × model 4, limit 1 GiB a device")
+    assert str(Plan.load(tmp_path / "plan.json")) == out.rstrip("\n")
+    assert "state/up" in (tmp_path / "plan.html").read_text("utf-8")
+
+
+def test_without_a_mesh_its_shape_is_searched(planned):
+    status, out, _ = planned("jobs_to_plan:job", "--devices", "4", "--hardware", "h100")
+    assert status == 0
+    assert out.startswith("4 × h100")
+
+
+def test_a_constraint_is_kept(planned, tmp_path):
+    path = f"{tmp_path}/plan.json"
+    status, _, _ = planned(
+        "jobs_to_plan:job", *ON, "--constraint", "up=P('model', None)", "--constraint=batch=P()", "--save", path
+    )
+    assert status == 0
+    stored = {leaf.path: leaf.stored for leaf in Plan.load(path).inputs}
+    assert stored["state/up"] == (("model",), ())
+    assert stored["batch"] == ((), ())
+
+
+def test_verify_compiles_for_the_devices_present(planned):
+    status, out, _ = planned("jobs_to_plan:job", *ON, "--verify")
+    assert status == 0
+    assert "compiled for 8 of this process's devices (cpu)" in out
+    assert out.endswith("kept\n")
+
+
+def test_without_verify_nothing_is_compiled(planned, monkeypatch):
+    monkeypatch.setattr(jax.stages.Lowered, "compile", None)
+    assert planned("jobs_to_plan:job", *ON)[0] == 0
+
+
+def test_command_runs_in_a_process_of_its_own_from_its_folder(folder):
+    command = [sys.executable, "-m", "penstock", "plan", "jobs_to_plan:job", *ON, "--verify"]
+    environment = os.environ | {"PYTHONPATH": str(Path(penstock.__file__).parents[1])}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    # It has one device, and not eight.
+    assert "compiled for 8 virtual CPU devices" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["nowhere_to_plan:job"], 2, ["no module 'nowhere_to_plan'", "nowhere_to_plan.py"]),
+        (["jobs_to_plan:jab"], 2, ["no function 'jab'", "job"]),
+        (["jobs_to_plan"], 2, ["'jobs_to_plan' is no module:function"]),
+        (["jobs_to_plan:two"], 2, ["returned (tuple, tuple)", "(step, *arguments)"]),
+        (["jobs_to_plan:alone"], 2, ["returned (function)"]),
+        (["jobs_to_plan:words"], 2, ["no array", "str"]),
+        (["jobs_to_plan:job", "--hardware", "tpu-v9"], 2, ['"tpu-v9" is not known', "tpu-v5e"]),
+        (["jobs_to_plan:job", "--devices", "4"], 2, ["devices=4"]),
+        (["jobs_to_plan:job", "--memory", "100KiB"], 1, ["no layout fits 100 KiB"]),
+        (["jobs_to_plan:job", "--memory", "much"], 2, ["--memory", "'much' is no number of bytes"]),
+        (["jobs_to_plan:job", "--devices", "0"], 2, ["--devices", "0: needs an integer >= 1"]),
+        (["jobs_to_plan:job", "--mesh", "data"], 2, ["--mesh", "data=2,model=4"]),
+        (["jobs_to_plan:job", "--mesh", "a=2,a=4"], 2, ["--mesh", "different names"]),
+        (["jobs_to_plan:job", "--constraint", "up=Q(1)"], 2, ["--constraint", "needs a path and a layout"]),
+        (["jobs_to_plan:job", "--constraint", "op=P('model')"], 2, ["'op' matches no leaf", "the nearest are 'up'"]),
+        (["jobs_to_plan:job", "--html", "/no/such/folder/plan.html"], 2, ["--html", "/no/such/folder"]),
+        (["jobs_to_plan:job", "--save", "."], 2, ["--save .: is a folder"]),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(planned, arguments, status, words):
+    found, out, err = planned(*ON, *arguments)
+    assert (found, out) == (status, "")
+    assert err.startswith("penstock plan: error: ")
+    assert err.count("\n") == 1
+    assert [word for word in words if word not in err] == []
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("fails", ["RuntimeError: no such file: weights.npz", 'raise RuntimeError("no such file']),
+        ("bad_step", ["lambda a, b: a @ b", "TypeError"]),
+    ],
+)
+def test_errors_of_the_function_or_the_step_show_their_own_lines(planned, function, words):
+    status, out, err = planned(f"jobs_to_plan:{function}", *ON)
+    assert (status, out) == (1, "")
+    assert [word for word in words if word not in err] == []
+    assert "shard/command.py" not in err
+    assert err.splitlines()[-1].startswith(f"penstock plan: error: jobs_to_plan:{function} raised")
+
+
+def test_a_module_that_cannot_be_imported_shows_why(planned):
+    status, _, err = planned("broken_to_plan:job", *ON)
+    assert status == 1
+    assert "import no_such_module_of_ours" in err
+    assert "importlib" not in err
+
+
+def test_help_has_a_worked_example(planned):
+    status, out, _ = planned("--help")
+    assert status == 0
+    for words in ("module:name", "def job():", "return step, state", "--verify v5e:2x4", "exit status", "nothing is compiled"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ('w=P("model", None)', PartitionSpec("model", None)),
+        ("w = PartitionSpec(('data', 'model'))", PartitionSpec(("data", "model"))),
+        ("w=P()", PartitionSpec()),
+        ("w=P(P.UNCONSTRAINED, 'model')", PartitionSpec(PartitionSpec.UNCONSTRAINED, "model")),
+    ],
+)
+def test_constraints_are_read(text, spec):
+    assert parse_constraint(text) == ("w", spec)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "w",
+        "=P()",
+        "w=P",
+        "w=P(1)",
+        "w=P(*['a'])",
+        "w=P(a='b')",
+        "w=P(__import__('os'))",
+        "w=__import__('os').system('false')",
+        "w=P('a', ('b', 3))",
+        "w=P(",
+    ],
+)
+def test_what_is_no_constraint_is_refused_and_not_run(text):
+    with pytest.raises(ValueError, match="needs a path and a layout"):
+        parse_constraint(text)
