@@ -32,7 +32,7 @@ def find(name: str) -> Workload:
 
 
 def _plan(task: Task) -> Measurement:
-    return Measurement(details={FOUND: asdict(_case(task))})
+    return Measurement(details={FOUND: asdict(_case(task, _folder()))})
 
 
 def _train(task: Task) -> Measurement:
@@ -42,11 +42,11 @@ def _train(task: Task) -> Measurement:
     return Measurement(details={FOUND: asdict(losses.train(task, _folder()))})
 
 
-def _case(task: Task) -> Case:
+def _case(task: Task, plans: Path | None) -> Case:
     from penstock.bench.suites.shard import measure
 
     measure.start_devices(task.devices)
-    return measure.measure_case(task, _folder())
+    return measure.measure_case(task, plans)
 
 
 def _folder() -> Path:
@@ -73,7 +73,7 @@ def _among_others(task: Task) -> Workload:
 
 
 def _measure(task: Task) -> Measurement:
-    (cell,) = cells_of(_case(task))
+    (cell,) = cells_of(_case(task, None))
     score, limit, planning = cell.plan.score, cell.plan.limit_bytes, cell.plan.planning
     if score is None or limit is None or planning is None:
         raise VerificationError(cell.plan.reason)
