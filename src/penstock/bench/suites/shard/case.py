@@ -108,6 +108,7 @@ class Case:
       plans: one for each limit.
       training: None where nobody asked.
       failure: why there is nothing at all.
+      seconds: that it took to find all this.
     """
 
     model: str
@@ -116,6 +117,7 @@ class Case:
     plans: tuple[Planned, ...] = ()
     training: Training | None = None
     failure: str = ""
+    seconds: float = 0.0
 
 
 def case_from_json(read: Mapping[str, Any]) -> Case:
@@ -136,6 +138,7 @@ def case_from_json(read: Mapping[str, Any]) -> Case:
         ),
         training=training_from_json(read["training"]) if read["training"] else None,
         failure=read["failure"],
+        seconds=read["seconds"],
     )
 
 

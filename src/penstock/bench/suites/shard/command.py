@@ -113,13 +113,14 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
 def _found(tasks: list[Task], training: bool, say: Callable[[str], None]) -> Iterator[Case]:
     """Each task in processes of its own: their compilers may die, and JAX is never started in this one."""
     for number, task in enumerate(tasks, 1):
+        begin = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             say(f"{number} of {len(tasks)}, {task.model} on {task.mesh}: plans and baselines")
             case = _plan(task, Path(folder))
             if training and any(plan.score for plan in case.plans):
                 say(f"{number} of {len(tasks)}, {task.model} on {task.mesh}: training")
                 case = replace(case, training=_train(task, Path(folder)))
-        yield case
+        yield replace(case, seconds=time.perf_counter() - begin)
 
 
 def _plan(task: Task, folder: Path) -> Case:
