@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 from penstock import cli
 from penstock.bench.suites.shard.case import Attempt, Case, Planned, Prediction, Score, Training, case_from_json
 from penstock.bench.suites.shard.report import Report, as_json, as_markdown, print_report
+from penstock.bench.suites.shard.time_limit import time_limit
 
 MACHINE = {
     "date": "now",
@@ -85,3 +87,9 @@ def test_the_command_plans_scores_and_trains(tmp_path, capsys):
     assert len(losses) == 3
     assert losses == pytest.approx(case["training"]["planned"], rel=1e-4)
     assert "| mlp | 2x4 | half |" in page.read_text()
+
+
+def test_what_takes_too_long_is_given_up():
+    with pytest.raises(TimeoutError, match=r"took more than 0.05 s"):
+        with time_limit(0.05):
+            time.sleep(10)

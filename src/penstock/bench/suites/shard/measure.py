@@ -15,11 +15,13 @@ from jax.sharding import AxisType, Mesh
 from penstock.bench.suites.shard import baselines, parallax
 from penstock.bench.suites.shard.case import Attempt, Case, Planned, Prediction, Score
 from penstock.bench.suites.shard.task import Task
+from penstock.bench.suites.shard.time_limit import time_limit
 from penstock.bench.suites.shard.zoo import Model, load
 from penstock.shard import CompileError, Plan, PlanError, plan
 from penstock.shard.compiled import Measured
 from penstock.shard.hardware import hardware
 
+_PLANNING = 120.0  # seconds, after which a plan is given up
 _DTYPE = "float32"  # of the products of all models of the zoo
 
 
@@ -85,7 +87,8 @@ def _planned(model: Model, state: Any, batch: Any, task: Task, limit: str, size:
         return Planned(limit, None, reason="data parallel, which sets the limit, has no score")
     begin = time.perf_counter()
     try:
-        made = plan(model.step, state, batch, mesh=task.axes, hardware=task.hardware, memory=size)
+        with time_limit(_PLANNING):
+            made = plan(model.step, state, batch, mesh=task.axes, hardware=task.hardware, memory=size)
     except PlanError as error:
         return Planned(limit, size, time.perf_counter() - begin, reason=reason(error, 1000), refused=True)
     except Exception as error:

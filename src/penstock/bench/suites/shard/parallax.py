@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from penstock.bench.suites.shard.baselines import Baseline, Spec
+from penstock.bench.suites.shard.time_limit import time_limit
 
 NAME = "google-parallax"
 _SECONDS = 60.0
@@ -35,7 +33,7 @@ def plan(step: Any, state: Any, batch: Any, mesh: Mesh) -> Baseline:
         raise CannotPlanError("plans for meshes of two axes only")
     data, tensor = mesh.axis_names
     try:
-        with jax.set_mesh(mesh), _time_limit(_SECONDS):
+        with jax.set_mesh(mesh), time_limit(_SECONDS):
             (states, batches), _ = get_shardings(step, state, batch, data_axis_name=data, model_axis_name=tensor)
     except Exception as error:
         raise CannotPlanError(_why(error)) from error
@@ -59,22 +57,3 @@ def _why(error: Exception) -> str:
     at = f" at {seen[-1]}" if seen else ""
     text = "" if isinstance(error, AssertionError) else f": {error}".splitlines()[0][:120]
     return f"{type(error).__name__}{at}{text}"
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Where there are no alarms there is no limit."""
-
-    def ring(number: int, frame: object) -> None:
-        raise TimeoutError(f"took more than {seconds:g} s")
-
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
