@@ -55,7 +55,7 @@ def test_nothing_is_missing_in_silence(capsys):
     for text in (printed, as_markdown(report(CASE, partial="interrupted"))):
         assert "PARTIAL: interrupted." in text
         assert "mlp on 8: Megatron: does not compile: why" in text
-        assert "mlp on 8, half: no plan: no layout fits" in text
+        assert "mlp on 8: half: no plan: no layout fits" in text
         assert "MISSED: time at most 0.9×" in text
 
 

@@ -79,15 +79,19 @@ def run(args: argparse.Namespace) -> int:
             files.replace(args.markdown, as_markdown(made))
         return made
 
+    def count() -> str:
+        return f"{len(cases)} of {len(tasks)} models and meshes"
+
     interrupted = False
+    so_far(f"not finished, {count()}")
     with ended_like_ctrl_c(), console.status("") as status:
         try:
             for case in _found(tasks, training, lambda text: status.update(escape(text))):
                 cases.append(case)
-                so_far(f"not finished, {len(cases)} of {len(tasks)} models and meshes")
+                so_far(f"not finished, {count()}")
         except KeyboardInterrupt:
             interrupted = True
-    print_report(console, so_far(f"interrupted after {len(cases)} of {len(tasks)} models and meshes" if interrupted else None))
+    print_report(console, so_far(f"interrupted after {count()}" if interrupted else None))
     if interrupted:
         return 130
     return 1 if any(_failed(case) for case in cases) else 0

@@ -193,6 +193,8 @@ def _losses(cases: Sequence[Case]) -> Verdict:
         if training.reason or difference is None or not difference <= _LOSSES:  # NaN is not
             misses.append(f"{case.model} on {case.mesh}: {training.reason or f'{difference:.1e}'}")
     reached = f"{len(trained) - len(misses)} of {len(trained)} trained" if trained else "not trained"
+    differences = [training.difference for _, training in trained if training.difference is not None]
+    reached += f", the largest difference {max(differences):.1e}" if differences else ""
     target = f"losses under the plan within {_LOSSES:g} of those of one device"
     return Verdict(target, _met(trained, misses), reached, tuple(misses))
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.bench.suites.shard.case import Attempt, Case
+from penstock.bench.suites.shard.case import Case, Score, Training
 from penstock.bench.suites.shard.judgement import Cell, Verdict, cells_of, judge
 from penstock.shard.text import seconds_of, size_of
 
@@ -24,11 +24,7 @@ _METHOD = (
     "multiplied; nothing overlaps. The ratio is to the fastest baseline that keeps the limit: the hardware's memory (loose), or "
     "half of what replicated data parallel needs."
 )
-_COLUMNS = (
-    *("model", "mesh", "limit", "time", "memory", "of limit"),
-    *("best baseline", "time", "memory", "ratio", "planned in", "arguments", "peak", "bytes sent"),
-)
-_NARROW = ("", "time", "memory", "best by hand", "time", "ratio", "planned in")  # what 80 columns hold
+_NARROW = ("time", "of limit", "best by hand", "ratio", "planned in")  # what 80 columns hold
 _MOST_MISSES = 8  # of a target, on the terminal
 
 
@@ -96,11 +92,15 @@ def print_report(console: Console, report: Report) -> None:
     if report.partial:
         console.print(f"PARTIAL: {report.partial}.", style="bold red", markup=False, highlight=False)
     table = Table(title=f"plans for {report.hardware}, and the best layouts by hand", title_justify="left", box=SIMPLE_HEAD)
-    for place, column in enumerate(_NARROW):
-        table.add_column(column, justify="right" if column not in ("", "best by hand") else "left", no_wrap=place == 0)
+    table.add_column("", no_wrap=True)
+    for column in _NARROW:
+        words = column == "best by hand"
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
     for case in report.cases:
         for cell in cells_of(case):
-            table.add_row(*map(escape, _narrow_row(cell)), style=None if cell.won else "red")
+            row = _row(cell)
+            name = f"{row['model']} {row['mesh']} {row['limit']}"
+            table.add_row(name, *(escape(row[column]) for column in _NARROW), style=None if cell.won else "red")
     console.print(table)
     for line in _asides(report.cases):
         console.print(line, style="yellow", markup=False, highlight=False)
@@ -123,7 +123,7 @@ def as_markdown(report: Report) -> str:
     for verdict in judge(report.cases):
         lines += [f"- {_sentence(verdict)}", *(f"  - {miss}" for miss in verdict.misses)]
     cells = [cell for case in report.cases for cell in cells_of(case)]
-    lines += ["", f"## Plans for {report.hardware}", "", *_table(_COLUMNS, [_row(cell) for cell in cells]), ""]
+    lines += ["", f"## Plans for {report.hardware}", "", *_table([_row(cell) for cell in cells]), ""]
     lines += [f"- {line}" for line in _asides(report.cases)]
     lines += ["", "## Layouts by hand", "", "Time and memory of a device.", "", *_baselines(report.cases), ""]
     lines += ["## Collectives of the plans", ""]
@@ -131,44 +131,49 @@ def as_markdown(report: Report) -> str:
     return "\n".join([*lines, "", _METHOD, "", _provenance(report), ""])
 
 
-def _row(cell: Cell) -> list[str]:
-    plan, best = cell.plan, cell.best
-    score, limit = plan.score, plan.limit_bytes
-    ours = ["no plan" if plan.refused else "failed", "–", "–"]
-    if score is not None:
-        ours = [seconds_of(score.seconds), size_of(score.memory), f"{score.memory / limit:.1%}" if limit else "–"]
-    theirs = (
-        [best.name, seconds_of(best.score.seconds), size_of(best.score.memory)]
-        if best and best.score
-        else ["none fits", "–", "–"]
-    )
-    exact = "–" if cell.arguments_error is None else "exact" if cell.arguments_error == 0 else f"{cell.arguments_error:+,d} B"
-    errors = ["–" if error is None else f"{error:+.0%}" for error in (cell.memory_error, cell.wire_error)]
-    ratio = "–" if cell.ratio is None else f"{cell.ratio:.3f}×"
-    planning = "–" if plan.planning is None else f"{plan.planning:.1f} s"
-    return [cell.case.model, cell.case.mesh, plan.limit, *ours, *theirs, ratio, planning, exact, *errors]
+def _row(cell: Cell) -> dict[str, str]:
+    """A line of the table, by its columns."""
+    plan, limit = cell.plan, cell.plan.limit_bytes
+    ours, best = plan.score, cell.best.score if cell.best else None
+    arguments = cell.arguments_error
+    return {
+        "model": cell.case.model,
+        "mesh": cell.case.mesh,
+        "limit": plan.limit,
+        "time": seconds_of(ours.seconds) if ours else "no plan" if plan.refused else "failed",
+        "memory": size_of(ours.memory) if ours else "–",
+        "of limit": f"{ours.memory / limit:.1%}" if ours and limit else "–",
+        "best by hand": cell.best.name if cell.best else "none fits",
+        "its time": seconds_of(best.seconds) if best else "–",
+        "its memory": size_of(best.memory) if best else "–",
+        "ratio": "–" if cell.ratio is None else f"{cell.ratio:.3f}×",
+        "planned in": "–" if plan.planning is None else f"{plan.planning:.1f} s",
+        "arguments": "–" if arguments is None else "exact" if arguments == 0 else f"{arguments:+,d} B",
+        "peak": "–" if cell.memory_error is None else f"{cell.memory_error:+.0%}",
+        "bytes sent": "–" if cell.wire_error is None else f"{cell.wire_error:+.0%}",
+    }
 
 
-def _narrow_row(cell: Cell) -> list[str]:
-    row = dict(enumerate(_row(cell)))
-    return [f"{row[0]} {row[1]} {row[2]}", *(row[place] for place in (3, 4, 6, 7, 9, 10))]
-
-
-def _asides(cases: Sequence[Case]) -> Iterator[str]:
-    """What is not in the table: failures, and layouts that there are none of."""
+def _asides(cases: Sequence[Case]) -> list[str]:
+    """What is not in the table: failures, layouts that there are none of, and what was trained in another size."""
+    found: dict[str, list[str]] = {}
     for case in cases:
-        if case.failure:
-            yield f"{case.model} on {case.mesh}: {case.failure}"
-        for plan in case.plans:
-            if plan.score is None:
-                yield f"{case.model} on {case.mesh}, {plan.limit}: {'no plan' if plan.refused else 'failed'}: {plan.reason}"
-        for attempt in case.baselines:
-            if attempt.score is None:
-                yield f"{case.model} on {case.mesh}: {attempt.name}: {attempt.reason}"
-        if case.training:
-            training = case.training
-            said = training.reason or f"losses differ by {training.difference:.1e} (plan for {training.limit} memory)"
-            yield f"{case.model} on {case.mesh}: training: {said}{training.note and '; '}{training.note}"
+        for text in _asides_of(case):
+            found.setdefault(text, []).append(f"{case.model} on {case.mesh}")
+    return [f"{', '.join(names)}: {text}" for text, names in found.items()]
+
+
+def _asides_of(case: Case) -> Iterator[str]:
+    if case.failure:
+        yield case.failure
+    for plan in case.plans:
+        if plan.score is None:
+            yield f"{plan.limit}: {'no plan' if plan.refused else 'failed'}: {plan.reason}"
+    for attempt in case.baselines:
+        if attempt.score is None:
+            yield f"{attempt.name}: {attempt.reason}"
+    if case.training and (said := case.training.reason or case.training.note):
+        yield f"training: {said}"
 
 
 def _sentence(verdict: Verdict) -> str:
@@ -190,17 +195,25 @@ def _baselines(cases: Sequence[Case]) -> list[str]:
     names = list(dict.fromkeys(attempt.name for case in cases for attempt in case.baselines))
     rows = []
     for case in cases:
-        found = {attempt.name: attempt for attempt in case.baselines}
-        rows.append([case.model, case.mesh, *(_attempt(found.get(name)) for name in names)])
-    return _table(("model", "mesh", *names), rows)
+        scores = {attempt.name: attempt.score for attempt in case.baselines}
+        row = {"model": case.model, "mesh": case.mesh}
+        row |= {name: _both(scores[name]) if name in scores else "" for name in names}
+        rows.append(row | {"losses differ by": _difference(case.training), "took": f"{case.seconds:.0f} s"})
+    return _table(rows)
 
 
-def _attempt(attempt: Attempt | None) -> str:
-    if attempt is None:
+def _both(score: Score | None) -> str:
+    return f"{seconds_of(score.seconds)}, {size_of(score.memory)}" if score else "–"
+
+
+def _difference(training: Training | None) -> str:
+    if training is None:
         return ""
-    return f"{seconds_of(attempt.score.seconds)}, {size_of(attempt.score.memory)}" if attempt.score else "–"
+    return "–" if training.difference is None else f"{training.difference:.1e} ({training.limit})"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    columns = list(rows[0]) if rows else []
     rule = ["---" if place < 2 else "---:" for place in range(len(columns))]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in (columns, rule, *rows)]
+    cells = [columns, rule, *([row[column] for column in columns] for row in rows)]
+    return [f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in cells]
