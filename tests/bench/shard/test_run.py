@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from penstock import cli
+from penstock.bench.suites.shard import WORKLOADS, command, find
 from penstock.bench.suites.shard.case import Attempt, Case, Planned, Prediction, Score, Training, case_from_json
 from penstock.bench.suites.shard.report import Report, as_json, as_markdown, print_report
+from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.time_limit import time_limit
 
 MACHINE = {
@@ -93,3 +96,32 @@ def test_what_takes_too_long_is_given_up():
     with pytest.raises(TimeoutError, match=r"took more than 0.05 s"):
         with time_limit(0.05):
             time.sleep(10)
+
+
+def test_a_run_that_is_interrupted_keeps_what_it_has_and_says_so(tmp_path, monkeypatch, capsys):
+    def plan(task: Task, folder: Path) -> Case:
+        if task.mesh == "2x4":
+            raise KeyboardInterrupt
+        return CASE
+
+    path = tmp_path / "out.json"
+    monkeypatch.setattr(command, "_plan", plan)
+    assert cli.main(["bench", "shard", "--only", "mlp", "--no-train", "--json", str(path)]) == 130
+    document = json.loads(path.read_text())
+    assert document["partial"] == "interrupted after 1 of 3 models and meshes"
+    assert [case["mesh"] for case in document["cases"]] == ["8"]
+    assert "PARTIAL: interrupted after 1 of 3" in capsys.readouterr().out
+
+
+def test_status_is_1_where_something_failed_and_0_where_a_target_was_missed(tmp_path, monkeypatch):
+    arguments = ["bench", "shard", "--only", "mlp", "--mesh", "8", "--no-train"]
+    monkeypatch.setattr(command, "_plan", lambda task, folder: CASE)
+    assert cli.main(arguments) == 0
+    monkeypatch.setattr(command, "_plan", lambda task, folder: Case("mlp", "8", failure="ended by signal 6"))
+    assert cli.main(arguments) == 1
+
+
+def test_workers_find_tasks_and_the_workloads_of_all_suites_by_name():
+    for workload in WORKLOADS:
+        assert find(workload.name) is workload
+    assert find("gpt2/2x4/h100").sizes["full"] == Task("gpt2", "2x4", "h100")
