@@ -100,6 +100,11 @@ def test_a_plan_that_alone_fits_is_told():
     assert (found.met, found.reached) == (True, "1 of 1 cells; only the plan fits in 1 more")
 
 
+def test_a_plan_over_its_limit_is_told_where_no_baseline_keeps_it_either():
+    kept = judge([case(planned(1.0, memory=GB, limit=GB // 2))])[2]
+    assert (kept.met, kept.reached) == (None, "0 of 0 cells; over it in 1 more, where no baseline keeps it either")
+
+
 def test_a_case_that_failed_is_a_miss():
     broken = Case("mlp", "8", failure="ended by signal 6")
     assert verdicts(broken)["never slower"] is False

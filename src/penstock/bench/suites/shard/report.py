@@ -100,7 +100,7 @@ def print_report(console: Console, report: Report) -> None:
         for cell in cells_of(case):
             row = _row(cell)
             name = f"{row['model']} {row['mesh']} {row['limit']}"
-            table.add_row(name, *(escape(row[column]) for column in _NARROW), style=None if cell.won else "red")
+            table.add_row(name, *(escape(row[column]) for column in _NARROW), style=_style(cell))
     console.print(table)
     for line in _asides(report.cases):
         console.print(line, style="yellow", markup=False, highlight=False)
@@ -129,6 +129,10 @@ def as_markdown(report: Report) -> str:
     lines += ["## Collectives of the plans", ""]
     lines += [f"- {cell.name}: {', '.join(cell.plan.score.collectives) or 'none'}" for cell in cells if cell.plan.score]
     return "\n".join([*lines, "", _METHOD, "", _provenance(report), ""])
+
+
+def _style(cell: Cell) -> str | None:
+    return "red" if not cell.won else None if cell.fits else "yellow"
 
 
 def _row(cell: Cell) -> dict[str, str]:
