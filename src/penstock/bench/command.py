@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import inspect
 import math
 import secrets
-import signal
 import sys
-import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,9 +15,10 @@ from statistics import median
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.bench import machine, report
+from penstock.bench import files, machine, report
 from penstock.bench.document import as_document, as_json
 from penstock.bench.harness import Harness
+from penstock.bench.interrupt import ended_like_ctrl_c
 from penstock.bench.model import Outcome, Run, SizeName, Workload
 from penstock.bench.page import as_html
 from penstock.bench.statistics import FEWEST_PAIRS, Comparison
@@ -56,12 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         suite = suites.add_parser(
             name, help=(about or name).splitlines()[0], description=about, epilog=_epilog(name, module.WORKLOADS)
         )
+        suite.set_defaults(suite=name)
+        if hasattr(module, "run"):
+            module.add_arguments(suite)
+            continue
         _add_common(suite, module.WORKLOADS, getattr(module, "ROUNDS", _ROUNDS), getattr(module, "MINUTES", None))
         if hasattr(module, "add_arguments"):
             module.add_arguments(suite)
         else:
             _add_only(suite, module.WORKLOADS)
-        suite.set_defaults(suite=name)
     about = "All suites, in one report."
     everything = [workload for name in SUITES for workload in load(name).WORKLOADS]
     suite = suites.add_parser(_ALL, help=about, description=about, epilog=_epilog(_ALL, everything))
@@ -77,15 +78,17 @@ def run(args: argparse.Namespace) -> int:
       0, also where a target was missed or a library is not installed; 1 if a variant failed; 2 for arguments or files that
       cannot be used; 130 after Ctrl-C, with what was measured until then.
     """
+    if args.suite != _ALL and hasattr(module := load(args.suite), "run"):
+        return module.run(args)
     try:
         chosen = _chosen(args)
-        _check_files(args)
+        files.check(_reports(args))
     except ValueError as error:
         print(f"penstock bench {args.suite}: error: {error}", file=sys.stderr)
         return 2
     console = Console()
     size: SizeName = "quick" if args.quick else "full"
-    with _ended_like_ctrl_c(), console.status("") as status:
+    with ended_like_ctrl_c(), console.status("") as status:
         seed = secrets.randbits(32)
         with Harness(chosen, size, seed, args.variant, lambda text: status.update(escape(text))) as harness:
             result, interrupted = _measure(harness, args, _budget(args, size))
@@ -126,23 +129,6 @@ def _measure(harness: Harness, args: argparse.Namespace, budget: _Budget) -> tup
         return so_far(partial), False
     except KeyboardInterrupt:
         return so_far(f"interrupted {stage}"), True
-
-
-@contextlib.contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """What ends a process from outside, a closed terminal or a time limit, ends the workers too and keeps what was measured."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    kinds = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    here = threading.current_thread() is threading.main_thread()
-    before = {kind: signal.signal(kind, interrupt) for kind in kinds if here}
-    try:
-        yield
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 def _unfinished(run: Run, done: int, budget: _Budget) -> list[str]:
@@ -227,47 +213,19 @@ def _chosen(args: argparse.Namespace) -> list[tuple[str, Workload]]:
     return chosen
 
 
+def _reports(args: argparse.Namespace) -> dict[str, Path | None]:
+    return {"--json": args.json, "--markdown": args.markdown, "--html": args.html}
+
+
 def _write(result: Run, args: argparse.Namespace) -> None:
     """Each file whole, or as it was."""
     document = as_document(result)
     if args.json:
-        _replace(args.json, as_json(document))
+        files.replace(args.json, as_json(document))
     if args.markdown:
-        _replace(args.markdown, report.as_markdown(result))
+        files.replace(args.markdown, report.as_markdown(result))
     if args.html:
-        _replace(args.html, as_html(document))
-
-
-def _replace(path: Path, text: str) -> None:
-    if path.exists() and not path.is_file():  # a pipe or a terminal
-        path.write_text(text, encoding="utf-8")
-        return
-    part = _part(path)
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
-def _part(path: Path) -> Path:
-    """Beside the file, as what replaces it must be on the same file system."""
-    return path.with_name(path.name + ".part")
-
-
-def _check_files(args: argparse.Namespace) -> None:
-    """Find a file that the report cannot be written to while nothing was measured that would be lost."""
-    taken: dict[Path, str] = {}
-    for flag, path in (("--json", args.json), ("--markdown", args.markdown), ("--html", args.html)):
-        if path is None:
-            continue
-        regular = path.is_file() or not path.exists()  # and no pipe or terminal, which may get several
-        if regular and (other := taken.setdefault(path.resolve(), flag)) != flag:
-            raise ValueError(f"{flag} {path}: is the file of {other}; name another file")
-        try:
-            path.open("a").close()  # leaves an earlier report as it is
-            if regular:
-                _part(path).open("a").close()
-                _part(path).unlink()
-        except OSError as error:
-            raise ValueError(f"{flag} {path}: cannot be written ({error.strerror}); name another file") from error
+        files.replace(args.html, as_html(document))
 
 
 def _add_common(suite: argparse.ArgumentParser, workloads: Sequence[Workload], rounds: int, minutes: float | None) -> None:

@@ -11,6 +11,7 @@ SUITES = {
     "feed": "penstock.bench.suites.feed",
     "frameworks": "penstock.bench.suites.frameworks",
     "keras": "penstock.bench.suites.keras",
+    "shard": "penstock.bench.suites.shard",
 }
 
 
@@ -20,6 +21,9 @@ def load(suite: str) -> ModuleType:
 
     It may have `add_arguments(parser)` and `choose(args)`, from the parsed arguments to the workloads to run, where there are
     more than can be listed; then it has `find(name)`, from a name to any of them. `choose` raises `ValueError`.
+
+    A suite that times nothing has `run(args)`, from the arguments of its `add_arguments` to the exit status: then the harness
+    runs its `WORKLOADS` in a report of all suites only.
     """
     return importlib.import_module(SUITES[suite])
 

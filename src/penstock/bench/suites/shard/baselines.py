@@ -1,0 +1,143 @@
+"""What an expert writes by hand: layouts of the state and the batch, and nothing inside of the step but, at most, of the weights.
+
+The batch is split along its first dimension. The optimizer's moments lie as their parameters do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from penstock.bench.suites.shard.zoo import Model
+from penstock.shard.compiled import Measured, measure
+from penstock.shard.verify import QUICK
+
+Axes = tuple[str, ...]
+Shape = tuple[int, ...]
+Spec = tuple[Axes, ...]
+"""Of each dimension the mesh axes that split it."""
+
+# Leaves of a state that the loss does not depend on, wherever a front end puts them.
+_OPTIMIZER = re.compile(r"(^|/)(optimizer|opt_state|average)(/|$)")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A layout.
+
+    Attributes:
+      state, batch: of each leaf, in order, as it is stored.
+      used: of each leaf of the state, the layout that it is brought to when the step begins: the all-gather of FSDP. None
+        leaves the leaf to the compiler.
+    """
+
+    name: str
+    state: tuple[Spec, ...]
+    batch: tuple[Spec, ...]
+    used: tuple[Spec | None, ...] | None = None
+
+
+def baselines(model: Model, state: Any, batch: Any, mesh: dict[str, int]) -> list[Baseline]:
+    """The layouts for a model on a mesh.
+
+    Args:
+      state, batch: abstract, or arrays.
+      mesh: sizes of its axes; the last is the one for tensors, where a layout has one.
+    """
+    every, last, others = tuple(mesh), tuple(mesh)[-1:], tuple(mesh)[:-1]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(state)]
+    rows = [leaf.shape for leaf in jax.tree.leaves(batch)]
+    weights = [_OPTIMIZER.search(path) is None for path in leaf_paths(state)]
+    whole = [((),) * len(shape) for shape in shapes]
+
+    def split(axes: Axes) -> tuple[Spec, ...]:
+        return tuple(along_first(shape, axes, mesh) for shape in rows)
+
+    def gathered(specs: Iterable[Spec]) -> tuple[Spec | None, ...]:
+        return tuple(spec if weight else None for spec, weight in zip(specs, weights, strict=True))
+
+    sharded = tuple(along_largest(shape, spec, every, mesh) for shape, spec in zip(shapes, whole, strict=True))
+    largest = tuple(along_largest(shape, spec, last, mesh) for shape, spec in zip(shapes, whole, strict=True))
+    made = [
+        Baseline("data parallel", tuple(whole), split(every)),
+        Baseline("FSDP", sharded, split(every)),
+        Baseline("FSDP, gathered", sharded, split(every), gathered(whole)),
+        Baseline("largest axis", largest, split(others)),
+    ]
+    if model.megatron:
+        tensor = by_pattern(model, state, last[0])
+        made.append(Baseline("Megatron", tuple(tensor), split(others)))
+        if others:
+            both = tuple(along_largest(shape, spec, others, mesh) for shape, spec in zip(shapes, tensor, strict=True))
+            made.append(Baseline("Megatron + FSDP", both, split(others)))
+            made.append(Baseline("Megatron + FSDP, gathered", both, split(others), gathered(tensor)))
+    return made
+
+
+def leaf_paths(tree: Any) -> list[str]:
+    """As the patterns of the zoo name leaves."""
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def along_first(shape: Shape, axes: Axes, mesh: dict[str, int]) -> Spec:
+    """Split the first dimension over all of the axes, if they divide it."""
+    fits = bool(shape) and shape[0] % math.prod(mesh[axis] for axis in axes) == 0
+    return tuple(axes if fits and dim == 0 else () for dim in range(len(shape)))
+
+
+def along_largest(shape: Shape, spec: Spec, axes: Axes, mesh: dict[str, int]) -> Spec:
+    """Split the largest dimension that is still whole, and that all of the axes divide; none if there is none."""
+    count = math.prod(mesh[axis] for axis in axes)
+    free = [dim for dim, size in enumerate(shape) if not spec[dim] and size % count == 0]
+    best = max(free, key=lambda dim: (shape[dim], -dim), default=None)
+    return tuple(axes if dim == best else entry for dim, entry in enumerate(spec))
+
+
+def by_pattern(model: Model, state: Any, axis: str) -> list[Spec]:
+    """The Megatron layout of the zoo, on this mesh axis."""
+    return [
+        next(
+            (tuple((axis,) if entry else () for entry in spec) for pattern, spec in model.megatron if re.search(pattern, path)),
+            ((),) * leaf.ndim,
+        )
+        for path, leaf in zip(leaf_paths(state), jax.tree.leaves(state), strict=True)
+    ]
+
+
+def compiled(model: Model, state: Any, batch: Any, layout: Baseline, mesh: Mesh) -> Measured:
+    """What the compiler says of the step in a layout, with the state donated."""
+    stored = _shardings(state, layout.state, mesh)
+
+    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        if layout.used is not None:
+            leaves, tree = jax.tree.flatten(state)
+            brought = [_bring(leaf, spec, mesh) for leaf, spec in zip(leaves, layout.used, strict=True)]
+            state = jax.tree.unflatten(tree, brought)
+        return model.step(state, batch)
+
+    jitted = jax.jit(
+        step,
+        in_shardings=(stored, _shardings(batch, layout.batch, mesh)),
+        out_shardings=(stored, NamedSharding(mesh, PartitionSpec())),
+        donate_argnums=0,
+    )
+    options: dict[str, Any] = dict(QUICK)
+    return measure(jitted.lower(state, batch).compile(options), dict(mesh.shape))
+
+
+def _bring(leaf: jax.Array, spec: Spec | None, mesh: Mesh) -> jax.Array:
+    return leaf if spec is None else jax.lax.with_sharding_constraint(leaf, _sharding(spec, mesh))
+
+
+def _shardings(tree: Any, specs: Sequence[Spec], mesh: Mesh) -> Any:
+    return jax.tree.unflatten(jax.tree.structure(tree), [_sharding(spec, mesh) for spec in specs])
+
+
+def _sharding(spec: Spec, mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*(entry or None for entry in spec)))

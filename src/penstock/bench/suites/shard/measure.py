@@ -1,0 +1,115 @@
+"""Compiles the plans and the baselines of a model on a mesh. In a process of its own, whose devices are virtual CPUs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from penstock.bench.suites.shard import baselines, parallax
+from penstock.bench.suites.shard.case import Attempt, Case, Planned, Prediction, Score
+from penstock.bench.suites.shard.task import Task
+from penstock.bench.suites.shard.time_limit import time_limit
+from penstock.bench.suites.shard.zoo import Model, load
+from penstock.shard import CompileError, Plan, PlanError, plan
+from penstock.shard.compiled import Measured
+from penstock.shard.hardware import hardware
+
+_PLANNING = 120.0  # seconds, after which a plan is given up
+_DTYPE = "float32"  # of the products of all models of the zoo
+
+
+def start_devices(count: int) -> None:
+    """Give this process virtual devices; before it has any."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def mesh_of(axes: dict[str, int]) -> Mesh:
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def measure_case(task: Task, plans: Path | None = None) -> Case:
+    """Score the baselines and the plans of a task.
+
+    Args:
+      plans: folder that the plans are saved in, each by the name of its limit.
+    """
+    model, axes = load(task.model), task.axes
+    state, batch = jax.eval_shape(model.init), model.batch(0)
+    mesh = mesh_of(axes)
+
+    def score(layout: baselines.Baseline) -> Score:
+        return score_of(baselines.compiled(model, state, batch, layout, mesh), task.hardware)
+
+    tried = [_attempt(layout.name, partial(score, layout)) for layout in baselines.baselines(model, state, batch, axes)]
+    tried.append(_attempt(parallax.NAME, lambda: score(parallax.plan(model.step, state, batch, mesh))))
+    replicated = tried[0].score
+    limits = {"loose": hardware(task.hardware).memory, "half": replicated.memory // 2 if replicated else None}
+    planned = [
+        _planned(model, state, batch, task, limit, limits[limit], plans and plans / f"{limit}.plan") for limit in task.limits
+    ]
+    return Case(task.model, task.mesh, tuple(tried), tuple(planned))
+
+
+def score_of(measured: Measured, on: str) -> Score:
+    """What the compiler says, as the score of a plan."""
+    counts: Counter[str] = Counter()
+    for each in measured.collectives:
+        counts[f"{each.kind} over {', '.join(each.axes) or 'a part of an axis'}"] += round(each.count)
+    return Score(
+        seconds=measured.seconds(on, _DTYPE),
+        memory=measured.memory,
+        arguments=measured.arguments,
+        wire=measured.wire,
+        flops=measured.flops,
+        collectives=tuple(f"{count} {what}" for what, count in counts.most_common()),
+    )
+
+
+def _attempt(name: str, score: Callable[[], Score]) -> Attempt:
+    try:
+        return Attempt(name, score())
+    except parallax.CannotPlanError as error:
+        return Attempt(name, None, f"cannot plan: {error}")
+    except Exception as error:
+        return Attempt(name, None, f"does not compile: {reason(error)}")
+
+
+def _planned(model: Model, state: Any, batch: Any, task: Task, limit: str, size: int | None, path: Path | None) -> Planned:
+    if size is None:
+        return Planned(limit, None, reason="data parallel, which sets the limit, has no score")
+    begin = time.perf_counter()
+    try:
+        with time_limit(_PLANNING):
+            made = plan(model.step, state, batch, mesh=task.axes, hardware=task.hardware, memory=size)
+    except PlanError as error:
+        return Planned(limit, size, time.perf_counter() - begin, reason=reason(error, 1000), refused=True)
+    except Exception as error:
+        return Planned(limit, size, time.perf_counter() - begin, reason=f"planning failed: {reason(error, 1000)}")
+    took = time.perf_counter() - begin
+    predicted = _prediction(made)
+    try:
+        score = score_of(made.verify().measured, task.hardware)
+        if path is not None:
+            made.save(path)
+    except Exception as error:
+        return Planned(limit, size, took, predicted=predicted, reason=f"does not compile: {reason(error, 1000)}")
+    return Planned(limit, size, took, score, predicted)
+
+
+def _prediction(made: Plan) -> Prediction:
+    return Prediction(made.cost.memory.arguments, made.cost.memory.total, made.cost.wire)
+
+
+def reason(error: Exception, most: int = 300) -> str:
+    """The kind of an error and its text, cut where it is long."""
+    text = " ".join(str(error).split())
+    kind = "" if isinstance(error, PlanError | CompileError) else f"{type(error).__name__}: "
+    return kind + (text if len(text) <= most else f"{text[:most]}…")
