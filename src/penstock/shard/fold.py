@@ -14,8 +14,8 @@ import numpy as np
 from penstock.shard.graph import Edge, Graph
 
 _ROUNDS = 24
-"""How far around a node is looked. It is about one layer of a transformer, so that a chain of equal products of matrices folds only
-in its middle: there, two that follow each other may want to be laid out differently."""
+"""How far around a node is looked. It is about one layer of a transformer, so that a chain of equal products of matrices folds
+only in its middle: there, two that follow each other may want to be laid out differently."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ _STEEPEST = 14
 _BISECTIONS = 3
 _STUCK = 3
 _SIMPLER = 0.98
-"""A plan that everybody knows is taken for this much better than it is predicted to be: a stranger one has to be worth its strangeness."""
+"""A plan that everybody knows is taken for this much better than it is predicted to be: a stranger one has to be worth it."""
 
 
 @dataclass(frozen=True)
