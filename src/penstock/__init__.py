@@ -5,6 +5,7 @@ import penstock as ps
 loader = ps.Loader({"image": images, "label": labels}, batch_size=128, shuffle=True)
 with ps.feed(loader, to=sharding) as batches:
     for batch in batches: ...
+plan = ps.plan(step, state, batch, devices=8, hardware="tpu-v5e")
 """
 
 from penstock.data import Loader as Loader
