@@ -15,6 +15,7 @@ from penstock.data import per_record as per_record
 from penstock.feed import Feed as Feed
 from penstock.feed import feed as feed
 from penstock.shard import Plan as Plan
+from penstock.shard import PlanError as PlanError
 from penstock.shard import plan as plan
 
 __version__ = "0.1.0"

@@ -145,7 +145,7 @@ def axis_work(problem: Problem, assignment: Assignment, batch: Sequence[int]) ->
     slots = batch_slots(problem, batch)
     work = {name: {"batch": 0.0, "tensor": 0.0, "idle": 0.0} for name in problem.links.names}
     for number, layout in enumerate(assignment):
-        seconds = problem.node_seconds(number)
+        seconds = problem.node_seconds(number, (0,) * len(layout))
         if not seconds:
             continue
         for axis, name in enumerate(problem.links.names):

@@ -10,6 +10,7 @@ partial) to its group, and from a group back to where the state is stored.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,9 +18,10 @@ import numpy as np
 
 from penstock.shard.axes import Groups
 from penstock.shard.program import Op, Program
-from penstock.shard.traffic import traffic
+from penstock.shard.traffic import CONTRACTIONS, traffic
 
 Slots = tuple[int | None, ...]
+Work = tuple[str, float, tuple[tuple[float, Slots | None], ...]]
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,17 @@ class Node:
     """A decision.
 
     Attributes:
-      kind: "leaf", "group" or "op".
+      kind: "leaf", "group", "copy" (of a group's value, for those that read it) or "op".
       sizes: of each slot, what a number of shards has to divide; 1 for a slot that has to stay whole.
-      work: of each operation in it: (dtype, FLOPs, bytes of memory traffic) in a step where nothing is sharded.
+      work: of each operation in it, in a step where nothing is sharded: dtype, FLOPs, and the memory traffic: bytes,
+        and the slots that divide them, None where all do.
       fixed: of each slot the mesh axes it has to have, None where it is open; None if all are.
       label: the number of the input's value, of the operation, or of the group.
     """
 
     kind: str
     sizes: tuple[int, ...]
-    work: tuple[tuple[str, float, float], ...]
+    work: tuple[Work, ...]
     fixed: tuple[tuple[str, ...] | None, ...] | None
     label: int
 
@@ -53,8 +56,8 @@ class Edge:
       bytes: of the whole array.
       count: how often it goes this way in a step.
       value: its number in the program.
-      kind: "use" (leaf to group), "spread" (leaf or group to the group of an elementwise operation that reads it),
-        "operand", "result", "store" (group to leaf).
+      kind: "use" (leaf to group), "copy" (group to copy), "spread" (leaf or group to the group of an elementwise
+        operation that reads it), "operand", "result", "store" (group to leaf).
       position: of the operand or result.
     """
 
@@ -72,12 +75,17 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """All decisions. `leaf` and `group` give the node of an input and of a value; `op` that of each anchor, in order."""
+    """All decisions.
+
+    `leaf` and `group` give the node of an input and of a value, `copy` that of a value for the operations that run a number
+    of times, if there are several; `op` that of each anchor, in order.
+    """
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     leaf: Mapping[int, int]
     group: Mapping[int, int]
+    copy: Mapping[tuple[int, float], int]
     op: tuple[int, ...]
 
 
@@ -90,81 +98,118 @@ def graph_of(program: Program, groups: Groups, state: Mapping[int, int], pinned:
       state: of each output (its place among the outputs) that is state, the place of its input.
       pinned: inputs, by place, whose layout is given: mesh axes of each dimension.
     """
-    moved = traffic(program)
-    time = {id(op): at for at, op in enumerate(program.ops)}
+    return _Builder(program, groups).build(state, pinned)
 
-    def work(op: Op) -> tuple[str, float, float]:
-        return _dtype(program, op), op.flops * op.count, moved[time[id(op)]] * op.count
 
-    nodes: list[Node] = []
-    edges: list[Edge] = []
-    node_of_group: dict[int, int] = {}
-    for number, group in enumerate(groups.groups):
-        if group is None:
-            continue
-        node_of_group[number] = len(nodes)
-        sizes = tuple(1 if dim in group.whole else size for dim, size in enumerate(group.sizes))
-        nodes.append(Node("group", sizes, tuple(work(op) for op in group.elementwise), None, number))
-    group_of = {value: node_of_group[number] for value, number in enumerate(groups.group)}
+class _Builder:
+    """Collects nodes and edges."""
 
-    leaf: dict[int, int] = {}
-    used = _used(program, groups)
-    count_of = {result: op.count for op in program.ops for result in op.results}
-    for place, value in enumerate((*program.inputs, *program.constants)):
-        leaf[value] = len(nodes)
-        shape = program.values[value].shape
-        fixed = pinned.get(place) if place < len(program.inputs) else ((),) * len(shape)
-        nodes.append(Node("leaf", shape, (), fixed, value))
-        if value in used:
-            edges.append(_between(program, groups, leaf[value], group_of[value], value, "use"))
-    for value, result, dims in groups.spread:
-        target = tuple(None if dim is None else groups.dims[result][dim] for dim in dims)
-        of = leaf[value] if value in leaf else group_of[value]
-        slots = _slots(program, groups, value, value in leaf)
-        edges.append(_edge(program, of, group_of[result], value, slots, target, "spread", (), count_of[result]))
+    def __init__(self, program: Program, groups: Groups):
+        self.program, self.groups = program, groups
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+        self.leaf: dict[int, int] = {}
+        self.copy: dict[tuple[int, float], int] = {}
+        self.traffic = traffic(program)
+        self.time = {id(op): at for at, op in enumerate(program.ops)}
+        self.group_of: dict[int, int] = {}
 
-    op_nodes = []
-    for op in groups.anchors:
-        node = len(nodes)
-        op_nodes.append(node)
-        nodes.append(Node("op", op.rule.sizes, (work(op),), _fixed(op), time[id(op)]))
+    def build(self, state: Mapping[int, int], pinned: Mapping[int, tuple]) -> Graph:
+        self._groups()
+        self._inputs(pinned)
+        self._copies()
+        ops = tuple(self._operation(op) for op in self.groups.anchors)
+        self._stores(state)
+        return Graph(tuple(self.nodes), tuple(self.edges), self.leaf, self.group_of, self.copy, ops)
+
+    def _groups(self) -> None:
+        node_of: dict[int, int] = {}
+        for number, group in enumerate(self.groups.groups):
+            if group is not None:
+                node_of[number] = len(self.nodes)
+                sizes = tuple(1 if dim in group.whole else size for dim, size in enumerate(group.sizes))
+                self.nodes.append(Node("group", sizes, tuple(self._work(op) for op in group.elementwise), None, number))
+        self.group_of = {value: node_of[number] for value, number in enumerate(self.groups.group)}
+
+    def _inputs(self, pinned: Mapping[int, tuple]) -> None:
+        program, groups = self.program, self.groups
+        used = _used(program, groups)
+        count_of = {result: op.count for op in program.ops for result in op.results}
+        for place, value in enumerate((*program.inputs, *program.constants)):
+            self.leaf[value] = len(self.nodes)
+            shape = program.values[value].shape
+            fixed = pinned.get(place) if place < len(program.inputs) else ((),) * len(shape)
+            self.nodes.append(Node("leaf", shape, (), fixed, value))
+            if value in used:
+                self._edge(self.leaf[value], self.group_of[value], value, range(len(shape)), groups.dims[value], "use")
+        for value, result, dims in groups.spread:
+            target = tuple(None if dim is None else groups.dims[result][dim] for dim in dims)
+            of = self.leaf[value] if value in self.leaf else self.group_of[value]
+            self._edge(of, self.group_of[result], value, self._slots(value), target, "spread", count=count_of[result])
+
+    def _copies(self) -> None:
+        """A value that several operations read can be brought into another layout for all of them, once."""
+        readers = Counter(
+            (operand, op.count) for op in self.groups.anchors for operand in {each for each in op.operands if each is not None}
+        )
+        for (value, count), number in readers.items():
+            dims = self.groups.dims[value]
+            if number > 1 and any(dim is not None for dim in dims):
+                group = self.group_of[value]
+                self.copy[value, count] = len(self.nodes)
+                self.nodes.append(Node("copy", self.nodes[group].sizes, (), None, value))
+                self._edge(group, self.copy[value, count], value, dims, dims, "copy", count=count)
+
+    def _operation(self, op: Op) -> int:
+        node = len(self.nodes)
+        self.nodes.append(Node("op", op.rule.sizes, (self._work(op),), _fixed(op), self.time[id(op)]))
         for position, (operand, factors) in enumerate(zip(op.operands, op.rule.operands, strict=True)):
             if operand is not None and factors:
-                edges.append(
-                    _edge(
-                        program,
-                        group_of[operand],
-                        node,
-                        operand,
-                        groups.dims[operand],
-                        factors,
-                        "operand",
-                        (),
-                        op.count,
-                        position,
-                    )
-                )
+                of = self.copy.get((operand, op.count), self.group_of[operand])
+                self._edge(of, node, operand, self.groups.dims[operand], factors, "operand", count=op.count, position=position)
         for position, (result, factors) in enumerate(zip(op.results, op.rule.results, strict=True)):
             partial = tuple(factor for factor in range(len(op.rule.sizes)) if factor not in factors) if op.fixed is None else ()
-            edges.append(
-                _edge(
-                    program, node, group_of[result], result, factors, groups.dims[result], "result", partial, op.count, position
-                )
-            )
-    for place, replaced in state.items():
-        returned, stored = program.outputs[place], program.inputs[replaced]
-        if returned is None or returned == stored:
-            continue
-        value = returned
-        slots = _slots(program, groups, value, value in leaf)  # an input may come back in another's place
-        of = leaf[value] if value in leaf else group_of[value]
-        edges.append(_edge(program, of, leaf[stored], value, slots, range(len(slots)), "store", (), 1.0))
-    return Graph(tuple(nodes), tuple(edges), leaf, group_of, tuple(op_nodes))
+            target, into = self.groups.dims[result], self.group_of[result]
+            self._edge(node, into, result, factors, target, "result", partial=partial, count=op.count, position=position)
+        return node
 
+    def _stores(self, state: Mapping[int, int]) -> None:
+        for place, replaced in state.items():
+            value, stored = self.program.outputs[place], self.program.inputs[replaced]
+            if value is not None and value != stored:
+                of = self.leaf[value] if value in self.leaf else self.group_of[value]  # an input may come back in another's place
+                slots = self._slots(value)
+                self._edge(of, self.leaf[stored], value, slots, range(len(slots)), "store")
 
-def _slots(program: Program, groups: Groups, value: int, stored: bool) -> Slots:
-    """The slots that lay a value out: those of its leaf, if it is stored, or of its group."""
-    return tuple(range(len(program.values[value].shape))) if stored else groups.dims[value]
+    def _slots(self, value: int) -> Slots:
+        """The slots that lay a value out: those of its leaf, if it is stored, or of its group."""
+        return tuple(range(len(self.program.values[value].shape))) if value in self.leaf else self.groups.dims[value]
+
+    def _work(self, op: Op) -> Work:
+        """Operations that want their operands in memory read, on each device, what they have of each of them."""
+        flops, count = op.flops * op.count, op.count
+        if op.primitive not in CONTRACTIONS:
+            return _dtype(self.program, op), flops, ((self.traffic[self.time[id(op)]] * count, None),)
+        read = [(each, dims) for each, dims in zip(op.operands, op.rule.operands, strict=True) if each is not None]
+        moved = (*read, *zip(op.results, op.rule.results, strict=True))
+        return _dtype(self.program, op), flops, tuple((self.program.values[each].bytes * count, dims) for each, dims in moved)
+
+    def _edge(
+        self,
+        a: int,
+        b: int,
+        value: int,
+        source: Sequence[int | None],
+        target: Sequence[int | None],
+        kind: str,
+        *,
+        partial: tuple[int, ...] = (),
+        count: float = 1.0,
+        position: int = 0,
+    ) -> None:
+        large = [dim for dim, size in enumerate(self.program.values[value].shape) if size > 1]
+        slots = tuple(source[dim] for dim in large), tuple(target[dim] for dim in large)
+        self.edges.append(Edge(a, b, *slots, partial, self.program.values[value].bytes, count, value, kind, position))
 
 
 def _used(program: Program, groups: Groups) -> set[int]:
@@ -172,39 +217,6 @@ def _used(program: Program, groups: Groups) -> set[int]:
     read = {operand for op in groups.anchors for operand in op.operands}
     tied = {tie.outer for tie in program.ties}
     return {value for value in (*program.inputs, *program.constants) if value in read or value in tied}
-
-
-def _between(program: Program, groups: Groups, leaf: int, group: int, value: int, kind: str) -> Edge:
-    dims = groups.dims[value]
-    return _edge(program, leaf, group, value, range(len(dims)), dims, kind, (), 1.0)
-
-
-def _edge(
-    program: Program,
-    a: int,
-    b: int,
-    value: int,
-    source: Sequence[int | None],
-    target: Sequence[int | None],
-    kind: str,
-    partial: tuple[int, ...],
-    count: float,
-    position: int = 0,
-) -> Edge:
-    shape = program.values[value].shape
-    large = [dim for dim, size in enumerate(shape) if size > 1]
-    return Edge(
-        a,
-        b,
-        tuple(source[dim] for dim in large),
-        tuple(target[dim] for dim in large),
-        partial,
-        program.values[value].bytes,
-        count,
-        value,
-        kind,
-        position,
-    )
 
 
 def _fixed(op: Op) -> tuple[tuple[str, ...] | None, ...] | None:

@@ -11,6 +11,8 @@ from penstock.shard.search import Assignment, Problem
 def batch_slots(problem: Problem, batch: Iterable[int]) -> dict[int, list[int]]:
     """Of each node the slots that are the batch dimension: those that the first dimension of some inputs leads to.
 
+    A dimension that has to stay whole where the input is used, as that over which a loop accumulates gradients, is passed over.
+
     Args:
       problem: what is searched.
       batch: nodes of the inputs.
@@ -21,7 +23,7 @@ def batch_slots(problem: Problem, batch: Iterable[int]) -> dict[int, list[int]]:
         edges.setdefault(edge.a, []).append((edge.b, there))
         edges.setdefault(edge.b, []).append((edge.a, {b: a for a, b in there.items()}))
     found: dict[int, list[int]] = {}
-    queue = deque((node, 0) for node in batch if problem.graph.nodes[node].sizes)
+    queue = deque((node, _first_open(problem, node)) for node in batch if problem.graph.nodes[node].sizes)
     while queue:
         node, slot = queue.popleft()
         if slot in found.setdefault(node, []):
@@ -31,6 +33,18 @@ def batch_slots(problem: Problem, batch: Iterable[int]) -> dict[int, list[int]]:
             if slot in there:
                 queue.append((other, there[slot]))
     return found
+
+
+def _first_open(problem: Problem, leaf: int) -> int:
+    """The first dimension of an input that may be sharded where it is used; 0 if there is none."""
+    closed = {
+        a
+        for edge in problem.graph.edges
+        if edge.kind == "use" and edge.a == leaf
+        for a, b in zip(edge.source, edge.target, strict=True)
+        if a is not None and (b is None or problem.graph.nodes[edge.b].sizes[b] == 1)
+    }
+    return next((dim for dim in range(len(problem.graph.nodes[leaf].sizes)) if dim not in closed), 0)
 
 
 def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:

@@ -5,6 +5,7 @@ What the state is replaced by takes the place of what it replaces, as `plan.jit`
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,13 +101,16 @@ def lifetimes(program: Program, graph: Graph, state: frozenset[int]) -> Lifetime
         if edge.kind == "use" and graph.group.get(edge.value) == edge.b and edge.value in last:
             rows.append((edge.value, edge.b, edge.bytes, first.get(edge.value, 0), last[edge.value], number))
     at = {node: time for time, node in _times(program, graph).items()}
-    previous: dict[int, int] = {}
-    for number, edge in enumerate(graph.edges):
+    readers = defaultdict(list)
+    for edge in graph.edges:
         if edge.kind == "operand":
-            # A copy in another layout is made once, and is kept from one reader to the next.
-            start = previous.get(edge.value, at[edge.b] - 1) + 1
-            previous[edge.value] = at[edge.b]
-            rows.append((edge.value, edge.b, edge.bytes, min(start, at[edge.b]), at[edge.b], number))
+            readers[edge.a].append(edge)
+    for number, edge in enumerate(graph.edges):
+        if edge.kind == "copy":
+            read = [at[other.b] for other in readers[edge.b]]
+            rows.append((edge.value, edge.b, edge.bytes, min(read), max(read), number))
+        elif edge.kind == "operand":
+            rows.append((edge.value, edge.b, edge.bytes, at[edge.b], at[edge.b], number))
         elif edge.kind == "result" and edge.partial:
             rows.append((edge.value, edge.a, edge.bytes, at[edge.a], at[edge.a], number))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T

@@ -44,7 +44,7 @@ def plan(
       *args: its positional arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated.
       mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}; of one to three axes.
       devices: a number of devices, or the devices. Without a mesh its shape is searched too. Without both, all devices are taken.
-      hardware: a name (`penstock.shard.hardware.names()`) or a `Hardware`. None takes that of JAX's default device.
+      hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes that of JAX's default device.
       memory: the limit of one device, in bytes or as "16GiB". None takes the hardware's.
       constraints: layouts that are prescribed, {path pattern: PartitionSpec}, as {"params/embed": P("model", None)}.
       check: whether to compile, and to search again where the compiler needs more memory than was predicted and the limit is not

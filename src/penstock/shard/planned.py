@@ -153,7 +153,7 @@ class Plan:
         """Compile the step as planned, and hold what the compiler says against what was predicted.
 
         Args:
-          topology: of TPUs that need not be here, as "v5e:2x4"; needs `pip install libtpu`. None compiles for the
+          topology: of TPUs that need not be here, as "v5e:2x4"; needs `pip install "penstock[tpu]"`. None compiles for the
             devices that are present if they are enough, or else for virtual CPU devices in a process of its own.
 
         Raises:

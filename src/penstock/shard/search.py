@@ -27,6 +27,8 @@ Assignment = list[Layout]
 """Of each node the layout of its slots."""
 
 _ROW = 128
+_TIE = 1e-3
+"""What all that is stored costs, as a part of the seconds of computing: of layouts that take the same time, the smallest."""
 
 
 @dataclass
@@ -47,18 +49,14 @@ class Problem:
     lives: Lifetimes
     stored: tuple[tuple[int, int], ...]
     _tables: dict = field(default_factory=dict, repr=False)
-    _seconds: tuple[float, ...] = ()
+    _work: dict = field(default_factory=dict, repr=False)
     folded: Folded = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        bandwidth = self.hardware.memory_bandwidth
-        self._seconds = tuple(
-            sum(max(flops / self.hardware.peak(dtype), moved / bandwidth) for dtype, flops, moved in node.work)
-            for node in self.graph.nodes
-        )
         self.folded = fold(self.graph)
-        self._class_seconds = np.zeros(len(self.folded.first))
-        np.add.at(self._class_seconds, self.folded.of_node, self._seconds)
+        self._members = np.bincount(self.folded.of_node, minlength=len(self.folded.first))
+        total = sum(size for _, size in self.stored)
+        self._tie = _TIE * self.compute_seconds(self.start()) / total if total else 0.0
 
     def start(self) -> Assignment:
         """Nothing is sharded but what is fixed."""
@@ -74,26 +72,31 @@ class Problem:
 
     def compute_seconds(self, assignment: Assignment) -> float:
         """Of the computing alone."""
-        return sum(
-            seconds / self._parts(number, layout)
-            for number, (seconds, layout) in enumerate(zip(self._seconds, assignment, strict=True))
-            if seconds
-        )
+        return sum(self.node_seconds(number, layout) for number, layout in enumerate(assignment))
 
-    def _parts(self, node: int, layout: Layout) -> int:
-        """Into how many parts a layout divides the work of a node.
+    def node_seconds(self, node: int, layout: Layout) -> float:
+        """Of the computing of a decision: of each operation the longer of FLOPs at the peak, and bytes over memory's bandwidth.
 
-        Memory is moved in rows of many elements (128 in a tile of a TPU, 32 to 128 in a transaction of a GPU), so that to cut
-        rows which are shorter than that divides nothing.
+        Memory is moved in rows of many elements (128 in a tile of a TPU, 32 to 128 in a transaction of a GPU): to cut rows
+        that are shorter than that divides nothing.
         """
-        kind, sizes = self.graph.nodes[node].kind, self.graph.nodes[node].sizes
-        if kind == "group" and len(sizes) > 1 and sizes[-1] < _ROW:
-            layout = layout[:-1]
-        return self.links.shards(union(layout))
-
-    def node_seconds(self, node: int) -> float:
-        """Of the computing of a decision, in a step where nothing is sharded."""
-        return self._seconds[node]
+        key = (self.folded.of_node[node], layout)
+        if key not in self._work:
+            kind, sizes = self.graph.nodes[node].kind, self.graph.nodes[node].sizes
+            short = kind == "group" and len(sizes) > 1 and sizes[-1] < _ROW
+            parts = self.links.shards(union(layout[:-1] if short else layout))
+            self._work[key] = sum(
+                max(
+                    flops / self.hardware.peak(dtype) / parts,
+                    sum(
+                        size / (parts if slots is None else self.links.shards(union(project(slots, layout))))
+                        for size, slots in moved
+                    )
+                    / self.hardware.memory_bandwidth,
+                )
+                for dtype, flops, moved in self.graph.nodes[node].work
+            )
+        return self._work[key]
 
     def all_moves(self, assignment: Assignment) -> Iterator[tuple[Edge, tuple[Move, ...]]]:
         """All collectives. An array that several read in one layout goes there once."""
@@ -116,20 +119,13 @@ class Problem:
         shards = np.array([self.links.shards(union(layout)) for layout in assignment], dtype=np.float64)
         lives = self.lives
         each = lives.bytes / shards[lives.node]
-        made: set[tuple] = set()
         for row in np.flatnonzero(lives.edge >= 0):
             edge = self.graph.edges[lives.edge[row]]
-            layout = assignment[lives.node[row]]
             if not self.moves(edge, assignment):
                 each[row] = 0.0
-            elif edge.kind == "operand":
-                there = project(edge.target, layout)
-                first = (edge.value, there) not in made
-                made.add((edge.value, there))
-                alone = first and lives.start[row] < lives.end[row]
-                each[row] = 0.0 if alone else lives.bytes[row] / self.links.shards(union(there))
-            elif edge.kind == "result":
-                each[row] = lives.bytes[row] / self.links.shards(union(project(edge.source, layout)))
+            elif edge.kind in ("operand", "result"):
+                slots = edge.target if edge.kind == "operand" else edge.source
+                each[row] = lives.bytes[row] / self.links.shards(union(project(slots, assignment[lives.node[row]])))
         stored = sum(size / shards[node] for node, size in self.stored)
         return each, stored
 
@@ -165,11 +161,10 @@ class Problem:
                 layouts.append([_with(without, slot, bit) for slot in self._states(nodes[node], without, axis)])
         shards = [np.array([self.links.shards(union(layout)) for layout in each], dtype=float) for each in layouts]
         own, copies = self._priced(prices)
-        parts = [
-            np.array([self._parts(node, layout) for layout in each], dtype=float)
-            for node, each in zip(folded.first, layouts, strict=True)
+        unary = [
+            members * np.array([self.node_seconds(node, layout) for layout in each]) + cost / n
+            for node, members, each, cost, n in zip(folded.first, self._members, layouts, own, shards, strict=True)
         ]
-        unary = [self._class_seconds[number] / parts[number] + own[number] / n for number, n in enumerate(shards)]
         pairs: dict[tuple[int, int], np.ndarray] = {}
         for bundle, copy in zip(folded.bundles, copies, strict=True):
             moved, copied = self._tables_of(bundle.edge, layouts[bundle.a], layouts[bundle.b])
@@ -191,7 +186,7 @@ class Problem:
     def _priced(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Seconds that memory costs: of each class where nothing is sharded, and of the copies of each bundle of edges."""
         lives, folded = self.lives, self.folded
-        everywhere = float(prices.sum())
+        everywhere = float(prices.sum()) + self._tie
         running = np.concatenate([[0.0], np.cumsum(prices)])
         cost = (running[lives.end + 1] - running[lives.start]) * lives.bytes
         own = np.zeros(len(folded.first))

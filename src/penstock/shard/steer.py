@@ -65,7 +65,7 @@ class _Writer:
             layout = self.assignment[node]
             pinned = op.primitive == "sharding_constraint"
             operands[op.path] = tuple(
-                None if operand is None or not factors or pinned else self.wanted(operand, node, factors)
+                None if operand is None or not factors or pinned else self.wanted(operand, node, factors, op.count)
                 for operand, factors in zip(op.operands, op.rule.operands, strict=True)
             )
             made = []
@@ -113,12 +113,18 @@ class _Writer:
         """The layout in which a value is kept."""
         return self.spec(self.graph.group[value], self.groups.dims[value])
 
-    def wanted(self, value: int, node: int, factors: tuple[int | None, ...]) -> tuple[Spec, ...]:
-        """The layouts that an operand goes through: from its group's to the operation's."""
-        source = self._layout(self.graph.group[value], self.groups.dims[value])
-        target = self._only_large(self._layout(node, factors), value)
-        stops = self.links.way(source, target, 0)
-        return self._named([source, *stops] if target != source else [source], value, (node, factors))
+    def wanted(self, value: int, node: int, factors: tuple[int | None, ...], count: float) -> tuple[Spec, ...]:
+        """The layouts that an operand goes through: from its group's, by that of the copy for all readers, to the operation's."""
+        dims = self.groups.dims[value]
+        stops = [self._layout(self.graph.group[value], dims)]
+        if (value, count) in self.graph.copy:
+            stops.append(self._layout(self.graph.copy[value, count], dims))
+        stops.append(self._only_large(self._layout(node, factors), value))
+        way = stops[:1]
+        for stop in stops[1:]:
+            if stop != way[-1]:
+                way += self.links.way(way[-1], stop, 0)
+        return self._named(way, value, (node, factors))
 
     def made(self, value: int, node: int, factors: tuple[int | None, ...], reduced: list[int]) -> tuple[Spec, ...]:
         """The layouts that a result goes through: from the operation's to its group's."""

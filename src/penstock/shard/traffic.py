@@ -24,6 +24,7 @@ _ALIASES = frozenset(
         "sharding_constraint",
     ]
 )
+CONTRACTIONS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 _READ_IN_PLACE = frozenset(
     [
         "dot_general",
