@@ -10,6 +10,8 @@ most neighbours keeps the state it has.
 from __future__ import annotations
 
 import heapq
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -32,87 +34,112 @@ def cheapest(
     Returns:
       the states: those of least total cost, or if some had to keep theirs, of least cost given those.
     """
-    chosen: list[int | None] = [None] * len(unary)
-    tables: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
-    holding: list[set[int]] = [set() for _ in unary]
-
-    def add(variables: tuple[int, ...], table: np.ndarray) -> None:
-        number = add.counter = add.counter + 1  # type: ignore[attr-defined]
-        tables[number] = (variables, table)
-        for variable in variables:
-            holding[variable].add(number)
-
-    add.counter = 0  # type: ignore[attr-defined]
-    base = [np.asarray(each, dtype=np.float64).copy() for each in unary]
-    for (a, b), table in pairs.items():
-        if len(base[a]) == 1:
-            base[b] += table[0]
-        elif len(base[b]) == 1:
-            base[a] += table[:, 0]
-        else:
-            add((a, b), table)
-
-    def neighbours(variable: int) -> set[int]:
-        return {other for number in holding[variable] for other in tables[number][0]} - {variable}
-
-    def width(variable: int) -> int:
-        size = 1
-        for other in neighbours(variable):
-            size *= len(base[other])
-        return size
-
+    tables = _Tables(unary, pairs)
     trail: list[tuple[int, tuple[int, ...], np.ndarray]] = []
-    queue = [(width(variable), variable) for variable in range(len(unary)) if holding[variable]]
+    chosen: dict[int, int] = {}
+    eliminated: set[int] = set()
+    queue = [(tables.width(variable), variable) for variable in range(len(unary)) if tables.holding[variable]]
     heapq.heapify(queue)
     while queue:
-        size, variable = heapq.heappop(queue)
-        if chosen[variable] is not None:
+        width, variable = heapq.heappop(queue)
+        if variable in eliminated:
             continue
-        actual = width(variable)
-        if actual > size:
+        actual = tables.width(variable)
+        if actual > width:  # it was queued before a neighbour brought it others
             heapq.heappush(queue, (actual, variable))
             continue
-        if actual * len(base[variable]) > largest:
-            hub = max((each for each in range(len(unary)) if holding[each]), key=lambda each: (len(neighbours(each)), -each))
+        if tables.holding[variable] and actual * tables.states(variable) > largest:
+            hub = tables.most_entangled()
             chosen[hub] = current[hub]
-            touched = neighbours(hub)
-            for number in list(holding[hub]):
-                variables, table = tables.pop(number)
-                for each in variables:
-                    holding[each].discard(number)
-                rest = tuple(each for each in variables if each != hub)
-                sliced = np.take(table, current[hub], axis=variables.index(hub))
-                if len(rest) == 1:
-                    base[rest[0]] = base[rest[0]] + sliced
-                elif rest:
-                    add(rest, sliced)
-            for each in (*touched, variable):
-                if chosen[each] is None:
-                    heapq.heappush(queue, (width(each), each))
-            continue
-        order = tuple(sorted(neighbours(variable)))
+            eliminated.add(hub)
+            touched = tuple({*tables.neighbours(hub), variable} - {hub})
+            tables.fix(hub, current[hub])
+        else:
+            eliminated.add(variable)
+            touched, best = tables.eliminate(variable)
+            trail.append((variable, touched, best))
+        for each in touched:
+            heapq.heappush(queue, (tables.width(each), each))
+    for variable in range(len(unary)):
+        if variable not in eliminated:  # nothing else depends on it
+            chosen[variable] = int(np.argmin(tables.own[variable]))
+    for variable, order, best in reversed(trail):
+        chosen[variable] = int(best[tuple(chosen[each] for each in order)])
+    return [chosen[variable] for variable in range(len(unary))]
+
+
+class _Tables:
+    """Costs of joint states of some decisions each, with one axis per decision.
+
+    Attributes:
+      own: of each decision, the cost of each state by itself.
+      holding: of each decision, the numbers of the tables that it occurs in.
+    """
+
+    def __init__(self, unary: Sequence[np.ndarray], pairs: Mapping[tuple[int, int], np.ndarray]):
+        self.own = [np.asarray(each, dtype=np.float64).copy() for each in unary]
+        self.holding: list[set[int]] = [set() for _ in unary]
+        self._tables: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
+        self._made = itertools.count()
+        for (a, b), table in pairs.items():
+            if self.states(a) == 1:
+                self.own[b] += table[0]
+            elif self.states(b) == 1:
+                self.own[a] += table[:, 0]
+            else:
+                self._add((a, b), table)
+
+    def states(self, variable: int) -> int:
+        return len(self.own[variable])
+
+    def neighbours(self, variable: int) -> set[int]:
+        return {other for number in self.holding[variable] for other in self._tables[number][0]} - {variable}
+
+    def width(self, variable: int) -> int:
+        """How many joint states the neighbours have."""
+        return math.prod(self.states(other) for other in self.neighbours(variable))
+
+    def most_entangled(self) -> int:
+        return max(
+            (each for each in range(len(self.own)) if self.holding[each]), key=lambda each: (len(self.neighbours(each)), -each)
+        )
+
+    def fix(self, variable: int, state: int) -> None:
+        """Give a decision a state, and take it out of all tables."""
+        for variables, table in self._take(variable):
+            rest = tuple(each for each in variables if each != variable)
+            self._add(rest, np.take(table, state, axis=variables.index(variable)))
+
+    def eliminate(self, variable: int) -> tuple[tuple[int, ...], np.ndarray]:
+        """Take a decision out: its neighbours, and its cheapest state for each joint state of theirs."""
+        order = tuple(sorted(self.neighbours(variable)))
         place = {each: at for at, each in enumerate((*order, variable))}
-        total = base[variable].reshape((1,) * len(order) + (-1,))
-        for number in list(holding[variable]):
-            variables, table = tables.pop(number)
-            for each in variables:
-                holding[each].discard(number)
+        total = self.own[variable].reshape((1,) * len(order) + (-1,))
+        for variables, table in self._take(variable):
             by_place = sorted(range(len(variables)), key=lambda at: place[variables[at]])
             shape = [1] * (len(order) + 1)
             for each in variables:
-                shape[place[each]] = len(base[each])
+                shape[place[each]] = self.states(each)
             total = total + np.transpose(table, by_place).reshape(shape)
-        best = np.argmin(total, axis=-1)
-        trail.append((variable, order, best))
-        chosen[variable] = -1
-        least = total.min(axis=-1)
-        if len(order) == 1:
-            base[order[0]] = base[order[0]] + least
-        elif order:
-            add(order, least)
-        for each in order:
-            heapq.heappush(queue, (width(each), each))
-    for variable, order, best in reversed(trail):
-        chosen[variable] = int(best[tuple(chosen[each] for each in order)])
-    # What nothing else depends on, from the beginning or by now, is on its own.
-    return [int(np.argmin(base[variable])) if state is None else state for variable, state in enumerate(chosen)]
+        if order:
+            self._add(order, total.min(axis=-1))
+        return order, np.argmin(total, axis=-1)
+
+    def _add(self, variables: tuple[int, ...], table: np.ndarray) -> None:
+        if len(variables) == 1:
+            self.own[variables[0]] = self.own[variables[0]] + table
+        elif variables:
+            number = next(self._made)
+            self._tables[number] = (variables, table)
+            for variable in variables:
+                self.holding[variable].add(number)
+
+    def _take(self, variable: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """The tables that a decision occurs in; they are gone then."""
+        taken = []
+        for number in sorted(self.holding[variable]):
+            variables, table = self._tables.pop(number)
+            for each in variables:
+                self.holding[each].discard(number)
+            taken.append((variables, table))
+        return taken
