@@ -79,11 +79,15 @@ class Links:
 
     def seconds(self, move: Move) -> float:
         """α–β: the bytes over the slowest link that takes part, and one latency, as compilers combine small collectives."""
+        bandwidth, latency = self.speed(move)
+        return move.wire / bandwidth + latency
+
+    def speed(self, move: Move) -> tuple[float, float]:
+        """Bytes/s and latency of the slowest axis that a collective runs over."""
         if move.axes not in self._speeds:
             bits = [bit for bit in range(len(self.sizes)) if move.axes >> bit & 1]
             self._speeds[move.axes] = (min(self.bandwidth[bit] for bit in bits), max(self.latency[bit] for bit in bits))
-        bandwidth, latency = self._speeds[move.axes]
-        return move.wire / bandwidth + latency
+        return self._speeds[move.axes]
 
     def _find(self, source: Layout, target: Layout, partial: int, size: int) -> list[Move]:
         """Sum first, scattering where the target is sharded; cut what need not travel; exchange; gather at last."""

@@ -20,10 +20,18 @@ _SIMPLER = 0.98
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that was found: its decisions, seconds of a step, and bytes of a device."""
+    """A plan that was found.
+
+    Attributes:
+      assignment: its decisions.
+      seconds: of a step.
+      bare: seconds of FLOPs at the peak and of bytes over the links, and of nothing else.
+      memory: bytes of a device.
+    """
 
     assignment: Assignment
     seconds: float
+    bare: float
     memory: float
 
 
@@ -33,6 +41,8 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
     The price of a byte at the fullest time is zero at first, and then raised fourfold until a plan fits; between the last two
     prices it is bisected. With each price the players take turns: a plan is found for the average of the prices that were
     asked so far, and the price is put on the time at which that plan needs most (fictitious play, G. Brown 1951).
+
+    What everybody knows is a bound: no plan is put before one that computes and sends less, whatever it saves in memory traffic.
 
     Args:
       problem: what is searched.
@@ -46,7 +56,8 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
         for assignment in assignments:
             key = tuple(assignment)
             if key not in found:
-                found[key] = Candidate(assignment, problem.seconds(assignment), problem.memory(assignment)[0])
+                memory, _ = problem.memory(assignment)
+                found[key] = Candidate(assignment, problem.seconds(assignment), problem.bare_seconds(assignment), memory)
             fits = fits or found[key].memory <= limit
         return fits
 
@@ -76,10 +87,13 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
             else:
                 low = middle
     known = {tuple(start) for start in starts}
+    bound = min((found[key].bare for key in known if found[key].memory <= limit), default=float("inf"))
 
-    def rank(each: Candidate) -> tuple[bool, float]:
+    def rank(each: Candidate) -> tuple[bool, bool, float]:
+        if each.memory > limit:
+            return (True, False, each.memory)
         simpler = _SIMPLER if tuple(each.assignment) in known else 1.0
-        return (each.memory > limit, each.seconds * simpler if each.memory <= limit else each.memory)
+        return (False, each.bare > bound * (1 + 1e-9), each.seconds * simpler)
 
     return sorted(found.values(), key=rank)
 

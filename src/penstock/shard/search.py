@@ -70,6 +70,19 @@ class Problem:
         moved = sum(edge.count * sum(self.links.seconds(move) for move in moves) for edge, moves in self.all_moves(assignment))
         return self.compute_seconds(assignment) + moved
 
+    def bare_seconds(self, assignment: Assignment) -> float:
+        """What a step takes by its FLOPs at the peak and its bytes over the links alone: the score by which plans are compared."""
+        computed = sum(
+            flops / self.hardware.peak(dtype) / self.links.shards(union(layout))
+            for node, layout in zip(self.graph.nodes, assignment, strict=True)
+            for dtype, flops, _ in node.work
+            if flops
+        )
+        sent = (
+            edge.count * move.wire / self.links.speed(move)[0] for edge, moves in self.all_moves(assignment) for move in moves
+        )
+        return computed + sum(sent)
+
     def compute_seconds(self, assignment: Assignment) -> float:
         """Of the computing alone."""
         return sum(self.node_seconds(number, layout) for number, layout in enumerate(assignment))
