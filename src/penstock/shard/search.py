@@ -71,7 +71,7 @@ class Problem:
         return self.compute_seconds(assignment) + moved
 
     def bare_seconds(self, assignment: Assignment) -> float:
-        """What a step takes by its FLOPs at the peak and its bytes over the links alone: the score by which plans are compared."""
+        """What a step takes by its FLOPs at the peak and its bytes over the links alone: the score of a plan."""
         computed = sum(
             flops / self.hardware.peak(dtype) / self.links.shards(union(layout))
             for node, layout in zip(self.graph.nodes, assignment, strict=True)
