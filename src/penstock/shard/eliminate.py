@@ -72,7 +72,7 @@ def cheapest(
         if actual > size:
             heapq.heappush(queue, (actual, variable))
             continue
-        if actual * len(base[variable]) > largest:
+        if actual > 1 and actual * len(base[variable]) > largest:
             hub = max((each for each in range(len(unary)) if holding[each]), key=lambda each: (len(neighbours(each)), -each))
             chosen[hub] = current[hub]
             touched = neighbours(hub)
