@@ -74,7 +74,8 @@ class Links:
         """The collectives that take an array of `size` bytes from one layout to another, summed over the axes `partial`."""
         key = (source, target, partial, size)
         if key not in self._moves:
-            self._moves[key] = tuple(self._find(source, target, partial, size))
+            # Along axes of one device nothing moves.
+            self._moves[key] = tuple(move for move in self._find(source, target, partial, size) if self.shards(move.axes) > 1)
         return self._moves[key]
 
     def seconds(self, move: Move) -> float:

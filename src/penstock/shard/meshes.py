@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -54,14 +55,14 @@ def shapes_of(mesh: Any, devices: Any) -> tuple[list[dict[str, int]], list[Any] 
     Raises:
       TypeError, ValueError: it is no mesh, has no devices, more than three axes, or not as many devices as were given.
     """
-    given = None
-    if isinstance(devices, int) and not isinstance(devices, bool):
-        count: int | None = devices
+    given, count = None, None
+    if _whole(devices):
+        count = int(devices)
     elif devices is not None:
-        given = list(devices)
+        given = list(devices) if isinstance(devices, Iterable) else [devices]
+        if not all(hasattr(each, "device_kind") for each in given):
+            raise TypeError(f"devices={devices!r} is no number of devices, and no list of devices such as jax.devices()")
         count = len(given)
-    else:
-        count = None
     if count is not None and count < 1:
         raise ValueError(f"devices={devices!r}: a plan needs at least one device")
     if mesh is None:
@@ -79,21 +80,50 @@ def shapes_of(mesh: Any, devices: Any) -> tuple[list[dict[str, int]], list[Any] 
     return [shape], given
 
 
+def agreeing(shapes: list[dict[str, int]], named: Iterable[dict[str, int]], searched: bool) -> list[dict[str, int]]:
+    """Of the shapes to plan for, the one of the mesh that the step itself names; all of them where it names none.
+
+    Args:
+      shapes: to plan for.
+      named: shapes of the meshes that are named inside of the step.
+      searched: whether the shape is left to the planner.
+
+    Raises:
+      ValueError: the step names another mesh.
+    """
+    for inner in named:
+        same = [shape for shape in shapes if list(shape.items()) == list(inner.items())]
+        if not same and searched and math.prod(inner.values()) == math.prod(shapes[0].values()) and 1 <= len(inner) <= 3:
+            same = [inner]
+        if not same:
+            raise ValueError(
+                f"the step itself lays something out on mesh {describe(inner)} (with_sharding_constraint or shard_map), and the "
+                f"plan is for {' or '.join(describe(shape) for shape in shapes[:3])}: plan with mesh={inner!r}, or take it out"
+            )
+        shapes, searched = same, False
+    return shapes
+
+
 def _shape(mesh: Any) -> dict[str, int]:
     if isinstance(mesh, (Mesh, AbstractMesh)):
         shape = dict(mesh.shape)
     elif isinstance(mesh, Mapping):
-        shape = dict(mesh)
+        shape = {name: int(size) if _whole(size) else size for name, size in mesh.items()}
     else:
         raise TypeError(
             f"mesh={mesh!r} is no jax.sharding.Mesh, AbstractMesh or dict of axis sizes such as {{'data': 2, 'model': 4}}"
         )
     for name, size in shape.items():
-        if not isinstance(name, str) or not isinstance(size, int) or size < 1:
+        if not isinstance(name, str) or not _whole(size) or size < 1:
             raise ValueError(f"mesh axis {name!r} has size {size!r}; names are strings and sizes whole numbers of at least 1")
     if not 1 <= len(shape) <= 3:
         raise ValueError(f"mesh {describe(shape) or '{}'} has {len(shape)} axes; a plan is made for one, two or three")
     return shape
+
+
+def _whole(number: Any) -> bool:
+    """Whether it is a whole number, of Python or NumPy."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _factorisations(count: int) -> Iterator[dict[str, int]]:

@@ -17,6 +17,7 @@ from penstock.shard.model import Model, model_of, problem_of
 from penstock.shard.optimise import Candidate, optimise
 from penstock.shard.pins import pinned, roles_given
 from penstock.shard.planned import LeafLayout, Plan
+from penstock.shard.program import meshes_in
 from penstock.shard.roles import roles_of
 from penstock.shard.search import Assignment, Problem
 from penstock.shard.steer import layouts_of
@@ -41,6 +42,8 @@ def plan(
       step: a function that jax.jit takes: of state and batch to new state and results; (state, batch) → (state,
         loss), or in parts, (params, optimizer, batch) → (params, optimizer, loss), or any other. It is traced, and
         never run.
+        What the step itself prescribes, by `with_sharding_constraint` and `shard_map`, is kept; it has to be on the mesh of
+        the plan.
       *args: its positional arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated.
       mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}; of one to three axes.
       devices: a number of devices, or the devices. Without a mesh its shape is searched too. Without both, all devices are taken.
@@ -65,6 +68,7 @@ def plan(
     limit = bytes_of(memory) if memory is not None else machine.memory
     shapes, given = meshes.shapes_of(mesh, devices)
     named = roles_given(roles, traced.inputs)
+    shapes = meshes.agreeing(shapes, meshes_in(traced.closed.jaxpr), mesh is None)
     shapes = _with_axes(shapes, constraints, mesh is None)
     searches = [_prepare(traced, shape, machine, constraints, named) for shape in shapes]
 
@@ -85,7 +89,7 @@ def bytes_of(memory: int | float | str) -> int:
     """Bytes, of a number or of text such as "16GiB", "500 MB".
 
     Raises:
-      ValueError: it is none of these, or not positive.
+      ValueError: it is none of these, or less than a byte.
     """
     units = {"": 1, "b": 1} | {f"{prefix}b": 1000**n for n, prefix in enumerate("kmgt", 1)}
     units |= {f"{prefix}ib": 1024**n for n, prefix in enumerate("kmgt", 1)}
@@ -96,8 +100,8 @@ def bytes_of(memory: int | float | str) -> int:
         number = float(match[1]) * units[match[2].lower()]
     else:
         number = float(memory)
-    if not 0 < number < float("inf"):
-        raise ValueError(f"memory={memory!r}: a limit is more than 0 bytes")
+    if isinstance(memory, bool) or not 1 <= number < float("inf"):
+        raise ValueError(f"memory={memory!r}: a limit is at least 1 byte")
     return int(number)
 
 

@@ -16,7 +16,7 @@ from penstock.shard.apply import Spec, Steering, steered
 from penstock.shard.compiled import Measured
 from penstock.shard.cost import Cost
 from penstock.shard.hardware import Hardware
-from penstock.shard.trace import Traced, difference, paths_of, trace
+from penstock.shard.trace import Traced, difference, dtype_of, paths_of, trace
 
 if TYPE_CHECKING:
     from penstock.shard.verify import Verified
@@ -123,9 +123,10 @@ class Plan:
           what `jax.jit` returns. A call traces the step, as always when shapes are new.
 
         Raises:
-          ValueError: when it is called or lowered: the step, or the arguments, are not those of the plan.
+          ValueError: there are fewer devices than it was made for; or, when it is called or lowered, the step or the
+        arguments are not those of the plan.
         """
-        return self._jit(step, self.mesh, donate_argnums=donate_argnums, **settings)
+        return self._jit(step, meshes.concrete_mesh(self.mesh_shape, self.devices), donate_argnums=donate_argnums, **settings)
 
     def init(self, init: Callable, *args: Any) -> Any:
         """Run a function that makes an argument of the step, so that its leaves are born where the plan has them.
@@ -136,7 +137,8 @@ class Plan:
           *args: its arguments.
 
         Raises:
-          ValueError: it returns something else; the message says what differs from the nearest argument.
+          ValueError: it returns something else; the message says what differs from the nearest argument. Or there are fewer
+            devices than the plan was made for.
         """
         made = jax.eval_shape(init, *args)
         return jax.jit(init, out_shardings=self._sharding_like(made))(*args)
@@ -145,7 +147,7 @@ class Plan:
         """Put an argument of the step, of arrays on host or device, where the plan has it.
 
         Raises:
-          ValueError: no argument has this structure and these shapes.
+          ValueError: no argument has this structure and these shapes; or there are fewer devices than the plan was made for.
         """
         return jax.device_put(tree, self._sharding_like(tree))
 
@@ -242,11 +244,12 @@ class Plan:
         nearest, agreeing = "", -1
         for name, planned in arguments.items():
             same = [
-                leaf.path.partition("/")[2] == path and leaf.shape == tuple(each.shape) and leaf.dtype == str(each.dtype)
+                leaf.path.partition("/")[2] == path and leaf.shape == tuple(each.shape) and leaf.dtype == str(dtype_of(each))
                 for leaf, path, each in zip(planned, paths, leaves, strict=False)
             ]
             if len(planned) == len(leaves) and all(same):
-                return jax.tree_util.tree_unflatten(structure, self._named(tuple(planned), self.mesh))
+                mesh = meshes.concrete_mesh(self.mesh_shape, self.devices)
+                return jax.tree_util.tree_unflatten(structure, self._named(tuple(planned), mesh))
             if sum(same) > agreeing:
                 nearest, agreeing = _first_difference(name, planned, paths, leaves), sum(same)
         raise ValueError(f"no argument of the step has this structure; {nearest}")
@@ -257,9 +260,9 @@ def _first_difference(name: str, planned: list[LeafLayout], paths: list[str], le
         here = leaf.path.partition("/")[2]
         if here != path:
             return f"the nearest is {name!r}, which has a leaf {here!r} where this has {path!r}"
-        if leaf.shape != tuple(each.shape) or leaf.dtype != str(each.dtype):
+        if leaf.shape != tuple(each.shape) or leaf.dtype != str(dtype_of(each)):
             return (
                 f"the nearest is {name!r}, where {here!r} is {leaf.dtype}{list(leaf.shape)}, "
-                f"and here it is {each.dtype}{list(each.shape)}"
+                f"and here it is {dtype_of(each)}{list(each.shape)}"
             )
     return f"the nearest is {name!r}, which has {len(planned)} leaves where this has {len(leaves)}"

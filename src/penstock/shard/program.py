@@ -201,6 +201,23 @@ def _operation(program: Program, equation: Any, environment: dict[Any, int], pat
     )
 
 
+def meshes_in(jaxpr: Any) -> list[dict[str, int]]:
+    """The shapes of the meshes that a program itself names, in `with_sharding_constraint` and `shard_map`."""
+    found: list[dict[str, int]] = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "shard_map":
+            found.append(dict(equation.params["mesh"].shape))
+            continue  # What stands inside is on the devices' own parts.
+        sharding = equation.params.get("sharding")
+        if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):
+            found.append(dict(sharding.mesh.shape))
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                    found += meshes_in(getattr(inner, "jaxpr", inner))
+    return found
+
+
 def _any_layout(operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """A factor for each dimension of each operand and result: their layouts are prescribed one by one."""
     sizes: list[int] = []

@@ -103,8 +103,13 @@ def trace(step: Callable, args: tuple) -> Traced:
     Raises:
       whatever the step raises while it is traced, as it is.
       TypeError: an argument holds a leaf that is no array.
-      ValueError: the step has side effects.
+      ValueError: the step has side effects; or a mesh with explicit axes is set.
     """
+    if jax.sharding.AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        raise ValueError(
+            "under jax.set_mesh of a mesh with explicit axes the types of arrays say how they are laid out, which a plan is to "
+            "decide; leave that context, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
+        )
     abstract = tuple(jax.tree_util.tree_map_with_path(_abstract, arg) for arg in args)
     closed, out = jax.make_jaxpr(step, return_shape=True)(*abstract)
     if closed.effects:
@@ -150,7 +155,13 @@ def _abstract(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         where = "/".join(_name(key) for key in path)
         raise TypeError(f"the argument has a leaf at {where!r} that is no array: {type(leaf).__name__}; close over it instead")
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+    return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf), weak_type=getattr(leaf, "weak_type", False))
+
+
+def dtype_of(leaf: Any) -> Any:
+    """The dtype that an array has in a program: without jax_enable_x64 that is of 32 bits where NumPy's is of 64."""
+    extended = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return leaf.dtype if extended else jax.dtypes.canonicalize_dtype(leaf.dtype)
 
 
 def _state(args: tuple, out: Any) -> dict[int, int]:
