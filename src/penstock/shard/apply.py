@@ -84,6 +84,9 @@ class _Evaluation:
                 operands = [read(atom) for atom in equation.invars]
             else:
                 operands = [laid_out(atom, specs) for atom, specs in zip(equation.invars, wanted, strict=True)]
+            if wanted is not None and equation.primitive.name.startswith("scatter"):
+                # XLA:CPU (jaxlib 0.10.2) computes a scatter wrongly that it fuses with the slice which cut its operand.
+                operands[0] = jax.lax.optimization_barrier(operands[0])
             results = self._equation(equation, operands, here)
             specs = self._steering.results.get(here, (None,) * len(results))
             for variable, result, chain in zip(equation.outvars, results, specs, strict=True):
