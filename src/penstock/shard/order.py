@@ -43,8 +43,25 @@ def axis_orders(graph: Graph, links: Links, assignment: Assignment) -> Order:
         for order in orders:
             if not _nested(order, before, after):
                 costs[order] += size
+    prescribed = _prescribed(graph, links)
+    for slot, given in prescribed.items():
+        # Others that go there follow, if they are not told otherwise.
+        costs = wasted.setdefault(find(slot), dict.fromkeys(orders, 0.0))
+        for order in orders:
+            if [axis for axis in order if axis in given] != list(given):
+                costs[order] += float("inf")
     chosen = {root: min(orders, key=lambda order: costs[order]) for root, costs in wasted.items()}
-    return {slot: chosen.get(find(slot), orders[0]) for slot in list(parent)}
+    return {slot: chosen.get(find(slot), orders[0]) for slot in list(parent)} | prescribed
+
+
+def _prescribed(graph: Graph, links: Links) -> Order:
+    """The dimensions for which several axes are prescribed, in that order."""
+    return {
+        (number, slot): tuple(links.names.index(axis) for axis in entry)
+        for number, node in enumerate(graph.nodes)
+        for slot, entry in enumerate(node.fixed or ())
+        if entry and len(entry) > 1
+    }
 
 
 def _nested(order: tuple[int, ...], before: int, after: int) -> bool:

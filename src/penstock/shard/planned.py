@@ -128,28 +128,33 @@ class Plan:
         """
         return self._jit(step, meshes.concrete_mesh(self.mesh_shape, self.devices), donate_argnums=donate_argnums, **settings)
 
-    def init(self, init: Callable, *args: Any) -> Any:
+    def init(self, init: Callable, *args: Any, argument: str | None = None) -> Any:
         """Run a function that makes an argument of the step, so that its leaves are born where the plan has them.
 
         Args:
           init: a function that jax.jit takes, which returns what one of the step's arguments is (the state), in
             structure and shapes.
           *args: its arguments.
+          argument: the name of the step's argument, where several have that structure and are laid out otherwise.
 
         Raises:
           ValueError: it returns something else; the message says what differs from the nearest argument. Or there are fewer
             devices than the plan was made for.
         """
         made = jax.eval_shape(init, *args)
-        return jax.jit(init, out_shardings=self._sharding_like(made))(*args)
+        return jax.jit(init, out_shardings=self._sharding_like(made, argument))(*args)
 
-    def put(self, tree: Any) -> Any:
+    def put(self, tree: Any, *, argument: str | None = None) -> Any:
         """Put an argument of the step, of arrays on host or device, where the plan has it.
+
+        Args:
+          tree: the arrays.
+          argument: the name of the step's argument, where several have this structure and are laid out otherwise.
 
         Raises:
           ValueError: no argument has this structure and these shapes; or there are fewer devices than the plan was made for.
         """
-        return jax.device_put(tree, self._sharding_like(tree))
+        return jax.device_put(tree, self._sharding_like(tree, argument))
 
     def verify(self, topology: str | None = None) -> Verified:
         """Compile the step as planned, and hold what the compiler says against what was predicted.
@@ -234,25 +239,37 @@ class Plan:
             said = difference([(leaf.path, leaf.shape, leaf.dtype) for leaf in self.inputs], traced)
             raise ValueError(f"the plan is for another step: {said}")
 
-    def _sharding_like(self, tree: Any) -> Any:
+    def _sharding_like(self, tree: Any, argument: str | None) -> Any:
         """The shardings of the argument that has this structure and these shapes."""
         leaves, structure = jax.tree_util.tree_flatten(tree)
         paths = paths_of(tree)
         arguments: dict[str, list[LeafLayout]] = {}
         for leaf in self.inputs:
             arguments.setdefault(leaf.path.partition("/")[0], []).append(leaf)
+        if argument is not None and argument not in arguments:
+            raise ValueError(f"the step has no argument {argument!r}; its arguments are {', '.join(map(repr, arguments))}")
         nearest, agreeing = "", -1
+        found: dict[str, list[LeafLayout]] = {}
         for name, planned in arguments.items():
+            if argument not in (None, name):
+                continue
             same = [
                 leaf.path.partition("/")[2] == path and leaf.shape == tuple(each.shape) and leaf.dtype == str(dtype_of(each))
                 for leaf, path, each in zip(planned, paths, leaves, strict=False)
             ]
             if len(planned) == len(leaves) and all(same):
-                mesh = meshes.concrete_mesh(self.mesh_shape, self.devices)
-                return jax.tree_util.tree_unflatten(structure, self._named(tuple(planned), mesh))
-            if sum(same) > agreeing:
+                found[name] = planned
+            elif sum(same) > agreeing:
                 nearest, agreeing = _first_difference(name, planned, paths, leaves), sum(same)
-        raise ValueError(f"no argument of the step has this structure; {nearest}")
+        if not found:
+            raise ValueError(f"no argument of the step has this structure; {nearest}")
+        if len({tuple(leaf.stored for leaf in planned) for planned in found.values()}) > 1:
+            raise ValueError(
+                f"{' and '.join(map(repr, found))} have this structure, and are laid out differently; "
+                f"say which it is: argument={next(iter(found))!r}"
+            )
+        mesh = meshes.concrete_mesh(self.mesh_shape, self.devices)
+        return jax.tree_util.tree_unflatten(structure, self._named(tuple(next(iter(found.values()))), mesh))
 
 
 def _first_difference(name: str, planned: list[LeafLayout], paths: list[str], leaves: list[Any]) -> str:

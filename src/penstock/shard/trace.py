@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 
@@ -75,6 +77,29 @@ def difference(planned: Sequence[tuple[str, tuple[int, ...], str]], traced: Trac
     return "; ".join(said[:3]) + more
 
 
+_SAYS_NOTHING = frozenset(["name", "ctx_mesh", "debug_info"])
+"""Parameters of equations that differ where what is computed does not."""
+
+
+def _described(value: Any) -> str:
+    """A parameter of an equation as text that is the same in every process; of functions and the like, nothing."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, Enum)):
+        return str(value)
+    if isinstance(value, (np.dtype, np.generic, jax.sharding.PartitionSpec, type)):
+        return str(value)
+    if isinstance(value, (tuple, list)):
+        return f"({','.join(map(_described, value))})"
+    if isinstance(value, (set, frozenset)):
+        return f"({','.join(sorted(map(_described, value)))})"
+    if isinstance(value, Mapping):
+        return f"({','.join(f'{key}={_described(value[key])}' for key in sorted(value, key=str))})"
+    if isinstance(value, jax.sharding.NamedSharding):
+        return f"{value.spec}{dict(value.mesh.shape)}"
+    if is_dataclass(value) and not hasattr(value, "jaxpr"):
+        return _described({each.name: getattr(value, each.name) for each in fields(value)})
+    return ""
+
+
 def _feed(hashed: Any, jaxpr: Any) -> None:
     """The operations of a program, and what they read, to a hash."""
     number: dict[Any, int] = {}
@@ -83,7 +108,8 @@ def _feed(hashed: Any, jaxpr: Any) -> None:
     for equation in jaxpr.eqns:
         read = [str(each) if isinstance(each, core.Literal) else str(number[each]) for each in equation.invars]
         made = [f"{each.aval.str_short()}" for each in equation.outvars]
-        hashed.update(f"{equation.primitive.name} {' '.join(read)} {' '.join(made)}\n".encode())
+        said = _described({key: value for key, value in equation.params.items() if key not in _SAYS_NOTHING})
+        hashed.update(f"{equation.primitive.name} {' '.join(read)} {' '.join(made)} {said}\n".encode())
         for variable in equation.outvars:
             number[variable] = len(number)
         for value in equation.params.values():
