@@ -115,7 +115,7 @@ class Plan:
         """`jax.jit` of the step, which follows the plan: inputs and outputs, and the layouts inside.
 
         Args:
-          step: the function that the plan was made for.
+          step: the function that the plan was made for. Its arguments are positional, as `jax.jit` with shardings wants.
           donate_argnums: as `jax.jit` takes it; the plan's memory is that with the state donated.
           **settings: others of `jax.jit`, `compiler_options` for example.
 
