@@ -59,7 +59,7 @@ def test_only_nodes_of_the_same_kind_and_work_share_a_decision(make):
 
 
 def test_an_empty_graph_folds():
-    folded = fold(Graph((), (), {}, {}, ()))
+    folded = fold(Graph((), (), {}, {}, {}, ()))
     assert len(folded.of_node) == len(folded.first) == len(folded.bundles) == 0
 
 
