@@ -20,6 +20,11 @@ try:
 except ImportError:  # likewise: programs are printed as JAX prints them
     _hlo = None
 
+try:
+    from jax._src.interpreters.partial_eval import convert_constvars_jaxpr as _convert
+except ImportError:  # likewise: a jaxpr with constants is refused by whoever wants one without
+    _convert = None  # type: ignore[assignment]
+
 _MANY = 1 << 20
 
 
@@ -44,3 +49,8 @@ def program_text(compiled: Any) -> str:
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
     return "\n\n".join(module.to_string(options) for module in compiled.runtime_executable().hlo_modules())
+
+
+def constants_as_arguments(jaxpr: Any) -> Any:
+    """An open jaxpr that takes the values of its constants as its first arguments."""
+    return _convert(jaxpr) if jaxpr.constvars and _convert is not None else jaxpr

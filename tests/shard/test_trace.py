@@ -44,8 +44,9 @@ def test_a_part_of_the_result_that_is_like_an_argument_replaces_it():
     }
 
 
-def test_of_two_alike_arguments_the_first_is_replaced_first():
-    assert state_of(lambda a, b: (b, a), array(3), array(3)) == {"0": "a", "1": "b"}
+def test_of_two_alike_trees_that_only_change_places_the_first_is_replaced_first():
+    tree = {"w": array(3)}
+    assert state_of(lambda a, b: (b, a), tree, tree) == {"0/w": "a/w", "1/w": "b/w"}
 
 
 def test_one_argument_is_replaced_once():
@@ -55,7 +56,7 @@ def test_one_argument_is_replaced_once():
 @pytest.mark.parametrize("change", ["shape", "dtype", "structure"])
 def test_what_differs_in_form_is_no_state(change):
     def step(a):
-        return {"shape": {"w": a["w"][:2]}, "dtype": {"w": a["w"].astype(jnp.int32)}, "structure": [a["w"]]}[change], 0.0
+        return {"shape": {"w": a["w"][:2]}, "dtype": {"w": a["w"].astype(jnp.int32)}, "structure": [a["w"][::-1]]}[change], 0.0
 
     assert state_of(step, {"w": array(3)}) == {}
 

@@ -15,6 +15,7 @@ import jax
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
+from penstock._jax import constants_as_arguments
 from penstock.shard.program import INLINED, Path
 
 Spec = tuple[tuple[str, ...], ...]
@@ -57,6 +58,7 @@ class _Evaluation:
     def __init__(self, steering: Steering, mesh: Any):
         self._steering = steering
         self._mesh = mesh
+        self._may_be_cpu = not isinstance(mesh, jax.sharding.Mesh) or mesh.devices.flat[0].platform == "cpu"
 
     def evaluate(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], path: Path) -> list[Any]:
         environment: dict[Any, Any] = {}
@@ -84,7 +86,7 @@ class _Evaluation:
                 operands = [read(atom) for atom in equation.invars]
             else:
                 operands = [laid_out(atom, specs) for atom, specs in zip(equation.invars, wanted, strict=True)]
-            if wanted is not None and equation.primitive.name.startswith("scatter"):
+            if wanted is not None and equation.primitive.name.startswith("scatter") and self._may_be_cpu:
                 # XLA:CPU (jaxlib 0.10.2) computes a scatter wrongly that it fuses with the slice which cut its operand.
                 operands[0] = jax.lax.optimization_barrier(operands[0])
             results = self._equation(equation, operands, here)
@@ -107,7 +109,8 @@ class _Evaluation:
         with equation.ctx.manager:
             if name in ("checkpoint", "remat", "remat2"):
                 inner = self._traced(params["jaxpr"], (), path)
-                return equation.primitive.bind(*operands, **{**params, "jaxpr": inner.jaxpr})
+                given = [*inner.consts, *operands]  # it has an open jaxpr, which holds no constants
+                return equation.primitive.bind(*given, **{**params, "jaxpr": constants_as_arguments(inner.jaxpr)})
             if name in INLINED and not name.startswith("custom_"):
                 closed = params[INLINED[name]]
                 return self.evaluate(closed.jaxpr, closed.consts, operands, path)

@@ -11,7 +11,7 @@ from penstock.shard.hardware import Hardware
 from penstock.shard.layout import Links
 from penstock.shard.memory import Lifetimes, lifetimes
 from penstock.shard.pins import Fixed
-from penstock.shard.program import Program, program_of
+from penstock.shard.program import Program
 from penstock.shard.search import Problem
 from penstock.shard.trace import Traced
 
@@ -38,7 +38,7 @@ def model_of(traced: Traced, pins: Mapping[int, Fixed]) -> Model:
       traced: the step.
       pins: inputs, by place, whose layout is prescribed.
     """
-    program = program_of(traced.closed)
+    program = traced.program
     groups = groups_of(program)
     graph = graph_of(program, groups, traced.state, pins)
     return Model(program, groups, graph, lifetimes(program, graph, frozenset(traced.state)))

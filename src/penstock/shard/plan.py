@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from jax.sharding import PartitionSpec
 
 from penstock.shard import known, meshes
 from penstock.shard.check import PlanError, checked
@@ -70,7 +72,10 @@ def plan(
     named = roles_given(roles, traced.inputs)
     shapes = meshes.agreeing(shapes, meshes_in(traced.closed.jaxpr), mesh is None)
     shapes = _with_axes(shapes, constraints, mesh is None)
-    searches = [_prepare(traced, shape, machine, constraints, named) for shape in shapes]
+    traced = replace(
+        traced, state={out: place for out, place in traced.state.items() if named.get(place) not in ("batch", "other")}
+    )
+    searches = _prepare_all(traced, shapes, machine, constraints, named)
 
     def make(within: float) -> Plan | None:
         found = min((_search(each, within) for each in searches), key=lambda each: each.key(within))
@@ -128,6 +133,25 @@ class _Found:
         return (not fits, self.candidate.seconds if fits else self.candidate.memory)
 
 
+def _prepare_all(
+    traced: Traced,
+    shapes: Sequence[dict[str, int]],
+    machine: Hardware,
+    constraints: Mapping[str, Any] | None,
+    named: Mapping[int, str],
+) -> list[_Prepared]:
+    """Every mesh that the pinned layouts allow; if it is none, the error of the first."""
+    prepared, errors = [], []
+    for shape in shapes:
+        try:
+            prepared.append(_prepare(traced, shape, machine, constraints, named))
+        except ValueError as error:
+            errors.append(error)
+    if not prepared:
+        raise errors[0]
+    return prepared
+
+
 def _prepare(
     traced: Traced, shape: dict[str, int], machine: Hardware, constraints: Mapping[str, Any] | None, named: Mapping[int, str]
 ) -> _Prepared:
@@ -158,7 +182,7 @@ def _plan(found: _Found, traced: Traced, machine: Hardware, limit: int, given: S
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
     used = [layouts.used.get(value) for value in model.program.inputs]
     inputs = tuple(
-        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, use)
+        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, use, leaf.weak)
         for leaf, role, spec, use in zip(traced.inputs, roles, layouts.inputs, used, strict=True)
     )
     outputs = tuple(
@@ -198,7 +222,7 @@ def _with_axes(shapes: list[dict[str, int]], constraints: Mapping[str, Any] | No
     wanted = {
         axis
         for spec in constraints.values()
-        for entry in getattr(spec, "spec", spec)
+        for entry in (getattr(spec, "spec", spec) if isinstance(getattr(spec, "spec", spec), PartitionSpec) else ())
         for axis in ((entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ())
     }
     return [shape for shape in shapes if wanted <= set(shape)] or shapes[:1]

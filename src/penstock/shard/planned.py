@@ -16,7 +16,7 @@ from penstock.shard.apply import Spec, Steering, steered
 from penstock.shard.compiled import Measured
 from penstock.shard.cost import Cost
 from penstock.shard.hardware import Hardware
-from penstock.shard.trace import Traced, difference, dtype_of, paths_of, trace
+from penstock.shard.trace import Traced, as_array, difference, dtype_of, paths_of, trace
 
 if TYPE_CHECKING:
     from penstock.shard.verify import Verified
@@ -31,6 +31,7 @@ class LeafLayout:
       shape, dtype: of the whole array.
       role: "parameters", "optimizer", "batch", "other", or "output".
       stored: the layout it has between steps.
+      weak: its type is weak, as that of a Python number.
       used: the layout in which it enters the first operation that computes with it (a product of matrices, a
         convolution, a lookup); None if nothing but elementwise operations do.
     """
@@ -41,6 +42,7 @@ class LeafLayout:
     role: str
     stored: Spec
     used: Spec | None
+    weak: bool = False
 
     def partition_spec(self) -> PartitionSpec:
         return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in self.stored))
@@ -107,7 +109,7 @@ class Plan:
         Raises:
           ValueError: it was made for another; the message says what differs.
         """
-        traced = trace(step, args)
+        traced = trace(step, args, [leaf.weak for leaf in self.inputs])
         self._match(traced)
         return replace(self, traced=traced)
 
@@ -201,7 +203,7 @@ class Plan:
 
     def _jit(self, step: Callable, mesh: Any, **settings: Any) -> Any:
         def planned(*args: Any) -> Any:
-            traced = trace(step, args)
+            traced = trace(step, args, [leaf.weak for leaf in self.inputs])
             self._match(traced)
             flat = jax.tree_util.tree_leaves(args)
             if self.traced is None:
@@ -241,7 +243,8 @@ class Plan:
 
     def _sharding_like(self, tree: Any, argument: str | None) -> Any:
         """The shardings of the argument that has this structure and these shapes."""
-        leaves, structure = jax.tree_util.tree_flatten(tree)
+        flat, structure = jax.tree_util.tree_flatten(tree)
+        leaves = [as_array(each) for each in flat]
         paths = paths_of(tree)
         arguments: dict[str, list[LeafLayout]] = {}
         for leaf in self.inputs:

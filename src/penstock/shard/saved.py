@@ -92,6 +92,7 @@ def _leaf(read: dict[str, Any]) -> LeafLayout:
         read["role"],
         _spec(read["stored"]),
         None if used is None else _spec(used),
+        bool(read["weak"]),
     )
 
 

@@ -14,6 +14,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from penstock.shard.program import Program, program_of
+from penstock.shard.state import state_of
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -22,11 +25,13 @@ class Leaf:
     Attributes:
       path: "state/params/w", with the name of the argument first.
       shape, dtype: of it.
+      weak: whether its type is weak, as that of a Python number.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
+    weak: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Traced:
 
     Attributes:
       closed: its jaxpr.
+      program: the same, written out flat.
       inputs: leaves of all arguments, in order.
       outputs: leaves of what it returns.
       tree: of the tuple of arguments.
@@ -44,6 +50,7 @@ class Traced:
     """
 
     closed: core.ClosedJaxpr
+    program: Program
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
     tree: Any
@@ -119,12 +126,13 @@ def _feed(hashed: Any, jaxpr: Any) -> None:
     hashed.update(" ".join(str(each) if isinstance(each, core.Literal) else str(number[each]) for each in jaxpr.outvars).encode())
 
 
-def trace(step: Callable, args: tuple) -> Traced:
+def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Traced:
     """Trace a step with abstract arguments.
 
     Args:
       step: any function that jax.jit takes.
       args: its positional arguments: pytrees of arrays, or of anything with a shape and a dtype. Nothing is allocated.
+      weak: of each leaf, whether its type is weak, as that of a Python number; None takes it from the leaf.
 
     Raises:
       whatever the step raises while it is traced, as it is.
@@ -136,7 +144,16 @@ def trace(step: Callable, args: tuple) -> Traced:
             "under jax.set_mesh of a mesh with explicit axes the types of arrays say how they are laid out, which a plan is to "
             "decide; leave that context, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
         )
-    abstract = tuple(jax.tree_util.tree_map_with_path(_abstract, arg) for arg in args)
+    names = _names(step, len(args))
+    abstract = tuple(
+        jax.tree_util.tree_map_with_path(lambda path, leaf, name=name: _abstract(name, path, leaf), arg)
+        for name, arg in zip(names, args, strict=True)
+    )
+    if weak is not None and len(weak) == len(jax.tree_util.tree_leaves(abstract)):
+        types = iter(weak)
+        abstract = jax.tree_util.tree_map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=next(types)), abstract
+        )
     closed, out = jax.make_jaxpr(step, return_shape=True)(*abstract)
     if closed.effects:
         effects = ", ".join(sorted(str(effect) for effect in closed.effects))
@@ -144,11 +161,13 @@ def trace(step: Callable, args: tuple) -> Traced:
     flat, tree = jax.tree_util.tree_flatten(abstract)
     argument = tuple(number for number, arg in enumerate(abstract) for _ in jax.tree_util.tree_leaves(arg))
     inputs = tuple(
-        Leaf(path, tuple(each.shape), each.dtype) for path, each in zip(_argument_paths(step, abstract), flat, strict=True)
+        Leaf(path, tuple(each.shape), each.dtype, each.weak_type)
+        for path, each in zip(_argument_paths(names, abstract), flat, strict=True)
     )
     out_flat, out_tree = jax.tree_util.tree_flatten(out)
     outputs = tuple(Leaf(path, tuple(each.shape), each.dtype) for path, each in zip(paths_of(out), out_flat, strict=True))
-    return Traced(closed, inputs, outputs, tree, out_tree, argument, _state(abstract, out))
+    program = program_of(closed)
+    return Traced(closed, program, inputs, outputs, tree, out_tree, argument, state_of(program, abstract, out))
 
 
 def paths_of(tree: Any) -> list[str]:
@@ -156,16 +175,20 @@ def paths_of(tree: Any) -> list[str]:
     return ["/".join(_name(key) for key in path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def _argument_paths(step: Callable, args: tuple) -> list[str]:
-    """Each begins with the name of its argument, or its number if it has none."""
+def _argument_paths(names: Sequence[str], args: tuple) -> list[str]:
+    """Each begins with the name of its argument."""
+    return [f"{name}/{path}" if path else name for name, arg in zip(names, args, strict=True) for path in paths_of(arg)]
+
+
+def _names(step: Callable, count: int) -> list[str]:
+    """The names of the first arguments; the number of one that has none."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [each.name for each in parameters if each.kind in positional]
-    named = [names[number] if number < len(names) else str(number) for number in range(len(args))]
-    return [f"{name}/{path}" if path else name for name, arg in zip(named, args, strict=True) for path in paths_of(arg)]
+    return [names[number] if number < len(names) else str(number) for number in range(count)]
 
 
 def _name(key: Any) -> str:
@@ -175,60 +198,21 @@ def _name(key: Any) -> str:
     return re.sub(r"^[.\[]|\]$", "", str(key))
 
 
-def _abstract(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+def _abstract(name: str, path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = jax.eval_shape(lambda: jax.numpy.asarray(leaf))
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        where = "/".join(_name(key) for key in path)
+        where = "/".join([name, *map(_name, path)])
         raise TypeError(f"the argument has a leaf at {where!r} that is no array: {type(leaf).__name__}; close over it instead")
     return jax.ShapeDtypeStruct(leaf.shape, dtype_of(leaf), weak_type=getattr(leaf, "weak_type", False))
+
+
+def as_array(leaf: Any) -> Any:
+    """A leaf that has a shape and a dtype: a Python number as JAX takes it."""
+    return leaf if hasattr(leaf, "dtype") else jax.eval_shape(lambda: jax.numpy.asarray(leaf))
 
 
 def dtype_of(leaf: Any) -> Any:
     """The dtype that an array has in a program: without jax_enable_x64 that is of 32 bits where NumPy's is of 64."""
     extended = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended)
     return leaf.dtype if extended else jax.dtypes.canonicalize_dtype(leaf.dtype)
-
-
-def _state(args: tuple, out: Any) -> dict[int, int]:
-    """Which outputs replace which inputs: whole results, or an argument's whole part, of the same structure and shapes.
-
-    A step returns its state first, (state, metrics), or alone, or in parts (params, optimizer, metrics). Each part is looked
-    for among the arguments, in order; one argument is replaced once.
-    """
-    offsets, total = [], 0
-    for arg in args:
-        offsets.append(total)
-        total += len(jax.tree_util.tree_leaves(arg))
-    parts = [(0, out)]
-    found: dict[int, int] = {}
-    taken: set[int] = set()
-    while parts:
-        offset, part = parts.pop(0)
-        for number, arg in enumerate(args):
-            if number not in taken and _same(arg, part):
-                taken.add(number)
-                for leaf in range(len(jax.tree_util.tree_leaves(part))):
-                    found[offset + leaf] = offsets[number] + leaf
-                break
-        else:
-            if type(part) in (tuple, list) or (isinstance(part, tuple) and offset == 0):
-                for child in part:
-                    parts.append((offset, child))
-                    offset += len(jax.tree_util.tree_leaves(child))
-            elif isinstance(part, dict):
-                for key in sorted(part):
-                    parts.append((offset, part[key]))
-                    offset += len(jax.tree_util.tree_leaves(part[key]))
-    return found
-
-
-def _same(arg: Any, part: Any) -> bool:
-    """The same structure, shapes and dtypes, of at least one array."""
-    flat, tree = jax.tree_util.tree_flatten(arg)
-    other, other_tree = jax.tree_util.tree_flatten(part)
-    return (
-        bool(flat)
-        and bool(tree == other_tree)  # type: ignore[operator]
-        and all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(flat, other, strict=True))
-    )
