@@ -9,8 +9,9 @@ from statistics import median
 
 from penstock.bench.suites.shard.case import Attempt, Case, Planned
 
-# The compiler's sums of bytes are exact and FLOPs are those of one program; a plan that is the baseline has the same score.
-_SAME = 1e-6
+# To three decimals, as it is printed: a plan that is the baseline sends what it sends, but for sums of single numbers, of which
+# there may be some more or fewer (of 30 parts in a million).
+_SAME = 5e-4
 _BETTER, _AT_LEAST = 0.9, 0.5
 _MEMORY_ERROR, _WIRE_ERROR = 0.2, 0.25
 _PLANNING = 10.0  # seconds
