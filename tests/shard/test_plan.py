@@ -416,7 +416,7 @@ def test_what_the_step_raises_comes_through():
 
 
 def test_a_leaf_that_is_no_array_is_named():
-    with pytest.raises(TypeError, match="leaf at 'name' that is no array: str"):
+    with pytest.raises(TypeError, match="leaf at 'batch/name' that is no array: str"):
         planned(mlp_step, mlp(), {**rows(), "name": "digits"}, mesh=MESHES[0])
 
 

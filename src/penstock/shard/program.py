@@ -92,15 +92,21 @@ class Tie:
 class Loop:
     """The operations `start` to `end` (not included) are the body of a loop.
 
-    `read` are the values from outside that it works on; `made` are its results, which take their place when it starts;
-    `passed` are the values that each turn begins with.
+    `path` is where it stands; `operands` are the values from outside that it works on, None for literals; `made` are its
+    results, which take their place when it starts; `passed` are the values that each turn begins with.
     """
 
+    path: Path
     start: int
     end: int
-    read: tuple[int, ...]
+    operands: tuple[int | None, ...]
     made: tuple[int, ...]
     passed: tuple[int, ...]
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """The operands that are values."""
+        return tuple(each for each in self.operands if each is not None)
 
 
 @dataclass
@@ -299,7 +305,7 @@ def _scan(program: Program, equation: Any, environment: dict[Any, int], path: Pa
         _tie(program, environment[variable], _read(inner, result), skip=0 if number < carries else 1)
         if number < carries:
             _tie(program, environment[variable], given[consts + number])
-    _loop(program, equation, environment, start, end, given[consts:])
+    _loop(program, equation, environment, path, (start, end), given[consts:])
 
 
 def _while(program: Program, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
@@ -318,19 +324,20 @@ def _while(program: Program, equation: Any, environment: dict[Any, int], path: P
         environment[variable] = _new(program, variable.aval)
         _tie(program, environment[variable], value)
         _tie(program, environment[variable], _read(inner, result))
-    _loop(program, equation, environment, begin, len(program.ops), carried)
+    _loop(program, equation, environment, path, (begin, len(program.ops)), carried)
 
 
 def _loop(
-    program: Program, equation: Any, environment: Mapping[Any, int], start: int, end: int, passed: Sequence[int | None]
+    program: Program,
+    equation: Any,
+    environment: Mapping[Any, int],
+    path: Path,
+    operations: tuple[int, int],
+    passed: Sequence[int | None],
 ) -> None:
-    read = (_read(environment, each) for each in equation.invars)
+    operands = tuple(_read(environment, each) for each in equation.invars)
     made = tuple(environment[each] for each in equation.outvars)
-    program.loops.append(
-        Loop(
-            start, end, tuple(each for each in read if each is not None), made, tuple(each for each in passed if each is not None)
-        )
-    )
+    program.loops.append(Loop(path, *operations, operands, made, tuple(each for each in passed if each is not None)))
 
 
 def _cond(program: Program, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:

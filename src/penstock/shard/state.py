@@ -43,7 +43,7 @@ def state_of(program: Program, args: tuple, out: Any) -> dict[int, int]:
         for first, is_argument in alike.get(_form(part), ()) if count else ():
             if taken.isdisjoint(range(first, first + count)):
                 distances = [flows.distance(place + leaf, first + leaf) for leaf in range(count)]
-                sure = is_argument and not jax.tree_util.all_leaves([part])
+                sure = is_argument and (not jax.tree_util.all_leaves([part]) or flows.given_back(place))
                 # What is given back as it was tells nothing of which of two it replaces: (previous, current) → (current, next).
                 near = sum(1 / each for each in distances if each)
                 if (sure or any(each is not None for each in distances)) and (best is None or near > best[0]):
@@ -73,6 +73,10 @@ class _Flows:
             if not tie.skip:
                 self._sources.setdefault(tie.outer, []).append(tie.inner)
                 self._sources.setdefault(tie.inner, []).append(tie.outer)
+
+    def given_back(self, output: int) -> bool:
+        """Whether a result is an input."""
+        return self._program.outputs[output] in self._program.inputs
 
     def distance(self, output: int, place: int) -> int | None:
         """How many operations are between an input and a result: 0 if it is given back; None where none leads there."""

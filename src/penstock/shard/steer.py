@@ -76,6 +76,11 @@ class _Writer:
         for group in self.groups.groups:
             for op in group.elementwise if group is not None else ():
                 results[op.path] = tuple((self.home(each),) if self.program.values[each].shape else None for each in op.results)
+        for loop in self.program.loops:
+            # Where what a loop works on is to be gathered before it, and not in each of its turns.
+            operands[loop.path] = tuple(
+                None if each is None or not self.program.values[each].shape else (self.home(each),) for each in loop.operands
+            )
         self.spread(operands)
         return Layouts(inputs, tuple(outputs), Steering(operands, results), self._used())
 
