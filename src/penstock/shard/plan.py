@@ -17,7 +17,7 @@ from penstock.shard.hardware import hardware as find_hardware
 from penstock.shard.layout import union
 from penstock.shard.model import Model, model_of, problem_of
 from penstock.shard.optimise import Candidate, optimise
-from penstock.shard.pins import pinned, roles_given
+from penstock.shard.pins import Fixed, pinned, roles_given
 from penstock.shard.planned import LeafLayout, Plan
 from penstock.shard.program import meshes_in
 from penstock.shard.roles import roles_of
@@ -118,6 +118,7 @@ class _Prepared:
     problem: Problem
     shape: dict[str, int]
     roles: Sequence[str]
+    batch: Sequence[int]
     baselines: dict[str, Assignment]
 
 
@@ -142,29 +143,32 @@ def _prepare_all(
 ) -> list[_Prepared]:
     """Every mesh that the pinned layouts allow; if it is none, the error of the first."""
     prepared, errors = [], []
+    model: Model | None = None
+    pins: dict[int, Fixed] = {}
     for shape in shapes:
         try:
-            prepared.append(_prepare(traced, shape, machine, constraints, named))
+            fixed = pinned(constraints, traced.inputs, shape)
         except ValueError as error:
             errors.append(error)
+            continue
+        if model is None or fixed != pins:  # it is the same for every mesh
+            model, pins = model_of(traced, fixed), fixed
+        prepared.append(_prepare(model, traced, shape, machine, named))
     if not prepared:
         raise errors[0]
     return prepared
 
 
-def _prepare(
-    traced: Traced, shape: dict[str, int], machine: Hardware, constraints: Mapping[str, Any] | None, named: Mapping[int, str]
-) -> _Prepared:
-    model = model_of(traced, pinned(constraints, traced.inputs, shape))
+def _prepare(model: Model, traced: Traced, shape: dict[str, int], machine: Hardware, named: Mapping[int, str]) -> _Prepared:
     problem = problem_of(model, shape, machine)
     roles = [named.get(place, role) for place, role in enumerate(roles_of(model.program, model.graph, problem, traced.state))]
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
-    state = [model.inputs[place] for place in set(traced.state.values())]
+    state = [model.inputs[place] for place in sorted(traced.state.values())]
     baselines = {
         "replicated, data parallel": known.data_parallel(problem, batch),
         "fully sharded, data parallel": known.fully_sharded(problem, batch, state),
     }
-    return _Prepared(model, problem, shape, roles, baselines)
+    return _Prepared(model, problem, shape, roles, batch, baselines)
 
 
 def _search(prepared: _Prepared, limit: float) -> _Found:
@@ -179,7 +183,6 @@ def _plan(found: _Found, traced: Traced, machine: Hardware, limit: int, given: S
     def cost(decisions: Assignment) -> Cost:
         return cost_of(problem, decisions, roles, model.inputs)
 
-    batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
     used = [layouts.used.get(value) for value in model.program.inputs]
     inputs = tuple(
         LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, use, leaf.weak)
@@ -198,7 +201,7 @@ def _plan(found: _Found, traced: Traced, machine: Hardware, limit: int, given: S
         state=dict(traced.state),
         steering=layouts.steering,
         cost=cost(assignment),
-        axis_work=axis_work(problem, assignment, batch),
+        axis_work=axis_work(problem, assignment, found.of.batch),
         baselines={name: cost(decisions) for name, decisions in found.of.baselines.items()},
         fingerprint=traced.fingerprint(),
         traced=traced,

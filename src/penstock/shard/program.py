@@ -262,13 +262,13 @@ def _dims(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
     return tuple(dims)
 
 
-def _open(jaxpr: Any) -> tuple[Any, list[Any]]:
-    """A jaxpr and its constants, of an open or closed one."""
-    return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "jaxpr") else (jaxpr, [])
+def _open(jaxpr: Any) -> Any:
+    """The open jaxpr, of an open or closed one."""
+    return jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
 
 
 def _inner(program: Program, jaxpr: Any, operands: Sequence[int | None]) -> tuple[Any, dict[Any, int]]:
-    inside, _ = _open(jaxpr)
+    inside = _open(jaxpr)
     environment: dict[Any, int] = {}
     for variable in inside.constvars:
         environment[variable] = _new(program, variable.aval)
@@ -291,7 +291,7 @@ def _scan(program: Program, equation: Any, environment: dict[Any, int], path: Pa
     """Carries are tied to what they start from and end as; slices [...] to the stack [length, ...] that they are taken from."""
     consts, carries = equation.params["num_consts"], equation.params["num_carry"]
     outer = [_read(environment, each) for each in equation.invars]
-    inside, _ = _open(equation.params["jaxpr"])
+    inside = _open(equation.params["jaxpr"])
     given: list[int | None] = list(outer[:consts])
     for number, variable in enumerate(inside.invars[consts:]):
         given.append(_new(program, variable.aval))

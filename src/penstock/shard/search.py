@@ -217,8 +217,6 @@ class Problem:
             given = [slot for slot, entry in enumerate(node.fixed) if entry and self.links.names[axis] in entry]
             if given:
                 return [given[0]]
-            if all(entry is not None for entry in node.fixed):
-                return [-1]
         n = self.links.sizes[axis]
         states = [-1]
         for slot, size in enumerate(node.sizes):

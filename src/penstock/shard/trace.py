@@ -45,7 +45,6 @@ class Traced:
       outputs: leaves of what it returns.
       tree: of the tuple of arguments.
       out_tree: of what it returns.
-      argument: of each input leaf, the number of its argument.
       state: of each output that replaces an input, the place of that input.
     """
 
@@ -55,7 +54,6 @@ class Traced:
     outputs: tuple[Leaf, ...]
     tree: Any
     out_tree: Any
-    argument: tuple[int, ...]
     state: dict[int, int]
 
     def fingerprint(self) -> str:
@@ -159,7 +157,6 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
         effects = ", ".join(sorted(str(effect) for effect in closed.effects))
         raise ValueError(f"the step has side effects ({effects}), which a plan cannot keep in order; take them out of the step")
     flat, tree = jax.tree_util.tree_flatten(abstract)
-    argument = tuple(number for number, arg in enumerate(abstract) for _ in jax.tree_util.tree_leaves(arg))
     inputs = tuple(
         Leaf(path, tuple(each.shape), each.dtype, each.weak_type)
         for path, each in zip(_argument_paths(names, abstract), flat, strict=True)
@@ -167,7 +164,7 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
     out_flat, out_tree = jax.tree_util.tree_flatten(out)
     outputs = tuple(Leaf(path, tuple(each.shape), each.dtype) for path, each in zip(paths_of(out), out_flat, strict=True))
     program = program_of(closed)
-    return Traced(closed, program, inputs, outputs, tree, out_tree, argument, state_of(program, abstract, out))
+    return Traced(closed, program, inputs, outputs, tree, out_tree, state_of(program, abstract, out))
 
 
 def paths_of(tree: Any) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from penstock.shard import meshes
+from penstock.shard.apply import steered
 from penstock.shard.compiled import CompileError, Measured, export_program, measure, measure_exported
 from penstock.shard.cost import Cost
 from penstock.shard.planned import Plan
@@ -111,8 +112,6 @@ def arguments(plan: Plan, mesh: Any) -> list[jax.ShapeDtypeStruct]:
 
 def _jitted(plan: Plan, mesh: Any) -> Any:
     """Of the flat arguments."""
-    from penstock.shard.apply import steered
-
     assert plan.traced is not None
     function = steered(plan.traced.closed, plan.steering, mesh)
     return jax.jit(
