@@ -5,8 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
+import jax
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_jax_are_put_back() -> Iterator[None]:
+    """What sets JAX up for a process of its own, as a variant of a benchmark does, would otherwise decide about later tests."""
+    before = dict(jax.config.values)
+    yield
+    for name, value in jax.config.values.items():
+        if value != before[name]:
+            jax.config.update(name, before[name])
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,12 @@ def test_the_fingerprint_tells_programs_apart_by_all_that_they_do(one, other):
     assert fingerprint(one, array(4, 4)) != fingerprint(other, array(4, 4))
 
 
+def test_the_fingerprint_is_of_what_is_computed_and_not_of_how_exactly():
+    as_set = fingerprint(lambda x: x @ x, array(4, 4))
+    with jax.default_matmul_precision("highest"):
+        assert fingerprint(lambda x: x @ x, array(4, 4)) == as_set
+
+
 _OTHER_PROCESS = """
 import jax
 jax.config.update("jax_num_cpu_devices", 8)

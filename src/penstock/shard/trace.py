@@ -82,8 +82,9 @@ def difference(planned: Sequence[tuple[str, tuple[int, ...], str]], traced: Trac
     return "; ".join(said[:3]) + more
 
 
-_SAYS_NOTHING = frozenset(["name", "ctx_mesh", "debug_info"])
-"""Parameters of equations that differ where what is computed does not."""
+_SAYS_NOTHING = frozenset(["name", "ctx_mesh", "debug_info", "precision"])
+"""Parameters of equations that differ where what is computed does not: names, and how exactly it is computed, which is often a
+setting of the process (jax_default_matmul_precision) and changes no layout."""
 
 
 def _described(value: Any) -> str:
