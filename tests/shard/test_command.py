@@ -96,6 +96,13 @@ def test_a_constraint_is_kept(planned, tmp_path):
     assert stored["batch"] == ((), ())
 
 
+def test_a_role_is_taken(planned, tmp_path):
+    path = f"{tmp_path}/plan.json"
+    assert planned("jobs_to_plan:job", *ON, "--role", "up=other", "--role=batch=batch", "--save", path)[0] == 0
+    roles = {leaf.path: leaf.role for leaf in Plan.load(path).inputs}
+    assert (roles["state/up"], roles["batch"]) == ("other", "batch")
+
+
 def test_verify_compiles_for_the_devices_present(planned):
     status, out, _ = planned("jobs_to_plan:job", *ON, "--verify")
     assert status == 0
@@ -135,6 +142,8 @@ def test_command_runs_in_a_process_of_its_own_from_its_folder(folder):
         (["jobs_to_plan:job", "--mesh", "a=2,a=4"], 2, ["--mesh", "different names"]),
         (["jobs_to_plan:job", "--constraint", "up=Q(1)"], 2, ["--constraint", "needs a path and a layout"]),
         (["jobs_to_plan:job", "--constraint", "op=P('model')"], 2, ["'op' matches no leaf", "the nearest are 'up'"]),
+        (["jobs_to_plan:job", "--role", "up=weights"], 2, ["--role", "one of parameters, optimizer, batch, other"]),
+        (["jobs_to_plan:job", "--role", "op=other"], 2, ["'op' matches no leaf", "the nearest are 'up'"]),
         (["jobs_to_plan:job", "--html", "/no/such/folder/plan.html"], 2, ["--html", "/no/such/folder"]),
         (["jobs_to_plan:job", "--save", "."], 2, ["--save .: is a folder"]),
     ],

@@ -41,8 +41,8 @@ def feed(
     Args:
       batches: a `Loader`; a Grain dataset, data loader or iterator; a torch `DataLoader`; a `tf.data.Dataset`; or any other
         iterable of batches (pytrees of arrays [B, ...]). In several processes, each process's own rows.
-      to: where a batch goes: None (JAX's default device), a `jax.Device`, a `Sharding`, or a pytree of
-        these that is a prefix of the batch.
+      to: where a batch goes: None (JAX's default device), a `jax.Device`, a `Sharding`, a pytree of these that is a
+        prefix of the batch, or a `Plan` (where its step has the batch).
       host_buffer: host batches that may be in work or waiting (at least one for each worker of a Loader).
       device_buffer: placed batches that may be in work or waiting.
       transform: from batch to batch, jitted and run on the device: casts and scaling belong here, so

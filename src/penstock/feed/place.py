@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from penstock._jax import thread_settings
 from penstock.data.tree import Batch, describe_array, is_numeric, leaves_with_names
 
-To = Any  # None, a jax.Device, a Sharding, or a pytree of these that is a prefix of the batch
+To = Any  # None, a jax.Device, a Sharding, a pytree of these that is a prefix of the batch, or a Plan
 
 Context = contextlib.AbstractContextManager[object]
 
@@ -218,8 +218,11 @@ def _shardings(to: To) -> Any:
         to = _config("jax_default_device")
         if not isinstance(to, jax.Device):
             return None
+    to = getattr(to, "batch_shardings", to)  # a Plan's
     if isinstance(to, str) or not jax.tree_util.tree_leaves(to):
-        raise TypeError(f"to={to!r} is no place for a batch: give None, a jax.Device, a Sharding or a pytree of Shardings")
+        raise TypeError(
+            f"to={to!r} is no place for a batch: give None, a jax.Device, a Sharding, a pytree of Shardings or a Plan"
+        )
 
     def sharding(leaf: Any) -> Sharding:
         if isinstance(leaf, jax.Device):

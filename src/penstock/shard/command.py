@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 import penstock
 from penstock.shard.check import PlanError
 from penstock.shard.compiled import CompileError
+from penstock.shard.pins import ROLES
 from penstock.shard.plan import bytes_of, plan
 
 DESCRIPTION = """\
@@ -66,6 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a layout that is prescribed for the leaves of a path, which may have stars; may be given several times",
     )
     parser.add_argument(
+        "--role",
+        type=_role,
+        action="append",
+        default=[],
+        metavar="PATH=ROLE",
+        help=f"what the leaves of a path are, where the step misleads: {', '.join(ROLES)}; may be given several times",
+    )
+    parser.add_argument(
         "--verify",
         nargs="?",
         const="",
@@ -94,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
             hardware=args.hardware,
             memory=args.memory,
             constraints=dict(args.constraint),
+            roles=dict(args.role),
             check=False if args.verify is None else None,
         )
         print(made)
@@ -196,6 +206,13 @@ def _memory(text: str) -> int:
 
 def _constraint(text: str) -> tuple[str, PartitionSpec]:
     return _or_refused(parse_constraint, text)
+
+
+def _role(text: str) -> tuple[str, str]:
+    path, _, role = (each.strip() for each in text.rpartition("="))
+    if not path or role not in ROLES:
+        raise argparse.ArgumentTypeError(f"{text}: needs a path and one of {', '.join(ROLES)}, as 'hidden/*=batch'")
+    return path, role
 
 
 def _or_refused(parse: Callable[[str], Any], text: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.shard.axes import Groups, groups_of
+from penstock.shard.fold import Folded, fold
 from penstock.shard.graph import Graph, graph_of
 from penstock.shard.hardware import Hardware
 from penstock.shard.layout import Links
@@ -23,6 +24,7 @@ class Model:
     program: Program
     groups: Groups
     graph: Graph
+    folded: Folded
     lives: Lifetimes
 
     @property
@@ -41,7 +43,7 @@ def model_of(traced: Traced, pins: Mapping[int, Fixed]) -> Model:
     program = traced.program
     groups = groups_of(program)
     graph = graph_of(program, groups, traced.state, pins)
-    return Model(program, groups, graph, lifetimes(program, graph, frozenset(traced.state)))
+    return Model(program, groups, graph, fold(graph), lifetimes(program, graph, frozenset(traced.state)))
 
 
 def problem_of(model: Model, mesh: Mapping[str, int], hardware: Hardware) -> Problem:
@@ -55,4 +57,4 @@ def problem_of(model: Model, mesh: Mapping[str, int], hardware: Hardware) -> Pro
     )
     program = model.program
     stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
-    return Problem(model.graph, links, hardware, model.lives, stored)
+    return Problem(model.graph, model.folded, links, hardware, model.lives, stored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +27,14 @@ class Candidate:
       seconds: of a step.
       bare: seconds of FLOPs at the peak and of bytes over the links, and of nothing else.
       memory: bytes of a device.
+      fullest: the operation at which it holds them.
     """
 
     assignment: Assignment
     seconds: float
     bare: float
     memory: float
+    fullest: int
 
 
 def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> list[Candidate]:
@@ -51,27 +53,28 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
     """
     found: dict[tuple, Candidate] = {}
 
-    def add(assignments: Iterable[Assignment]) -> bool:
-        fits = False
-        for assignment in assignments:
-            key = tuple(assignment)
-            if key not in found:
-                memory, _ = problem.memory(assignment)
-                found[key] = Candidate(assignment, problem.seconds(assignment), problem.bare_seconds(assignment), memory)
-            fits = fits or found[key].memory <= limit
-        return fits
+    def weigh(assignment: Assignment) -> Candidate:
+        key = tuple(assignment)
+        if key not in found:
+            seconds, bare = problem.seconds(assignment), problem.bare_seconds(assignment)
+            found[key] = Candidate(assignment, seconds, bare, *problem.memory(assignment))
+        return found[key]
+
+    def some_fit(starts: Iterable[Assignment], price: float) -> bool:
+        """Search at a price."""
+        return min(each.memory for each in descend(problem, starts, price, weigh)) <= limit
 
     def best_at(price: float) -> list[Assignment]:
         return [min(found.values(), key=lambda each: each.seconds + price * each.memory).assignment]
 
-    add(starts)
-    fits = add(descend(problem, [problem.start(), *starts], 0.0))
+    bound = min((each.bare for each in map(weigh, starts) if each.memory <= limit), default=float("inf"))
+    some_fit([problem.start(), *starts], 0.0)
     fastest = min(found.values(), key=lambda each: each.seconds)
     if fastest.memory > limit:
         low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
         smallest, stuck = min(each.memory for each in found.values()), 0
         for step in range(_STEEPEST):
-            fits = add(descend(problem, [*best_at(price), *(starts if step == 0 else ())], price))
+            fits = some_fit([*best_at(price), *(starts if step == 0 else ())], price)
             if fits:
                 break
             # What a higher price does not make smaller no price will.
@@ -82,12 +85,11 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
             low, price = price, price * 4
         for _ in range(_BISECTIONS if fits else 0):
             middle = (low + price) / 2
-            if add(descend(problem, best_at(middle), middle)):
+            if some_fit(best_at(middle), middle):
                 price = middle
             else:
                 low = middle
     known = {tuple(start) for start in starts}
-    bound = min((found[key].bare for key in known if found[key].memory <= limit), default=float("inf"))
 
     def rank(each: Candidate) -> tuple[bool, bool, float]:
         if each.memory > limit:
@@ -98,13 +100,16 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> li
     return sorted(found.values(), key=rank)
 
 
-def descend(problem: Problem, starts: Sequence[Assignment], price: float) -> Iterator[Assignment]:
+def descend(
+    problem: Problem, starts: Iterable[Assignment], price: float, weigh: Callable[[Assignment], Candidate]
+) -> Iterator[Candidate]:
     """Improve one mesh axis after the other, in each order that makes a difference, until a round brings nothing.
 
     Args:
       problem: what is searched.
       starts: assignments, from each of which it is done.
       price: seconds that a byte of peak memory costs.
+      weigh: what an assignment takes.
     """
     links = problem.links
     orders = {
@@ -117,12 +122,13 @@ def descend(problem: Problem, starts: Sequence[Assignment], price: float) -> Ite
         for _ in range(_ROUNDS):
             prices = np.zeros(problem.lives.steps)
             if price:
-                peaks.append(problem.memory(assignment)[1])
+                peaks.append(weigh(assignment).fullest)
                 np.add.at(prices, peaks, price / len(peaks))
             for axis in order:
                 assignment = problem.improve(assignment, axis, prices)
-            yield assignment
-            value = problem.seconds(assignment) + (price * problem.memory(assignment)[0] if price else 0.0)
+            candidate = weigh(assignment)
+            yield candidate
+            value = candidate.seconds + price * candidate.memory
             stale = 0 if value < best * (1 - 1e-9) else stale + 1
             best = min(best, value)
             if stale >= (2 if price else 1):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.shard import meshes
 from penstock.shard.apply import Spec, Steering, steered
@@ -90,18 +91,44 @@ class Plan:
     def mesh(self) -> Any:
         """The mesh: of the devices that were given or that are here; an `AbstractMesh` where there are not enough."""
         if self.devices is not None or jax.device_count() >= math.prod(self.mesh_shape.values()):
-            return meshes.concrete_mesh(self.mesh_shape, self.devices)
+            return self._devices_mesh()
         return meshes.abstract_mesh(self.mesh_shape)
 
     @property
     def shardings(self) -> tuple[Any, ...]:
         """A `NamedSharding` for each leaf, in the form of the arguments: one tree for each of them."""
-        return self._tree("inputs", lambda traced: traced.tree, self.inputs)
+        return jax.tree_util.tree_unflatten(self._bound().tree, shardings_of(self.inputs, self.mesh))
 
     @property
     def out_shardings(self) -> Any:
         """The same in the form of what the step returns."""
-        return self._tree("outputs", lambda traced: traced.out_tree, self.outputs)
+        return jax.tree_util.tree_unflatten(self._bound().out_tree, shardings_of(self.outputs, self.mesh))
+
+    @property
+    def batch_shardings(self) -> Any:
+        """Those of the argument that is the batch, on devices; a tuple of them where several are, as of (state, images, labels).
+
+        An argument is the batch if the role of some of its leaves is, and no leaf belongs to parameters or optimizer.
+        `ps.feed(batches, to=plan)` puts batches there.
+
+        Raises:
+          ValueError: no argument is a batch; there are fewer devices than the plan was made for; or it was loaded, and is not
+            bound to its step.
+        """
+        tree = self._bound().tree
+        arguments = jax.tree_util.tree_unflatten(tree, shardings_of(self.inputs, self._devices_mesh()))
+        roles = jax.tree_util.tree_unflatten(tree, [leaf.role for leaf in self.inputs])
+        found = [
+            argument
+            for argument, role in zip(arguments, roles, strict=True)
+            if "batch" in (of_leaves := set(jax.tree_util.tree_leaves(role))) and not of_leaves & {"parameters", "optimizer"}
+        ]
+        if not found:
+            raise ValueError(
+                "no argument of the step is a batch by what the step does with it: take one of plan.shardings, or say which "
+                "it is when it is planned, roles={'batch/*': 'batch'}"
+            )
+        return found[0] if len(found) == 1 else tuple(found)
 
     def bind(self, step: Callable, *args: Any) -> Plan:
         """A plan that was loaded, with the step that it is for.
@@ -128,7 +155,7 @@ class Plan:
           ValueError: there are fewer devices than it was made for; or, when it is called or lowered, the step or the
         arguments are not those of the plan.
         """
-        return self._jit(step, meshes.concrete_mesh(self.mesh_shape, self.devices), donate_argnums=donate_argnums, **settings)
+        return self._jit(step, self._devices_mesh(), donate_argnums=donate_argnums, **settings)
 
     def init(self, init: Callable, *args: Any, argument: str | None = None) -> Any:
         """Run a function that makes an argument of the step, so that its leaves are born where the plan has them.
@@ -180,15 +207,27 @@ class Plan:
         save(self, Path(path))
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
+    def load(cls, path: str | Path, devices: Any = None) -> Plan:
         """Read a plan that `save` wrote. `jit`, `init` and `put` work at once; `shardings` and `verify` after `bind`.
 
+        Args:
+          path: the file.
+          devices: in the order of the mesh, as a list or an array (mesh.devices). A file holds none, as they differ from process
+            to process: None takes the first that are present, arranged as JAX thinks best.
+
         Raises:
-          ValueError: the file is no plan, or of another version.
+          ValueError: the file is no plan, or of another version; or there are more or fewer devices than it was made for.
         """
         from penstock.shard.saved import load
 
-        return load(Path(path))
+        plan = load(Path(path))
+        if devices is None:
+            return plan
+        needed = math.prod(plan.mesh_shape.values())
+        flat = tuple(np.ravel(devices))
+        if len(flat) != needed:
+            raise ValueError(f"{path} is for {needed} devices ({meshes.describe(plan.mesh_shape)}), and {len(flat)} were given")
+        return replace(plan, devices=flat)
 
     def html(self, path: str | Path) -> None:
         """Write it as a page to look at, one file, with the layouts drawn."""
@@ -207,34 +246,28 @@ class Plan:
             self._match(traced)
             flat = jax.tree_util.tree_leaves(args)
             if self.traced is None:
-                flat = [
-                    jax.lax.with_sharding_constraint(each, leaf)
-                    for each, leaf in zip(flat, self._named(self.inputs, mesh), strict=True)
-                ]
+                flat = list(map(jax.lax.with_sharding_constraint, flat, shardings_of(self.inputs, mesh)))
             made = steered(traced.closed, self.steering, mesh)(*flat)
             if self.traced is None:
-                made = [
-                    jax.lax.with_sharding_constraint(each, leaf)
-                    for each, leaf in zip(made, self._named(self.outputs, mesh), strict=True)
-                ]
+                made = list(map(jax.lax.with_sharding_constraint, made, shardings_of(self.outputs, mesh)))
             return jax.tree_util.tree_unflatten(traced.out_tree, made)
 
         planned.__name__ = planned.__qualname__ = getattr(step, "__name__", "step")
         if self.traced is not None:
-            settings["in_shardings"] = jax.tree_util.tree_unflatten(self.traced.tree, self._named(self.inputs, mesh))
-            settings["out_shardings"] = jax.tree_util.tree_unflatten(self.traced.out_tree, self._named(self.outputs, mesh))
+            settings["in_shardings"] = jax.tree_util.tree_unflatten(self.traced.tree, shardings_of(self.inputs, mesh))
+            settings["out_shardings"] = jax.tree_util.tree_unflatten(self.traced.out_tree, shardings_of(self.outputs, mesh))
         return jax.jit(planned, **settings)
 
-    def _named(self, leaves: tuple[LeafLayout, ...], mesh: Any) -> list[NamedSharding]:
-        return [NamedSharding(mesh, leaf.partition_spec()) for leaf in leaves]
+    def _devices_mesh(self) -> Mesh:
+        return meshes.concrete_mesh(self.mesh_shape, self.devices)
 
-    def _tree(self, what: str, tree_of: Callable[[Traced], Any], leaves: tuple[LeafLayout, ...]) -> Any:
+    def _bound(self) -> Traced:
         if self.traced is None:
             raise ValueError(
-                f"this plan was loaded from a file, which does not have the structure of the {what}; "
+                "this plan was loaded from a file, which does not have the structure of the step's arguments and results; "
                 "plan.bind(step, *args) first, with the step that it was made for and its arguments"
             )
-        return jax.tree_util.tree_unflatten(tree_of(self.traced), self._named(leaves, self.mesh))
+        return self.traced
 
     def _match(self, traced: Traced) -> None:
         if traced.fingerprint() != self.fingerprint:
@@ -271,8 +304,13 @@ class Plan:
                 f"{' and '.join(map(repr, found))} have this structure, and are laid out differently; "
                 f"say which it is: argument={next(iter(found))!r}"
             )
-        mesh = meshes.concrete_mesh(self.mesh_shape, self.devices)
-        return jax.tree_util.tree_unflatten(structure, self._named(tuple(next(iter(found.values()))), mesh))
+        shardings = shardings_of(next(iter(found.values())), self._devices_mesh())
+        return jax.tree_util.tree_unflatten(structure, shardings)
+
+
+def shardings_of(leaves: Sequence[LeafLayout], mesh: Any) -> list[NamedSharding]:
+    """Of each leaf, on a mesh."""
+    return [NamedSharding(mesh, leaf.partition_spec()) for leaf in leaves]
 
 
 def _first_difference(name: str, planned: list[LeafLayout], paths: list[str], leaves: list[Any]) -> str:

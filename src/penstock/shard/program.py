@@ -24,16 +24,12 @@ Path = tuple[int | str, ...]
 
 INLINED = {
     "jit": "jaxpr",
-    "pjit": "jaxpr",
+    "call": "call_jaxpr",
     "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
     "checkpoint": "jaxpr",
-    "remat": "jaxpr",
     "remat2": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_lin": "call_jaxpr",
 }
 """Primitives that call a program on their own operands, and the parameter that holds it."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.shard.eliminate import cheapest
-from penstock.shard.fold import Folded, fold
+from penstock.shard.fold import Folded
 from penstock.shard.graph import Edge, Graph, Node
 from penstock.shard.layout import Layout, Links, Move, union
 from penstock.shard.memory import Lifetimes
@@ -37,6 +37,7 @@ class Problem:
 
     Attributes:
       graph: the decisions.
+      folded: which of them are taken together.
       links: the mesh.
       hardware: of one device.
       lives: when what is in memory.
@@ -44,16 +45,15 @@ class Problem:
     """
 
     graph: Graph
+    folded: Folded
     links: Links
     hardware: Hardware
     lives: Lifetimes
     stored: tuple[tuple[int, int], ...]
     _tables: dict = field(default_factory=dict, repr=False)
     _work: dict = field(default_factory=dict, repr=False)
-    folded: Folded = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.folded = fold(self.graph)
         self._members = np.bincount(self.folded.of_node, minlength=len(self.folded.first))
         total = sum(size for _, size in self.stored)
         self._tie = _TIE * self.compute_seconds(self.start()) / total if total else 0.0

@@ -12,7 +12,7 @@ from penstock.shard import meshes
 from penstock.shard.apply import steered
 from penstock.shard.compiled import CompileError, Measured, export_program, measure, measure_exported
 from penstock.shard.cost import Cost
-from penstock.shard.planned import Plan
+from penstock.shard.planned import Plan, shardings_of
 from penstock.shard.text import size_of
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -103,10 +103,9 @@ def lower(plan: Plan, mesh: Any) -> Any:
 def arguments(plan: Plan, mesh: Any) -> list[jax.ShapeDtypeStruct]:
     """The flat arguments of the step, on a mesh."""
     assert plan.traced is not None
-    shardings = (jax.sharding.NamedSharding(mesh, leaf.partition_spec()) for leaf in plan.inputs)
     return [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        for leaf, sharding in zip(plan.traced.inputs, shardings, strict=True)
+        for leaf, sharding in zip(plan.traced.inputs, shardings_of(plan.inputs, mesh), strict=True)
     ]
 
 
@@ -116,7 +115,7 @@ def _jitted(plan: Plan, mesh: Any) -> Any:
     function = steered(plan.traced.closed, plan.steering, mesh)
     return jax.jit(
         function,
-        in_shardings=[jax.sharding.NamedSharding(mesh, leaf.partition_spec()) for leaf in plan.inputs],
-        out_shardings=[jax.sharding.NamedSharding(mesh, leaf.partition_spec()) for leaf in plan.outputs],
+        in_shardings=shardings_of(plan.inputs, mesh),
+        out_shardings=shardings_of(plan.outputs, mesh),
         donate_argnums=tuple(sorted(set(plan.state.values()))),
     )

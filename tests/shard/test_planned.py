@@ -1,0 +1,99 @@
+"""Where a plan has the batch, and on which devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from tests.shard.steps import mlp, mlp_loss, mlp_step, rows, sgd
+
+import penstock as ps
+
+MESH = {"data": 2, "model": 4}
+PINNED = {"batch/*": P("data"), "in": P("model", "data")}
+
+
+def plan_of(step, *args, **options):
+    return ps.plan(step, *args, **{"mesh": MESH, "hardware": "tpu-v5e", "check": False, "constraints": PINNED, **options})
+
+
+def in_parts(params, x, y):
+    value, gradients = jax.value_and_grad(mlp_loss)(params, {"x": x, "y": y})
+    return sgd(params, gradients), value
+
+
+def host_rows(n=16):
+    return {name: np.asarray(leaf)[:n] for name, leaf in rows().items()}
+
+
+def test_batches_are_fed_to_where_the_plan_has_them():
+    plan = plan_of(mlp_step, mlp(), rows())
+    loader = ps.Loader(host_rows(), batch_size=len(rows()["x"]), epochs=2)
+    state, train = plan.init(mlp), plan.jit(mlp_step)
+    with ps.feed(loader, to=plan) as batches:
+        for batch in batches:
+            assert jax.tree.map(lambda leaf: leaf.sharding, batch) == plan.shardings[1]
+            state, loss = train(state, batch)
+    assert np.isfinite(loss)
+
+
+def test_several_arguments_that_are_the_batch_are_fed_as_a_tuple():
+    plan = plan_of(in_parts, mlp(), rows()["x"], rows()["y"], constraints={"x": P("data"), "y": P(("data", "model"))})
+    with ps.feed([(host_rows()["x"], host_rows()["y"])], to=plan) as batches:
+        x, y = next(batches)
+    assert (x.sharding.spec, y.sharding.spec) == (P("data", None), P(("data", "model"), None))
+    assert np.isfinite(plan.jit(in_parts)(plan.init(mlp), x, y)[1])
+
+
+def test_a_batch_that_does_not_divide_is_named():
+    plan = plan_of(mlp_step, mlp(), rows())
+    with ps.feed([host_rows(7)], to=plan) as batches, pytest.raises(ValueError, match=r"leaf 'x' of shape \(7, 16\) does not"):
+        next(batches)
+
+
+def test_a_role_that_was_given_says_what_is_the_batch():
+    def step(params, batch):  # carried along, as hidden state is in truncated backpropagation
+        new, value = mlp_step(params, batch)
+        return new, {"x": batch["x"] * value, "y": batch["y"]}
+
+    with pytest.raises(ValueError, match="no argument of the step is a batch"):
+        _ = plan_of(step, mlp(), rows()).batch_shardings
+    plan = plan_of(step, mlp(), rows(), roles={"batch/*": "batch"})
+    assert plan.batch_shardings == plan.shardings[1]
+
+
+def test_without_its_devices_or_its_step_a_plan_feeds_nothing(tmp_path):
+    with pytest.raises(ValueError, match="the plan is for 16 devices"):
+        ps.feed([host_rows()], to=plan_of(mlp_step, mlp(), rows(), mesh={"data": 4, "model": 4}))
+    plan_of(mlp_step, mlp(), rows()).save(tmp_path / "plan.json")
+    loaded = ps.Plan.load(tmp_path / "plan.json")
+    with pytest.raises(ValueError, match=r"plan\.bind\(step, \*args\) first"):
+        ps.feed([host_rows()], to=loaded)
+    assert loaded.bind(mlp_step, mlp(), rows()).batch_shardings == plan_of(mlp_step, mlp(), rows()).batch_shardings
+
+
+def test_a_loaded_plan_takes_devices_in_their_order(tmp_path):
+    plan_of(mlp_step, mlp(), rows()).save(tmp_path / "plan.json")
+    backwards = jax.devices()[::-1]
+    for devices in (backwards, np.array(backwards).reshape(2, 4)):
+        loaded = ps.Plan.load(tmp_path / "plan.json", devices)
+        assert list(loaded.mesh.devices.flat) == backwards
+        state, _ = loaded.jit(mlp_step)(loaded.put(mlp()), rows())
+        assert state["in"].sharding.mesh.devices.tolist() == loaded.mesh.devices.tolist()
+
+
+def test_a_loaded_plan_refuses_another_number_of_devices(tmp_path):
+    plan_of(mlp_step, mlp(), rows()).save(tmp_path / "plan.json")
+    with pytest.raises(ValueError, match=r"is for 8 devices \(data 2 × model 4\), and 4 were given"):
+        ps.Plan.load(tmp_path / "plan.json", jax.devices()[:4])
+
+
+def test_frozen_arguments_are_no_batch():
+    def step(params, frozen, batch):
+        def loss(params):
+            return mlp_loss(jax.tree.map(jnp.add, params, frozen), batch)
+
+        return sgd(params, jax.grad(loss)(params))
+
+    plan = plan_of(step, mlp(), mlp(), rows(), constraints={"batch/*": P("data")})
+    assert plan.batch_shardings == plan.shardings[2]
