@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tests.shard.alike import assert_close, assert_laid_out
 from tests.shard.steps import STEPS, array, mlp, mlp_loss, mlp_step, prime_sizes, rows, sgd
 
 import penstock as ps
@@ -30,22 +31,6 @@ def like(tree):
 def sharded(plan):
     """Whether any of the computing is divided over the devices."""
     return any(parts["idle"] < 0.99 for parts in plan.axis_work.values())
-
-
-def assert_close(one, other, tolerance=1e-5):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), tolerance, tolerance),
-        jax.device_get(one),
-        jax.device_get(other),
-    )
-
-
-def assert_laid_out(tree, shardings):
-    jax.tree.map(_assert_laid_out, tree, shardings)
-
-
-def _assert_laid_out(leaf, wanted):
-    assert leaf.sharding.is_equivalent_to(wanted, leaf.ndim), (leaf.sharding, wanted)
 
 
 def comparable(tree):
@@ -262,59 +247,6 @@ def test_a_plan_is_made_and_compiled_from_shapes_alone():
     plan = planned(mlp_step, like(mlp()), like(rows()), mesh=MESHES[1])
     compiled = plan.jit(mlp_step, donate_argnums=0).lower(like(mlp()), like(rows())).compile()
     assert_close(compiled(plan.put(mlp()), plan.put(rows())), mlp_step(mlp(), rows()))
-
-
-def test_donated_state_is_given_up_and_its_successor_fits_in():
-    plan = planned(mlp_step, mlp(), rows(), mesh=MESHES[1])
-    step, state = plan.jit(mlp_step, donate_argnums=0), plan.put(mlp())
-    after, _ = step(state, rows())
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-    step(after, rows())
-
-
-def test_state_is_born_where_the_plan_has_it():
-    plan = planned(mlp_step, mlp(), rows(), mesh=MESHES[1])
-    state = plan.init(mlp)
-    assert_laid_out(state, plan.shardings[0])
-    assert_close(state, mlp())
-    assert_laid_out(plan.put(rows()), plan.shardings[1])
-
-
-def test_of_arguments_that_are_alike_it_is_said_which_is_put():
-    def step(params, average, batch):
-        loss, gradients = jax.value_and_grad(mlp_loss)(params, batch)
-        params = sgd(params, gradients)
-        return params, jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, params), loss
-
-    args = (mlp(), mlp(), rows())
-    plan = planned(step, *args, mesh=MESHES[1], constraints={"params/in": P(), "average/in": P("data", "model")})
-    with pytest.raises(ValueError, match=r"'params' and 'average' have this structure, .* argument='params'"):
-        plan.put(mlp())
-    with pytest.raises(ValueError, match="no argument 'ema'; its arguments are 'params', 'average', 'batch'"):
-        plan.put(mlp(), argument="ema")
-    params, average = plan.put(mlp(), argument="params"), plan.init(mlp, argument="average")
-    assert_laid_out((params, average), plan.shardings[:2])
-    assert_close(plan.jit(step)(params, average, plan.put(rows())), step(*args))
-
-
-def test_what_is_no_argument_of_the_step_is_neither_made_nor_put():
-    plan = planned(mlp_step, mlp(), rows(), mesh=MESHES[1])
-    with pytest.raises(ValueError, match=r"the nearest is 'params', where 'bias' is float32\[32\], and here it is float32\[31\]"):
-        plan.put(mlp(hidden=31))
-    with pytest.raises(ValueError, match="'out' where this has 'scale'"):
-        plan.init(lambda: {**{name: mlp()[name] for name in ("bias", "in")}, "scale": array(32, 16)})
-
-
-def test_a_call_with_other_arguments_says_what_differs():
-    plan = planned(mlp_step, mlp(), rows(), mesh=MESHES[1])
-    with pytest.raises(ValueError, match=r"'batch/x' is float32\[16, 16\] in the plan, and float32\[32, 16\] in the step"):
-        plan.jit(mlp_step)(mlp(), rows(32))
-
-
-def test_a_call_of_another_step_says_so():
-    plan = planned(mlp_step, mlp(), rows(), mesh=MESHES[1])
-    with pytest.raises(ValueError, match="the program differs"):
-        plan.jit(lambda params, batch: (params, mlp_loss(params, batch)))(mlp(), rows())
 
 
 def test_equal_calls_give_equal_plans():

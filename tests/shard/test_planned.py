@@ -1,11 +1,12 @@
-"""Where a plan has the batch, and on which devices."""
+"""What is done with a plan: arguments are put where it has them, batches fed, its step called, on the devices that it names."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from tests.shard.steps import mlp, mlp_loss, mlp_step, rows, sgd
+from tests.shard.alike import assert_close, assert_laid_out
+from tests.shard.steps import array, mlp, mlp_loss, mlp_step, rows, sgd
 
 import penstock as ps
 
@@ -24,6 +25,59 @@ def in_parts(params, x, y):
 
 def host_rows(n=16):
     return {name: np.asarray(leaf)[:n] for name, leaf in rows().items()}
+
+
+def test_donated_state_is_given_up_and_its_successor_fits_in():
+    plan = plan_of(mlp_step, mlp(), rows())
+    step, state = plan.jit(mlp_step, donate_argnums=0), plan.put(mlp())
+    after, _ = step(state, rows())
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    step(after, rows())
+
+
+def test_state_is_born_where_the_plan_has_it():
+    plan = plan_of(mlp_step, mlp(), rows())
+    state = plan.init(mlp)
+    assert_laid_out(state, plan.shardings[0])
+    assert_close(state, mlp())
+    assert_laid_out(plan.put(rows()), plan.shardings[1])
+
+
+def test_of_arguments_that_are_alike_it_is_said_which_is_put():
+    def step(params, average, batch):
+        loss, gradients = jax.value_and_grad(mlp_loss)(params, batch)
+        params = sgd(params, gradients)
+        return params, jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, params), loss
+
+    args = (mlp(), mlp(), rows())
+    plan = plan_of(step, *args, constraints={"params/in": P(), "average/in": P("data", "model")})
+    with pytest.raises(ValueError, match=r"'params' and 'average' have this structure, .* argument='params'"):
+        plan.put(mlp())
+    with pytest.raises(ValueError, match="no argument 'ema'; its arguments are 'params', 'average', 'batch'"):
+        plan.put(mlp(), argument="ema")
+    params, average = plan.put(mlp(), argument="params"), plan.init(mlp, argument="average")
+    assert_laid_out((params, average), plan.shardings[:2])
+    assert_close(plan.jit(step)(params, average, plan.put(rows())), step(*args))
+
+
+def test_what_is_no_argument_of_the_step_is_neither_made_nor_put():
+    plan = plan_of(mlp_step, mlp(), rows())
+    with pytest.raises(ValueError, match=r"the nearest is 'params', where 'bias' is float32\[32\], and here it is float32\[31\]"):
+        plan.put(mlp(hidden=31))
+    with pytest.raises(ValueError, match="'out' where this has 'scale'"):
+        plan.init(lambda: {**{name: mlp()[name] for name in ("bias", "in")}, "scale": array(32, 16)})
+
+
+def test_a_call_with_other_arguments_says_what_differs():
+    plan = plan_of(mlp_step, mlp(), rows())
+    with pytest.raises(ValueError, match=r"'batch/x' is float32\[16, 16\] in the plan, and float32\[32, 16\] in the step"):
+        plan.jit(mlp_step)(mlp(), rows(32))
+
+
+def test_a_call_of_another_step_says_so():
+    plan = plan_of(mlp_step, mlp(), rows())
+    with pytest.raises(ValueError, match="the program differs"):
+        plan.jit(lambda params, batch: (params, mlp_loss(params, batch)))(mlp(), rows())
 
 
 def test_batches_are_fed_to_where_the_plan_has_them():
