@@ -101,9 +101,11 @@ def _convolution(params: Any, operands: Any, results: Any) -> float:
     ):
         taps *= _valid(out[out_dim], operands[0].shape[in_dim], kernel[kernel_dim], stride, padding[0], inner, outer)
     positions = math.prod(out[dim] for dim in numbers.out_spec[:2])
-    # What meets only the batch of its own group, XLA:CPU computes for all groups, and keeps its own; devices with an instruction
-    # for it (TPUs) are far from their peak in it, as each row of their arrays is given one group.
-    return 2.0 * positions * features * taps * params["batch_group_count"]
+    # The gradient of a depthwise kernel XLA:CPU computes for every pair of features, and keeps those of one. TPUs have an
+    # instruction for it, but are as far from their peak in it, where a group has one column of an array to itself.
+    groups = params["batch_group_count"]
+    pairs = groups if groups == out[numbers.out_spec[1]] else 1
+    return 2.0 * positions * features * taps * pairs
 
 
 def _valid(out: int, size: int, window: int, stride: int, low: int, inner: int, outer: int) -> int:

@@ -172,7 +172,7 @@ def _prepare(model: Model, traced: Traced, shape: dict[str, int], machine: Hardw
 
 
 def _search(prepared: _Prepared, limit: float) -> _Found:
-    return _Found(prepared, optimise(prepared.problem, limit, list(prepared.baselines.values()))[0])
+    return _Found(prepared, optimise(prepared.problem, limit, list(prepared.baselines.values())))
 
 
 def _plan(found: _Found, traced: Traced, machine: Hardware, limit: int, given: Sequence[Any] | None) -> Plan:
