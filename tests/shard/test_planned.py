@@ -80,6 +80,53 @@ def test_a_call_of_another_step_says_so():
         plan.jit(lambda params, batch: (params, mlp_loss(params, batch)))(mlp(), rows())
 
 
+def test_the_message_says_which_argument_or_result_differs():
+    plan = plan_of(mlp_step, mlp(), rows())
+    others = {
+        "the step has the result '1/more'": lambda params, batch: (params, {"more": mlp_loss(params, batch)}),
+        "in a number written in it": lambda params, batch: mlp_step(params, jax.tree.map(lambda leaf: leaf * 2.0, batch)),
+    }
+    for said, step in others.items():
+        with pytest.raises(ValueError, match=said):
+            plan.jit(step)(mlp(), rows())
+    with pytest.raises(ValueError, match="the step has the argument 'batch/z', which the plan has not"):
+        plan.bind(mlp_step, mlp(), {**rows(), "z": array(4)})
+
+
+def test_arguments_that_changed_places_are_named():
+    plan = plan_of(mlp_step, mlp(), rows())
+    with pytest.raises(ValueError, match="in another order: the plan has 'params/bias' where the step has 'batch/x'"):
+        plan.bind(lambda batch, params: mlp_step(params, batch), rows(), mlp())
+
+
+def test_a_plan_is_of_the_step_with_and_without_jit_and_under_its_mesh():
+    plan = plan_of(mlp_step, mlp(), rows())
+    expected = mlp_step(mlp(), rows())
+    assert_close(plan.jit(jax.jit(mlp_step))(plan.put(mlp()), plan.put(rows())), expected)
+    with jax.set_mesh(plan.mesh):
+        assert_close(plan.jit(mlp_step)(plan.put(mlp()), plan.put(rows())), expected)
+        inside = plan_of(mlp_step, mlp(), rows())
+    assert_close(inside.jit(mlp_step)(plan.put(mlp()), plan.put(rows())), expected)
+
+
+@pytest.mark.parametrize("setting", ["in_shardings", "out_shardings", "static_argnums", "static_argnames", "donate_argnames"])
+def test_settings_of_jit_that_the_plan_decides_are_refused(setting):
+    with pytest.raises(TypeError, match=f"plan.jit takes no {setting}"):
+        plan_of(mlp_step, mlp(), rows()).jit(mlp_step, **{setting: None})
+
+
+def test_arguments_that_are_not_used_have_the_bytes_that_the_plan_says():
+    def step(params, batch):
+        new, loss = mlp_step({"in": params["in"], "out": params["out"], "bias": params["bias"]}, batch)
+        return new | {"unused": params["unused"] * 0}, loss
+
+    args = (mlp() | {"unused": array(8)}, rows())
+    plan = plan_of(step, *args)
+    compiled = plan.jit(step, donate_argnums=0).lower(*args).compile()
+    assert compiled.memory_analysis().argument_size_in_bytes == plan.cost.memory.arguments
+    assert plan.verify().measured.arguments == plan.cost.memory.arguments
+
+
 def test_batches_are_fed_to_where_the_plan_has_them():
     plan = plan_of(mlp_step, mlp(), rows())
     loader = ps.Loader(host_rows(), batch_size=len(rows()["x"]), epochs=2)

@@ -87,9 +87,9 @@ def test_a_plan_of_another_step_says_what_differs(saved):
     loaded = ps.Plan.load(saved[1])
     with pytest.raises(ValueError, match=r"'params/in' is float32\[16, 32\] in the plan, and float32\[16, 64\] in the step"):
         loaded.bind(mlp_step, mlp(hidden=64), rows())
-    with pytest.raises(ValueError, match="the step has 'batch/mask', which the plan has not"):
+    with pytest.raises(ValueError, match="the step has the argument 'batch/mask', which the plan has not"):
         loaded.jit(mlp_step)(mlp(), {**rows(), "mask": jnp.ones(16)})
-    with pytest.raises(ValueError, match="the arguments are the same, and the program differs"):
+    with pytest.raises(ValueError, match="arguments and results are the same, and the program differs"):
         loaded.bind(lambda params, batch: (params, jnp.sum(batch["x"])), mlp(), rows())
 
 

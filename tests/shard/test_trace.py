@@ -112,6 +112,32 @@ def test_the_fingerprint_is_of_what_is_computed_and_not_of_how_exactly():
         assert fingerprint(lambda x: x @ x, array(4, 4)) == as_set
 
 
+def test_the_fingerprint_is_of_the_program_and_not_of_a_mesh_that_is_set_around_it():
+    def step(params, batch):
+        return mlp_step(params, {"x": batch["x"] * jnp.ones((1, 16)), "y": batch["y"]})
+
+    alone = fingerprint(step, mlp(), rows())
+    with jax.set_mesh(jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))):
+        assert fingerprint(step, mlp(), rows()) == alone
+
+
+def test_the_fingerprint_tells_layouts_that_a_step_asks_for_apart():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def asking(spec):
+        return lambda x: lax.with_sharding_constraint(x * 2, jax.sharding.NamedSharding(mesh, spec))
+
+    specs = (jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec(None, "x"), jax.sharding.PartitionSpec())
+    assert len({fingerprint(asking(spec), array(8, 8)) for spec in specs}) == 3
+
+
+def test_a_decorated_step_is_the_step():
+    bare, decorated = (trace(step, (mlp(), rows())) for step in (mlp_step, jax.jit(mlp_step, donate_argnums=0)))
+    assert decorated.fingerprint() == bare.fingerprint()
+    assert str(decorated.closed) == str(bare.closed)
+    assert [leaf.path for leaf in decorated.inputs] == [leaf.path for leaf in bare.inputs]
+
+
 _OTHER_PROCESS = """
 import jax
 jax.config.update("jax_num_cpu_devices", 8)

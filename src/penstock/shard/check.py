@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.shard.compiled import CompileError, Measured
 from penstock.shard.planned import Plan
 from penstock.shard.text import size_of
 from penstock.shard.verify import compiled
 
 _NEAR = 0.6
-"""Predictions below this part of the limit are not checked unless asked: so far off none was (`penstock bench shard`)."""
+"""Predictions below this part of the limit are not checked unless asked: so far off few are (`penstock bench shard`)."""
+_ABOVE = 2.0
+"""Up to this many times the limit, what is predicted not to fit is compiled before it is refused."""
 _LARGEST = 6000
 """Layouts in a step that is checked without being asked: it is compiled in some seconds."""
 _ATTEMPTS = 3
@@ -28,19 +32,19 @@ def checked(plan: Plan, again: Callable[[float], Plan | None], check: bool | Non
     Args:
       plan: to begin with.
       again: makes a plan for a limit in bytes, or None if there is none.
-      check: False: it is not compiled; None: only where it might matter, and does not take long.
+      check: False: it is not compiled; None: only where it might matter, does not take long, and can be done here.
 
     Raises:
       PlanError: none of those that were compiled keeps the limit.
-      CompileError: it does not compile.
+      CompileError: it does not compile, and `check` is True.
     """
-    near = plan.cost.memory.total > _NEAR * plan.limit
-    small = len(plan.steering.results) <= _LARGEST
-    if check is False or (check is None and not (near and small)):
+    if not _worth_it(plan, _NEAR, check):
         return plan
     limit, tried = float(plan.limit), []
     for _ in range(_ATTEMPTS):
-        measured, where = compiled(plan)
+        measured, where = _compiled(plan, check)
+        if measured is None:
+            return plan
         tried.append(replace(plan, checked=measured))
         if measured.memory <= plan.limit:
             return tried[-1]
@@ -58,3 +62,29 @@ def checked(plan: Plan, again: Callable[[float], Plan | None], check: bool | Non
         f"of which {size_of(smallest.checked.arguments)} are arguments; it was predicted to need "
         f"{size_of(smallest.cost.memory.total)}. More devices, a smaller batch, or jax.checkpoint around each layer would help."
     )
+
+
+def fits_after_all(plan: Plan, check: bool | None) -> Plan | None:
+    """A plan that is predicted to be above its limit, if the compiler needs less."""
+    if plan.cost.memory.total > _ABOVE * plan.limit or not _worth_it(plan, 0.0, check):
+        return None
+    measured, _ = _compiled(plan, check)
+    return replace(plan, checked=measured) if measured is not None and measured.memory <= plan.limit else None
+
+
+def _worth_it(plan: Plan, near: float, check: bool | None) -> bool:
+    small = len(plan.steering.results) <= _LARGEST
+    return check is True or (check is None and small and plan.cost.memory.total > near * plan.limit)
+
+
+def _compiled(plan: Plan, check: bool | None) -> tuple[Measured | None, str]:
+    """What the compiler says, and for what it compiled; None if it cannot, and nobody asked."""
+    try:
+        return compiled(plan)
+    except CompileError as error:
+        if check:
+            raise
+        warnings.warn(
+            f"the plan is near its memory limit, and could not be compiled here to check that it is kept: {error}", stacklevel=4
+        )
+        return None, ""

@@ -83,7 +83,8 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Ca
                 break
             # What a higher price does not make smaller no price will.
             before, smallest = smallest, min(each.memory for each in found.values())
-            stuck = stuck + 1 if smallest > 0.995 * before else 0
+            dear = price * fastest.memory > max(each.seconds for each in found.values())
+            stuck = stuck + 1 if dear and smallest > 0.995 * before else 0
             if stuck == _STUCK:
                 break
             low, price = price, price * 4

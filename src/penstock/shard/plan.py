@@ -10,7 +10,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from penstock.shard import known, meshes
-from penstock.shard.check import PlanError, checked
+from penstock.shard.check import PlanError, checked, fits_after_all
 from penstock.shard.cost import Cost, axis_work, cost_of, largest_living
 from penstock.shard.hardware import Hardware
 from penstock.shard.hardware import hardware as find_hardware
@@ -77,17 +77,21 @@ def plan(
     )
     searches = _prepare_all(traced, shapes, machine, constraints, named)
 
-    def make(within: float) -> Plan | None:
-        found = min((_search(each, within) for each in searches), key=lambda each: each.key(within))
-        if found.candidate.memory > within:
-            if within == limit:
-                raise PlanError(_does_not_fit(found, traced, limit))
-            return None
-        return _plan(found, traced, machine, limit, given)
+    def search(within: float) -> _Found:
+        return min((_search(each, within) for each in searches), key=lambda each: each.key(within))
 
-    made = make(limit)
-    assert made is not None
-    return checked(made, make, check)
+    def again(within: float) -> Plan | None:
+        found = search(within)
+        return _plan(found, traced, machine, limit, given) if found.candidate.memory <= within else None
+
+    found = search(limit)
+    made = _plan(found, traced, machine, limit, given)
+    if found.candidate.memory <= limit:
+        return checked(made, again, check)
+    fitting = fits_after_all(made, check)
+    if fitting is None:
+        raise PlanError(_does_not_fit(found, traced, limit))
+    return fitting
 
 
 def bytes_of(memory: int | float | str) -> int:
@@ -253,7 +257,7 @@ def _does_not_fit(found: _Found, traced: Traced, limit: int) -> str:
         n *= size
     return (
         f"no layout fits {size_of(limit)} a device on mesh {meshes.describe(found.of.shape)}: the smallest that was found needs "
-        f"{size_of(cost.memory.total)}, {size_of(cost.memory.total - limit)} too much: "
+        f"{size_of(cost.memory.total)} by prediction, {size_of(cost.memory.total - limit)} too much: "
         f"{size_of(cost.memory.arguments)} of arguments and "
         f"{size_of(cost.memory.activations)} of activations. The largest on each device: {'; '.join((*leaves, *living))}. "
         f"More than {n} devices, a smaller batch, or jax.checkpoint around each layer would help."

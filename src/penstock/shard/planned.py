@@ -22,6 +22,8 @@ from penstock.shard.trace import Traced, as_array, difference, dtype_of, paths_o
 if TYPE_CHECKING:
     from penstock.shard.verify import Verified
 
+_NOT_OF_A_PLAN = frozenset(["in_shardings", "out_shardings", "static_argnums", "static_argnames", "donate_argnames"])
+
 
 @dataclass(frozen=True)
 class LeafLayout:
@@ -146,15 +148,22 @@ class Plan:
         Args:
           step: the function that the plan was made for. Its arguments are positional, as `jax.jit` with shardings wants.
           donate_argnums: as `jax.jit` takes it; the plan's memory is that with the state donated.
-          **settings: others of `jax.jit`, `compiler_options` for example.
+          **settings: others of `jax.jit`, `compiler_options` for example. What the step does not use of its arguments is
+            kept among them (`keep_unused`), unless it is said otherwise.
 
         Returns:
           what `jax.jit` returns. A call traces the step, as always when shapes are new.
 
         Raises:
           ValueError: there are fewer devices than it was made for; or, when it is called or lowered, the step or the
-        arguments are not those of the plan.
+            arguments are not those of the plan.
+          TypeError: a setting is one that the plan decides, or that is for arguments with names or without a layout.
         """
+        if refused := _NOT_OF_A_PLAN & set(settings):
+            raise TypeError(
+                f"plan.jit takes no {', '.join(sorted(refused))}: the plan lays out all arguments and results, which are "
+                "positional arrays. Pin a layout with constraints= when planning; close over what is static; use donate_argnums"
+            )
         return self._jit(step, self._devices_mesh(), donate_argnums=donate_argnums, **settings)
 
     def init(self, init: Callable, *args: Any, argument: str | None = None) -> Any:
@@ -193,8 +202,8 @@ class Plan:
             devices that are present if they are enough, or else for virtual CPU devices in a process of its own.
 
         Raises:
-          ValueError: the plan was loaded, and is not bound to its step; or the topology has another number of devices.
-          CompileError: it does not compile.
+          ValueError: the plan was loaded, and is not bound to its step.
+          CompileError: it does not compile; or the topology has another number of devices.
         """
         from penstock.shard.verify import verify
 
@@ -253,6 +262,7 @@ class Plan:
             return jax.tree_util.tree_unflatten(traced.out_tree, made)
 
         planned.__name__ = planned.__qualname__ = getattr(step, "__name__", "step")
+        settings.setdefault("keep_unused", True)  # so that the arguments have the bytes that the plan says
         if self.traced is not None:
             settings["in_shardings"] = jax.tree_util.tree_unflatten(self.traced.tree, shardings_of(self.inputs, mesh))
             settings["out_shardings"] = jax.tree_util.tree_unflatten(self.traced.out_tree, shardings_of(self.outputs, mesh))
@@ -271,8 +281,7 @@ class Plan:
 
     def _match(self, traced: Traced) -> None:
         if traced.fingerprint() != self.fingerprint:
-            said = difference([(leaf.path, leaf.shape, leaf.dtype) for leaf in self.inputs], traced)
-            raise ValueError(f"the plan is for another step: {said}")
+            raise ValueError(f"the plan is for another step: {difference(self.inputs, self.outputs, traced)}")
 
     def _sharding_like(self, tree: Any, argument: str | None) -> Any:
         """The shardings of the argument that has this structure and these shapes."""

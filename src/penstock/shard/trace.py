@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -64,27 +64,57 @@ class Traced:
         return hashed.hexdigest()[:16]
 
 
-def difference(planned: Sequence[tuple[str, tuple[int, ...], str]], traced: Traced) -> str:
-    """What differs between the leaves (path, shape, dtype) that a plan was made for and those of a step."""
-    here = {leaf.path: leaf for leaf in traced.inputs}
-    there = {path: (shape, dtype) for path, shape, dtype in planned}
-    said = []
-    for path, (shape, dtype) in there.items():
-        leaf = here.get(path)
-        if leaf is None:
-            said.append(f"it has {path!r}, {dtype}{list(shape)}, which the step has not")
-        elif leaf.shape != shape or str(leaf.dtype) != dtype:
-            said.append(f"{path!r} is {dtype}{list(shape)} in the plan, and {leaf.dtype}{list(leaf.shape)} in the step")
-    said += [f"the step has {path!r}, which the plan has not" for path in here if path not in there]
+class Described(Protocol):
+    """A leaf, of a step or of a plan."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+def difference(inputs: Sequence[Described], outputs: Sequence[Described], traced: Traced) -> str:
+    """What differs between a step and the one with these leaves."""
+    said = [*_leaves_differ(inputs, traced.inputs, "argument"), *_leaves_differ(outputs, traced.outputs, "result")]
     if not said:
-        return "the arguments are the same, and the program differs; plan it again"
+        return (
+            "arguments and results are the same, and the program differs: in an operation, or in a number written in it, such as "
+            "a learning rate; plan it again"
+        )
     more = f", and {len(said) - 3} differences more" if len(said) > 3 else ""
     return "; ".join(said[:3]) + more
+
+
+def _leaves_differ(planned: Sequence[Described], traced: Sequence[Described], what: str) -> list[str]:
+    here, there = ({leaf.path: leaf for leaf in leaves} for leaves in (traced, planned))
+    said = []
+    for path, leaf in there.items():
+        if path not in here:
+            said.append(f"the plan has the {what} {path!r}, {_type(leaf)}, which the step has not")
+        elif _type(leaf) != _type(here[path]):
+            said.append(f"the {what} {path!r} is {_type(leaf)} in the plan, and {_type(here[path])} in the step")
+    said += [f"the step has the {what} {path!r}, which the plan has not" for path in here if path not in there]
+    if not said and list(here) != list(there):
+        one, other = next(pair for pair in zip(there, here, strict=True) if pair[0] != pair[1])
+        said.append(f"the {what}s are in another order: the plan has {one!r} where the step has {other!r}")
+    return said
+
+
+def _type(leaf: Described) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 _SAYS_NOTHING = frozenset(["name", "ctx_mesh", "debug_info", "precision"])
 """Parameters of equations that differ where what is computed does not: names, and how exactly it is computed, which is often a
 setting of the process (jax_default_matmul_precision) and changes no layout."""
+
+
+_SAYS_NO_MORE = _SAYS_NOTHING | {"sharding", "out_sharding"}
+"""Of equations that ask for no layout these say only whether a mesh was set around the step (`jax.set_mesh`)."""
+
+_ASKS_FOR_A_LAYOUT = frozenset(["sharding_constraint", "reshard", "device_put"])
 
 
 def _described(value: Any) -> str:
@@ -114,7 +144,10 @@ def _feed(hashed: Any, jaxpr: Any) -> None:
     for equation in jaxpr.eqns:
         read = [str(each) if isinstance(each, core.Literal) else str(number[each]) for each in equation.invars]
         made = [f"{each.aval.str_short()}" for each in equation.outvars]
-        said = _described({key: value for key, value in equation.params.items() if key not in _SAYS_NOTHING})
+        asked = equation.primitive.name in _ASKS_FOR_A_LAYOUT
+        said = _described(
+            {key: value for key, value in equation.params.items() if key not in (_SAYS_NOTHING if asked else _SAYS_NO_MORE)}
+        )
         hashed.update(f"{equation.primitive.name} {' '.join(read)} {' '.join(made)} {said}\n".encode())
         for variable in equation.outvars:
             number[variable] = len(number)
@@ -154,6 +187,8 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=next(types)), abstract
         )
     closed, out = jax.make_jaxpr(step, return_shape=True)(*abstract)
+    if isinstance(step, _JITTED) and _only_calls_jit(closed):  # a decorated step is the step
+        return trace(inspect.unwrap(step, stop=lambda each: not isinstance(each, _JITTED)), args, weak)
     if closed.effects:
         effects = ", ".join(sorted(str(effect) for effect in closed.effects))
         raise ValueError(f"the step has side effects ({effects}), which a plan cannot keep in order; take them out of the step")
@@ -166,6 +201,17 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
     outputs = tuple(Leaf(path, tuple(each.shape), each.dtype) for path, each in zip(paths_of(out), out_flat, strict=True))
     program = program_of(closed)
     return Traced(closed, program, inputs, outputs, tree, out_tree, state_of(program, abstract, out))
+
+
+_JITTED = type(jax.jit(lambda: None))
+
+
+def _only_calls_jit(closed: core.ClosedJaxpr) -> bool:
+    """Whether a program is one call of a jitted function that lays nothing out."""
+    if len(closed.jaxpr.eqns) != 1 or closed.jaxpr.eqns[0].primitive.name != "jit":
+        return False
+    params = closed.jaxpr.eqns[0].params
+    return not any(isinstance(each, jax.sharding.Sharding) for each in (*params["in_shardings"], *params["out_shardings"]))
 
 
 def paths_of(tree: Any) -> list[str]:

@@ -77,10 +77,22 @@ def compiled(plan: Plan, topology: str | None = None) -> tuple[Measured, str]:
 
     Raises:
       ValueError: the plan was loaded, and is not bound to its step.
+      TypeError: the topology is no text.
       CompileError: it does not compile.
     """
     if plan.traced is None:
         raise ValueError("this plan was loaded from a file and has no step to compile; plan.bind(step, *args) first")
+    if topology is not None and not isinstance(topology, str):
+        raise TypeError(f"topology={topology!r}: a topology is text, as 'v5e:2x4'; None compiles for what is here")
+    try:
+        return _compiled(plan, topology)
+    except (CompileError, ImportError):
+        raise
+    except Exception as error:  # of lowering: an operation that this platform has not, or that wants its devices
+        raise CompileError(f"{type(error).__name__}: {error}") from error
+
+
+def _compiled(plan: Plan, topology: str | None) -> tuple[Measured, str]:
     needed = math.prod(plan.mesh_shape.values())
     if topology is None and (plan.devices is not None or jax.device_count() >= needed):
         lowered = lower(plan, meshes.concrete_mesh(plan.mesh_shape, plan.devices))
@@ -118,4 +130,5 @@ def _jitted(plan: Plan, mesh: Any) -> Any:
         in_shardings=shardings_of(plan.inputs, mesh),
         out_shardings=shardings_of(plan.outputs, mesh),
         donate_argnums=tuple(sorted(set(plan.state.values()))),
+        keep_unused=True,
     )
