@@ -384,3 +384,30 @@ def test_a_limit_is_read_with_its_unit(text, number):
     from penstock.shard.plan import bytes_of
 
     assert bytes_of(text) == number
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "under jit"])
+def test_what_is_gathered_for_the_forward_pass_is_not_gathered_again_by_checkpoint(nested):
+    def block(w, x):
+        return x + jnp.tanh(x @ w["up"]) @ w["down"]
+
+    def step(state, x):
+        def loss(state):
+            y = x
+            for w in state:
+                y = jax.checkpoint(jax.jit(block) if nested else block)(w, y)
+            return (y**2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(state)
+        return sgd(state, gradients), value
+
+    def args(rows, width, hidden):
+        return [{"up": array(width, hidden), "down": array(hidden, width)} for _ in range(2)], array(rows, width)
+
+    large = jax.eval_shape(lambda: args(65_536, 256, 512))
+    plan = ps.plan(step, *large, mesh={"data": 8}, hardware="tpu-v5e", check=False)
+    (gathers,) = (each.count for each in plan.cost.collectives if each.kind == "all-gather")
+    assert gathers == 4  # one of each weight
+    assert sum(each.count for each in plan.verify().measured.collectives if each.kind == "all-gather") == gathers
+    small = args(64, 16, 32)
+    assert matches_one_device(planned(step, *small, mesh=MESHES[1], constraints={"state/*": P("data")}), step, *small)

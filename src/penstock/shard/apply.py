@@ -47,9 +47,13 @@ def steered(closed: core.ClosedJaxpr, steering: Steering, mesh: Any) -> Callable
     """
 
     def run(*flat: Any) -> list[Any]:
-        return _Evaluation(steering, mesh).evaluate(closed.jaxpr, closed.consts, flat, ())
+        return _Evaluation(steering, mesh).evaluate(closed.jaxpr, closed.consts, flat, (), {})
 
     return run
+
+
+_Constrained = dict[tuple[int, Spec], tuple[Any, Any]]
+"""Of the id of an array and a layout: the array, so that the id stays its own, and the same in that layout."""
 
 
 class _Evaluation:
@@ -60,21 +64,27 @@ class _Evaluation:
         self._mesh = mesh
         self._may_be_cpu = not isinstance(mesh, jax.sharding.Mesh) or mesh.devices.flat[0].platform == "cpu"
 
-    def evaluate(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], path: Path) -> list[Any]:
+    def evaluate(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], path: Path, constrained: _Constrained
+    ) -> list[Any]:
+        """The results of a program.
+
+        Args:
+          constrained: what was laid out so far, where that can be read here; more is added.
+        """
         environment: dict[Any, Any] = {}
-        constrained: dict[tuple[Any, Spec], Any] = {}
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else environment[atom]
 
         def laid_out(atom: Any, specs: tuple[Spec, ...] | None) -> Any:
             """The value in the last of some layouts, by way of the others; each step is made once."""
-            array = read(atom)
+            array = given = read(atom)
             for spec in specs or ():
-                key = (atom, spec)
+                key = (id(given), spec)
                 if key not in constrained:
-                    constrained[key] = self._constrain(array, spec)
-                array = constrained[key]
+                    constrained[key] = (given, self._constrain(array, spec))
+                array = constrained[key][1]
             return array
 
         environment.update(zip(jaxpr.constvars, consts, strict=True))
@@ -89,14 +99,14 @@ class _Evaluation:
             if wanted is not None and equation.primitive.name.startswith("scatter") and self._may_be_cpu:
                 # XLA:CPU (jaxlib 0.10.2) computes a scatter wrongly that it fuses with the slice which cut its operand.
                 operands[0] = jax.lax.optimization_barrier(operands[0])
-            results = self._equation(equation, operands, here)
+            results = self._equation(equation, operands, here, constrained)
             specs = self._steering.results.get(here, (None,) * len(results))
             for variable, result, chain in zip(equation.outvars, results, specs, strict=True):
                 for spec in chain or ():
                     result = self._constrain(result, spec)
                 environment[variable] = result
                 if chain:
-                    constrained[variable, chain[-1]] = result
+                    constrained[id(result), chain[-1]] = (result, result)
         return [read(atom) for atom in jaxpr.outvars]
 
     def _constrain(self, array: Any, spec: Spec) -> Any:
@@ -104,32 +114,61 @@ class _Evaluation:
             array, NamedSharding(self._mesh, PartitionSpec(*(entry or None for entry in spec)))
         )
 
-    def _equation(self, equation: Any, operands: list[Any], path: Path) -> list[Any]:
+    def _equation(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
         name, params = equation.primitive.name, equation.params
         with equation.ctx.manager:
             if name in ("checkpoint", "remat", "remat2"):
-                inner = self._traced(params["jaxpr"], (), path)
-                given = [*inner.consts, *operands]  # it has an open jaxpr, which holds no constants
-                return equation.primitive.bind(*given, **{**params, "jaxpr": constants_as_arguments(inner.jaxpr)})
+                return self._checkpoint(equation, operands, path, constrained)
             if name in INLINED and not name.startswith("custom_"):
                 closed = params[INLINED[name]]
-                return self.evaluate(closed.jaxpr, closed.consts, operands, path)
+                return self.evaluate(closed.jaxpr, closed.consts, operands, path, constrained)
             if name in ("scan", "while", "cond"):
                 return equation.primitive.bind(*operands, **{**params, **self._bodies(name, params, path)})
             results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
         return list(results) if equation.primitive.multiple_results else [results]
 
+    def _checkpoint(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
+        """What is computed again for the backward pass.
+
+        What was laid out in the forward pass, a weight that was gathered, goes in beside the operand that it was made of: inside,
+        it would be gathered once more, which a plan does not count.
+        """
+        params = equation.params
+        inner, wanted = self._traced(params["jaxpr"], (), path)
+        ready = [(at, spec) for at, spec in wanted if (id(operands[at]), spec) in constrained]
+        if ready:
+            inner, _ = self._traced(params["jaxpr"], (), path, ready)
+        beside = [constrained[id(operands[at]), spec][1] for at, spec in ready]
+        given = [*inner.consts, *operands, *beside]  # it has an open jaxpr, which holds no constants
+        return equation.primitive.bind(*given, **{**params, "jaxpr": constants_as_arguments(inner.jaxpr)})
+
     def _bodies(self, name: str, params: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """The nested programs of a loop or a choice, with layouts in them."""
         if name == "cond":
             branches = enumerate(params["branches"])
-            return {"branches": tuple(self._traced(each.jaxpr, each.consts, (*path, f"branch{n}")) for n, each in branches)}
+            return {"branches": tuple(self._traced(each.jaxpr, each.consts, (*path, f"branch{n}"))[0] for n, each in branches)}
         parts = {"jaxpr": "body"} if name == "scan" else {"cond_jaxpr": "cond", "body_jaxpr": "body"}
-        return {key: self._traced(params[key].jaxpr, params[key].consts, (*path, part)) for key, part in parts.items()}
+        return {key: self._traced(params[key].jaxpr, params[key].consts, (*path, part))[0] for key, part in parts.items()}
 
-    def _traced(self, jaxpr: Any, consts: Sequence[Any], path: Path) -> core.ClosedJaxpr:
-        """A nested program with layouts in it."""
+    def _traced(
+        self, jaxpr: Any, consts: Sequence[Any], path: Path, ready: Sequence[tuple[int, Spec]] = ()
+    ) -> tuple[core.ClosedJaxpr, list[tuple[int, Spec]]]:
+        """A nested program with layouts in it, and which of its operands it lays out how.
+
+        Args:
+          ready: operands, by place, and layouts in which they are given as well, as further operands.
+        """
         avals = [
             jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in jaxpr.invars
         ]
-        return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, path))(*avals)
+        wanted: list[tuple[int, Spec]] = []
+
+        def body(*args: Any) -> list[Any]:
+            own, beside = args[: len(avals)], args[len(avals) :]
+            constrained = {(id(own[at]), spec): (own[at], other) for (at, spec), other in zip(ready, beside, strict=True)}
+            results = self.evaluate(jaxpr, consts, own, path, constrained)
+            places = {id(each): at for at, each in enumerate(own)}
+            wanted.extend((places[key], spec) for key, spec in constrained if key in places)
+            return results
+
+        return jax.make_jaxpr(body)(*avals, *(avals[at] for at, _ in ready)), wanted
