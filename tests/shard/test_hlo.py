@@ -124,38 +124,41 @@ def test_async_start_of_a_computation():
     assert only(text) == Collective("reduce-scatter", 512, 4, 1.0, ("model",))
 
 
-def loop(condition, body_step="%one", config="", start=0, limit="%l"):
+def loop(condition, update="add(%i, %one)", config="", start="constant(0)", limit="%l", dtype="s32"):
     """A loop with an all-reduce and a product of [8,16] and [16,16] in it."""
     before = f"""
-%body (t: (s32[], f32[8,16], f32[16,16], s32[])) -> (s32[], f32[8,16], f32[16,16], s32[]) {{
-  %t = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) parameter(0)
-  %i = s32[] get-tuple-element(%t), index=0
+%body (t: ({dtype}[], f32[8,16], f32[16,16], s32[])) -> ({dtype}[], f32[8,16], f32[16,16], s32[]) {{
+  %t = ({dtype}[], f32[8,16]{{1,0}}, f32[16,16], s32[]) parameter(0)
+  %i = {dtype}[] get-tuple-element(%t), index=0
   %v = f32[8,16]{{1,0}} get-tuple-element(%t), index=1
   %w = f32[16,16]{{1,0}} get-tuple-element(%t), index=2
   %l = s32[] get-tuple-element(%t), index=3
-  %one = s32[] constant(1)
-  %two = s32[] constant(2)
-  %next = s32[] add(%i, {body_step})
+  %one = {dtype}[] constant(1)
+  %two = {dtype}[] constant(2)
+  %none = {dtype}[] constant(0)
+  %minus = {dtype}[] constant(-1)
+  %next = {dtype}[] {update}
   %dot = f32[8,16]{{1,0}} dot(%v, %w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
   %r = f32[8,16]{{1,0}} all-reduce(%dot), replica_groups=[2,4]<=[8], to_apply=%add
-  ROOT %o = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) tuple(%next, %r, %w, {limit})
+  ROOT %o = ({dtype}[], f32[8,16]{{1,0}}, f32[16,16], s32[]) tuple(%next, %r, %w, {limit})
 }}
 
-%condition (c: (s32[], f32[8,16], f32[16,16], s32[])) -> pred[] {{
-  %c = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) parameter(0)
-  %j = s32[] get-tuple-element(%c), index=0
+%condition (c: ({dtype}[], f32[8,16], f32[16,16], s32[])) -> pred[] {{
+  %c = ({dtype}[], f32[8,16]{{1,0}}, f32[16,16], s32[]) parameter(0)
+  %j = {dtype}[] get-tuple-element(%c), index=0
   %limit = s32[] get-tuple-element(%c), index=3
-  %five = s32[] constant(5)
+  %five = {dtype}[] constant(5)
   ROOT %go = pred[] {condition}
 }}
 """
     return program(
         f"""
-      %zero = s32[] constant({start})
+      %given = (s32[]) parameter(1)
+      %zero = {dtype}[] {start}
       %seven = s32[] constant(7)
       %q = f32[16,16] constant(0)
-      %init = (s32[], f32[8,16]{{1,0}}, f32[16,16], s32[]) tuple(%zero, %p, %q, %seven)
-      ROOT %while = (s32[], f32[8,16], f32[16,16], s32[]) while(%init), condition=%condition, body=%body{config}
+      %init = ({dtype}[], f32[8,16]{{1,0}}, f32[16,16], s32[]) tuple(%zero, %p, %q, %seven)
+      ROOT %while = ({dtype}[], f32[8,16], f32[16,16], s32[]) while(%init), condition=%condition, body=%body{config}
     """,
         before=before,
     )
@@ -169,18 +172,69 @@ def loop(condition, body_step="%one", config="", start=0, limit="%l"):
         (loop("compare(%j, %five), direction=LE"), 6),
         (loop("compare(%five, %j), direction=GT"), 5),
         (loop("compare(%j, %five), direction=NE"), 5),
-        (loop("compare(%j, %five), direction=LT", body_step="%two"), 3),
-        (loop("compare(%j, %five), direction=LT", start=4), 1),
+        (loop("compare(%j, %five), direction=LT", update="add(%i, %two)"), 3),
+        (loop("compare(%j, %five), direction=LT", start="constant(4)"), 1),
         (loop("compare(%j, %limit), direction=LT"), 7),
         (loop("compare(%j, %limit), direction=LT", limit="%i"), 1),
         (loop("compare(%j, %limit), direction=LT", limit="%next"), 1),
         (loop("custom-call(%j)"), 1),
+        (loop("compare(%j, %five), direction=GT", update="add(%i, %minus)", start="constant(9)"), 4),
+        (loop("compare(%j, %five), direction=GE", update="subtract(%i, %two)", start="constant(9)"), 3),
+        (loop("compare(%five, %j), direction=LT", update="add(%minus, %i)", start="constant(9)"), 4),
+        (loop("compare(%j, %five), direction=NE", update="subtract(%i, %two)", start="constant(9)"), 2),
+        (loop("compare(%j, %five), direction=LT", start="constant(7)"), 0),
     ],
 )
 def test_a_loop_runs_as_often_as_xla_says_or_its_condition(text, trips):
-    assert only(text) == Collective("all-reduce", 512, 4, float(trips), ("model",))
+    assert collectives(text, MESH) == [Collective("all-reduce", 512, 4, float(trips), ("model",))] * (trips > 0)
     turn = 2 * 8 * 16 * 16 + 8 * 16 + 1  # product, all-reduce and counter
     assert abs(flops(text) - trips * turn) <= trips  # the comparison
+
+
+TRACED = "get-tuple-element(%given), index=0"
+LT, GT, NE = (f"compare(%j, %five), direction={direction}" for direction in ("LT", "GT", "NE"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        loop(LT, start=TRACED),
+        loop(GT, start=TRACED, update="add(%i, %minus)"),
+        loop(NE, start=TRACED, update="add(%i, %minus)"),
+        loop(LT, update="multiply(%i, %two)", start="constant(1)"),
+        loop(LT, update="add(%i, %i)", start="constant(1)"),
+        loop(LT, update="add(%i, %none)"),
+        loop(LT, update="add(%l, %one)"),
+        loop(LT, update="add(%i, %l)"),
+        loop(GT, update="subtract(%two, %i)", start="constant(9)"),
+        loop(LT, dtype="f32"),
+        loop(LT, update="add(%i, %minus)"),
+        loop(GT, start="constant(9)"),
+        loop(NE, start="constant(9)"),
+        loop(NE, update="add(%i, %two)"),
+    ],
+)
+def test_a_loop_that_runs_nobody_knows_how_often_counts_once(text):
+    assert only(text) == Collective("all-reduce", 512, 4, 1.0, ("model",))
+    assert 2 * 8 * 16 * 16 < flops(text) < 2 * (2 * 8 * 16 * 16)
+
+
+STEP = """
+%step (a: s32[], b: f32[8,16]) -> (f32[8,16], s32[]) {
+  %a = s32[] parameter(0)
+  %b = f32[8,16]{1,0} parameter(1)
+  %tanh = f32[8,16]{1,0} tanh(%b)
+  %two.1 = s32[] constant(2)
+  %sum.1 = s32[] add(%a, %two.1)
+  ROOT %both = (f32[8,16]{1,0}, s32[]) tuple(%tanh, %sum.1)
+}
+"""
+
+
+def test_a_counter_is_found_in_a_fusion_of_several_results():
+    fused = "fusion(%i, %v), kind=kLoop, calls=%step\n  %next = s32[] get-tuple-element(%both.1), index=1"
+    text = loop(LT).replace("%next = s32[] add(%i, %one)", f"%both.1 = (f32[8,16]{{1,0}}, s32[]) {fused}")
+    assert only(text.replace("\n%body", f"{STEP}\n%body")).count == 3
 
 
 def test_a_conditional_counts_its_dearest_branch():

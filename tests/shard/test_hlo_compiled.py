@@ -84,6 +84,29 @@ def test_a_loop(mesh):
     assert flops(text) == pytest.approx(5 * 2 * (2 * 64 * 64 * 32), rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("goes_on", "step"),
+    [
+        (lambda n: n > 0, lambda n: n - 1),
+        (lambda n: n > 0, lambda n: n // 2),
+        (lambda n: n != 0, lambda n: n - 1),
+        (lambda n: n < 100, lambda n: n + 1),
+    ],
+)
+def test_a_loop_from_a_number_that_is_given_counts_one_turn(mesh, goes_on, step):
+    def turns(n, a, b):
+        return lax.while_loop(lambda c: goes_on(c[0]), lambda c: (step(c[0]), jnp.tanh(c[1] @ b @ b.T)), (n, a))[1]
+
+    n = jax.ShapeDtypeStruct((), jnp.int32)
+    a, b = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, layout))
+        for shape, layout in (((64, 128), P(None, "model")), ((128, 64), P("model")))
+    )
+    text = jax.jit(turns).lower(n, a, b).compile().as_text()
+    assert collectives(text, MESH) == [Collective("all-reduce", BYTES, 4, 1.0, ("model",))]
+    assert flops(text) == pytest.approx(2 * (2 * 64 * 64 * 32), rel=0.01)
+
+
 def test_a_loop_in_a_loop(mesh):
     def inner(carry, b):
         return lax.scan(lambda c, _: (lax.psum(jnp.sin(c), "model") * b, None), carry, length=3)[0]

@@ -135,8 +135,8 @@ class Program:
     def trips(self, where: Computation, loop: Instruction) -> int:
         """How often a `while` runs its body: as XLA says, or as its condition does, or else 1.
 
-        XLA says it on CPU and GPU (`known_trip_count`); the TPU compiler leaves it to the condition, which compares a
-        counter with a constant. A counter of which nothing is known starts at 0 and is raised by 1.
+        XLA says it on CPU and GPU (`known_trip_count`); the TPU compiler leaves it to the condition. That says it if it
+        compares with a constant an integer that begins as a constant, and to which each turn adds a constant.
         """
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
         if known:
@@ -152,12 +152,13 @@ class Program:
             counter, limit = right, self._integer(*left)
             direction = {"GT": "LT", "GE": "LE", "LT": "GT", "LE": "GE"}.get(direction, direction)
         index = _index(counter[1])
-        if limit is None or index is None:
+        if limit is None or index is None or counter[0] is not condition:
             return 1
-        start = self._integer(*self.source(where, _element(where, loop.operands[0], index)))
+        start = self._integer(*self.source(*self._maker(where, loop.operands[0], index)))
         step = self._step(body, index)
-        distance = (limit - (start or 0)) / step
-        return max(0, math.floor(distance) + 1 if direction in ("LE", "GE") else math.ceil(distance))
+        if start is None or step is None:
+            return 1
+        return _turns(limit - start, direction, step)
 
     def _inside_of_fusion(self, computation: Computation) -> tuple[Computation, Instruction]:
         root = computation.instructions[computation.root]
@@ -203,24 +204,52 @@ class Program:
         return outer, _element(outer, loop.operands[0], index)
 
     def _integer(self, where: Computation, instruction: Instruction) -> int | None:
-        constant = instruction.opcode == "constant" and re.fullmatch(r"\{?(-?\d+)\}?", instruction.literal)
+        if instruction.opcode != "constant" or not re.match(r"[su]\d", instruction.arrays[0].dtype):
+            return None  # a float may be printed as an integer is
+        constant = re.fullmatch(r"\{?(-?\d+)\}?", instruction.literal)
         return int(constant[1]) if constant else None
 
-    def _step(self, body: Computation, index: int) -> int:
-        """By how much a turn of the loop raises its counter."""
-        name = _element(body, body.root, index)
-        where, sum_ = body, body.instructions[name]
-        while sum_.called or sum_.opcode in UNCHANGED:
-            if sum_.called:
-                where = self.computations[sum_.called[0]]
-                sum_ = where.instructions[where.root]
+    def _maker(self, where: Computation, name: str, element: int | None = None) -> tuple[Computation, str]:
+        """The instruction that a value, or an element of a tuple, is the result of: inside of fusions and behind copies."""
+        while True:
+            instruction = where.instructions[name]
+            if instruction.opcode == "tuple" and element is not None:
+                name, element = instruction.operands[element], None
+            elif instruction.opcode in ("fusion", "call"):
+                where = self.computations[instruction.called[0]]
+                name = where.root
+            elif instruction.opcode in UNCHANGED:
+                name = instruction.operands[0]
+            elif element is None and instruction.opcode == "get-tuple-element" and where.operand(instruction).called:
+                name, element = instruction.operands[0], _index(instruction)
             else:
-                sum_ = where.operand(sum_)
+                return where, name
+
+    def _step(self, body: Computation, index: int) -> int | None:
+        """The constant that a turn of the loop adds to its counter; None if it does anything else to it."""
+        where, name = self._maker(body, body.root, index)
+        sum_ = where.instructions[name]
         if sum_.opcode not in ("add", "subtract"):
-            return 1
-        terms = [self._integer(*self.source(where, operand)) for operand in sum_.operands]
-        step = next((term for term in terms if term), 1)
+            return None
+        left, right = (self.source(where, operand) for operand in sum_.operands)
+        if sum_.opcode == "add" and self._integer(*right) is None:
+            left, right = right, left
+        step = self._integer(*right)
+        home, counter = left
+        if step is None or home is not body or _index(counter) != index or body.operand(counter).opcode != "parameter":
+            return None
         return -step if sum_.opcode == "subtract" else step
+
+
+def _turns(distance: int, direction: str, step: int) -> int:
+    """Of a loop whose counter has a distance to go; 1 where its steps do not lead there and it ends by wrapping around."""
+    if direction == "NE":
+        ends = step != 0 and distance % step == 0 and distance // step >= 0
+    else:
+        ends = step > 0 if direction in ("LT", "LE") else step < 0
+    if not ends:
+        return 1
+    return max(0, distance // step + 1 if direction in ("LE", "GE") else -(-distance // step))
 
 
 def _loop(instruction: Instruction) -> tuple[str, ...]:
