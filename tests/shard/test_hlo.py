@@ -219,6 +219,17 @@ def test_a_loop_that_runs_nobody_knows_how_often_counts_once(text):
     assert 2 * 8 * 16 * 16 < flops(text) < 2 * (2 * 8 * 16 * 16)
 
 
+def test_a_loop_runs_its_condition_as_often_as_its_body():
+    """FLOPs and collectives alike."""
+    exchange = "%sum = s32[] all-reduce(%j), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add"
+    text = loop(LT).replace("ROOT %go", f"{exchange}\n  ROOT %go")
+    assert collectives(text, MESH) == [
+        Collective("all-reduce", 512, 4, 5.0, ("model",)),
+        Collective("all-reduce", 4, 2, 5.0, ("data",)),
+    ]
+    assert flops(text) - flops(loop(LT)) == 5
+
+
 STEP = """
 %step (a: s32[], b: f32[8,16]) -> (f32[8,16], s32[]) {
   %a = s32[] parameter(0)

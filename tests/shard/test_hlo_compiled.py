@@ -107,6 +107,17 @@ def test_a_loop_from_a_number_that_is_given_counts_one_turn(mesh, goes_on, step)
     assert flops(text) == pytest.approx(2 * (2 * 64 * 64 * 32), rel=0.01)
 
 
+def test_what_a_loop_exchanges_to_know_whether_to_go_on(mesh):
+    def halved(x):
+        return lax.while_loop(lambda c: jnp.sum(c) > 1000.0, lambda c: c * 0.5, x)
+
+    text = compiled(mesh, halved, ((64, 64), P("data", "model")))
+    assert collectives(text, MESH) == [
+        Collective("all-reduce", 4, 4, 1.0, ("model",)),
+        Collective("all-reduce", 4, 2, 1.0, ("data",)),
+    ]
+
+
 def test_a_loop_in_a_loop(mesh):
     def inner(carry, b):
         return lax.scan(lambda c, _: (lax.psum(jnp.sin(c), "model") * b, None), carry, length=3)[0]

@@ -60,7 +60,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     """The collectives of a program, in its order; those with a group of one device move nothing and are left out.
 
     Counted once: an asynchronous one (`-start` and `-done`, or the TPU compiler's fusions of its phases). A loop runs
-    its body as often as `Program.trips` says. Of a conditional, that branch counts which moves most.
+    its body and its condition as often as `Program.trips` says. Of a conditional, that branch counts which moves most.
 
     **Reduce-scatters.** An all-reduce of which each device keeps only a part, taken by `dynamic-slice` at a place that
     depends on the device, stands for a reduce-scatter: XLA:CPU forms none, and the TPU compiler writes them so in a fusion.
@@ -100,7 +100,8 @@ class _Collectives:
                 found += self._one(kind, where, instruction)
             elif instruction.opcode == "while":
                 trips = self.program.trips(where, instruction)
-                found += [replace(c, count=c.count * trips) for c in self.of(self.program.body(instruction)) if trips]
+                turn = [c for part in self.program.parts(instruction) for c in self.of(part)]
+                found += [replace(c, count=c.count * trips) for c in turn if trips]
             elif instruction.branches:
                 branches = [self.of(self.program.computations[name]) for name in instruction.branches]
                 found += max(branches, key=lambda branch: sum(c.wire * c.count for c in branch))

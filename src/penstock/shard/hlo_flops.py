@@ -49,7 +49,7 @@ class _Flops:
     def _instruction(self, where: Computation, instruction: Instruction) -> float:
         opcode = instruction.opcode
         if opcode == "while":
-            turn = sum(self.of(instruction.attribute(rf"{part}=%([\w.\-]+)") or "") for part in ("body", "condition"))
+            turn = sum(self.of(part.name) for part in self.program.parts(instruction))
             return turn * self.program.trips(where, instruction)
         if instruction.branches:
             return max(map(self.of, instruction.branches))

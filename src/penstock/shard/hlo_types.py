@@ -129,8 +129,10 @@ class Program:
                 for name in (*instruction.called, *instruction.branches, *_loop(instruction)):
                     self.callers[name].append((computation, instruction))
 
-    def body(self, loop: Instruction) -> Computation:
-        return self.computations[_loop(loop)[0]]
+    def parts(self, loop: Instruction) -> tuple[Computation, Computation]:
+        """What a turn of a `while` runs: its body and its condition."""
+        body, condition = (self.computations[name] for name in _loop(loop))
+        return body, condition
 
     def trips(self, where: Computation, loop: Instruction) -> int:
         """How often a `while` runs its body: as XLA says, or as its condition does, or else 1.
@@ -141,7 +143,7 @@ class Program:
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
         if known:
             return int(known[1])
-        condition, body = self.computations[_loop(loop)[1]], self.body(loop)
+        body, condition = self.parts(loop)
         where_test, test = self._inside_of_fusion(condition)
         direction = test.attribute(r"direction=(\w+)")
         if test.opcode != "compare" or direction not in ("LT", "LE", "NE", "GT", "GE"):
@@ -195,7 +197,7 @@ class Program:
         if source.opcode != "parameter" or len(loops) != 1 or index is None:
             return None
         outer, loop = loops[0]
-        body = self.body(loop)
+        body, _ = self.parts(loop)
         after = body.instructions[_element(body, body.root, index)]
         while after.opcode in UNCHANGED:
             after = body.operand(after)
