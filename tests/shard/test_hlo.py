@@ -61,6 +61,7 @@ def test_what_is_not_hlo_is_refused():
         ("all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}", "all-gather", 2048, 1536),
         ("reduce-scatter(%p), replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add", "reduce-scatter", 512, 384),
         ("all-to-all(%p), replica_groups=[2,4]<=[8], dimensions={0}", "all-to-all", 512, 384),
+        ("collective-broadcast(%p), replica_groups={{1,0,2,3},{5,4,6,7}}", "collective-broadcast", 512, 512),
     ],
 )
 def test_bytes_and_wire(line, kind, size, wire):

@@ -19,8 +19,13 @@ from penstock.shard.hlo_slices import depends_on_device, place, slices
 from penstock.shard.hlo_types import Array, Computation, Instruction, Program, parse
 
 _KINDS = {
-    **{kind: kind for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")},
+    "all-reduce": "all-reduce",
+    "all-gather": "all-gather",
+    "reduce-scatter": "reduce-scatter",
+    "all-to-all": "all-to-all",
     "ragged-all-to-all": "all-to-all",
+    "collective-permute": "collective-permute",
+    "collective-broadcast": "collective-broadcast",
 }
 
 Groups = Sequence[Sequence[int]]
@@ -31,7 +36,7 @@ class Collective:
     """An exchange between devices.
 
     Attributes:
-      kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "collective-permute".
+      kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute" or "collective-broadcast".
       bytes: the full ones on a device: gathered (all-gather), unreduced (reduce-scatter), else those of its operands.
       group: devices that take part, each group of them on its own; for a permute the longest chain of them.
       count: times that it runs in a run of the program.
@@ -48,9 +53,10 @@ class Collective:
     def wire(self) -> float:
         """Bytes that a device sends in one run of it, by the algorithms that move fewest (rings, for instance).
 
-        Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), §4.
+        Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), §4. A
+        broadcast counts as a permute does: in a chain, each device passes on all of it, once, piece by piece.
         """
-        if self.kind == "collective-permute":
+        if self.kind in ("collective-permute", "collective-broadcast"):
             return float(self.bytes)
         share = (self.group - 1) / self.group * self.bytes
         return 2 * share if self.kind == "all-reduce" else share
