@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import topologies
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from penstock._jax import program_text
+from penstock.shard import _compile_worker
 from penstock.shard import compiled as module
 from penstock.shard.compiled import CompileError, Measured, export_program, measure, measure_exported
 from penstock.shard.hardware import Hardware
@@ -227,6 +230,27 @@ def test_a_topology_without_its_compiler_tells_what_to_install(monkeypatch, tmp_
     assert "pip install libtpu" in str(found)
 
 
+@pytest.fixture
+def compiler(monkeypatch):
+    """Stands for libtpu, which need not be here: topologies of 8 devices. Gives what it was asked for."""
+    asked = []
+
+    def get_topology_desc(**options):
+        asked.append(options)
+        return types.SimpleNamespace(devices=[None] * 8)
+
+    monkeypatch.setattr(topologies, "get_topology_desc", get_topology_desc)
+    return asked
+
+
+def test_a_topology_of_another_size_tells_both_sizes(compiler):
+    with pytest.raises(CompileError) as found:
+        _compile_worker._tpus({"data": 4, "model": 4}, "v5e:2x4")
+    assert str(found.value) == (
+        "topology v5e:2x4 has 8 devices, and the mesh data=4×model=4 needs 16: name a topology of 16 devices"
+    )
+
+
 # libtpu is no dependency of the tests: where it is installed, every process that starts JAX looks for a TPU and prints
 # that there is none. `pip install --target DIR libtpu` and `PYTHONPATH=DIR` run these.
 if importlib.util.find_spec("libtpu"):
@@ -244,9 +268,10 @@ if importlib.util.find_spec("libtpu"):
         assert {c.kind for c in found[0].collectives} == {"all-gather", "all-reduce", "reduce-scatter"}
         assert {c.count for c in found[0].collectives if c.bytes > 4} == {3.0}
 
-    def test_a_topology_of_another_size_names_both():
-        (found,) = measure_exported([tpu_program()], topology="v5e:4x4")
-        assert str(found) == "topology v5e:4x4 has 16 devices, and the mesh is data=2×model=4, 8 devices"
+    @pytest.mark.parametrize(("name", "devices"), [("v5p:2x2x1", 4), ("v5e:4x4", 16), ("v6e:4x4", 16)])
+    def test_a_topology_has_a_device_for_each_chip(name, devices):
+        (found,) = measure_exported([tpu_program()], topology=name)
+        assert f"topology {name} has {devices} devices, and the mesh data=2×model=4 needs 8" in str(found)
 
     def test_a_topology_that_there_is_not():
         (found,) = measure_exported([tpu_program()], topology="v99:2x4")

@@ -74,8 +74,12 @@ def _tpus(sizes: Mapping[str, int], name: str) -> Mesh:
         if "not installed" not in str(error):
             raise CompileError(f'topology "{name}": {error}') from None
         raise CompileError(f'topology "{name}" needs the TPU compiler, which is not here: pip install libtpu') from None
-    if len(topology.devices) != math.prod(sizes.values()):
-        raise CompileError(f"topology {name} has {len(topology.devices)} devices, and the mesh is {describe_mesh(sizes)}")
+    needed = math.prod(sizes.values())
+    if len(topology.devices) != needed:
+        raise CompileError(
+            f"topology {name} has {len(topology.devices)} devices, and the mesh {describe_mesh(sizes)} needs {needed}: "
+            f"name a topology of {needed} devices"
+        )
     return topologies.make_mesh(topology, tuple(sizes.values()), tuple(sizes))
 
 
