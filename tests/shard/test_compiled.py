@@ -251,6 +251,14 @@ def test_a_topology_of_another_size_tells_both_sizes(compiler):
     )
 
 
+@pytest.mark.parametrize("name", ["v4:2x2x1", "TPU v4:2x2x1", "V4:2x2", "v4-8", "v5p:2x2x1", "v5e:2x4", "v6e:2x4", "v3:2x2"])
+def test_a_chip_of_v4_is_one_device(compiler, name):
+    with pytest.raises(CompileError):
+        _compile_worker._tpus({"data": 4}, name)
+    megacore = {"chip_config_name": "megacore"} if "v4" in name.lower() else {}
+    assert compiler == [{"platform": "tpu", "topology_name": name, **megacore}]
+
+
 # libtpu is no dependency of the tests: where it is installed, every process that starts JAX looks for a TPU and prints
 # that there is none. `pip install --target DIR libtpu` and `PYTHONPATH=DIR` run these.
 if importlib.util.find_spec("libtpu"):
@@ -268,10 +276,14 @@ if importlib.util.find_spec("libtpu"):
         assert {c.kind for c in found[0].collectives} == {"all-gather", "all-reduce", "reduce-scatter"}
         assert {c.count for c in found[0].collectives if c.bytes > 4} == {3.0}
 
-    @pytest.mark.parametrize(("name", "devices"), [("v5p:2x2x1", 4), ("v5e:4x4", 16), ("v6e:4x4", 16)])
+    @pytest.mark.parametrize(("name", "devices"), [("v4:2x2x1", 4), ("v5p:2x2x1", 4), ("v5e:4x4", 16), ("v6e:4x4", 16)])
     def test_a_topology_has_a_device_for_each_chip(name, devices):
         (found,) = measure_exported([tpu_program()], topology=name)
         assert f"topology {name} has {devices} devices, and the mesh data=2×model=4 needs 8" in str(found)
+
+    def test_chips_of_v4():
+        (found,) = measure_exported([tpu_program()], topology="v4:2x2x2")
+        assert found.flops == pytest.approx(directly().flops, rel=0.05)
 
     def test_a_topology_that_there_is_not():
         (found,) = measure_exported([tpu_program()], topology="v99:2x4")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -68,8 +69,11 @@ def _cpus(sizes: Mapping[str, int]) -> Mesh:
 def _tpus(sizes: Mapping[str, int], name: str) -> Mesh:
     from jax.experimental import topologies
 
+    # On TPUs, JAX drives the two cores of a v4 chip as one device. Unless told, the compiler takes them for two; of no other
+    # kind does it have to be told, and most have no such configuration.
+    chips = {"chip_config_name": "megacore"} if re.match(r"(tpu )?v4\b", name, re.IGNORECASE) else {}
     try:
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **chips)
     except RuntimeError as error:
         if "not installed" not in str(error):
             raise CompileError(f'topology "{name}": {error}') from None
