@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
 from penstock.shard.search import Assignment, Problem
@@ -17,25 +16,34 @@ def batch_slots(problem: Problem, batch: Iterable[int]) -> dict[int, list[int]]:
       problem: what is searched.
       batch: nodes of the inputs.
     """
-    edges: dict[int, list[tuple[int, dict[int, int]]]] = {}
-    for edge in problem.graph.edges:
-        there = {a: b for a, b in zip(edge.source, edge.target, strict=True) if a is not None and b is not None}
-        edges.setdefault(edge.a, []).append((edge.b, there))
-        edges.setdefault(edge.b, []).append((edge.a, {b: a for a, b in there.items()}))
+    together = slots_together(problem)
+    wanted = {together[node, first_open(problem, node)] for node in batch if problem.graph.nodes[node].sizes}
     found: dict[int, list[int]] = {}
-    queue = deque((node, _first_open(problem, node)) for node in batch if problem.graph.nodes[node].sizes)
-    while queue:
-        node, slot = queue.popleft()
-        if slot in found.setdefault(node, []):
-            continue
-        found[node].append(slot)
-        for other, there in edges.get(node, ()):
-            if slot in there:
-                queue.append((other, there[slot]))
+    for (node, slot), of in together.items():
+        if of in wanted:
+            found.setdefault(node, []).append(slot)
     return found
 
 
-def _first_open(problem: Problem, leaf: int) -> int:
+def slots_together(problem: Problem) -> dict[tuple[int, int], int]:
+    """Of each node and slot a number that is the same for all slots that edges lead to from it, and back."""
+    above = {(number, slot): (number, slot) for number, node in enumerate(problem.graph.nodes) for slot in range(len(node.sizes))}
+
+    def top(each: tuple[int, int]) -> tuple[int, int]:
+        while above[each] != each:
+            above[each] = above[above[each]]
+            each = above[each]
+        return each
+
+    for edge in problem.graph.edges:
+        for a, b in zip(edge.source, edge.target, strict=True):
+            if a is not None and b is not None:
+                above[top((edge.a, a))] = top((edge.b, b))
+    numbers: dict[tuple[int, int], int] = {}
+    return {each: numbers.setdefault(top(each), len(numbers)) for each in above}
+
+
+def first_open(problem: Problem, leaf: int) -> int:
     """The first dimension of an input that may be sharded where it is used; 0 if there is none."""
     closed = {
         a
@@ -65,13 +73,19 @@ def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:
     return assignment
 
 
-def fully_sharded(problem: Problem, batch: Iterable[int], state: Iterable[int]) -> Assignment:
-    """Data parallelism, with all state sharded over all axes along its largest dimension that divides, and gathered for use."""
+def fully_sharded(problem: Problem, batch: Iterable[int], kept: Iterable[int]) -> Assignment:
+    """Data parallelism, with all that is kept sharded over all axes along its largest dimension that divides, gathered for use.
+
+    Args:
+      problem: what is searched.
+      batch: nodes of the inputs that are a batch.
+      kept: nodes of those that are not: state, and frozen weights.
+    """
     batch = list(batch)
     assignment = data_parallel(problem, batch)
     everything = (1 << len(problem.links.sizes)) - 1
     n = problem.links.shards(everything)
-    sharded = dict.fromkeys(state)
+    sharded = dict.fromkeys(kept)
     for leaf in sharded:
         node = problem.graph.nodes[leaf]
         dims = [dim for dim, size in enumerate(node.sizes) if size % n == 0]

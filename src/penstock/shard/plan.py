@@ -165,12 +165,12 @@ def _prepare_all(
 
 def _prepare(model: Model, traced: Traced, shape: dict[str, int], machine: Hardware, named: Mapping[int, str]) -> _Prepared:
     problem = problem_of(model, shape, machine)
-    roles = [named.get(place, role) for place, role in enumerate(roles_of(model.program, model.graph, problem, traced.state))]
+    roles = [named.get(place, role) for place, role in enumerate(roles_of(model, problem, traced.state))]
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
-    state = [model.inputs[place] for place in sorted(traced.state.values())]
+    kept = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
     baselines = {
         "replicated, data parallel": known.data_parallel(problem, batch),
-        "fully sharded, data parallel": known.fully_sharded(problem, batch, state),
+        "fully sharded, data parallel": known.fully_sharded(problem, batch, kept),
     }
     return _Prepared(model, problem, shape, roles, batch, baselines)
 

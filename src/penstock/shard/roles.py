@@ -5,32 +5,53 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from penstock.shard.graph import Graph
-from penstock.shard.known import batch_slots
+from penstock.shard.known import first_open, slots_together
+from penstock.shard.model import Model
 from penstock.shard.program import Program
 from penstock.shard.search import Problem
+from penstock.shard.uses import first_uses
+
+_LOOKS_INTO = ("dot_general", "ragged_dot_general", "conv_general_dilated", "gather")
 
 
-def roles_of(program: Program, graph: Graph, problem: Problem, state: Mapping[int, int]) -> list[str]:
+def roles_of(model: Model, problem: Problem, state: Mapping[int, int]) -> list[str]:
     """The role of each input.
 
     State is what the step gives back in the same form. Of it, what the other results (the loss) depend on are *parameters*,
     the rest is the *optimizer*'s; where there are no other results all is parameters. Of the inputs that are not state, a
-    *batch* has a first dimension that no state has; the rest is *other*: frozen weights, learning rates.
+    *batch* has a first dimension that no state has, and that is not summed over or looked up in where it is first computed with.
+    The rest is *other*: frozen weights, learning rates.
     """
+    program = model.program
     replaced = set(state.values())
     results = [output for place, output in enumerate(program.outputs) if place not in state and output is not None]
     needed = _behind(program, results) if results else set(program.inputs)
-    stored = {graph.leaf[program.inputs[place]] for place in replaced}
+    batch = _batch(model, problem, replaced)
     roles = []
     for place, value in enumerate(program.inputs):
         if place in replaced:
             roles.append("parameters" if value in needed and program.values[value].shape else "optimizer")
-        elif program.values[value].shape and not stored & set(batch_slots(problem, [graph.leaf[value]])):
-            roles.append("batch")
         else:
-            roles.append("other")
+            roles.append("batch" if place in batch else "other")
     return roles
+
+
+def _batch(model: Model, problem: Problem, replaced: set[int]) -> set[int]:
+    """The places of inputs that are a batch."""
+    together = slots_together(problem)
+    stored = {model.inputs[place] for place in replaced}
+    of_state = {number for (node, _), number in together.items() if node in stored}
+    uses = first_uses(model.program, model.groups)
+    found = set()
+    for place, value in enumerate(model.program.inputs):
+        if place in replaced or not model.program.values[value].shape:
+            continue
+        node, use = model.inputs[place], uses.get(value)
+        dim = first_open(problem, node)
+        weight = use is not None and use.op.primitive in _LOOKS_INTO and use.sums_over(dim)
+        if not weight and together[node, dim] not in of_state:
+            found.add(place)
+    return found
 
 
 def _behind(program: Program, results: list[int]) -> set[int]:

@@ -12,6 +12,7 @@ from penstock.shard.layout import Layout, Links
 from penstock.shard.order import axis_orders
 from penstock.shard.program import Program
 from penstock.shard.search import Assignment
+from penstock.shard.uses import first_uses
 
 
 @dataclass(frozen=True)
@@ -85,34 +86,11 @@ class _Writer:
         return Layouts(inputs, tuple(outputs), Steering(operands, results), self._used())
 
     def _used(self) -> dict[int, Spec]:
-        """Of inputs the layout in which the first operation that computes with them has them.
-
-        It is looked through what only copies an input: elementwise operations on nothing else, and the slices that a loop takes.
-        """
-        copies = {value: (value, 0) for value in self.program.inputs}  # copy → input, and how many dimensions it lacks
-        for tie in self.program.ties:
-            if tie.outer in copies:
-                copies.setdefault(tie.inner, (copies[tie.outer][0], copies[tie.outer][1] + tie.skip))
-        single = {op.path for group in self.groups.groups if group is not None for op in group.elementwise}
-        nodes = {op.path: node for op, node in zip(self.groups.anchors, self.graph.op, strict=True)}
-        found: dict[int, Spec] = {}
-        for op in self.program.ops:
-            read = [each for each in op.operands if each is not None]
-            if op.path in single and len(read) == 1 and read[0] in copies:
-                if self.program.values[read[0]].shape == self.program.values[op.results[0]].shape:
-                    copies.setdefault(op.results[0], copies[read[0]])
-                    self._through_ties(copies, op.results[0])
-            elif op.path in nodes and (op.flops or op.primitive == "gather"):
-                for operand, factors in zip(op.operands, op.rule.operands, strict=True):
-                    if operand in copies and copies[operand][0] not in found:
-                        value, lacks = copies[operand]
-                        found[value] = ((),) * lacks + self.spec(nodes[op.path], factors)
-        return found
-
-    def _through_ties(self, copies: dict[int, tuple[int, int]], value: int) -> None:
-        for tie in self.program.ties:
-            if tie.outer == value:
-                copies.setdefault(tie.inner, (copies[value][0], copies[value][1] + tie.skip))
+        """Of inputs the layout in which the first operation that computes with them has them."""
+        return {
+            value: ((),) * use.lacks + self.spec(self.graph.op[use.anchor], use.factors)
+            for value, use in first_uses(self.program, self.groups).items()
+        }
 
     def home(self, value: int) -> Spec:
         """The layout in which a value is kept."""
