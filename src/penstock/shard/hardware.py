@@ -10,7 +10,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,16 @@ class Hardware:
             if each in self.flops:
                 return self.flops[each]
         raise ValueError(f"{self.name} has no peak for {name}: flops must have at least float32 or bfloat16")
+
+    def hiding(self, part: float) -> Hardware:
+        """The same, if it hid a part of memory's traffic and of latency behind other work."""
+        left = 1 - part
+        return replace(
+            self,
+            memory_bandwidth=self.memory_bandwidth / left,
+            link_latency=self.link_latency * left,
+            axis_latency={axis: delay * left for axis, delay in self.axis_latency.items()},
+        )
 
     def bandwidth(self, axes: Iterable[str]) -> float:
         """Bytes/s along mesh axes: of several the slowest; of none that are known, the slowest that there is."""

@@ -16,8 +16,12 @@ _BISECTIONS = 3
 _STUCK = 3
 _SIMPLER = 0.98
 """A plan that everybody knows is taken for this much better than it is predicted to be: a stranger one has to be worth it."""
-_AS_FAST = 1.05
-"""Times that differ by less are alike: traffic of memory and latency, which compilers hide and combine, are not known better."""
+_SLOWER = 1.25
+"""By how much the plan that is taken may be slower than the fastest, for computing and sending less.
+
+The seconds of a step are an upper bound: compilers fuse operations, combine collectives and hide latency. What is computed and
+sent is a lower one. So far apart are the two that a plan is weighed by both, their product.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class Candidate:
     fullest: int
 
 
-def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Candidate:
-    """The best plan within the limit: of the fastest and those about as fast, the one that computes and sends least.
+def optimise(problem: Problem, hidden: Problem, limit: float, starts: Sequence[Assignment]) -> Candidate:
+    """The best plan within the limit, by the product of its time and of what it computes and sends; see `_SLOWER`.
 
     Where none keeps the limit, it is the smallest.
 
@@ -52,6 +56,7 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Ca
 
     Args:
       problem: what is searched.
+      hidden: the same on hardware that hides most of memory's traffic and of latency: a second place to look for plans.
       limit: bytes of a device.
       starts: plans that everybody knows, to start from, beside that of nothing sharded.
     """
@@ -64,15 +69,16 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Ca
             found[key] = Candidate(assignment, seconds, bare, *problem.memory(assignment))
         return found[key]
 
-    def some_fit(starts: Iterable[Assignment], price: float) -> bool:
+    def some_fit(starts: Iterable[Assignment], price: float, of: Problem = problem) -> bool:
         """Search at a price."""
-        return min(each.memory for each in descend(problem, starts, price, weigh)) <= limit
+        return min(each.memory for each in descend(of, starts, price, weigh)) <= limit
 
     def best_at(price: float) -> list[Assignment]:
         return [min(found.values(), key=lambda each: each.seconds + price * each.memory).assignment]
 
     bound = min((each.bare for each in map(weigh, starts) if each.memory <= limit), default=float("inf"))
-    some_fit([problem.start(), *starts], 0.0)
+    price = 0.0
+    some_fit([problem.start(), *starts], price)
     fastest = min(found.values(), key=lambda each: each.seconds)
     if fastest.memory > limit:
         low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
@@ -94,6 +100,7 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Ca
                 price = middle
             else:
                 low = middle
+    some_fit([*best_at(price), problem.start()], price, hidden)
     fitting = {key: each for key, each in found.items() if each.memory <= limit}
     if not fitting:
         return min(found.values(), key=lambda each: each.memory)
@@ -101,8 +108,8 @@ def optimise(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Ca
     factor = {key: _SIMPLER if key in known else 1.0 for key in fitting}
     bounded = [key for key, each in fitting.items() if each.bare <= bound * (1 + 1e-9)] or list(fitting)
     quickest = min(fitting[key].seconds * factor[key] for key in bounded)
-    alike = [key for key in bounded if fitting[key].seconds * factor[key] <= quickest * _AS_FAST]
-    return fitting[min(alike, key=lambda key: (fitting[key].bare * factor[key], fitting[key].seconds))]
+    alike = [key for key in bounded if fitting[key].seconds * factor[key] <= quickest * _SLOWER]
+    return fitting[min(alike, key=lambda key: (fitting[key].bare * fitting[key].seconds * factor[key], fitting[key].seconds))]
 
 
 def descend(

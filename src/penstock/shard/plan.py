@@ -114,12 +114,17 @@ def bytes_of(memory: int | float | str) -> int:
     return int(number)
 
 
+_HIDDEN = 0.75
+"""Of the traffic of memory and of latency, where a plan is looked for that does not depend on either."""
+
+
 @dataclass(frozen=True)
 class _Prepared:
     """A mesh to be searched."""
 
     model: Model
     problem: Problem
+    hidden: Problem
     shape: dict[str, int]
     roles: Sequence[str]
     batch: Sequence[int]
@@ -172,11 +177,12 @@ def _prepare(model: Model, traced: Traced, shape: dict[str, int], machine: Hardw
         "replicated, data parallel": known.data_parallel(problem, batch),
         "fully sharded, data parallel": known.fully_sharded(problem, batch, kept),
     }
-    return _Prepared(model, problem, shape, roles, batch, baselines)
+    hidden = problem_of(model, shape, machine.hiding(_HIDDEN))
+    return _Prepared(model, problem, hidden, shape, roles, batch, baselines)
 
 
 def _search(prepared: _Prepared, limit: float) -> _Found:
-    return _Found(prepared, optimise(prepared.problem, limit, list(prepared.baselines.values())))
+    return _Found(prepared, optimise(prepared.problem, prepared.hidden, limit, list(prepared.baselines.values())))
 
 
 def _plan(found: _Found, traced: Traced, machine: Hardware, limit: int, given: Sequence[Any] | None) -> Plan:
