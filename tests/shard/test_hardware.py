@@ -1,5 +1,6 @@
 """Hardware by name, its peaks, and this machine measured once."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -57,8 +58,45 @@ def test_hardware_is_itself():
 def test_an_unknown_name_tells_the_nearest():
     with pytest.raises(ValueError, match=r'"tpu-v5" is not known; nearest: tpu-v5[ep], tpu-v5[ep]'):
         hardware("tpu-v5")
-    with pytest.raises(ValueError, match="h100"):
+    with pytest.raises(ValueError, match="h100") as raised:
         hardware("abacus")
+    assert all(str(raised.value).count(name) == 1 for name in NAMES)
+
+
+@pytest.mark.parametrize("which", [5, None, ["h100"], Hardware])
+def test_what_is_no_name_is_refused(which):
+    with pytest.raises(TypeError, match=r"hardware=.* is neither a name, such as 'tpu-v5e', nor a .*Hardware"):
+        hardware(which)
+
+
+@pytest.mark.parametrize("number", [0, -1.0, float("nan"), "1 GB", None, True])
+@pytest.mark.parametrize("name", ["memory", "memory_bandwidth", "link_bandwidth", "flops", "axis_bandwidth"])
+def test_speeds_and_sizes_are_above_zero(name, number):
+    mapping = {"flops": "float32", "axis_bandwidth": "data"}.get(name)
+    said = rf"Hardware 'tpu-v5e': {name}.*={number!r}"
+    with pytest.raises((TypeError, ValueError), match=said):
+        dataclasses.replace(hardware("v5e"), **{name: {mapping: number} if mapping else number})
+
+
+@pytest.mark.parametrize("number", [-1e-6, float("nan"), float("inf"), "1 us"])
+def test_latencies_are_times(number):
+    for changed in ({"link_latency": number}, {"axis_latency": {"data": number}}):
+        with pytest.raises((TypeError, ValueError), match=rf"{next(iter(changed))}.*={number!r}"):
+            dataclasses.replace(hardware("v5e"), **changed)
+
+
+def test_what_a_device_does_at_once_takes_no_time():
+    fast = dataclasses.replace(hardware("v5e"), link_latency=0, memory_bandwidth=float("inf"), axis_latency={"data": 0.0})
+    assert fast.latency(["data"]) == 0
+    with pytest.raises(ValueError, match="memory=inf: it has to be above 0, and finite"):
+        dataclasses.replace(fast, memory=float("inf"))
+
+
+def test_peaks_and_axes_are_dicts():
+    with pytest.raises(TypeError, match="flops=1 is no dict by dtype"):
+        dataclasses.replace(hardware("v5e"), flops=1)
+    with pytest.raises(TypeError, match="axis_bandwidth=None is no dict by mesh axis"):
+        dataclasses.replace(hardware("v5e"), axis_bandwidth=None)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16, jnp.dtype("bfloat16"), "float16", np.float16])
@@ -111,6 +149,7 @@ def test_a_cache_that_cannot_be_used_is_replaced(cache, left, monkeypatch):
     assert this_machine() == measured
     kept = json.loads(cache.read_text())
     assert len(kept) == 1 + ("other" in left)
-    # What an earlier version wrote under the same name.
-    cache.write_text(json.dumps({key: {"speed": 1} for key in kept}))
-    assert this_machine() == measured
+    # What an earlier version wrote under the same name, and what nobody can have measured.
+    for worthless in ({"speed": 1}, {**dataclasses.asdict(measured), "link_bandwidth": 0.0}):
+        cache.write_text(json.dumps(dict.fromkeys(kept, worthless)))
+        assert this_machine() == measured

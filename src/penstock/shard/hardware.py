@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import platform
 import re
@@ -11,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,27 @@ class Hardware:
     source: str
     axis_bandwidth: Mapping[str, float] = field(default_factory=dict)
     axis_latency: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Times are quotients of these numbers, and a limit is one of them."""
+        numbers: dict[str, Any] = {
+            name: getattr(self, name) for name in ("memory", "memory_bandwidth", "link_bandwidth", "link_latency")
+        }
+        for name, key in (("flops", "dtype"), ("axis_bandwidth", "mesh axis"), ("axis_latency", "mesh axis")):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping):
+                raise TypeError(f"Hardware {self.name!r}: {name}={given!r} is no dict by {key}")
+            numbers |= {f"{name}[{each!r}]": number for each, number in given.items()}
+        for name, number in numbers.items():
+            wrong = f"Hardware {self.name!r}: {name}={number!r}"
+            if isinstance(number, bool) or not isinstance(number, Real):
+                raise TypeError(f"{wrong} is no number")
+            size = float(number)
+            if name.startswith(("link_latency", "axis_latency")):
+                if not 0 <= size < math.inf:
+                    raise ValueError(f"{wrong}: it is in seconds, 0 or more")
+            elif not size > 0 or (name == "memory" and size == math.inf):
+                raise ValueError(f"{wrong}: it has to be above 0{', and finite' if name == 'memory' else ''}")
 
     def peak(self, dtype: Any) -> float:
         """FLOP/s of matrix products of a dtype, given by name or as NumPy or JAX has it.
@@ -174,23 +197,25 @@ def hardware(which: str | Hardware) -> Hardware:
     """Hardware by its name: "tpu-v5e" or "v5e", "h100", …; "this machine" measures what is here (`this_machine`).
 
     Raises:
-      ValueError: there is none of that name; it tells the nearest names.
+      TypeError, ValueError: it is no name, or there is none of that name; it tells the nearest names.
 
     >>> hardware("tpu-v5e").link_bandwidth
     50000000000.0
     """
     if isinstance(which, Hardware):
         return which
+    if not isinstance(which, str):
+        raise TypeError(f"hardware={which!r} is neither a name, such as 'tpu-v5e', nor a penstock.shard.hardware.Hardware")
     name = which.strip().lower().replace("_", "-").replace(" ", "-")
     if name == THIS_MACHINE.replace(" ", "-"):
         return this_machine()
     found = _TABLE.get(name) or _TABLE.get(f"tpu-{name}")
     if found:
         return found
-    near = difflib.get_close_matches(name, _TABLE, n=3, cutoff=0.5) or list(_TABLE)
+    near = difflib.get_close_matches(name, _TABLE, n=3, cutoff=0.5)
     raise ValueError(
-        f'hardware "{which}" is not known; nearest: {", ".join(near)}. Give one of {", ".join(_TABLE)}, "{THIS_MACHINE}", '
-        "or a penstock.shard.hardware.Hardware of your own"
+        f'hardware "{which}" is not known{"; nearest: " if near else ""}{", ".join(near)}. Give one of {", ".join(_TABLE)}, '
+        f'"{THIS_MACHINE}", or a penstock.shard.hardware.Hardware of your own'
     )
 
 
@@ -237,7 +262,7 @@ def this_machine() -> Hardware:
     known = _read(path)
     try:
         return Hardware(**known[key])
-    except (KeyError, TypeError):  # not measured, or by a version that kept something else
+    except (KeyError, TypeError, ValueError):  # not measured, or by a version that kept something else
         pass
     measured = _measure(devices)
     path.parent.mkdir(parents=True, exist_ok=True)
