@@ -39,6 +39,11 @@ def bad_step():
 
 def words():
     return step, "not an array", jnp.ones(3)
+
+class Jobs:
+    small = staticmethod(job)
+
+sizes = Jobs()
 """
 
 
@@ -124,11 +129,25 @@ def test_command_runs_in_a_process_of_its_own_from_its_folder(folder):
     assert "compiled for 8 virtual CPU devices" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["Jobs.small", "sizes.small"])
+def test_what_a_class_or_an_object_has_is_a_function_too(planned, name):
+    assert planned(f"jobs_to_plan:{name}", *ON)[::2] == (0, "")
+
+
+def test_hardware_that_is_not_known_lists_names_once(planned):
+    _, _, err = planned("jobs_to_plan:job", "--devices", "8", "--hardware", "abacus")
+    assert err.count("tpu-v5e") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
         (["nowhere_to_plan:job"], 2, ["no module 'nowhere_to_plan'", "nowhere_to_plan.py"]),
         (["jobs_to_plan:jab"], 2, ["no function 'jab'", "job"]),
+        (["jobs_to_plan:Jobs.smal"], 2, ["no function 'Jobs.smal'", "functions that it has: Jobs.small"]),
+        (["jobs_to_plan:job.b"], 2, ["no function 'job.b'", "functions that it has: none"]),
+        (["jobs_to_plan:jabs.small"], 2, ["no function 'jabs.small'", "Jobs"]),
+        (["jobs_to_plan:sizes"], 2, ["no function 'sizes'"]),
         (["jobs_to_plan"], 2, ["'jobs_to_plan' is no module:function"]),
         (["jobs_to_plan:two"], 2, ["returned (tuple, tuple)", "(step, *arguments)"]),
         (["jobs_to_plan:alone"], 2, ["returned (function)"]),

@@ -27,8 +27,9 @@ DESCRIPTION = """\
 Find which device holds what, for a train step. It is traced on shapes: nothing is allocated, nothing runs, and without
 --verify nothing is compiled. No device of the kind needs to be here.
 
-FUNCTION is module:name, as in train:job for the function job of train.py; the current folder is looked into first, as with
-python -m. It takes no arguments and returns the step and what it is called with, arrays or jax.ShapeDtypeStruct:
+FUNCTION is module:name, as in train:job for the function job of train.py, or train:Jobs.small for what a class or an object in
+it has. The current folder is looked into first, as with python -m. The function takes no arguments and returns the step and what
+it is called with, arrays or jax.ShapeDtypeStruct:
 
   def job():
       state = jax.eval_shape(init_state)                 # of the size that it will have, without being made
@@ -156,11 +157,16 @@ def _load(name: str) -> tuple[Any, ...]:
         raise CannotStartError(
             f"there is no module {error.name!r}, neither in {folder} nor installed; run it where {error.name}.py is"
         ) from None
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        callables = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        near = ", ".join(difflib.get_close_matches(function_name, callables, cutoff=0.3) or callables[:5]) or "none"
-        raise CannotStartError(f"{module_name} has no function {function_name!r}; functions that it has: {near}")
+    function: Any = module
+    within = ""
+    for part in function_name.split("."):
+        holder, function = function, getattr(function, part, None)
+        if function is None or (not callable(function) and f"{within}{part}" == function_name):
+            names = [each for each in dir(holder) if not each.startswith("_") and callable(getattr(holder, each, None))]
+            near = [f"{within}{each}" for each in difflib.get_close_matches(part, names, cutoff=0.3) or names[:5]]
+            said = ", ".join(near) or "none"
+            raise CannotStartError(f"{module_name} has no function {function_name!r}; functions that it has: {said}")
+        within += f"{part}."
     made = function()
     if not isinstance(made, tuple) or len(made) < 2 or not callable(made[0]):
         found = f"({', '.join(type(each).__name__ for each in made)})" if isinstance(made, tuple) else type(made).__name__
