@@ -116,6 +116,47 @@ def test_a_file_that_is_no_whole_plan_says_what_it_is(saved, damage, said):
     assert str(path) in str(raised.value)
 
 
+def edited(path, edit):
+    read = json.loads(path.read_text())
+    edit(read)
+    path.write_text(json.dumps(read))
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda read: read.update(inputs=[]), "result 0 replaces argument 0, of 4 results and 0 arguments"),
+        (lambda read: read.update(inputs=[], state=[]), "leaves of role 'parameters' take .* bytes of a device, .* take 0"),
+        (lambda read: read["inputs"].pop(), "leaves of role 'batch' take"),
+        (lambda read: read.update(outputs=[]), "result 0 replaces argument 0, of 0 results"),
+        (lambda read: read.update(mesh={}), "a mesh of the axes {}"),
+        (lambda read: read["mesh"].update(model=0), "a mesh of the axes"),
+        (lambda read: read.update(mesh={"a": 2, "b": 4}), "is for mesh a 2 × b 4, and says what the axes data, model do"),
+        (
+            lambda read: read.update(mesh={"a": 2, "b": 4}, axis_work={"a": {}, "b": {}}),
+            r"'params/in', shape \[16, 32\], cannot be P\('model', 'data'\) on mesh a 2 × b 4",
+        ),
+        (lambda read: read["mesh"].update(model=3), r"cannot be P\('model', 'data'\) on mesh data 2 × model 3"),
+        (lambda read: read["inputs"][1].update(stored=[["model"]]), r"'params/in', shape \[16, 32\], cannot be P\('model'\)"),
+        (lambda read: read["inputs"][1].update(stored=[["model"], ["model"]]), r"cannot be P\('model', 'model'\)"),
+        (
+            lambda read: read["inputs"][1].update(stored=[[], ["model"]]),
+            "replaces 'params/in', and they differ in shape or layout",
+        ),
+        (lambda read: read["state"][0].__setitem__(0, 9), "result 9 replaces argument"),
+        (
+            lambda read: read["results"][0][1].__setitem__(0, [[["x"]]]),
+            r"inside of the step it has P\('x'\), and its mesh is data 2",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_a_damaged_plan(saved, edit, said):
+    path = saved[1]
+    edited(path, edit)
+    with pytest.raises(ValueError, match=f"is a damaged plan: .*(?:{said})"):
+        ps.Plan.load(path)
+
+
 def test_a_binary_file_is_no_plan(tmp_path):
     (tmp_path / "plan").write_bytes(b"\x80\x04\x95\xff")
     with pytest.raises(ValueError, match="is no plan: it is not JSON"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,11 @@ from typing import Any
 from penstock.shard.apply import Spec, Steering
 from penstock.shard.compiled import Measured
 from penstock.shard.cost import Cost, Memory, PlannedCollective
+from penstock.shard.leaves import bytes_of
+from penstock.shard.meshes import describe
+from penstock.shard.pins import ROLES
 from penstock.shard.planned import LeafLayout, Plan
+from penstock.shard.text import layout_of
 
 FORMAT = "penstock plan"
 VERSION = 1
@@ -57,9 +63,13 @@ def load(path: Path) -> Plan:
             f"{path} has version {read.get('version')!r} of the format, and this penstock reads {VERSION}; plan again"
         )
     try:
-        return _plan(read)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        plan = _plan(read)
+        wrong = next(_contradictions(plan), None)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"{path} is a damaged plan: {type(error).__name__}: {error}") from None
+    if wrong is not None:
+        raise ValueError(f"{path} is a damaged plan: {wrong}")
+    return plan
 
 
 def _plan(read: dict[str, Any]) -> Plan:
@@ -87,7 +97,7 @@ def _leaf(read: dict[str, Any]) -> LeafLayout:
     used = read["used"]
     return LeafLayout(
         read["path"],
-        tuple(read["shape"]),
+        tuple(map(int, read["shape"])),
         read["dtype"],
         read["role"],
         _spec(read["stored"]),
@@ -106,3 +116,39 @@ def _places(read: list[Any]) -> dict[Any, Any]:
 def _cost(read: dict[str, Any]) -> Cost:
     collectives = tuple(PlannedCollective(**{**each, "axes": tuple(each["axes"])}) for each in read["collectives"])
     return Cost(**{**read, "collectives": collectives, "memory": Memory(**read["memory"])})
+
+
+def _contradictions(plan: Plan) -> Iterator[str]:
+    """What of a plan does not agree with the rest of it, and would fail only where it is used."""
+    mesh = plan.mesh_shape
+    if not mesh or min(mesh.values()) < 1:
+        yield f"a mesh of the axes {mesh}"
+    if list(plan.axis_work) != list(mesh):
+        yield f"it is for mesh {describe(mesh)}, and says what the axes {', '.join(plan.axis_work)} do"
+    for leaf in (*plan.inputs, *plan.outputs):
+        for spec in (leaf.stored, leaf.used):
+            if spec is not None and (len(spec) != len(leaf.shape) or not _divides(spec, leaf.shape, mesh)):
+                yield f"{leaf.path!r}, shape {list(leaf.shape)}, cannot be {layout_of(spec)} on mesh {describe(mesh)}"
+    for places in (plan.steering.operands, plan.steering.results):
+        for chain in (chain for specs in places.values() for chain in specs if chain is not None):
+            for spec in chain:
+                if not _divides(spec, (0,) * len(spec), mesh):
+                    yield f"inside of the step it has {layout_of(spec)}, and its mesh is {describe(mesh)}"
+    for place, source in plan.state.items():
+        if not (0 <= place < len(plan.outputs) and 0 <= source < len(plan.inputs)):
+            yield f"result {place} replaces argument {source}, of {len(plan.outputs)} results and {len(plan.inputs)} arguments"
+        elif (plan.outputs[place].shape, plan.outputs[place].stored) != (plan.inputs[source].shape, plan.inputs[source].stored):
+            yield f"{plan.outputs[place].path!r} replaces {plan.inputs[source].path!r}, and they differ in shape or layout"
+    for role in ROLES:
+        leaves = [leaf for leaf in plan.inputs if leaf.role == role]
+        said, held = getattr(plan.cost.memory, role), sum(bytes_of(leaf, mesh) for leaf in leaves)
+        # Of the keys of random numbers the name of the type does not say how many bytes they have.
+        if not any(leaf.dtype.startswith("key<") for leaf in leaves) and not math.isclose(said, held, rel_tol=1e-6, abs_tol=1):
+            yield f"leaves of role {role!r} take {said} bytes of a device, and those that it has take {held:.0f}"
+
+
+def _divides(spec: Spec, shape: tuple[int, ...], mesh: Mapping[str, int]) -> bool:
+    """Whether a layout names axes of the mesh, each of them once, that divide the dimensions of a shape."""
+    axes = [axis for entry in spec for axis in entry]
+    known = len(set(axes)) == len(axes) and set(axes) <= set(mesh)
+    return known and all(size % math.prod(mesh[axis] for axis in entry) == 0 for size, entry in zip(shape, spec, strict=True))
