@@ -377,6 +377,12 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(memory):
         planned(mlp_step, mlp(), rows(), mesh=MESHES[0], memory=memory)
 
 
+@pytest.mark.parametrize("memory", [[1], {}, object(), 1j, 10**400])
+def test_a_limit_of_another_type_is_refused_in_words(memory):
+    with pytest.raises(TypeError, match=r"memory=.* is no number of bytes, and no text such as '16GiB'"):
+        planned(mlp_step, mlp(), rows(), mesh=MESHES[0], memory=memory)
+
+
 @pytest.mark.parametrize(
     ("text", "number"), [("16GiB", 2**34), ("16 GB", 16 * 10**9), ("1.5kib", 1536), ("2048", 2048), (2048.9, 2048)]
 )

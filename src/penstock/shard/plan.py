@@ -98,7 +98,7 @@ def bytes_of(memory: int | float | str) -> int:
     """Bytes, of a number or of text such as "16GiB", "500 MB".
 
     Raises:
-      ValueError: it is none of these, or less than a byte.
+      TypeError, ValueError: it is none of these, or less than a byte.
     """
     units = {"": 1, "b": 1} | {f"{prefix}b": 1000**n for n, prefix in enumerate("kmgt", 1)}
     units |= {f"{prefix}ib": 1024**n for n, prefix in enumerate("kmgt", 1)}
@@ -108,7 +108,10 @@ def bytes_of(memory: int | float | str) -> int:
             raise ValueError(f"memory={memory!r} is no number of bytes; write it as 17179869184, '16GiB' or '16GB'")
         number = float(match[1]) * units[match[2].lower()]
     else:
-        number = float(memory)
+        try:
+            number = float(memory)
+        except (TypeError, ValueError, OverflowError):
+            raise TypeError(f"memory={memory!r} is no number of bytes, and no text such as '16GiB'") from None
     if isinstance(memory, bool) or not 1 <= number < float("inf"):
         raise ValueError(f"memory={memory!r}: a limit is at least 1 byte")
     return int(number)
