@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -21,15 +22,15 @@ def matching(pattern: str, leaves: Sequence[Leaf], what: str) -> list[int]:
     """The places of the leaves that a pattern names.
 
     A pattern is as in a shell: `*` stands for anything, also for several parts of a path. It is held against the whole path
-    ("state/params/embed") and against that without the name of the argument ("params/embed").
+    ("state/params/embed") and against that without the name of the argument ("params/embed"). What is the path of a leaf, letter
+    by letter, names that leaf, whatever signs it has ("w[0]").
 
     Raises:
       ValueError: it matches nothing; the message has the nearest paths.
     """
-    found = [
-        place
-        for place, leaf in enumerate(leaves)
-        if fnmatch.fnmatchcase(leaf.path, pattern) or fnmatch.fnmatchcase(leaf.path.partition("/")[2], pattern)
+    names = [(leaf.path, leaf.path.partition("/")[2]) for leaf in leaves]
+    found = [place for place, each in enumerate(names) if pattern in each] or [
+        place for place, each in enumerate(names) if any(fnmatch.fnmatchcase(name, pattern) for name in each)
     ]
     if not found:
         paths = [leaf.path for leaf in leaves]
@@ -37,6 +38,26 @@ def matching(pattern: str, leaves: Sequence[Leaf], what: str) -> list[int]:
         near = difflib.get_close_matches(pattern, [*paths, *short], n=3, cutoff=0.3) or paths[:3]
         raise ValueError(f"{what}: the pattern {pattern!r} matches no leaf; the nearest are {', '.join(map(repr, near))}")
     return found
+
+
+def prescribed(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf]) -> dict[int, tuple[str, PartitionSpec]]:
+    """Of each leaf that is pinned, by place: the last pattern that matches it, and the layout.
+
+    Raises:
+      TypeError, ValueError: it is no mapping of patterns to layouts, or a pattern matches nothing.
+    """
+    last: dict[int, tuple[str, PartitionSpec]] = {}
+    for pattern, spec in _by_pattern(constraints, "constraints", '{"params/embed": P("model", None)}'):
+        spec = getattr(spec, "spec", spec)
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(f"constraints[{pattern!r}] is {spec!r}; a layout is a jax.sharding.PartitionSpec")
+        last.update(dict.fromkeys(matching(pattern, leaves, "constraints"), (pattern, spec)))
+    return last
+
+
+def axes_named(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf]) -> set[str]:
+    """The mesh axes that the layouts name which count."""
+    return {axis for _, spec in prescribed(constraints, leaves).values() for entry in spec for axis in _axes(entry)}
 
 
 def pinned(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf], mesh: Mapping[str, int]) -> dict[int, Fixed]:
@@ -47,67 +68,107 @@ def pinned(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf], mesh: 
     Raises:
       TypeError, ValueError: a pattern that matches nothing, or a layout that does not fit its leaf or the mesh.
     """
-    fixed: dict[int, Fixed] = {}
-    for pattern, spec in (constraints or {}).items():
-        spec = getattr(spec, "spec", spec)
-        if not isinstance(spec, PartitionSpec):
-            raise TypeError(f"constraints[{pattern!r}] is {spec!r}; a layout is a jax.sharding.PartitionSpec")
-        for place in matching(pattern, leaves, "constraints"):
-            fixed[place] = _layout(spec, leaves[place], mesh, pattern)
-    return fixed
+    last = prescribed(constraints, leaves)
+    return {place: _layout(spec, leaves[place], mesh, pattern) for place, (pattern, spec) in last.items()}
+
+
+def _by_pattern(given: Any, what: str, example: str) -> Iterable[tuple[str, Any]]:
+    """What is said of each pattern, of a mapping or of None."""
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what}={given!r} is no dict by path patterns, such as {example}")
+    for pattern in given:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{what} has the key {pattern!r}; a pattern of paths is a string, as in {example}")
+    return given.items()
 
 
 def _layout(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int], pattern: str) -> Fixed:
     where = f"constraints[{pattern!r}] = {spec} for {leaf.path!r}, shape {list(leaf.shape)}, on mesh {describe(mesh)}"
+    unknown = [axis for entry in spec for axis in _axes(entry) if axis not in mesh]
+    if unknown:
+        raise ValueError(f"{where}: the mesh has no axis {unknown[0]!r}; its axes are {', '.join(mesh)}")
     if len(spec) > len(leaf.shape):
-        raise ValueError(f"{where}: the layout has {len(spec)} dimensions and the leaf {len(leaf.shape)}")
+        raise ValueError(
+            f"{where}: the layout has {len(spec)} dimensions and the leaf {len(leaf.shape)}; {_instead(spec, leaf, mesh)}"
+        )
     fixed: list[tuple[str, ...] | None] = []
     for dim, size in enumerate(leaf.shape):
         entry = spec[dim] if dim < len(spec) else None
         if entry is PartitionSpec.UNCONSTRAINED:
             fixed.append(None)
             continue
-        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        unknown = [axis for axis in axes if axis not in mesh]
-        if unknown:
-            raise ValueError(f"{where}: the mesh has no axis {unknown[0]!r}; its axes are {', '.join(mesh)}")
-        shards = math.prod(mesh[axis] for axis in axes)
+        axes = _axes(entry)
+        shards = _shards(axes, mesh)
         if size % shards:
             raise ValueError(
-                f"{where}: dimension {dim} of size {size} does not divide into {shards}; {_instead(leaf, axes, mesh, dim)}"
+                f"{where}: dimension {dim} of size {size} does not divide into {shards}; {_instead(spec, leaf, mesh)}"
             )
         fixed.append(axes)
     used = [axis for entry in fixed if entry for axis in entry]
     if len(set(used)) < len(used):
-        raise ValueError(f"{where}: a mesh axis stands in two dimensions")
+        raise ValueError(f"{where}: a mesh axis stands in it twice; {_instead(spec, leaf, mesh)}")
     return tuple(fixed)
 
 
-def _instead(leaf: Leaf, axes: tuple[str, ...], mesh: Mapping[str, int], dim: int) -> str:
-    """The nearest layout that would work."""
-    for count in range(len(axes) - 1, 0, -1):
-        if leaf.shape[dim] % math.prod(mesh[axis] for axis in axes[:count]) == 0:
-            entries: list[Any] = [None] * dim + [axes[:count] if count > 1 else axes[0]]
-            return f"{_spec(entries)} would"
-    shards = math.prod(mesh[axis] for axis in axes)
-    for other, size in enumerate(leaf.shape):
-        if size % shards == 0:
-            return f"{_spec([None] * other + [axes if len(axes) > 1 else axes[0]])} would"
-    return "no dimension of it does: leave it whole with P()"
+def _axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one dimension of a layout."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
-def _spec(entries: Sequence[Any]) -> str:
-    return f"P({', '.join(map(repr, entries))})"
+def _instead(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int]) -> str:
+    """The nearest layout that would do.
+
+    Each dimension keeps those of its axes that divide it furthest. Where none does, all of them go to the first dimension that
+    has none and that they divide.
+    """
+    entries: list[Any] = [None] * len(leaf.shape)
+    homeless = []
+    used: set[str] = set()
+    for dim, entry in enumerate(spec):
+        if entry is PartitionSpec.UNCONSTRAINED and dim < len(entries):
+            entries[dim] = entry
+        named = tuple(axis for axis in dict.fromkeys(_axes(entry)) if axis not in used)
+        subsets = (subset for count in range(len(named), 0, -1) for subset in itertools.combinations(named, count))
+        fitting = [subset for subset in subsets if dim < len(entries) and leaf.shape[dim] % _shards(subset, mesh) == 0]
+        if fitting:
+            entries[dim] = max(fitting, key=lambda subset: _shards(subset, mesh))
+            used.update(entries[dim])
+        elif named:
+            homeless.append(named)
+    for named in homeless:
+        whole = (dim for dim, size in enumerate(leaf.shape) if entries[dim] is None and size % _shards(named, mesh) == 0)
+        to = next(whole, None)
+        if to is not None and not used.intersection(named):
+            entries[to] = named
+            used.update(named)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return f"P({', '.join(map(_written, entries))}) would do" if entries else "leave it whole with P()"
+
+
+def _written(entry: Any) -> str:
+    """One dimension of a layout as it stands in a program."""
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return "P.UNCONSTRAINED"
+    return repr(entry[0] if entry and len(entry) == 1 else entry)
+
+
+def _shards(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
+    return math.prod(mesh[axis] for axis in axes)
 
 
 def roles_given(roles: Mapping[str, str] | None, leaves: Sequence[Leaf]) -> dict[int, str]:
     """Of each leaf whose role the user names, by place, that role.
 
     Raises:
-      ValueError: a pattern that matches nothing, or a role that is none of `ROLES`.
+      TypeError, ValueError: it is no mapping, a pattern matches nothing, or a role is none of `ROLES`.
     """
     given: dict[int, str] = {}
-    for pattern, role in (roles or {}).items():
+    for pattern, role in _by_pattern(roles, "roles", '{"hidden/*": "batch"}'):
         if role not in ROLES:
             raise ValueError(f"roles[{pattern!r}] = {role!r}; a role is one of {', '.join(ROLES)}")
         given.update(dict.fromkeys(matching(pattern, leaves, "roles"), role))

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.sharding import PartitionSpec
-
 from penstock.shard import known, meshes
 from penstock.shard.check import PlanError, checked, fits_after_all
 from penstock.shard.cost import Cost, axis_work, cost_of, largest_living
@@ -17,7 +15,7 @@ from penstock.shard.hardware import hardware as find_hardware
 from penstock.shard.layout import union
 from penstock.shard.model import Model, model_of, problem_of
 from penstock.shard.optimise import Candidate, optimise
-from penstock.shard.pins import Fixed, pinned, roles_given
+from penstock.shard.pins import Fixed, axes_named, pinned, roles_given
 from penstock.shard.planned import LeafLayout, Plan
 from penstock.shard.program import meshes_in
 from penstock.shard.roles import roles_of
@@ -68,10 +66,12 @@ def plan(
     traced = trace(step, args)
     machine = _machine(hardware)
     limit = bytes_of(memory) if memory is not None else machine.memory
-    shapes, given = meshes.shapes_of(mesh, devices)
+    axes, inner = axes_named(constraints, traced.inputs), meshes_in(traced.closed.jaxpr)
+    shapes, given = meshes.shapes_of(mesh, devices, axes, {*machine.axis_bandwidth, *machine.axis_latency})
     named = roles_given(roles, traced.inputs)
-    shapes = meshes.agreeing(shapes, meshes_in(traced.closed.jaxpr), mesh is None)
-    shapes = _with_axes(shapes, constraints, mesh is None)
+    shapes, given = meshes.agreeing(shapes, given, inner, mesh is None)
+    if mesh is None and not inner:
+        shapes = meshes.with_axes(shapes, axes)
     traced = replace(
         traced, state={out: place for out, place in traced.state.items() if named.get(place) not in ("batch", "other")}
     )
@@ -229,19 +229,6 @@ def _machine(hardware: str | Hardware | None) -> Hardware:
     from penstock.shard.hardware import present
 
     return present()
-
-
-def _with_axes(shapes: list[dict[str, int]], constraints: Mapping[str, Any] | None, searched: bool) -> list[dict[str, int]]:
-    """Of meshes that are searched, those that have the axes that pinned layouts name."""
-    if not searched or not constraints:
-        return shapes
-    wanted = {
-        axis
-        for spec in constraints.values()
-        for entry in (getattr(spec, "spec", spec) if isinstance(getattr(spec, "spec", spec), PartitionSpec) else ())
-        for axis in ((entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple) else ())
-    }
-    return [shape for shape in shapes if wanted <= set(shape)] or shapes[:1]
 
 
 def _does_not_fit(found: _Found, traced: Traced, limit: int) -> str:

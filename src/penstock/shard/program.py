@@ -203,16 +203,16 @@ def _operation(program: Program, equation: Any, environment: dict[Any, int], pat
     )
 
 
-def meshes_in(jaxpr: Any) -> list[dict[str, int]]:
-    """The shapes of the meshes that a program itself names, in `with_sharding_constraint` and `shard_map`."""
-    found: list[dict[str, int]] = []
+def meshes_in(jaxpr: Any) -> list[Any]:
+    """The meshes, concrete or abstract, that a program itself names, in `with_sharding_constraint` and `shard_map`."""
+    found: list[Any] = []
     for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map":
-            found.append(dict(equation.params["mesh"].shape))
+            found.append(equation.params["mesh"])
             continue  # What stands inside is on the devices' own parts.
         sharding = equation.params.get("sharding")
         if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):
-            found.append(dict(sharding.mesh.shape))
+            found.append(sharding.mesh)
         for value in equation.params.values():
             for inner in value if isinstance(value, (tuple, list)) else (value,):
                 if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
