@@ -16,8 +16,9 @@ _BISECTIONS = 3
 _STUCK = 3
 _SIMPLER = 0.98
 """A plan that everybody knows is taken for this much better than it is predicted to be: a stranger one has to be worth it."""
-_SLOWER = 1.25
-"""By how much the plan that is taken may be slower than the fastest, for computing and sending less.
+_SLOWER = 1.5
+"""By how much the plan that is taken may be slower than the fastest, for computing and sending less; it is never slower than one
+that everybody knows.
 
 The seconds of a step are an upper bound: compilers fuse operations, combine collectives and hide latency. What is computed and
 sent is a lower one. So far apart are the two that a plan is weighed by both, their product.
@@ -108,7 +109,9 @@ def optimise(problem: Problem, hidden: Problem, limit: float, starts: Sequence[A
     factor = {key: _SIMPLER if key in known else 1.0 for key in fitting}
     bounded = [key for key, each in fitting.items() if each.bare <= bound * (1 + 1e-9)] or list(fitting)
     quickest = min(fitting[key].seconds * factor[key] for key in bounded)
-    alike = [key for key in bounded if fitting[key].seconds * factor[key] <= quickest * _SLOWER]
+    known_best = min((fitting[key].seconds for key in known & set(fitting)), default=float("inf"))
+    slowest = max(quickest, min(quickest * _SLOWER, known_best))
+    alike = [key for key in bounded if fitting[key].seconds * factor[key] <= slowest]
     return fitting[min(alike, key=lambda key: (fitting[key].bare * fitting[key].seconds * factor[key], fitting[key].seconds))]
 
 

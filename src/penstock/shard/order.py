@@ -2,7 +2,8 @@
 
 Sharded over (a, b), a dimension is cut into blocks over a, and each of them over b. To gather b, or to cut over b, moves
 blocks within those of a; to gather a alone moves everything. So, of axes that meet in a dimension, that which stays while the
-other comes and goes has to be the first, and all dimensions that arrays go between have to agree.
+other comes and goes has to be the first, and all dimensions that arrays go between have to agree. So have two dimensions of an
+array, where an all-to-all takes several axes from one to the other: in another order, all of it is moved once more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import itertools
 from penstock.shard.graph import Graph
 from penstock.shard.layout import Links
 from penstock.shard.search import Assignment
+
+_ROUNDS = 4
 
 Order = dict[tuple[int, int], tuple[int, ...]]
 """Of (node, slot) the numbers of the mesh axes, major first."""
@@ -27,8 +30,15 @@ def axis_orders(graph: Graph, links: Links, assignment: Assignment) -> Order:
             each = parent[each]
         return each
 
-    pairs = []
+    pairs, exchanged = [], []
     for edge in graph.edges:
+        exchanged += [
+            ((edge.a, a), (edge.b, b), moved, edge.bytes * edge.count)
+            for at, a in enumerate(edge.source)
+            for to, b in enumerate(edge.target)
+            if at != to and a is not None and b is not None
+            if (moved := assignment[edge.a][a] & assignment[edge.b][b]) & (moved - 1)  # more than one axis
+        ]
         for a, b in zip(edge.source, edge.target, strict=True):
             if a is not None and b is not None:
                 one, other = (edge.a, a), (edge.b, b)
@@ -50,8 +60,36 @@ def axis_orders(graph: Graph, links: Links, assignment: Assignment) -> Order:
         for order in orders:
             if [axis for axis in order if axis in given] != list(given):
                 costs[order] += float("inf")
-    chosen = {root: min(orders, key=lambda order: costs[order]) for root, costs in wasted.items()}
+    together = [(find(one), find(other), moved, size) for one, other, moved, size in exchanged]
+    chosen = _agreed(wasted, [each for each in together if each[0] != each[1]], orders)
     return {slot: chosen.get(find(slot), orders[0]) for slot in list(parent)} | prescribed
+
+
+def _agreed(
+    wasted: dict[tuple[int, int], dict[tuple[int, ...], float]],
+    together: list[tuple[tuple[int, int], tuple[int, int], int, float]],
+    orders: list[tuple[int, ...]],
+) -> Order:
+    """The best order of each, given those of the others that axes go to, in turn until nothing changes."""
+    partners: dict[tuple[int, int], list[tuple[tuple[int, int], int, float]]] = {}
+    for one, other, moved, size in together:
+        partners.setdefault(one, []).append((other, moved, size))
+        partners.setdefault(other, []).append((one, moved, size))
+    free = dict.fromkeys(orders, 0.0)
+    chosen = {root: min(orders, key=wasted.get(root, free).__getitem__) for root in {**wasted, **partners}}
+
+    def cost(root: tuple[int, int], order: tuple[int, ...]) -> float:
+        return wasted.get(root, free)[order] + sum(
+            size for other, moved, size in partners.get(root, ()) if _of(order, moved) != _of(chosen[other], moved)
+        )
+
+    for _ in range(_ROUNDS):
+        before = dict(chosen)
+        for root in chosen:
+            chosen[root] = min(orders, key=lambda order: (cost(root, order), order != chosen[root]))
+        if chosen == before:
+            break
+    return chosen
 
 
 def _prescribed(graph: Graph, links: Links) -> Order:
@@ -66,7 +104,11 @@ def _prescribed(graph: Graph, links: Links) -> Order:
 
 def _nested(order: tuple[int, ...], before: int, after: int) -> bool:
     """Whether of two sets of axes one is the beginning of the other."""
-    first = [axis for axis in order if before >> axis & 1]
-    second = [axis for axis in order if after >> axis & 1]
+    first, second = _of(order, before), _of(order, after)
     shorter = min(len(first), len(second))
     return first[:shorter] == second[:shorter]
+
+
+def _of(order: tuple[int, ...], axes: int) -> list[int]:
+    """Some axes, in an order."""
+    return [axis for axis in order if axes >> axis & 1]
