@@ -43,17 +43,18 @@ class Candidate:
     memory: float
     fullest: int
 
+    @property
+    def weight(self) -> float:
+        """By which plans are compared; see `_SLOWER`."""
+        return self.seconds * self.bare
+
 
 def optimise(problem: Problem, hidden: Problem, limit: float, starts: Sequence[Assignment]) -> Candidate:
-    """The best plan within the limit, by the product of its time and of what it computes and sends; see `_SLOWER`.
-
-    Where none keeps the limit, it is the smallest.
+    """The best plan within the limit; where none keeps it, the smallest.
 
     The price of a byte at the fullest time is zero at first, and then raised fourfold until a plan fits; between the last two
     prices it is bisected. With each price the players take turns: a plan is found for the average of the prices that were
     asked so far, and the price is put on the time at which that plan needs most (fictitious play, G. Brown 1951).
-
-    What everybody knows is a bound: no plan is put before one that computes and sends less, whatever it saves in memory traffic.
 
     Args:
       problem: what is searched.
@@ -77,7 +78,7 @@ def optimise(problem: Problem, hidden: Problem, limit: float, starts: Sequence[A
     def best_at(price: float) -> list[Assignment]:
         return [min(found.values(), key=lambda each: each.seconds + price * each.memory).assignment]
 
-    bound = min((each.bare for each in map(weigh, starts) if each.memory <= limit), default=float("inf"))
+    known = [weigh(start) for start in starts]
     price = 0.0
     some_fit([problem.start(), *starts], price)
     fastest = min(found.values(), key=lambda each: each.seconds)
@@ -102,17 +103,29 @@ def optimise(problem: Problem, hidden: Problem, limit: float, starts: Sequence[A
             else:
                 low = middle
     some_fit([*best_at(price), problem.start()], price, hidden)
-    fitting = {key: each for key, each in found.items() if each.memory <= limit}
+    return _best(list(found.values()), known, limit)
+
+
+def _best(found: Sequence[Candidate], known: Sequence[Candidate], limit: float) -> Candidate:
+    """The candidate within the limit whose time and score have the least product; where none is, the smallest.
+
+    What everybody knows is a bound to both: no plan is put before one of these that computes and sends less, whatever it saves
+    in memory traffic, or that is faster, whatever it saves in sending.
+    """
+    fitting = [each for each in found if each.memory <= limit]
     if not fitting:
-        return min(found.values(), key=lambda each: each.memory)
-    known = {tuple(start) for start in starts}
-    factor = {key: _SIMPLER if key in known else 1.0 for key in fitting}
-    bounded = [key for key, each in fitting.items() if each.bare <= bound * (1 + 1e-9)] or list(fitting)
-    quickest = min(fitting[key].seconds * factor[key] for key in bounded)
-    known_best = min((fitting[key].seconds for key in known & set(fitting)), default=float("inf"))
-    slowest = max(quickest, min(quickest * _SLOWER, known_best))
-    alike = [key for key in bounded if fitting[key].seconds * factor[key] <= slowest]
-    return fitting[min(alike, key=lambda key: (fitting[key].bare * fitting[key].seconds * factor[key], fitting[key].seconds))]
+        return min(found, key=lambda each: each.memory)
+    standards = [each for each in known if each.memory <= limit]
+    least = min((each.bare for each in standards), default=float("inf"))
+    bounded = [each for each in fitting if each.bare <= least * (1 + 1e-9)] or fitting
+
+    def simpler(each: Candidate) -> float:
+        return _SIMPLER if each in standards else 1.0
+
+    quickest = min(each.seconds * simpler(each) for each in bounded)
+    slowest = max(quickest, min([quickest * _SLOWER, *(each.seconds for each in standards)]))
+    alike = [each for each in bounded if each.seconds * simpler(each) <= slowest]
+    return min(alike, key=lambda each: (each.weight * simpler(each), each.seconds))
 
 
 def descend(

@@ -143,7 +143,7 @@ class _Found:
 
     def key(self, limit: float) -> tuple[bool, float]:
         fits = self.candidate.memory <= limit
-        return (not fits, self.candidate.seconds if fits else self.candidate.memory)
+        return (not fits, self.candidate.weight if fits else self.candidate.memory)
 
 
 def _prepare_all(
