@@ -13,7 +13,7 @@ from penstock.shard.search import Assignment, Problem
 _ROUNDS = 6
 _STEEPEST = 14
 _BISECTIONS = 3
-_STUCK = 3
+_STUCK = 2
 _SIMPLER = 0.98
 """A plan that everybody knows is taken for this much better than it is predicted to be: a stranger one has to be worth it."""
 _SLOWER = 1.5
@@ -102,7 +102,8 @@ def optimise(problem: Problem, hidden: Problem, limit: float, starts: Sequence[A
                 price = middle
             else:
                 low = middle
-    some_fit([*best_at(price), problem.start()], price, hidden)
+    if any(each.memory <= limit for each in found.values()):
+        some_fit([*best_at(price), problem.start()], price, hidden)
     return _best(list(found.values()), known, limit)
 
 
