@@ -13,7 +13,7 @@ from penstock.shard.verify import compiled
 
 _NEAR = 0.6
 """Predictions below this part of the limit are not checked unless asked: so far off few are (`penstock bench shard`)."""
-_ABOVE = 1.5
+_ABOVE = 1.1
 """Up to this many times the limit, what is predicted not to fit is compiled before it is refused."""
 _LARGEST = 6000
 """Layouts in a step that is checked without being asked: it is compiled in some seconds."""
