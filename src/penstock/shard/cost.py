@@ -142,7 +142,7 @@ def axis_work(problem: Problem, assignment: Assignment, batch: Sequence[int]) ->
       assignment: the decisions.
       batch: nodes of the inputs that are batches.
     """
-    slots = batch_slots(problem, batch)
+    slots = batch_slots(problem.graph, batch)
     work = {name: {"batch": 0.0, "tensor": 0.0, "idle": 0.0} for name in problem.links.names}
     for number, layout in enumerate(assignment):
         seconds = problem.node_seconds(number, (0,) * len(layout))

@@ -239,3 +239,21 @@ def _dtype(program: Program, op: Op) -> str:
         return np.dtype(dtype).name
     except TypeError:
         return "uint32"
+
+
+def slots_together(graph: Graph) -> dict[tuple[int, int], int]:
+    """Of each node and slot a number that is the same for all slots that edges lead to from it, and back."""
+    above = {(number, slot): (number, slot) for number, node in enumerate(graph.nodes) for slot in range(len(node.sizes))}
+
+    def top(each: tuple[int, int]) -> tuple[int, int]:
+        while above[each] != each:
+            above[each] = above[above[each]]
+            each = above[each]
+        return each
+
+    for edge in graph.edges:
+        for a, b in zip(edge.source, edge.target, strict=True):
+            if a is not None and b is not None:
+                above[top((edge.a, a))] = top((edge.b, b))
+    numbers: dict[tuple[int, int], int] = {}
+    return {each: numbers.setdefault(top(each), len(numbers)) for each in above}

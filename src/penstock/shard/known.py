@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock.shard.graph import Graph, slots_together
 from penstock.shard.search import Assignment, Problem
 
 
-def batch_slots(problem: Problem, batch: Iterable[int]) -> dict[int, list[int]]:
+def batch_slots(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
     """Of each node the slots that are the batch dimension: those that the first dimension of some inputs leads to.
 
     A dimension that has to stay whole where the input is used, as that over which a loop accumulates gradients, is passed over.
 
     Args:
-      problem: what is searched.
+      graph: the decisions.
       batch: nodes of the inputs.
     """
-    together = slots_together(problem)
-    wanted = {together[node, first_open(problem, node)] for node in batch if problem.graph.nodes[node].sizes}
+    together = slots_together(graph)
+    wanted = {together[node, first_open(graph, node)] for node in batch if graph.nodes[node].sizes}
     found: dict[int, list[int]] = {}
     for (node, slot), of in together.items():
         if of in wanted:
@@ -25,39 +26,21 @@ def batch_slots(problem: Problem, batch: Iterable[int]) -> dict[int, list[int]]:
     return found
 
 
-def slots_together(problem: Problem) -> dict[tuple[int, int], int]:
-    """Of each node and slot a number that is the same for all slots that edges lead to from it, and back."""
-    above = {(number, slot): (number, slot) for number, node in enumerate(problem.graph.nodes) for slot in range(len(node.sizes))}
-
-    def top(each: tuple[int, int]) -> tuple[int, int]:
-        while above[each] != each:
-            above[each] = above[above[each]]
-            each = above[each]
-        return each
-
-    for edge in problem.graph.edges:
-        for a, b in zip(edge.source, edge.target, strict=True):
-            if a is not None and b is not None:
-                above[top((edge.a, a))] = top((edge.b, b))
-    numbers: dict[tuple[int, int], int] = {}
-    return {each: numbers.setdefault(top(each), len(numbers)) for each in above}
-
-
-def first_open(problem: Problem, leaf: int) -> int:
+def first_open(graph: Graph, leaf: int) -> int:
     """The first dimension of an input that may be sharded where it is used; 0 if there is none."""
     closed = {
         a
-        for edge in problem.graph.edges
+        for edge in graph.edges
         if edge.kind == "use" and edge.a == leaf
         for a, b in zip(edge.source, edge.target, strict=True)
-        if a is not None and (b is None or problem.graph.nodes[edge.b].sizes[b] == 1)
+        if a is not None and (b is None or graph.nodes[edge.b].sizes[b] == 1)
     }
-    return next((dim for dim in range(len(problem.graph.nodes[leaf].sizes)) if dim not in closed), 0)
+    return next((dim for dim in range(len(graph.nodes[leaf].sizes)) if dim not in closed), 0)
 
 
 def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:
     """Every mesh axis shards the batch, wherever there is one; everything else is on all devices."""
-    slots = batch_slots(problem, batch)
+    slots = batch_slots(problem.graph, batch)
     assignment = problem.start()
     for node, candidates in slots.items():
         if problem.graph.nodes[node].fixed is not None:
@@ -93,7 +76,7 @@ def fully_sharded(problem: Problem, batch: Iterable[int], kept: Iterable[int]) -
             largest = max(dims, key=lambda dim: node.sizes[dim])
             assignment[leaf] = tuple(everything if dim == largest else 0 for dim in range(len(node.sizes)))
     # What only updates the state is computed where the state is stored.
-    slots = batch_slots(problem, batch)
+    slots = batch_slots(problem.graph, batch)
     for edge in problem.graph.edges:
         if edge.kind == "spread" and edge.a in sharded and edge.b not in slots and any(assignment[edge.a]):
             layout = [0] * len(problem.graph.nodes[edge.b].sizes)

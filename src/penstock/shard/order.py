@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 
-from penstock.shard.graph import Graph
+from penstock.shard.graph import Graph, slots_together
 from penstock.shard.layout import Links
 from penstock.shard.search import Assignment
 
@@ -22,14 +22,7 @@ Order = dict[tuple[int, int], tuple[int, ...]]
 
 def axis_orders(graph: Graph, links: Links, assignment: Assignment) -> Order:
     """For each dimension in which several axes meet, the order that moves the fewest bytes for nothing."""
-    parent: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def find(each: tuple[int, int]) -> tuple[int, int]:
-        while parent.setdefault(each, each) != each:
-            parent[each] = parent[parent[each]]
-            each = parent[each]
-        return each
-
+    dimension = slots_together(graph)
     pairs, exchanged = [], []
     for edge in graph.edges:
         exchanged += [
@@ -41,44 +34,42 @@ def axis_orders(graph: Graph, links: Links, assignment: Assignment) -> Order:
         ]
         for a, b in zip(edge.source, edge.target, strict=True):
             if a is not None and b is not None:
-                one, other = (edge.a, a), (edge.b, b)
-                parent[find(one)] = find(other)
                 before, after = assignment[edge.a][a], assignment[edge.b][b]
                 if before and after and before != after:
-                    pairs.append((one, before, after, edge.bytes * edge.count))
-    wasted: dict[tuple[int, int], dict[tuple[int, ...], float]] = {}
+                    pairs.append(((edge.a, a), before, after, edge.bytes * edge.count))
+    wasted: dict[int, dict[tuple[int, ...], float]] = {}
     orders = list(itertools.permutations(range(len(links.sizes))))
     for slot, before, after, size in pairs:
-        costs = wasted.setdefault(find(slot), dict.fromkeys(orders, 0.0))
+        costs = wasted.setdefault(dimension[slot], dict.fromkeys(orders, 0.0))
         for order in orders:
             if not _nested(order, before, after):
                 costs[order] += size
     prescribed = _prescribed(graph, links)
     for slot, given in prescribed.items():
         # Others that go there follow, if they are not told otherwise.
-        costs = wasted.setdefault(find(slot), dict.fromkeys(orders, 0.0))
+        costs = wasted.setdefault(dimension[slot], dict.fromkeys(orders, 0.0))
         for order in orders:
             if [axis for axis in order if axis in given] != list(given):
                 costs[order] += float("inf")
-    together = [(find(one), find(other), moved, size) for one, other, moved, size in exchanged]
+    together = [(dimension[one], dimension[other], moved, size) for one, other, moved, size in exchanged]
     chosen = _agreed(wasted, [each for each in together if each[0] != each[1]], orders)
-    return {slot: chosen.get(find(slot), orders[0]) for slot in list(parent)} | prescribed
+    return {slot: chosen.get(number, orders[0]) for slot, number in dimension.items()} | prescribed
 
 
 def _agreed(
-    wasted: dict[tuple[int, int], dict[tuple[int, ...], float]],
-    together: list[tuple[tuple[int, int], tuple[int, int], int, float]],
+    wasted: dict[int, dict[tuple[int, ...], float]],
+    together: list[tuple[int, int, int, float]],
     orders: list[tuple[int, ...]],
-) -> Order:
+) -> dict[int, tuple[int, ...]]:
     """The best order of each, given those of the others that axes go to, in turn until nothing changes."""
-    partners: dict[tuple[int, int], list[tuple[tuple[int, int], int, float]]] = {}
+    partners: dict[int, list[tuple[int, int, float]]] = {}
     for one, other, moved, size in together:
         partners.setdefault(one, []).append((other, moved, size))
         partners.setdefault(other, []).append((one, moved, size))
     free = dict.fromkeys(orders, 0.0)
     chosen = {root: min(orders, key=wasted.get(root, free).__getitem__) for root in {**wasted, **partners}}
 
-    def cost(root: tuple[int, int], order: tuple[int, ...]) -> float:
+    def cost(root: int, order: tuple[int, ...]) -> float:
         return wasted.get(root, free)[order] + sum(
             size for other, moved, size in partners.get(root, ()) if _of(order, moved) != _of(chosen[other], moved)
         )

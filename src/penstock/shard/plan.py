@@ -157,6 +157,7 @@ def _prepare_all(
     prepared, errors = [], []
     model: Model | None = None
     pins: dict[int, Fixed] = {}
+    roles: list[str] = []
     for shape in shapes:
         try:
             fixed = pinned(constraints, traced.inputs, shape)
@@ -165,15 +166,15 @@ def _prepare_all(
             continue
         if model is None or fixed != pins:  # it is the same for every mesh
             model, pins = model_of(traced, fixed), fixed
-        prepared.append(_prepare(model, traced, shape, machine, named))
+            roles = [named.get(place, role) for place, role in enumerate(roles_of(model, traced.state))]
+        prepared.append(_prepare(model, shape, machine, roles))
     if not prepared:
         raise errors[0]
     return prepared
 
 
-def _prepare(model: Model, traced: Traced, shape: dict[str, int], machine: Hardware, named: Mapping[int, str]) -> _Prepared:
+def _prepare(model: Model, shape: dict[str, int], machine: Hardware, roles: Sequence[str]) -> _Prepared:
     problem = problem_of(model, shape, machine)
-    roles = [named.get(place, role) for place, role in enumerate(roles_of(model, problem, traced.state))]
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
     kept = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
     baselines = {

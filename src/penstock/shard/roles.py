@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from penstock.shard.known import first_open, slots_together
+from penstock.shard.graph import slots_together
+from penstock.shard.known import first_open
 from penstock.shard.model import Model
 from penstock.shard.program import Program
-from penstock.shard.search import Problem
 from penstock.shard.uses import first_uses
 
 _LOOKS_INTO = ("dot_general", "ragged_dot_general", "conv_general_dilated", "gather")
 
 
-def roles_of(model: Model, problem: Problem, state: Mapping[int, int]) -> list[str]:
+def roles_of(model: Model, state: Mapping[int, int]) -> list[str]:
     """The role of each input.
 
     State is what the step gives back in the same form. Of it, what the other results (the loss) depend on are *parameters*,
@@ -26,7 +26,7 @@ def roles_of(model: Model, problem: Problem, state: Mapping[int, int]) -> list[s
     replaced = set(state.values())
     results = [output for place, output in enumerate(program.outputs) if place not in state and output is not None]
     needed = _behind(program, results) if results else set(program.inputs)
-    batch = _batch(model, problem, replaced)
+    batch = _batch(model, replaced)
     roles = []
     for place, value in enumerate(program.inputs):
         if place in replaced:
@@ -36,9 +36,9 @@ def roles_of(model: Model, problem: Problem, state: Mapping[int, int]) -> list[s
     return roles
 
 
-def _batch(model: Model, problem: Problem, replaced: set[int]) -> set[int]:
+def _batch(model: Model, replaced: set[int]) -> set[int]:
     """The places of inputs that are a batch."""
-    together = slots_together(problem)
+    together = slots_together(model.graph)
     stored = {model.inputs[place] for place in replaced}
     of_state = {number for (node, _), number in together.items() if node in stored}
     uses = first_uses(model.program, model.groups)
@@ -47,7 +47,7 @@ def _batch(model: Model, problem: Problem, replaced: set[int]) -> set[int]:
         if place in replaced or not model.program.values[value].shape:
             continue
         node, use = model.inputs[place], uses.get(value)
-        dim = first_open(problem, node)
+        dim = first_open(model.graph, node)
         weight = use is not None and use.op.primitive in _LOOKS_INTO and use.sums_over(dim)
         if not weight and together[node, dim] not in of_state:
             found.add(place)
