@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 try:
@@ -54,3 +55,14 @@ def program_text(compiled: Any) -> str:
 def constants_as_arguments(jaxpr: Any) -> Any:
     """An open jaxpr that takes the values of its constants as its first arguments."""
     return _convert(jaxpr) if jaxpr.constvars and _convert is not None else jaxpr
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many operands of a `scan` are constants and how many are carried, from the parameters of its equation.
+
+    JAX 0.12 replaced the numbers by a tree of operands: constants, carries, slices.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carries, _ = params["ft_in"].unpack()
+    return len(consts), len(carries)

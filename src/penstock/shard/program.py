@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from penstock._jax import scan_counts
 from penstock.shard import flops
 from penstock.shard.rules import Rule, rule_of
 
@@ -285,7 +286,7 @@ def _call(program: Program, equation: Any, environment: dict[Any, int], path: Pa
 
 def _scan(program: Program, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
     """Carries are tied to what they start from and end as; slices [...] to the stack [length, ...] that they are taken from."""
-    consts, carries = equation.params["num_consts"], equation.params["num_carry"]
+    consts, carries = scan_counts(equation.params)
     outer = [_read(environment, each) for each in equation.invars]
     inside = _open(equation.params["jaxpr"])
     given: list[int | None] = list(outer[:consts])
