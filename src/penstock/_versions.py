@@ -1,0 +1,159 @@
+"""The versions that penstock works with, and the check that refuses others in one line.
+
+The table `SUPPORTED` is the only one: the check at import, `penstock doctor`, the tests and docs/versions.md are made from it.
+This module needs the standard library alone, and is read by any Python 3, so that an old interpreter is refused in words too.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Optional, Tuple, Type
+
+Version = Tuple[int, ...]
+
+
+class UnsupportedVersionError(ImportError):
+    """A version of Python or of a library that penstock does not work with.
+
+    The message is one line: what was found, what works, and the command that installs it. Uncaught, it is printed without a
+    traceback, which would show nothing but imports.
+    """
+
+
+@dataclass(frozen=True)
+class Supported:
+    """The versions of one library (or of Python) that penstock works with.
+
+    Attributes:
+      name: as people call it.
+      oldest: the first release that works, as (major, minor).
+      below: the first release that is not known to work, as (major, minor).
+      tested: the releases that the tests run on, oldest first.
+      install: the command that installs one that works.
+    """
+
+    name: str
+    oldest: Version
+    below: Version
+    tested: Tuple[str, ...]
+    install: str
+
+    def __contains__(self, version: str) -> bool:
+        return self.oldest <= _numbers(version)[:2] < self.below
+
+    def is_newer(self, version: str) -> bool:
+        """Return whether a version lies beyond all that are known to work."""
+        return _numbers(version)[:2] >= self.below
+
+    @property
+    def works(self) -> str:
+        """The versions that work, as "JAX 0.10 to 0.12"."""
+        major, minor = self.below[:2]
+        last = f"{major}.{minor - 1}" if minor else f"{major - 1}.x"
+        first = _dotted(self.oldest)
+        return f"{self.name} {first}" if first == last else f"{self.name} {first} to {last}"
+
+    def refuse(self, found: str, why: str = "") -> UnsupportedVersionError:
+        """Return the error that says what was found, what works, and how to install it."""
+        return UnsupportedVersionError(
+            f"penstock works with {self.works}, and this is {self.name} {found}{', ' + why if why else ''}: {self.install}"
+        )
+
+
+PYTHON = Supported(
+    "Python",
+    oldest=(3, 11),
+    below=(3, 14),
+    tested=("3.11", "3.12"),
+    install="make an environment of one of those, such as: python3.12 -m venv .venv",
+)
+JAX = Supported(
+    "JAX", oldest=(0, 10), below=(0, 13), tested=("0.10.0", "0.12.0.1"), install='pip install "jax>=0.10,<0.13"'
+)
+KERAS = Supported(
+    "Keras",
+    oldest=(3, 15),
+    below=(3, 17),
+    tested=("3.15.1", "3.16.0.dev2026102704"),
+    install='pip install "keras>=3.15,<3.17"',
+)
+SUPPORTED = (PYTHON, JAX, KERAS)
+
+
+def installed(distribution: str) -> Optional[str]:
+    """Return the version of an installed distribution; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def keras_version() -> Optional[str]:
+    """Return the version of the package `keras` that an import gives, without importing it; None if there is none.
+
+    `keras` and `keras-nightly` put the same package into the same folder, so the file there decides and not the name of a
+    distribution.
+    """
+    found = importlib.util.find_spec("keras")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for name in ("src/version.py", "version.py", "__init__.py"):
+            path = Path(folder) / name
+            version = re.search(r'^__version__ = "([^"]+)"', path.read_text(), re.MULTILINE) if path.is_file() else None
+            if version:
+                return version[1]
+    return (installed("keras") or installed("keras-nightly")) if found else None
+
+
+def require_python_and_jax() -> None:
+    """Refuse a Python or JAX that penstock does not work with. A newer one passes: `untested` names it.
+
+    Raises:
+      UnsupportedVersionError: what was found, what works, and the command that installs it.
+    """
+    python = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < PYTHON.oldest:
+        raise _without_traceback(PYTHON.refuse(python))
+    jax = installed("jax")
+    if jax is None:
+        raise _without_traceback(UnsupportedVersionError(f"penstock needs {JAX.works}, which is not installed: {JAX.install}"))
+    if jax not in JAX and not JAX.is_newer(jax):
+        raise _without_traceback(JAX.refuse(jax))
+
+
+def untested() -> Tuple[str, ...]:
+    """Return a sentence for each of Python and JAX that is newer than what penstock was tested with."""
+    found = ((PYTHON, ".".join(map(str, sys.version_info[:3]))), (JAX, installed("jax")))
+    return tuple(
+        f"{supported.name} {version} is newer than {supported.works}, which penstock is tested with: {supported.install}"
+        for supported, version in found
+        if version is not None and supported.is_newer(version)
+    )
+
+
+def _without_traceback(error: UnsupportedVersionError) -> UnsupportedVersionError:
+    """Have Python print this error, should nobody catch it, as its one line."""
+    print_others = sys.excepthook
+
+    def print_one_line(kind: Type[BaseException], value: BaseException, traceback: Optional[TracebackType]) -> Any:
+        if value is error:
+            print(error, file=sys.stderr)
+        else:
+            print_others(kind, value, traceback)
+
+    sys.excepthook = print_one_line
+    return error
+
+
+def _numbers(version: str) -> Version:
+    """Return the numbers that a version begins with: (3, 16, 0) of "3.16.0.dev2026102704"."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.match(r"[\d.]*", version)[0]))  # type: ignore[index]
+
+
+def _dotted(version: Version) -> str:
+    return ".".join(map(str, version))
