@@ -8,6 +8,9 @@ with ps.feed(loader, to=sharding) as batches:
 plan = ps.plan(step, state, batch, devices=8, hardware="tpu-v5e")
 """
 
+from penstock import _versions as _versions  # first: it refuses an old Python or JAX, which the rest could not import
+from penstock._doctor import doctor as doctor
+from penstock._versions import UnsupportedVersionError as UnsupportedVersionError
 from penstock.data import Loader as Loader
 from penstock.data import Source as Source
 from penstock.data import pad_to as pad_to

@@ -1,7 +1,8 @@
 """The versions that penstock works with, and the check that refuses others in one line.
 
 The table `SUPPORTED` is the only one: the check at import, `penstock doctor`, the tests and docs/versions.md are made from it.
-This module needs the standard library alone, and is read by any Python 3, so that an old interpreter is refused in words too.
+Importing this module is the check, and the package imports it first. It needs the standard library of Python 3.8 alone, so that
+an old interpreter is refused in words too.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional, Tuple, Type
+from typing import TYPE_CHECKING, Any
 
-Version = Tuple[int, ...]
+if TYPE_CHECKING:
+    Version = tuple[int, ...]
 
 
 class UnsupportedVersionError(ImportError):
@@ -35,14 +37,14 @@ class Supported:
       oldest: the first release that works, as (major, minor).
       below: the first release that is not known to work, as (major, minor).
       tested: the releases that the tests run on, oldest first.
-      install: the command that installs one that works.
+      distribution: as pip knows it; "" for Python.
     """
 
     name: str
     oldest: Version
     below: Version
-    tested: Tuple[str, ...]
-    install: str
+    tested: tuple[str, ...]
+    distribution: str = ""
 
     def __contains__(self, version: str) -> bool:
         return self.oldest <= _numbers(version)[:2] < self.below
@@ -59,6 +61,18 @@ class Supported:
         first = _dotted(self.oldest)
         return f"{self.name} {first}" if first == last else f"{self.name} {first} to {last}"
 
+    @property
+    def requirement(self) -> str:
+        """The versions that work, as pip takes them: "jax>=0.10,<0.13"."""
+        return f"{self.distribution}>={_dotted(self.oldest)},<{_dotted(self.below)}"
+
+    @property
+    def install(self) -> str:
+        """The command that installs one that works."""
+        if not self.distribution:
+            return "make an environment of one of those, such as: python3.12 -m venv .venv"
+        return f'pip install "{self.requirement}"'
+
     def refuse(self, found: str, why: str = "") -> UnsupportedVersionError:
         """Return the error that says what was found, what works, and how to install it."""
         return UnsupportedVersionError(
@@ -66,27 +80,13 @@ class Supported:
         )
 
 
-PYTHON = Supported(
-    "Python",
-    oldest=(3, 11),
-    below=(3, 14),
-    tested=("3.11", "3.12"),
-    install="make an environment of one of those, such as: python3.12 -m venv .venv",
-)
-JAX = Supported(
-    "JAX", oldest=(0, 10), below=(0, 13), tested=("0.10.0", "0.12.0.1"), install='pip install "jax>=0.10,<0.13"'
-)
-KERAS = Supported(
-    "Keras",
-    oldest=(3, 15),
-    below=(3, 17),
-    tested=("3.15.1", "3.16.0.dev2026102704"),
-    install='pip install "keras>=3.15,<3.17"',
-)
+PYTHON = Supported("Python", oldest=(3, 11), below=(3, 14), tested=("3.11", "3.12"))
+JAX = Supported("JAX", oldest=(0, 10), below=(0, 13), tested=("0.10.0", "0.12.0.1"), distribution="jax")
+KERAS = Supported("Keras", oldest=(3, 15), below=(3, 17), tested=("3.15.1", "3.16.0.dev2026102704"), distribution="keras")
 SUPPORTED = (PYTHON, JAX, KERAS)
 
 
-def installed(distribution: str) -> Optional[str]:
+def installed(distribution: str) -> str | None:
     """Return the version of an installed distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
@@ -94,7 +94,7 @@ def installed(distribution: str) -> Optional[str]:
         return None
 
 
-def keras_version() -> Optional[str]:
+def keras_version() -> str | None:
     """Return the version of the package `keras` that an import gives, without importing it; None if there is none.
 
     `keras` and `keras-nightly` put the same package into the same folder, so the file there decides and not the name of a
@@ -110,7 +110,7 @@ def keras_version() -> Optional[str]:
     return (installed("keras") or installed("keras-nightly")) if found else None
 
 
-def require_python_and_jax() -> None:
+def _require_python_and_jax() -> None:
     """Refuse a Python or JAX that penstock does not work with. A newer one passes: `untested` names it.
 
     Raises:
@@ -126,7 +126,7 @@ def require_python_and_jax() -> None:
         raise _without_traceback(JAX.refuse(jax))
 
 
-def untested() -> Tuple[str, ...]:
+def untested() -> tuple[str, ...]:
     """Return a sentence for each of Python and JAX that is newer than what penstock was tested with."""
     found = ((PYTHON, ".".join(map(str, sys.version_info[:3]))), (JAX, installed("jax")))
     return tuple(
@@ -140,7 +140,7 @@ def _without_traceback(error: UnsupportedVersionError) -> UnsupportedVersionErro
     """Have Python print this error, should nobody catch it, as its one line."""
     print_others = sys.excepthook
 
-    def print_one_line(kind: Type[BaseException], value: BaseException, traceback: Optional[TracebackType]) -> Any:
+    def print_one_line(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> Any:
         if value is error:
             print(error, file=sys.stderr)
         else:
@@ -157,3 +157,6 @@ def _numbers(version: str) -> Version:
 
 def _dotted(version: Version) -> str:
     return ".".join(map(str, version))
+
+
+_require_python_and_jax()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import penstock
+from penstock._doctor import command as examination
 from penstock.bench import command
 from penstock.recipes import digits
 from penstock.shard import command as planning
@@ -49,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="penstock",
-        description="Train with JAX: run an example, plan which device holds what, or measure input pipelines.",
+        description="Train with JAX: run an example, plan which device holds what, measure, or look at the environment.",
         epilog="example:\n  penstock train digits",
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
@@ -57,6 +58,7 @@ def _parser() -> _Parser:
     _add_train(commands)
     _add_plan(commands)
     _add_bench(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -101,3 +103,14 @@ def _add_bench(commands: _Commands) -> None:
     )
     command.add_arguments(bench)
     bench.set_defaults(run=command.run)
+
+
+def _add_doctor(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="look at versions, devices and known faults, and say what to do",
+        description=examination.DESCRIPTION,
+        epilog=examination.EPILOG,
+    )
+    examination.add_arguments(parser)
+    parser.set_defaults(run=examination.run)

@@ -31,6 +31,7 @@ def document(seed: int = 5) -> dict[str, Any]:
             "memory_bytes": 64 * 2**30,
             "clocks": None,
             "huge_pages": "madvise",
+            "known_cases": [],
             "gpus": [],
             "platform": "Linux-6.1.0-x86_64",
             "python": "3.12.4",

@@ -19,6 +19,7 @@ MACHINE = {
     "memory_bytes": None,
     "clocks": None,
     "huge_pages": None,
+    "known_cases": [],
     "gpus": [],
     "platform": "none",
     "python": "3",

@@ -15,6 +15,7 @@ from statistics import median
 from rich.console import Console
 from rich.markup import escape
 
+from penstock._doctor.cases import warn_of_known_faults
 from penstock.bench import files, machine, report
 from penstock.bench.document import as_document, as_json
 from penstock.bench.harness import Harness
@@ -86,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"penstock bench {args.suite}: error: {error}", file=sys.stderr)
         return 2
+    warn_of_known_faults()
     console = Console()
     size: SizeName = "quick" if args.quick else "full"
     with ended_like_ctrl_c(), console.status("") as status:

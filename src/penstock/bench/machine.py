@@ -7,13 +7,30 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock._doctor import cases
 
 _PACKAGES = (
-    *("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "keras", "keras-hub", "tokenizers", "grain", "torch", "torch_xla"),
+    *(
+        "jax",
+        "jaxlib",
+        "numpy",
+        "scipy",
+        "flax",
+        "optax",
+        "keras",
+        "keras-nightly",
+        "keras-hub",
+        "tokenizers",
+        "grain",
+        "torch",
+        "torch_xla",
+    ),
     *("tensorflow-cpu", "tensorflow", "datasets", "pyarrow", "pillow", "psutil"),
 )
 # Environment variables that change what is measured begin with one of these.
@@ -29,7 +46,7 @@ def describe() -> dict[str, Any]:
     """CPU, GPUs, memory, clocks, versions, flags, load and the like, as JSON holds it; None for what cannot be known."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": _cpu(),
+        "cpu": cases.processor(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _memory(),
@@ -39,6 +56,7 @@ def describe() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "known_cases": [asdict(outcome) for outcome in cases.known()] if _version("jaxlib") else [],
         "flags": flags(),
         "load_average": os.getloadavg() if hasattr(os, "getloadavg") else None,
         "penstock": penstock.__version__,
@@ -46,16 +64,19 @@ def describe() -> dict[str, Any]:
     }
 
 
+def known_faults(described: Mapping[str, Any]) -> str:
+    """Return what `describe` found of the known faults of this jaxlib, as a line of a report."""
+    found = described["known_cases"]
+    if not found:
+        return "known faults of jaxlib: unknown, as there is none"
+    failing = [f"{case['name']}: {case['verdict']} ({case['link']})" for case in found if case["verdict"] != "right"]
+    return "known faults of jaxlib: " + ("; ".join(failing) or f"none, all {len(found)} cases are computed right")
+
+
 def flags() -> dict[str, str]:
     """The environment variables that may change what is measured, but none that may hold a secret."""
     known = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)}
     return {name: value for name, value in known.items() if not any(word in name.upper() for word in _SECRET)}
-
-
-def _cpu() -> str:
-    lines = _read("/proc/cpuinfo").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _clocks() -> str | None:

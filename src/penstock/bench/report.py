@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.bench import sentences
+from penstock.bench.machine import known_faults
 from penstock.bench.model import Failure, Metric, Outcome, Run
 from penstock.bench.summary import Claim, Judgement, Row, judge, rows
 from penstock.bench.text import number, times
@@ -94,6 +95,7 @@ def machine_lines(run: Run) -> list[str]:
         f"devices: {'; '.join(devices) or 'none'}",
         f"Python {machine['python']}, {_versions(machine['versions'])}",
         *_versions_elsewhere(run),
+        known_faults(machine),
         f"flags: {', '.join(f'{name}={value}' for name, value in machine['flags'].items()) or 'none'}",
         f"penstock {machine['penstock']}, commit {machine['commit'] or 'unknown'}",
         f"{machine['date']}, {run.seconds / 60:.1f} minutes",

@@ -18,6 +18,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import penstock as ps
+from penstock._doctor.cases import warn_of_known_faults
 from penstock.data.tree import Batch
 from penstock.recipes import images
 from penstock.recipes.interrupt import ctrl_c_at_checks
@@ -115,6 +116,7 @@ def train(
     begun = time.perf_counter()
     _check(steps, batch_size, seed)
     folder = _new_folder(out)
+    warn_of_known_faults()
     from penstock.recipes.log import Log
 
     with ctrl_c_at_checks() as check, Log(folder / "metrics.jsonl", steps, quiet) as log:

@@ -18,6 +18,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 import penstock
+from penstock._doctor.cases import warn_of_known_faults
 from penstock.shard.check import PlanError
 from penstock.shard.compiled import CompileError
 from penstock.shard.pins import ROLES
@@ -96,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _check_files(args)
         step, *arguments = _load(args.function)
+        warn_of_known_faults()
         made = plan(
             step,
             *arguments,

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from penstock._doctor.cases import warn_of_known_faults
 from penstock.bench import files, machine
 from penstock.bench.interrupt import ended_like_ctrl_c
 from penstock.bench.process import run_variant
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"penstock bench shard: error: {error}", file=sys.stderr)
         return 2
+    warn_of_known_faults()
     console = Console()
     training = args.train if args.train is not None else not args.quick
     begin, described = time.perf_counter(), machine.describe()

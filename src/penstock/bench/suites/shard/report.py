@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.bench.machine import known_faults
 from penstock.bench.suites.shard.case import Case, Score, Training
 from penstock.bench.suites.shard.judgement import Cell, Verdict, cells_of, judge
 from penstock.shard.text import seconds_of, size_of
@@ -191,7 +192,7 @@ def _provenance(report: Report) -> str:
     commit = machine["commit"] or "unknown"
     return (
         f"{machine['date']}, {report.seconds / 60:.1f} minutes on {machine['usable_cores']} cores of {machine['cpu']}; "
-        f"Python {machine['python']}, {versions}; penstock {machine['penstock']}, commit {commit}"
+        f"Python {machine['python']}, {versions}; penstock {machine['penstock']}, commit {commit}; {known_faults(machine)}"
     )
 
 

@@ -1,0 +1,228 @@
+"""Small programs that some releases of jaxlib compute wrongly or crash on, and whether this one does.
+
+Each program is a reproduction from a report to JAX's developers, run in a process of its own: a crash or a hang ends that
+process and nothing else, and this one starts no JAX backend. What was found is kept on disk, by jaxlib, processor and XLA flags,
+so that a command can warn without running it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from penstock._versions import JAX, installed, untested
+
+_TOLERANCE = 1e-4  # relative; float32 sums of ten terms differ by 1e-6, the wrong values by 1e-3 and more
+
+_SECONDS = 7.0  # a case takes about one, and three on a busy machine; the doctor promises less than ten for everything
+
+_BEFORE = "import jax, jax.numpy as jnp, numpy as np\n"
+_AFTER = """
+difference = np.abs(np.asarray(got, float) - expected).max() / np.abs(expected).max()
+print("difference", float(np.nan_to_num(difference, nan=np.inf)), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program with a known result.
+
+    Attributes:
+      name: what it computes.
+      link: the report that it is from.
+      program: lines that set `got`, computed by JAX, and `expected`, computed by NumPy; `jax`, `jnp` and `np` are imported.
+      remedy: what to do where it fails.
+    """
+
+    name: str
+    link: str
+    program: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended.
+
+    Attributes:
+      name, link, remedy: those of the case.
+      verdict: "right", "wrong", "crash", or "unknown" where it had no end in time or could not be run.
+      detail: the largest relative difference, the signal, or why nothing is known.
+    """
+
+    name: str
+    link: str
+    remedy: str
+    verdict: str
+    detail: str
+
+    @property
+    def fails(self) -> bool:
+        """Whether this jaxlib computes the case wrongly, or crashes on it."""
+        return self.verdict in ("wrong", "crash")
+
+
+_WITHOUT_YNNPACK = (
+    f'use another jaxlib (pip install "{JAX.requirement},!=0.10.2,!=0.11.0"), or set '
+    "XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= before JAX starts"
+)
+
+CASES = (
+    Case(
+        "a product under vmap, then a sum",
+        "https://github.com/jax-ml/jax/issues/39103",
+        """m, x = jnp.eye(3), np.zeros((32_769, 3), "f"); x[:, 0] = np.arange(32_769)
+got = jax.jit(jax.vmap(lambda row: jnp.sum((m @ row) ** 2)))(x)
+expected = (x**2).sum(1)""",
+        _WITHOUT_YNNPACK,
+    ),
+    Case(
+        "a sum over one of eight dimensions",
+        "https://github.com/jax-ml/jax/issues/39257",
+        """a, b = np.ones((10, 4, 6), "f"), np.ones((10, 4, 6, 9, 9, 9, 9, 9), "f")
+got = jax.jit(lambda a, b: jnp.log(jnp.maximum(jnp.sum(a[..., None, None, None, None, None] * b, axis=2), 1e-9)))(a, b)
+expected = np.full((10, 4, 9, 9, 9, 9, 9), np.log(6))""",
+        _WITHOUT_YNNPACK,
+    ),
+    Case(
+        "a sum over one of seven dimensions, another of which is 1",
+        "https://github.com/jax-ml/jax/issues/40412",
+        """a, b = np.full((2, 3, 1, 2, 2, 8, 8, 8), 2, "f")
+got = jax.jit(lambda a, b: jnp.sum(a * b, axis=3))(a, b)
+expected = (a * b).sum(3)""",
+        _WITHOUT_YNNPACK,
+    ),
+    Case(
+        "the arctangent of 200 numbers",
+        "https://github.com/jax-ml/jax/issues/39352",
+        """x = np.linspace(-3, 3, 200, dtype="f")
+got = jnp.arctan(x)
+expected = np.arctan(x)""",
+        f'use another jaxlib: pip install "{JAX.requirement},!=0.10.2"',
+    ),
+)
+
+
+def run(cases: Sequence[Case] = CASES, seconds: float = _SECONDS) -> list[Outcome]:
+    """Run cases side by side on the CPU, each in a process of its own.
+
+    Args:
+      seconds: after so many, a case that has not ended is stopped and unknown.
+    """
+    deadline = time.monotonic() + seconds
+    processes = []
+    try:
+        for case in cases:
+            processes.append(_start(case))
+        return [_outcome(case, process, deadline) for case, process in zip(cases, processes, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def known(cases: Sequence[Case] = CASES) -> list[Outcome]:
+    """Return what is on disk of this jaxlib, processor and XLA flags; run the cases where nothing is.
+
+    Only a run in which every case came to an end is kept.
+    """
+    if (kept := _read(_kept_at(cases), cases)) is not None:
+        return kept
+    outcomes = run(cases)
+    if all(outcome.verdict != "unknown" for outcome in outcomes):
+        keep(outcomes, cases)
+    return outcomes
+
+
+def keep(outcomes: Sequence[Outcome], cases: Sequence[Case] = CASES) -> None:
+    """Keep outcomes on disk for `known`. A folder that cannot be written to costs a second at the next command, and no more."""
+    path = _kept_at(cases)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump([asdict(outcome) for outcome in outcomes], file)
+        os.replace(file.name, path)
+    except OSError:
+        return
+
+
+def warn_of_known_faults() -> None:
+    """Print one line on standard error for a jaxlib that fails known cases, and one for each version that is not tested."""
+    for line in (*untested(), warning(known())):
+        if line:
+            print(f"penstock: warning: {line}", file=sys.stderr)
+
+
+def warning(outcomes: Sequence[Outcome]) -> str | None:
+    """Return one line that says what this jaxlib gets wrong on the CPU; None where it gets all right."""
+    failing = [outcome for outcome in outcomes if outcome.fails]
+    if not failing:
+        return None
+    said = ", ".join(f"jax#{outcome.link.rpartition('/')[2]} {outcome.verdict}" for outcome in failing)
+    return f"jaxlib {installed('jaxlib')} fails known cases on the CPU ({said}): {failing[0].remedy}; penstock doctor says more"
+
+
+def _start(case: Case) -> subprocess.Popen[str]:
+    # The child computes on one CPU device whatever this process is set to, and has its XLA flags, which may be the remedy.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")} | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _BEFORE + case.program + _AFTER],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def _outcome(case: Case, process: subprocess.Popen[str], deadline: float) -> Outcome:
+    verdict, detail = "unknown", f"no end within {_SECONDS:.0f} s"
+    try:
+        printed, errors = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass
+    else:
+        if process.returncode < 0:
+            verdict, detail = "crash", f"the process died of signal {-process.returncode}"
+        elif process.returncode > 0:
+            detail = errors.strip().splitlines()[-1] if errors.strip() else f"the process ended with status {process.returncode}"
+        else:
+            difference = float(printed.split()[-1])
+            verdict = "right" if difference <= _TOLERANCE else "wrong"
+            detail = f"largest relative difference {difference:.2g}"
+    return Outcome(case.name, case.link, case.remedy, verdict, detail)
+
+
+def _kept_at(cases: Sequence[Case]) -> Path:
+    """The file for this jaxlib, processor, set of flags and set of cases."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    about = (installed("jax"), installed("jaxlib"), processor(), os.environ.get("XLA_FLAGS"), *cases)
+    digest = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    return cache / "penstock" / f"known-cases-{digest}.json"
+
+
+def processor() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _read(path: Path, cases: Sequence[Case]) -> list[Outcome] | None:
+    try:
+        outcomes = [Outcome(**each) for each in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):  # not there, or not written by `_write`: the cases are run
+        return None
+    return outcomes if [outcome.name for outcome in outcomes] == [case.name for case in cases] else None

@@ -1,0 +1,136 @@
+"""Everything that the doctor looks at, in the order in which it is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from penstock import _jax
+from penstock._doctor import cases, machine
+from penstock._doctor.report import Finding
+from penstock._versions import JAX, KERAS, PYTHON, Supported, UnsupportedVersionError, installed, keras_version
+
+_DEVICES = """
+import json, jax
+memory = lambda device: (device.memory_stats() or {}).get("bytes_limit")
+print("devices", json.dumps([[each.platform, each.device_kind, memory(each)] for each in jax.local_devices()]))
+"""
+
+# Libraries that penstock works with, and the extra that brings each.
+_LIBRARIES = (
+    *(("flax", "train"), ("optax", "train"), ("orbax-checkpoint", "train"), ("grain", "grain"), ("pyarrow", "arrow")),
+    *(("torch", "torch"), ("tensorflow", "bench"), ("equinox", "bench")),
+)
+
+_MORE = "python -c 'import jax; jax.devices()' shows more"
+
+_SECONDS = 7.0
+
+
+def examine() -> Iterator[Finding]:
+    """Yield all findings. JAX runs in processes of its own, side by side."""
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = pool.submit(cases.run)
+        devices = pool.submit(_devices)
+        yield from _versions()
+        yield from devices.result()
+        yield from _cases(outcomes.result())
+        yield from _private_parts()
+        yield from machine.examine()
+
+
+def _versions() -> Iterator[Finding]:
+    import penstock
+
+    section = "Versions"
+    yield Finding(section, "penstock", "ok", penstock.__version__)
+    yield _supported(section, PYTHON, ".".join(map(str, sys.version_info[:3])))
+    jax, jaxlib = installed("jax"), installed("jaxlib")
+    yield _supported(section, JAX, jax)
+    if jaxlib is None:
+        yield Finding(section, "jaxlib", "wrong", "not installed", f'pip install "jaxlib=={jax}"')
+    else:
+        yield Finding(section, "jaxlib", "ok", jaxlib)
+    yield _supported(section, KERAS, keras_version(), extra="keras")
+    for name, extra in _LIBRARIES:
+        version = installed(name) or installed(f"{name}-cpu")
+        if version is None:
+            yield Finding(section, name, "absent", "not installed", f'if you use it: pip install "penstock[{extra}]"')
+        else:
+            yield Finding(section, name, "ok", version)
+
+
+def _supported(section: str, supported: Supported, version: str | None, extra: str = "") -> Finding:
+    if version is None:
+        return Finding(section, supported.name, "absent", "not installed", f'if you use it: pip install "penstock[{extra}]"')
+    if version in supported:
+        return Finding(section, supported.name, "ok", version)
+    if supported.is_newer(version):
+        found = f"{version}, which is newer than {supported.works}, the versions that penstock is tested with"
+        return Finding(section, supported.name, "warning", found, supported.install)
+    return Finding(section, supported.name, "wrong", f"{version}, and penstock works with {supported.works}", supported.install)
+
+
+def _devices() -> Sequence[Finding]:
+    """The devices that JAX finds, asked in a process of its own, which leaves their memory alone."""
+    section = "Devices"
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TPU_SKIP_MDS_QUERY": "1"}
+    command = [sys.executable, "-P", "-c", _DEVICES]
+    try:
+        done = subprocess.run(
+            command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        remedy = "is an accelerator held by another process? JAX_PLATFORMS=cpu leaves it out"
+        return [Finding(section, "JAX", "unknown", f"JAX named no devices within {_SECONDS:.0f} s", remedy)]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("devices ")]
+    if done.returncode or not lines:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        return [
+            Finding(section, "JAX", "wrong", f"JAX does not start: {last}", "python -c 'import jax; jax.devices()' shows more")
+        ]
+    devices = json.loads(lines[-1].partition(" ")[2])
+    kinds: dict[tuple[str, str, int | None], int] = {}
+    for platform, kind, memory in devices:
+        kinds[platform, kind, memory] = kinds.get((platform, kind, memory), 0) + 1
+    found = [
+        Finding(section, platform, "ok", f"{count} × {kind}" + (f", {memory / 2**30:.1f} GiB each" if memory else ""))
+        for (platform, kind, memory), count in kinds.items()
+    ]
+    gpus = machine.nvidia_gpus()
+    if gpus and not any(platform in ("gpu", "cuda") for platform, *_ in devices):
+        said = f"{', '.join(gpus)} here, and JAX sees none"
+        found.append(Finding(section, "gpu", "warning", said, 'pip install "jax[cuda13]", or unset JAX_PLATFORMS'))
+    return found
+
+
+def _cases(outcomes: Sequence[cases.Outcome]) -> Iterator[Finding]:
+    section = f"Known faults of jaxlib {installed('jaxlib')} on the CPU"
+    for outcome in outcomes:
+        words = {"right": "computed right", "wrong": "WRONG VALUES", "crash": "CRASH", "unknown": "unknown"}[outcome.verdict]
+        found = f"{outcome.name}: {words}, {outcome.detail} ({outcome.link})"
+        name = "#" + outcome.link.rpartition("/")[2]
+        if outcome.fails:
+            yield Finding(section, name, "wrong", found, outcome.remedy)
+        elif outcome.verdict == "unknown":
+            yield Finding(section, name, "unknown", found, "try again when the machine is less busy")
+        else:
+            yield Finding(section, name, "ok", found)
+
+
+def _private_parts() -> Iterator[Finding]:
+    missing = []
+    for module, name in _jax.PARTS:
+        try:
+            _jax.part(module, name)
+        except UnsupportedVersionError:
+            missing.append(f"{module}.{name}")
+    section = "Private parts of JAX that penstock uses"
+    if missing:
+        yield Finding(section, "all", "warning", f"this JAX lacks {', '.join(missing)}", JAX.install)
+    else:
+        yield Finding(section, "all", "ok", f"{len(_jax.PARTS)} of {len(_jax.PARTS)} are here")
