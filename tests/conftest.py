@@ -5,11 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
+import hypothesis
 import jax
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
 from penstock._doctor import cases
+
+# A deadline would be a timing asserted in a test, and fail on a busy machine.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

@@ -20,30 +20,29 @@ from penstock._versions import JAX, UnsupportedVersionError
 
 TRACE_CONTEXT = ("jax._src.config", "trace_context")
 TRACE_STATE_CLEAN = ("jax._src.core", "trace_state_clean")
-PRINT_OPTIONS = ("jax._src.lib", "hlo.HloPrintOptions")
+PRINT_OPTIONS = ("jax._src.lib", "hlo.HloPrintOptions", "_jax.HloPrintOptions")  # the second until JAX 0.10.1
 CONVERT_CONSTANTS = ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr")
 PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS)
-"""What is imported of JAX's private modules: module and name."""
+"""All that is imported of JAX's private modules: a module, and the names that its releases have for one part, newest first."""
 
 _MANY = 1 << 20
 
 
-def part(module: str, name: str) -> Any:
-    """Return a private part of JAX.
+def part(module: str, *names: str) -> Any:
+    """Return a private part of JAX, by the first of its names that this JAX has.
 
     Raises:
-      UnsupportedVersionError: this JAX has no such part.
+      UnsupportedVersionError: this JAX has none of them.
     """
-    try:
-        found = importlib.import_module(module)
-        for each in name.split("."):
-            found = getattr(found, each)
-    except (ImportError, AttributeError):
-        raise UnsupportedVersionError(
-            f"penstock uses {module}.{name}, which JAX {jax.__version__} does not have; it was last seen in JAX "
-            f"{JAX.tested[-1]}: {JAX.install}"
-        ) from None
-    return found
+    for name in names:
+        try:
+            return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        except (ImportError, AttributeError):
+            continue
+    raise UnsupportedVersionError(
+        f"penstock uses {module}.{names[0]}, which JAX {jax.__version__} does not have; it was last seen in JAX "
+        f"{JAX.tested[-1]}: {JAX.install}"
+    )
 
 
 def thread_settings() -> Any:

@@ -47,11 +47,11 @@ class Supported:
     distribution: str = ""
 
     def __contains__(self, version: str) -> bool:
-        return self.oldest <= _numbers(version)[:2] < self.below
+        return self.oldest <= numbers(version)[:2] < self.below
 
     def is_newer(self, version: str) -> bool:
         """Return whether a version lies beyond all that are known to work."""
-        return _numbers(version)[:2] >= self.below
+        return numbers(version)[:2] >= self.below
 
     @property
     def works(self) -> str:
@@ -84,6 +84,11 @@ PYTHON = Supported("Python", oldest=(3, 11), below=(3, 14), tested=("3.11", "3.1
 JAX = Supported("JAX", oldest=(0, 10), below=(0, 13), tested=("0.10.0", "0.12.0.1"), distribution="jax")
 KERAS = Supported("Keras", oldest=(3, 15), below=(3, 17), tested=("3.15.1", "3.16.0.dev2026102704"), distribution="keras")
 SUPPORTED = (PYTHON, JAX, KERAS)
+
+
+def numbers(version: str) -> Version:
+    """Return the numbers that a version begins with: (3, 16, 0) of "3.16.0.dev2026102704"."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.match(r"[\d.]*", version)[0]))  # type: ignore[index]
 
 
 def installed(distribution: str) -> str | None:
@@ -148,11 +153,6 @@ def _without_traceback(error: UnsupportedVersionError) -> UnsupportedVersionErro
 
     sys.excepthook = print_one_line
     return error
-
-
-def _numbers(version: str) -> Version:
-    """Return the numbers that a version begins with: (3, 16, 0) of "3.16.0.dev2026102704"."""
-    return tuple(int(part) for part in re.findall(r"\d+", re.match(r"[\d.]*", version)[0]))  # type: ignore[index]
 
 
 def _dotted(version: Version) -> str:

@@ -124,11 +124,11 @@ def _cases(outcomes: Sequence[cases.Outcome]) -> Iterator[Finding]:
 
 def _private_parts() -> Iterator[Finding]:
     missing = []
-    for module, name in _jax.PARTS:
+    for module, *names in _jax.PARTS:
         try:
-            _jax.part(module, name)
+            _jax.part(module, *names)
         except UnsupportedVersionError:
-            missing.append(f"{module}.{name}")
+            missing.append(f"{module}.{names[0]}")
     section = "Private parts of JAX that penstock uses"
     if missing:
         yield Finding(section, "all", "warning", f"this JAX lacks {', '.join(missing)}", JAX.install)

@@ -151,10 +151,8 @@ class _IterableUpstream:
         mark_as_used(iterator)
 
     def fingerprint(self) -> dict[str, Any]:
-        try:
-            return {"source": self.name, "length": len(self._batches)}
-        except Exception:  # of their own kinds, where there is no length
-            return {"source": self.name}
+        length = length_of(self._batches)
+        return {"source": self.name} if length is None else {"source": self.name, "length": length}
 
     def restore(self, step: int, position: Any) -> None:
         if step == 0 and position is None and not self._is_used():
@@ -219,6 +217,18 @@ class _IterableUpstream:
         close = getattr(iterator, "close", None)
         if callable(close) and (isinstance(iterator, types.GeneratorType) or not self._is_iterator):
             close()
+
+
+def length_of(batches: Any) -> int | None:
+    """Return how many batches an iterable says that it has; None where it has no length.
+
+    TypeError is how Python, torch (an `IterableDataset`) and TensorFlow (an endless or unknown cardinality) say that there is
+    none, and NotImplementedError how abstract datasets do. Any other error is one of the iterable's own, and is raised.
+    """
+    try:
+        return len(batches)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def may_change(batches: Any) -> bool:

@@ -15,6 +15,7 @@ import jax
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
+from penstock._faults import SCATTER_OF_A_SLICE
 from penstock._jax import constants_as_arguments
 from penstock.shard.program import INLINED, Path
 
@@ -62,7 +63,8 @@ class _Evaluation:
     def __init__(self, steering: Steering, mesh: Any):
         self._steering = steering
         self._mesh = mesh
-        self._may_be_cpu = not isinstance(mesh, jax.sharding.Mesh) or mesh.devices.flat[0].platform == "cpu"
+        may_be_cpu = not isinstance(mesh, jax.sharding.Mesh) or mesh.devices.flat[0].platform == "cpu"
+        self._keep_scatters_apart = may_be_cpu and SCATTER_OF_A_SLICE.present
 
     def evaluate(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], path: Path, constrained: _Constrained
@@ -96,8 +98,7 @@ class _Evaluation:
                 operands = [read(atom) for atom in equation.invars]
             else:
                 operands = [laid_out(atom, specs) for atom, specs in zip(equation.invars, wanted, strict=True)]
-            if wanted is not None and equation.primitive.name.startswith("scatter") and self._may_be_cpu:
-                # XLA:CPU (jaxlib 0.10.2) computes a scatter wrongly that it fuses with the slice which cut its operand.
+            if wanted is not None and equation.primitive.name.startswith("scatter") and self._keep_scatters_apart:
                 operands[0] = jax.lax.optimization_barrier(operands[0])
             results = self._equation(equation, operands, here, constrained)
             specs = self._steering.results.get(here, (None,) * len(results))

@@ -101,8 +101,8 @@ def _convolution(params: Any, operands: Any, results: Any) -> float:
     ):
         taps *= _valid(out[out_dim], operands[0].shape[in_dim], kernel[kernel_dim], stride, padding[0], inner, outer)
     positions = math.prod(out[dim] for dim in numbers.out_spec[:2])
-    # The gradient of a depthwise kernel XLA:CPU computes for every pair of features, and keeps those of one. TPUs have an
-    # instruction for it, but are as far from their peak in it, where a group has one column of an array to itself.
+    # `_faults.DENSE_DEPTHWISE_GRADIENT`. TPUs have an instruction for that gradient, but are as far from their peak in it: a
+    # group of one feature has one column of the matrix unit to itself.
     groups = params["batch_group_count"]
     pairs = groups if groups == out[numbers.out_spec[1]] else 1
     return 2.0 * positions * features * taps * pairs

@@ -82,8 +82,7 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
     """Batch, output features and input features, over which the result is partial. Positions and windows stay whole.
 
     Positions are free where the window is one element, and summed over where it is the whole image, as in the gradient of that.
-    Windows that do not overlap (patches) would be free too, but where positions are sharded over one mesh axis and output
-    features over another, XLA (of JAX 0.10.2) computes wrong values.
+    Windows that do not overlap (patches) would be free too, but for a fault of XLA: `_faults.PATCHES_SHARDED_TWICE`.
 
     Groups of features (depthwise: as many as there are features) are a factor of both operands and the result; so are groups of
     the batch, which the gradient of a grouped convolution has. Of groups with more than one input feature XLA's partitioner

@@ -1,0 +1,122 @@
+"""Known faults of jaxlib: what is run, what is said of it, and what is kept."""
+
+from __future__ import annotations
+
+import signal
+from importlib.metadata import version
+
+import pytest
+
+from penstock._doctor import cases
+from penstock._doctor.cases import CASES, Case, Outcome, known, run, warning
+
+
+def number(outcome: Case | Outcome) -> str:
+    return outcome.link.rpartition("/")[2]
+
+
+def case(program: str) -> Case:
+    return Case("a case", "https://example.org/1", program, "do this")
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_this_jaxlib_ends_as_its_release_is_known_to():
+    expected = {number(each): dict(each.fails).get(version("jaxlib"), "right") for each in CASES}
+    assert {number(outcome): outcome.verdict for outcome in run(seconds=120)} == expected
+
+
+def test_a_reproduction_is_three_lines_with_a_link():
+    for each in CASES:
+        assert len(each.program.splitlines()) == 3
+        assert each.link.startswith("https://github.com/jax-ml/jax/issues/")
+
+
+@pytest.mark.parametrize(
+    ("program", "verdict", "detail"),
+    [
+        ("got, expected = jnp.ones(3), np.ones(3)", "right", "0"),
+        ("got, expected = jnp.ones(3), np.full(3, 1.01)", "wrong", "0.0099"),
+        ("got, expected = jnp.full(3, jnp.nan), np.ones(3)", "wrong", "inf"),
+        ("import os; os.kill(os.getpid(), 11)", "crash", f"signal {int(signal.SIGSEGV)}"),
+        ("raise ValueError('no such option')", "unknown", "ValueError: no such option"),
+    ],
+)
+def test_how_a_case_ends(program, verdict, detail):
+    (outcome,) = run([case(program)], seconds=120)
+    assert (outcome.verdict, outcome.fails) == (verdict, verdict in ("wrong", "crash"))
+    assert detail in outcome.detail
+
+
+def test_a_case_without_end_is_unknown_and_its_process_is_gone():
+    (outcome,) = run([case("while True: pass")], seconds=0.2)
+    assert outcome.verdict == "unknown"
+    assert "no end within 0.2 s" in outcome.detail
+    assert not outcome.fails
+
+
+def test_what_was_found_is_not_run_again(own_cache, monkeypatch):
+    first = known([case("got, expected = jnp.ones(3), np.zeros(3) + 2")])
+    monkeypatch.setattr(cases, "run", lambda *args: pytest.fail("it was run again"))
+    assert known([case("got, expected = jnp.ones(3), np.zeros(3) + 2")]) == first
+    assert first[0].verdict == "wrong"
+
+
+def test_other_flags_other_cases_and_what_is_no_record_are_run_again(own_cache, monkeypatch):
+    def count(given, *args):
+        counted.append(given)
+        return [Outcome(each.name, each.link, each.remedy, "right", "") for each in given]
+
+    counted: list[object] = []
+    monkeypatch.setattr(cases, "run", count)
+    known()
+    known()
+    assert len(counted) == 1
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
+    known()
+    assert len(counted) == 2
+    for path in own_cache.rglob("*.json"):
+        path.write_text('{"not": "a list"}')
+    known()
+    assert len(counted) == 3
+
+
+def test_what_is_unknown_is_not_kept(own_cache):
+    known([case("raise ValueError")])
+    assert not list(own_cache.rglob("*.json"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert known([case("got, expected = jnp.ones(3), np.ones(3)")])[0].verdict == "right"
+
+
+def test_a_warning_is_one_line_with_a_remedy():
+    outcomes = [Outcome(each.name, each.link, each.remedy, "wrong", "") for each in CASES]
+    line = warning(outcomes)
+    assert line is not None
+    assert "\n" not in line
+    for word in (version("jaxlib"), "jax#39103 wrong", 'pip install "jax>=0.10,<0.13,!=0.10.2,!=0.11.0"', "penstock doctor"):
+        assert word in line
+    assert warning([Outcome(each.name, each.link, each.remedy, "right", "") for each in CASES]) is None
+
+
+@pytest.mark.parametrize("command", [["plan", "steps:job", "--devices", "2"], ["bench", "feed", "--quick", "--only", "restore"]])
+def test_commands_warn_once_of_a_jaxlib_that_fails(own_cache, monkeypatch, capsys, tmp_path, command):
+    from penstock.cli import main
+
+    (tmp_path / "steps.py").write_text(
+        "import jax\ndef job():\n    w = jax.ShapeDtypeStruct((8, 8), 'float32')\n    return lambda w, b: w + b, w, w\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cases.keep([Outcome(each.name, each.link, each.remedy, "wrong", "") for each in CASES])
+    assert main(command) in (0, 1)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("penstock: warning:")]
+    assert len(warnings) == 1
+    assert version("jaxlib") in warnings[0]
