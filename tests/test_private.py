@@ -148,7 +148,7 @@ _custom_vjp.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g,))
     ],
 )
 def test_a_call_holds_its_program_where_the_planner_looks_for_it(function, names):
-    (called,) = jax.make_jaxpr(lambda x: function(x))(X).jaxpr.eqns
+    (called,) = jax.make_jaxpr(function)(X).jaxpr.eqns
     assert called.primitive.name in names, SEEN
     assert called.primitive.name in INLINED, SEEN
     inner = called.params[INLINED[called.primitive.name]]
