@@ -52,12 +52,15 @@ class Verified:
         lines += [f"{name:<34}{predicted:>14}{found:>14}" for name, predicted, found in rows]
         planned = {(each.kind, each.axes): (each.count, each.wire) for each in cost.collectives}
         found: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
+        guessed = {(each.kind, each.axes) for each in measured.collectives if each.guessed}
         for each in measured.collectives:
             count, wire = found.get((each.kind, each.axes), (0.0, 0.0))
             found[each.kind, each.axes] = (count + each.count, wire + each.count * each.wire)
         for key in sorted({*planned, *found}, key=lambda key: -max(planned.get(key, (0, 0))[1], found.get(key, (0, 0))[1])):
-            name = f"{key[0]} over {', '.join(key[1]) or 'a part of an axis'}"
+            name = f"{key[0]} over {', '.join(key[1]) or 'a part of an axis'}{' (guessed)' if key in guessed else ''}"
             lines.append(f"{name:<34}{_of(planned.get(key)):>14}{_of(found.get(key)):>14}")
+        lines += [f"predicted: {sentence}" for sentence in cost.unknown]
+        lines += [f"compiler: {sentence}" for sentence in measured.unknown]
         lines.append(f"memory limit {size_of(self.limit)}: {'kept' if self.fits else 'NOT KEPT'}")
         return "\n".join(lines)
 
