@@ -300,9 +300,10 @@ def test_the_score():
         flops=400.0,
         collectives=(
             Collective("all-gather", 80, 4, 2.0, ("model",)),  # 60 bytes, twice, at 10/s
-            Collective("all-reduce", 8, 2, 1.0, ("nodes", "model")),  # 8 bytes at 1/s
+            Collective("all-reduce", 8, 2, 1.0, ("nodes", "model"), guessed=True),  # 8 bytes at 1/s
         ),
         seconds_to_compile=1.5,
+        unknown=("how long it takes",),
     )
     assert found.memory == 11
     assert found.wire == 128

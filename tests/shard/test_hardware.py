@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -138,6 +139,14 @@ def test_this_machine_is_measured_once(cache, monkeypatch):
     monkeypatch.setattr(module, "_measure", lambda devices: pytest.fail("measured again"))
     assert hardware("this machine") == first
     assert list(cache.parent.iterdir()) == [cache]
+
+
+def test_an_accelerator_that_does_not_tell_its_memory_is_an_error():
+    device = types.SimpleNamespace(device_kind="Chip 9", platform="chip", memory_stats=lambda: None)
+    with pytest.raises(ValueError, match="Chip 9 does not tell how much memory it has: give hardware= one of tpu-v4"):
+        module._memory(device, 1)
+    device.memory_stats = lambda: {"bytes_limit": 7}
+    assert module._memory(device, 1) == 7
 
 
 @pytest.mark.parametrize("left", ["{", "[]", '{"other": {}}'])

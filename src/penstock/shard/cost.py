@@ -61,7 +61,7 @@ class Cost:
       flops_seconds: what the FLOPs alone would take at the peaks.
       collectives: by kind and axes.
       memory: bytes.
-      unknown: what the numbers other than memory leave open, a sentence each; () where nothing.
+      unknown: what the prediction leaves open, a sentence each; () where nothing.
     """
 
     compute: float

@@ -27,9 +27,21 @@ _AT_MOST_ONE = frozenset(
         *("and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count", "clz"),
         *("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "le_to", "lt_to", "select_n", "clamp", "is_finite", "nextafter", "mulhi"),
         *("complex", "real", "imag", "conj", "convert_element_type", "reduce_precision", "stochastic_round", "reciprocal"),
-        *("sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "log2", "one_minus_square", "zeros_like", "empty"),
+        *("sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "log2", "one_minus_square"),
         *("name", "reshard", "pvary", "layout_constraint", "with_memory_space_constraint", "broadcast_to", "expand_dims"),
-        *("unstack", "roll", "bitcast", "to_edtype", "from_edtype", "rng_bit_generator", "rng_uniform", "random_clone"),
+        *(
+            "zeros_like",
+            "empty",
+            "empty2",
+            "unstack",
+            "roll",
+            "bitcast",
+            "to_edtype",
+            "from_edtype",
+            "rng_bit_generator",
+            "rng_uniform",
+            "random_clone",
+        ),
         *("approx_top_k", "axis_index", "platform_index", "dimension_size", "optimization_barrier", "tie"),
     }
 )
@@ -62,7 +74,7 @@ def unknown_in(equation: Any) -> tuple[str, ...]:
 
 
 def _inside(equation: Any) -> Any:
-    """The equations of a `shard_map`, whose program is an open or a closed one."""
+    """Return the equations of a `shard_map`: JAX gives its program as an open jaxpr, and in other versions as a closed one."""
     inner = equation.params["jaxpr"]
     return getattr(inner, "jaxpr", inner).eqns
 

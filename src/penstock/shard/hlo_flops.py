@@ -23,26 +23,24 @@ _ELEMENTWISE = frozenset((
 ))
 _FREE = frozenset((
     # They move elements, make them up, or order other instructions.
-    "add-dependency", "after-all", "bitcast", "broadcast", "concatenate", "constant", "copy", "copy-done", "copy-start",
-    "domain", "dynamic-reshape", "dynamic-slice", "dynamic-update-slice", "gather", "get-dimension-size", "get-tuple-element",
-    "infeed", "iota", "opt-barrier", "optimization-barrier", "outfeed", "pad", "parameter", "partition-id", "replica-id",
-    "reshape", "reverse", "set-dimension-size", "slice", "topk", "transpose", "tuple", "rng", "rng-bit-generator",
+    "add-dependency", "after-all", "bitcast", "broadcast", "concatenate", "constant", "copy", "domain", "dynamic-reshape",
+    "dynamic-slice", "dynamic-update-slice", "gather", "get-dimension-size", "get-tuple-element", "infeed", "iota",
+    "opt-barrier", "optimization-barrier", "outfeed", "pad", "parameter", "partition-id", "replica-id", "reshape",
+    "reverse", "set-dimension-size", "slice", "topk", "transpose", "tuple", "rng", "rng-bit-generator",
     "rng-get-and-update-state",
     # Transcendental functions.
     "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosh", "cosine", "erf", "exponential",
     "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "rsqrt", "sine", "sinh", "sqrt", "tan", "tanh",
-    # Exchanges that reduce nothing, and later phases of what counts where it starts.
-    "all-gather", "all-gather-done", "all-gather-start", "all-reduce-done", "all-to-all", "async-done", "async-update",
-    "collective-broadcast", "collective-permute", "collective-permute-done", "collective-permute-start", "ragged-all-to-all",
-    "recv-done", "send-done",
+    # Exchanges that reduce nothing.
+    "all-gather", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
 ))
 # Custom calls that mark something, move elements or compare them.
 _FREE_TARGETS = frozenset((
-    "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "CreateBuffer",
-    "LayoutConstraint", "MoveToDevice", "MoveToHost", "PadToStatic", "PinToDevice", "PinToDeviceSram", "SPMDFullToShardShape",
-    "SPMDShardToFullShape", "Sharding", "SliceToDynamic", "TopK", "X64Combine", "X64SplitHigh", "X64SplitLow",
-    "annotate_device_placement", "xla.sdy.FuncResultSharding", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
-    "xla.sdy.PropagationBarrier", "xla.sdy.ShardingGroup",
+    "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
+    "CreateBuffer", "GatherScatterIndicesBitpacked", "LayoutConstraint", "MoveToDevice", "MoveToHost", "PadToStatic",
+    "PinToDevice", "PinToDeviceSram", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "SliceToDynamic", "TopK",
+    "X64Combine", "X64SplitHigh", "X64SplitLow", "annotate_device_placement", "xla.sdy.FuncResultSharding",
+    "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape", "xla.sdy.PropagationBarrier", "xla.sdy.ShardingGroup",
 ))
 # fmt: on
 
@@ -51,7 +49,7 @@ def flops(text: str) -> float:
     """FLOPs on one device in one run of a program.
 
     Those of `compiled.cost_analysis()["flops"]`, which counts the body of a loop once where this counts each turn
-    (`Program.trips`): 2·M·N·K for a matrix product, twice the multiplications that do not meet padding for a convolution,
+    (`Program.turns`): 2·M·N·K for a matrix product, twice the multiplications that do not meet padding for a convolution,
     1 an element for arithmetic, comparisons and conversions, 0 for transcendental functions and
     for what only moves data. Of a conditional, the branch with the most. `unknown` says what this leaves open.
 
@@ -105,14 +103,20 @@ class _Flops:
             return sum(map(self.of, instruction.called))
         if opcode in _ELEMENTWISE:
             return instruction.elements
-        if opcode in _FREE:
+        if opcode.removesuffix("-start") in _FREE or opcode.endswith(("-done", "-update")):  # it counts where it starts
             return 0
+        if opcode == "reduce-scatter-start":  # its result has the operands first
+            return sum(array.elements for array in instruction.arrays[len(instruction.operands) :])
         if opcode == "custom-call":
             return self._custom_call(where, instruction)
         if opcode in ("dot", "ragged-dot"):
             return _dot(instruction, where.operand(instruction).arrays[0], instruction.numbers("lhs_contracting_dims"))
         if opcode == "convolution":
             return _convolution(instruction, where.operand(instruction).arrays[0], instruction.arrays[0])
+        if opcode == "fft":
+            return (
+                8 * where.operand(instruction).elements * math.prod(n.bit_length() - 1 for n in instruction.numbers("fft_length"))
+            )
         if opcode == "sort":
             elements = where.operand(instruction).elements
             return elements * math.ceil(math.log2(elements)) if elements > 1 else 0
@@ -160,8 +164,8 @@ def _dot(instruction: Instruction, left: Array, contracted: Iterable[int]) -> in
 def _library_call(target: str, where: Computation, instruction: Instruction) -> int | None:
     """Return the FLOPs of a product or convolution left to a library, on GPUs (cuBLAS, cuDNN) and some CPUs (oneDNN).
 
-    None where it is another call, or does not tell its dimensions. The result comes with a workspace. A convolution's window and labels are those of the forward one, of which the
-    gradients do as many multiplications.
+    None where it is another call, or does not tell its dimensions. The result comes with a workspace. A convolution's window
+    and labels are those of the forward one, of which the gradients do as many multiplications.
     """
     if any(name in target for name in ("$gemm", "$lt$matmul", "onednn$matmul")):
         contracted = re.search(r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes)

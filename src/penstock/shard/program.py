@@ -160,14 +160,18 @@ def program_of(closed: core.ClosedJaxpr) -> Program:
 
 
 def bytes_of(aval: Any) -> int:
-    """Bytes of a whole array; random keys count as what they are made of."""
-    if not hasattr(aval, "shape"):
+    """Return the bytes of a whole array; random keys count as what they are made of.
+
+    Raises:
+      TypeError: nothing tells the size of an element.
+    """
+    if not hasattr(aval, "shape"):  # a token, which only orders effects
         return 0
-    try:
-        itemsize = np.dtype(aval.dtype).itemsize
-    except TypeError:
-        itemsize = getattr(aval.dtype, "itemsize", 8)
-    return math.prod(aval.shape) * itemsize
+    if not jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended):
+        return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+    if not hasattr(aval.dtype, "itemsize"):
+        raise TypeError(f"the step has an array of type {aval.dtype}, whose size is unknown; penstock plans keys and numbers")
+    return math.prod(aval.shape) * aval.dtype.itemsize
 
 
 def _new(program: Program, aval: Any) -> int:
