@@ -127,6 +127,13 @@ def test_tables_of_many_devices_are_read():
     assert len(program_text(compiled)) < 1 << 20
 
 
+def test_a_compiler_that_does_not_tell_memory_is_an_error(monkeypatch):
+    program = jax.jit(lambda x: x * 2).lower(3.0).compile()
+    monkeypatch.setattr(type(program), "memory_analysis", lambda self: None)
+    with pytest.raises(CompileError, match="does not tell what memory a program needs"):
+        measure(program, {"x": 1})
+
+
 def test_no_programs_are_no_results():
     assert measure_exported([]) == []
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -139,6 +140,12 @@ def test_this_machine_is_measured_once(cache, monkeypatch):
     monkeypatch.setattr(module, "_measure", lambda devices: pytest.fail("measured again"))
     assert hardware("this machine") == first
     assert list(cache.parent.iterdir()) == [cache]
+
+
+def test_links_that_one_device_does_not_have_are_said_to_be_unknown():
+    devices = jax.devices()
+    assert "the links are unknown" in module._measure(devices[:1]).source
+    assert "unknown" not in module._measure(devices).source
 
 
 def test_an_accelerator_that_does_not_tell_its_memory_is_an_error():

@@ -81,8 +81,16 @@ def measure(compiled: Any, mesh: Mapping[str, int], *, seconds_to_compile: float
 
     Args:
       mesh: sizes of the axes of the mesh that it was compiled for, in order.
+
+    Raises:
+      CompileError: the compiler does not tell what memory the program needs.
     """
     memory, text = compiled.memory_analysis(), program_text(compiled)
+    if memory is None:
+        raise CompileError(
+            "the compiler of these devices does not tell what memory a program needs (memory_analysis() is None): verify for a "
+            "topology of TPUs, or where JAX_PLATFORMS=cpu"
+        )
     found = tuple(collectives(text, mesh))
     return Measured(
         arguments=memory.argument_size_in_bytes,

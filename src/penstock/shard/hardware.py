@@ -310,8 +310,10 @@ def _measure(devices: list[Any]) -> Hardware:
         steps = 2 * (count - 1)  # of a ring
         link_latency = _seconds(reduced, small) / steps
         link_bandwidth = steps / count * (large.nbytes / count) / _seconds(reduced, large)
+    source = f"measured on {platform.node()}"
+    source += "" if len(devices) > 1 else "; the links are unknown, and taken to be as fast as the memory"
     memory = _memory(device, len(devices))
-    return Hardware(THIS_MACHINE, flops, memory, memory_bandwidth, link_bandwidth, link_latency, f"measured on {platform.node()}")
+    return Hardware(THIS_MACHINE, flops, memory, memory_bandwidth, link_bandwidth, link_latency, source)
 
 
 def _seconds(function: Callable[..., Any], *arguments: Any) -> float:

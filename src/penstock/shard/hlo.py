@@ -83,7 +83,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
 
     Args:
       text: of `jax.stages.Compiled.as_text()`, for a program with one partition per device. It leaves out the elements of
-        long constants, so that from 16 devices on all reduce-scatters are guessed; `measure` has the elements put in.
+        long constants, so that from 16 devices on such places are unknown; `measure` has the elements put in.
       mesh: sizes of the mesh axes in the order of the mesh.
 
     Raises:

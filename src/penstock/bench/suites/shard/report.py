@@ -21,8 +21,8 @@ FORMAT = 1
 _METHOD = (
     "Scores are of the compiled program (XLA:CPU's partitioner, 8 virtual devices), per device. Memory: arguments + temporaries "
     "+ outputs − aliased. Time: FLOPs at the peak of the hardware and then the bytes of each collective over its link, loops "
-    "multiplied; nothing overlaps. The ratio is to the fastest baseline that keeps the limit: the hardware's memory (loose), or "
-    "half of what replicated data parallel needs."
+    "multiplied, but for those of unknown length, which are named; nothing overlaps. The ratio is to the fastest baseline that "
+    "keeps the limit: the hardware's memory (loose), or half of what replicated data parallel needs."
 )
 _NARROW = ("time", "of limit", "best by hand", "ratio", "planned in")  # what 80 columns hold
 _MOST_MISSES = 8  # of a target, on the terminal
