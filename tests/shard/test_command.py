@@ -25,6 +25,12 @@ def job():
     matrix = jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")
     return step, {"up": matrix, "down": matrix}, jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
 
+def loops():
+    def step(state, batch):
+        return jax.lax.while_loop(lambda w: w.sum() < 9, lambda w: w * batch.sum(), state)
+
+    return step, jnp.ones((WIDTH, WIDTH)), jnp.ones((ROWS, WIDTH))
+
 def two():
     return job(), job()
 
@@ -113,6 +119,16 @@ def test_verify_compiles_for_the_devices_present(planned):
     assert status == 0
     assert "compiled for 8 of this process's devices (cpu)" in out
     assert out.endswith("kept\n")
+
+
+def test_what_is_unknown_is_printed_with_the_plan_and_with_what_the_compiler_says(planned):
+    _, out, _ = planned("jobs_to_plan:loops", *ON, "--verify")
+    sentence = "1 loop of unknown length counts once: the true FLOPs, bytes sent and time are unknown"
+    assert [line.strip() for line in out.splitlines() if "unknown" in line] == [
+        sentence,
+        f"predicted: {sentence}",
+        f"compiler: {sentence}",
+    ]
 
 
 def test_without_verify_nothing_is_compiled(planned, monkeypatch):

@@ -127,6 +127,13 @@ def test_tables_of_many_devices_are_read():
     assert len(program_text(compiled)) < 1 << 20
 
 
+def test_a_compiler_that_does_not_tell_memory_is_an_error(monkeypatch):
+    program = jax.jit(lambda x: x * 2).lower(3.0).compile()
+    monkeypatch.setattr(type(program), "memory_analysis", lambda self: None)
+    with pytest.raises(CompileError, match="does not tell what memory a program needs"):
+        measure(program, {"x": 1})
+
+
 def test_no_programs_are_no_results():
     assert measure_exported([]) == []
 
@@ -300,9 +307,10 @@ def test_the_score():
         flops=400.0,
         collectives=(
             Collective("all-gather", 80, 4, 2.0, ("model",)),  # 60 bytes, twice, at 10/s
-            Collective("all-reduce", 8, 2, 1.0, ("nodes", "model")),  # 8 bytes at 1/s
+            Collective("all-reduce", 8, 2, 1.0, ("nodes", "model"), guessed=True),  # 8 bytes at 1/s
         ),
         seconds_to_compile=1.5,
+        unknown=("how long it takes",),
     )
     assert found.memory == 11
     assert found.wire == 128

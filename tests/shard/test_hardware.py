@@ -4,7 +4,9 @@ import dataclasses
 import json
 import subprocess
 import sys
+import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -138,6 +140,20 @@ def test_this_machine_is_measured_once(cache, monkeypatch):
     monkeypatch.setattr(module, "_measure", lambda devices: pytest.fail("measured again"))
     assert hardware("this machine") == first
     assert list(cache.parent.iterdir()) == [cache]
+
+
+def test_links_that_one_device_does_not_have_are_said_to_be_unknown():
+    devices = jax.devices()
+    assert "the links are unknown" in module._measure(devices[:1]).source
+    assert "unknown" not in module._measure(devices).source
+
+
+def test_an_accelerator_that_does_not_tell_its_memory_is_an_error():
+    device = types.SimpleNamespace(device_kind="Chip 9", platform="chip", memory_stats=lambda: None)
+    with pytest.raises(ValueError, match="Chip 9 does not tell how much memory it has: give hardware= one of tpu-v4"):
+        module._memory(device, 1)
+    device.memory_stats = lambda: {"bytes_limit": 7}
+    assert module._memory(device, 1) == 7
 
 
 @pytest.mark.parametrize("left", ["{", "[]", '{"other": {}}'])

@@ -3,7 +3,7 @@
 import pytest
 from tests.shard.hlo_text import MESH, only, program
 
-from penstock.shard.hlo import Collective, collectives, flops
+from penstock.shard.hlo import Collective, collectives, flops, unknown
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,36 @@ def test_a_mesh_that_is_too_small_is_told():
     text = program("ROOT %r = f32[8,16] all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add")
     with pytest.raises(ValueError, match=r"device 7.*data=2×model=2 has 4"):
         collectives(text, {"data": 2, "model": 2})
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("all-reduce(%p), replica_groups=#new<2x4>, to_apply=%add", "replica_groups=#new<2x4>.* are no groups of devices"),
+        ("collective-permute(%p), source_target_pairs=#new<8>", "%?r does not tell source_target_pairs"),
+    ],
+)
+def test_devices_that_are_written_in_an_unknown_way_are_an_error(line, said):
+    with pytest.raises(ValueError, match=said):
+        collectives(program(f"ROOT %r = f32[8,16] {line}"), MESH)
+
+
+def test_a_type_of_unknown_size_is_an_error_where_it_is_exchanged():
+    text = program(
+        "ROOT %r = posit[8,16] all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add",
+        parameters="%p = posit[8,16] parameter(0)",
+    )
+    with pytest.raises(ValueError, match="exchanges arrays of type 'posit', whose size is unknown"):
+        collectives(text, MESH)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("pred", 128), ("bf16", 256), ("f8e4m3fn", 128), ("s4", 64), ("c128", 2048)])
+def test_bytes_of_types(dtype, size):
+    text = program(
+        f"ROOT %r = {dtype}[8,16] all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add",
+        parameters=f"%p = {dtype}[8,16] parameter(0)",
+    )
+    assert only(text).bytes == size
 
 
 def test_what_is_not_hlo_is_refused():
@@ -175,21 +205,21 @@ def loop(condition, update="add(%i, %one)", config="", start="constant(0)", limi
         (loop("compare(%j, %five), direction=NE"), 5),
         (loop("compare(%j, %five), direction=LT", update="add(%i, %two)"), 3),
         (loop("compare(%j, %five), direction=LT", start="constant(4)"), 1),
+        (loop("compare(%j, %five), direction=LT", update="add(%i, %l)"), 1),
         (loop("compare(%j, %limit), direction=LT"), 7),
-        (loop("compare(%j, %limit), direction=LT", limit="%i"), 1),
-        (loop("compare(%j, %limit), direction=LT", limit="%next"), 1),
-        (loop("custom-call(%j)"), 1),
         (loop("compare(%j, %five), direction=GT", update="add(%i, %minus)", start="constant(9)"), 4),
         (loop("compare(%j, %five), direction=GE", update="subtract(%i, %two)", start="constant(9)"), 3),
         (loop("compare(%five, %j), direction=LT", update="add(%minus, %i)", start="constant(9)"), 4),
         (loop("compare(%j, %five), direction=NE", update="subtract(%i, %two)", start="constant(9)"), 2),
         (loop("compare(%j, %five), direction=LT", start="constant(7)"), 0),
+        (loop("custom-call(%j)", config=', backend_config={"known_trip_count":{"n":"1"}}'), 1),
     ],
 )
 def test_a_loop_runs_as_often_as_xla_says_or_its_condition(text, trips):
     assert collectives(text, MESH) == [Collective("all-reduce", 512, 4, float(trips), ("model",))] * (trips > 0)
     turn = 2 * 8 * 16 * 16 + 8 * 16 + 1  # product, all-reduce and counter
     assert abs(flops(text) - trips * turn) <= trips  # the comparison
+    assert not any("loop" in sentence for sentence in unknown(text))
 
 
 TRACED = "get-tuple-element(%given), index=0"
@@ -206,18 +236,21 @@ LT, GT, NE = (f"compare(%j, %five), direction={direction}" for direction in ("LT
         loop(LT, update="add(%i, %i)", start="constant(1)"),
         loop(LT, update="add(%i, %none)"),
         loop(LT, update="add(%l, %one)"),
-        loop(LT, update="add(%i, %l)"),
         loop(GT, update="subtract(%two, %i)", start="constant(9)"),
         loop(LT, dtype="f32"),
         loop(LT, update="add(%i, %minus)"),
         loop(GT, start="constant(9)"),
         loop(NE, start="constant(9)"),
         loop(NE, update="add(%i, %two)"),
+        loop("compare(%j, %limit), direction=LT", limit="%i"),
+        loop("compare(%j, %limit), direction=LT", limit="%next"),
+        loop("and(%j, %five)"),
     ],
 )
-def test_a_loop_that_runs_nobody_knows_how_often_counts_once(text):
+def test_a_loop_of_unknown_length_counts_once_and_is_told(text):
     assert only(text) == Collective("all-reduce", 512, 4, 1.0, ("model",))
     assert 2 * 8 * 16 * 16 < flops(text) < 2 * (2 * 8 * 16 * 16)
+    assert unknown(text) == ("1 loop of unknown length counts once: the true FLOPs, bytes sent and time are unknown",)
 
 
 def test_a_loop_runs_its_condition_as_often_as_its_body():

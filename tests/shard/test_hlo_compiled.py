@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from penstock.shard.hlo import Collective, collectives, flops
+from penstock.shard.hlo import Collective, collectives, flops, unknown
 
 MESH = {"data": 2, "model": 4}
 
@@ -28,6 +31,10 @@ def compiled(mesh, function, *arguments, out=None):
 
 def product(a, b):
     return a @ b
+
+
+def callback(x):
+    return jax.pure_callback(lambda given: given, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
 BYTES = 64 * 64 * 4
@@ -82,6 +89,7 @@ def test_a_loop(mesh):
     text = compiled(mesh, five, ((64, 128), P(None, "model")), ((128, 64), P("model")))
     assert collectives(text, MESH) == [Collective("all-reduce", BYTES, 4, 5.0, ("model",))]
     assert flops(text) == pytest.approx(5 * 2 * (2 * 64 * 64 * 32), rel=0.01)
+    assert unknown(text) == ()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +101,7 @@ def test_a_loop(mesh):
         (lambda n: n < 100, lambda n: n + 1),
     ],
 )
-def test_a_loop_from_a_number_that_is_given_counts_one_turn(mesh, goes_on, step):
+def test_a_loop_from_a_number_that_is_given_counts_one_turn_and_is_told(mesh, goes_on, step):
     def turns(n, a, b):
         return lax.while_loop(lambda c: goes_on(c[0]), lambda c: (step(c[0]), jnp.tanh(c[1] @ b @ b.T)), (n, a))[1]
 
@@ -105,6 +113,20 @@ def test_a_loop_from_a_number_that_is_given_counts_one_turn(mesh, goes_on, step)
     text = jax.jit(turns).lower(n, a, b).compile().as_text()
     assert collectives(text, MESH) == [Collective("all-reduce", BYTES, 4, 1.0, ("model",))]
     assert flops(text) == pytest.approx(2 * (2 * 64 * 64 * 32), rel=0.01)
+    assert unknown(text) == ("1 loop of unknown length counts once: the true FLOPs, bytes sent and time are unknown",)
+
+
+@pytest.mark.parametrize(("function", "name"), [(jnp.linalg.cholesky, "lapack_spotrf_ffi"), (callback, "callback")])
+def test_calls_of_libraries_and_of_python_are_told(mesh, function, name):
+    (sentence,) = unknown(compiled(mesh, function, ((8, 8), P())))
+    assert sentence.startswith("1 operation of unknown cost counts nothing (")
+    assert name in sentence
+
+
+def test_a_search_for_the_largest_is_no_call_of_unknown_cost(mesh):
+    text = compiled(mesh, lambda x: lax.top_k(x, 4), ((64, 64), P()))
+    assert "custom-call" in text
+    assert unknown(text) == ()
 
 
 def test_what_a_loop_exchanges_to_know_whether_to_go_on(mesh):
@@ -188,6 +210,7 @@ def attention(q, k, v):
         (gradient(conv(1, groups=4)), [(8, 16, 16, 8), (3, 3, 2, 16)]),
         (lambda a: jnp.sum(jnp.exp(a) * a + jnp.where(a > 0, a, 2.0)), [(100, 16)]),
         (lambda a: jnp.sort(a) + jnp.cumsum(a), [(1000,)]),
+        (jnp.fft.rfft2, [(8, 48, 32)]),
         (jnp.zeros((10, 50)).at[jnp.arange(100) % 10].add, [(100, 50)]),
         (lambda a: lax.reduce_window(a, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"), [(4, 8, 8, 3)]),
         (lambda a, b: lax.ragged_dot(a, b, jnp.array([60, 4, 0, 64])), [(128, 256), (4, 256, 32)]),
@@ -197,3 +220,45 @@ def attention(q, k, v):
 def test_flops_are_those_of_the_compiler(function, shapes):
     done = jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile()
     assert flops(done.as_text()) == pytest.approx(done.cost_analysis()["flops"], rel=0.01)
+    assert unknown(done.as_text()) == ()
+
+
+_ON_16_DEVICES = """
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 16)
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from penstock.shard.compiled import measure
+from penstock.shard.hlo import collectives
+
+SIZES = {"data": 2, "model": 8}
+mesh = jax.make_mesh((2, 8), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+array = lambda *layout: jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P(*layout)))
+many = np.random.default_rng(0).random((1 << 20) + 1, np.float32)
+
+def compiled(step):
+    step = jax.jit(step, out_shardings=NamedSharding(mesh, P("model")))
+    return step.lower(array(None, "model"), array("model"), 3).compile()
+
+def show(found):
+    print([(each.kind, each.axes, each.guessed) for each in found])
+
+product = compiled(lambda a, b, at: a @ b)
+show(collectives(product.as_text(), SIZES))
+show(measure(product, SIZES).collectives)
+print(measure(product, SIZES).unknown)
+with_constants = measure(compiled(lambda a, b, at: a @ b + jnp.array(many)[at]), SIZES)
+show(with_constants.collectives)
+print(with_constants.unknown)
+"""
+
+
+def test_on_16_devices_reduce_scatters_are_guessed_where_constants_are_left_out():
+    run = subprocess.run([sys.executable, "-c", _ON_16_DEVICES], check=True, timeout=240, capture_output=True, text=True)
+    from_text, measured, known, with_constants, unknown_ = run.stdout.splitlines()
+    assert from_text == with_constants == "[('reduce-scatter', ('model',), True)]"
+    assert measured == "[('reduce-scatter', ('model',), False)]"
+    assert known == "()"
+    assert "unknown whether 1 collective is an all-reduce or a reduce-scatter, taken by size" in unknown_

@@ -1,9 +1,9 @@
-"""FLOPs of what only GPUs and gradients have; the others are counted in programs that are compiled."""
+"""FLOPs of what only GPUs and gradients have, and what is unknown; the others are counted in programs that are compiled."""
 
 import pytest
 from tests.shard.hlo_text import program
 
-from penstock.shard.hlo import flops
+from penstock.shard.hlo import flops, unknown
 
 
 # As XLA's own tests have what it makes for GPUs.
@@ -41,3 +41,34 @@ def test_products_of_cublas():
         call = f'custom-call(%p, %q), custom_call_target="{target}", backend_config={config}'
         text = program(f"%q = f32[16,32] parameter(1)\nROOT %r = (f32[8,32]{{1,0}}, s8[1028]{{0}}) {call}")
         assert flops(text) == 2 * 8 * 32 * 16
+
+
+def call(target, more=""):
+    return f'custom-call(%p), custom_call_target="{target}"{more}'
+
+
+@pytest.mark.parametrize(
+    "line", [call("Sharding"), call("annotate_device_placement"), call("TopK"), "tanh(%p)", "slice-start(%p)"]
+)
+def test_what_computes_nothing_is_not_told(line):
+    text = program(f"ROOT %r = f32[8,16] {line}")
+    assert (flops(text), unknown(text)) == (0, ())
+
+
+def test_operations_of_unknown_cost_are_told_by_name():
+    text = program(f"""
+      %a = f32[8,16] {call("tpu_custom_call")}
+      %b = f32[8,16] {call("tpu_custom_call")}
+      %c = f32[8,16] {call("__cublas$gemm")}
+      ROOT %r = f32[8,16] hyper-dot(%a, %b)
+    """)
+    said = "(2 × tpu_custom_call, __cublas$gemm, hyper-dot)"
+    assert unknown(text) == (
+        f"4 operations of unknown cost count nothing {said}: the true FLOPs, bytes sent and time are unknown",
+    )
+    assert flops(text) == 0
+
+
+def test_a_custom_call_counts_what_it_calls():
+    text = program(f"ROOT %r = f32[8,16] {call('wrapped', ', called_computations={%add}')}")
+    assert (flops(text), unknown(text)) == (1, ())

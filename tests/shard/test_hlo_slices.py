@@ -50,8 +50,11 @@ def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter(bet
     assert kept("{0, 0, 0, 0, 1, 1, 1, 1}") == [Collective("all-reduce", 512, 4, 1.0, ("model",))]
     assert kept("{0, 1, 1, 1, 0, 1, 1, 1}") == [Collective("all-reduce", 512, 4, 1.0, ("model",))]
     # The table is too long for the text: by size.
-    assert kept("{...}") == [Collective("reduce-scatter", 512, 4, 1.0, ("model",))]
-    assert kept("{...}", "[1,8]<=[8]")[0] == Collective("reduce-scatter", 512, 4, 1.0, ("model",))
+    assert kept("{...}") == [Collective("reduce-scatter", 512, 4, 1.0, ("model",), guessed=True)]
+    assert kept("{...}", "[1,8]<=[8]") == [
+        Collective("reduce-scatter", 512, 4, 1.0, ("model",), guessed=True),
+        Collective("all-reduce", 128, 2, 1.0, ("data",), guessed=True),
+    ]
 
 
 def test_a_slice_at_a_place_that_all_devices_share_keeps_the_all_reduce():
@@ -72,6 +75,21 @@ def test_a_second_use_of_the_whole_keeps_the_all_reduce():
       ROOT %t = (f32[1,16], f32[8,16]) tuple(%s, %r)
     """)
     assert only(text).kind == "all-reduce"
+
+
+def test_a_use_of_the_whole_decides_over_a_guess():
+    text = program("""
+      %r = f32[8,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
+      %id = u32[] partition-id()
+      %zero = u32[] constant(0)
+      %table = u32[16]{0} constant({...})
+      %at = u32[1]{0} dynamic-slice(%table, %id), dynamic_slice_sizes={1}
+      %place = u32[] bitcast(%at)
+      %s = f32[2,16]{1,0} dynamic-slice(%r, %place, %zero), dynamic_slice_sizes={2,16}
+      %u = f32[2,16]{1,0} dynamic-slice(%r, %zero, %zero), dynamic_slice_sizes={2,16}
+      ROOT %t = (f32[2,16], f32[2,16]) tuple(%s, %u)
+    """)
+    assert only(text) == Collective("all-reduce", 512, 4, 1.0, ("model",))
 
 
 def test_a_tuple_all_reduce_is_taken_element_by_element():

@@ -100,6 +100,15 @@ def test_page_has_what_the_compiler_said():
     assert "the compiler says 8 GiB, 50% of it" in _Reader(page(made)).text
 
 
+def test_page_says_what_is_unknown_below_the_times():
+    made = megatron()
+    text = _Reader(page(replace(made, cost=replace(made.cost, unknown=("1 loop of unknown length counts once",))))).text
+    time, rest = text.split("Memory when it is fullest")
+    assert "1 loop of unknown length counts once." in time
+    assert "unknown" not in rest
+    assert "unknown" not in _Reader(page(made)).text
+
+
 def test_page_asks_the_network_for_nothing():
     text = page(megatron())
     assert {*re.findall(r"[a-z]+://[^\s\"'<]*", text)} == {_SVG}

@@ -126,6 +126,16 @@ def test_report_has_what_the_compiler_said():
     assert "the compiler says 8 GiB, 50% of the limit" in str(made)
 
 
+@pytest.mark.parametrize("sentence", ["1 loop of unknown length counts once", "words " * 40])
+def test_report_says_what_is_unknown_below_the_times(sentence):
+    made = megatron()
+    lines = str(replace(made, cost=replace(made.cost, unknown=(sentence,)))).splitlines()
+    table = next(at for at, line in enumerate(lines) if "replicated, data parallel" in line)
+    said = " ".join(line.strip() for line in lines[table + 1 : lines.index("", table)])
+    assert said == sentence.strip()
+    assert max(map(len, lines)) <= 130
+
+
 @pytest.mark.parametrize("count", [1, 30, 500])
 def test_report_is_one_screen(count):
     path = "state/params/" + "a_very_long_name/" * 12

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from tests.shard.steps import mlp, mlp_step, odd_state, random_keys, rows, scanned_layers
+from tests.shard.steps import mlp, mlp_step, odd_state, random_keys, rows, scanned_layers, while_loop
 
 import penstock as ps
 
@@ -28,13 +28,14 @@ def saved(tmp_path):
     return plan, tmp_path / "plan.json"
 
 
-@pytest.mark.parametrize("make", [odd_state, scanned_layers, random_keys], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [odd_state, scanned_layers, random_keys, while_loop], ids=lambda make: make.__name__)
 def test_a_plan_comes_back_equal(make, tmp_path):
     step, state, batch = make()
     plan = plan_of(step, *state, batch)
     plan.save(tmp_path / "plan.json")
     loaded = ps.Plan.load(tmp_path / "plan.json")
     assert loaded == plan
+    assert bool(loaded.cost.unknown) == (make is while_loop)
     loaded.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == (tmp_path / "plan.json").read_text()
 

@@ -35,7 +35,7 @@ def main(folder: Path, topology: str, positions: list[int]) -> None:
         result: Measured | CompileError
         try:
             result = _measured(header, serialised, topology)
-        except Exception as error:
+        except Exception as error:  # whatever it is, the caller gets it as the result of this program
             result = CompileError(str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}")
         write_result(folder, position, result)
 

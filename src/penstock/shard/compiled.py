@@ -17,7 +17,8 @@ from typing import Any
 import penstock
 from penstock._jax import program_text
 from penstock.shard.hardware import Hardware, hardware
-from penstock.shard.hlo import Collective, collectives, flops
+from penstock.shard.hlo import Collective, collectives, flops, unknown
+from penstock.shard.unknown import about_collectives
 
 
 class CompileError(RuntimeError):
@@ -33,6 +34,7 @@ class Measured:
       flops: of one run, loops multiplied (`penstock.shard.hlo.flops`).
       collectives: of one run (`penstock.shard.hlo.collectives`).
       seconds_to_compile: without tracing and lowering; 0 where nobody looked.
+      unknown: what `flops` and `collectives` leave open, a sentence each; () where nothing. Bytes of memory are exact.
     """
 
     arguments: int
@@ -42,6 +44,7 @@ class Measured:
     flops: float
     collectives: tuple[Collective, ...]
     seconds_to_compile: float
+    unknown: tuple[str, ...] = ()
 
     @property
     def memory(self) -> int:
@@ -70,7 +73,7 @@ class Measured:
     def from_json(cls, text: str) -> Measured:
         read = json.loads(text)
         found = tuple(Collective(**{**each, "axes": tuple(each["axes"])}) for each in read["collectives"])
-        return cls(**{**read, "collectives": found})
+        return cls(**{**read, "collectives": found, "unknown": tuple(read["unknown"])})
 
 
 def measure(compiled: Any, mesh: Mapping[str, int], *, seconds_to_compile: float = 0.0) -> Measured:
@@ -78,16 +81,26 @@ def measure(compiled: Any, mesh: Mapping[str, int], *, seconds_to_compile: float
 
     Args:
       mesh: sizes of the axes of the mesh that it was compiled for, in order.
+
+    Raises:
+      CompileError: the compiler does not tell what memory the program needs.
     """
     memory, text = compiled.memory_analysis(), program_text(compiled)
+    if memory is None:
+        raise CompileError(
+            "the compiler of these devices does not tell what memory a program needs (memory_analysis() is None): verify for a "
+            "topology of TPUs, or where JAX_PLATFORMS=cpu"
+        )
+    found = tuple(collectives(text, mesh))
     return Measured(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
         flops=flops(text),
-        collectives=tuple(collectives(text, mesh)),
+        collectives=found,
         seconds_to_compile=seconds_to_compile,
+        unknown=(*unknown(text), *about_collectives(sum(each.guessed for each in found))),
     )
 
 

@@ -61,6 +61,7 @@ class Cost:
       flops_seconds: what the FLOPs alone would take at the peaks.
       collectives: by kind and axes.
       memory: bytes.
+      unknown: what the prediction leaves open, a sentence each; () where nothing.
     """
 
     compute: float
@@ -68,6 +69,7 @@ class Cost:
     flops_seconds: float
     collectives: tuple[PlannedCollective, ...]
     memory: Memory
+    unknown: tuple[str, ...] = ()
 
     @property
     def communication(self) -> float:
@@ -84,7 +86,9 @@ class Cost:
         return sum(each.wire for each in self.collectives)
 
 
-def cost_of(problem: Problem, assignment: Assignment, roles: Sequence[str], inputs: Sequence[int]) -> Cost:
+def cost_of(
+    problem: Problem, assignment: Assignment, roles: Sequence[str], inputs: Sequence[int], unknown: tuple[str, ...]
+) -> Cost:
     """The cost of decisions.
 
     Args:
@@ -92,6 +96,7 @@ def cost_of(problem: Problem, assignment: Assignment, roles: Sequence[str], inpu
       assignment: the decisions.
       roles: of each input.
       inputs: the node of each input.
+      unknown: of the step (`Program.unknown`).
     """
     found: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for edge, moves in problem.all_moves(assignment):
@@ -119,6 +124,7 @@ def cost_of(problem: Problem, assignment: Assignment, roles: Sequence[str], inpu
         flops_seconds,
         tuple(sorted(collectives, key=lambda each: -each.seconds)),
         memory,
+        unknown,
     )
 
 

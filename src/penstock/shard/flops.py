@@ -21,6 +21,32 @@ _FREE = frozenset(
 _EACH = {"logistic": 3, "erf_inv": 37}
 """Those that are written out as so many operations for each element."""
 
+_AT_MOST_ONE = frozenset(
+    {
+        *("add", "add_any", "sub", "mul", "div", "rem", "max", "min", "neg", "sign", "abs", "floor", "ceil", "round", "square"),
+        *("and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count", "clz"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "le_to", "lt_to", "select_n", "clamp", "is_finite", "nextafter", "mulhi"),
+        *("complex", "real", "imag", "conj", "convert_element_type", "reduce_precision", "stochastic_round", "reciprocal"),
+        *("sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "log2", "one_minus_square"),
+        *("name", "reshard", "pvary", "layout_constraint", "with_memory_space_constraint", "broadcast_to", "expand_dims"),
+        *(
+            "zeros_like",
+            "empty",
+            "empty2",
+            "unstack",
+            "roll",
+            "bitcast",
+            "to_edtype",
+            "from_edtype",
+            "rng_bit_generator",
+            "rng_uniform",
+            "random_clone",
+        ),
+        *("approx_top_k", "axis_index", "platform_index", "dimension_size", "optimization_barrier", "tie"),
+    }
+)
+"""Primitives known to compute no more than one operation for each element that they write."""
+
 _SEARCH = 9
 """Operations that compare two numbers and their places, and choose."""
 
@@ -32,8 +58,29 @@ def of_equation(equation: Any) -> float:
     """FLOPs of one run on one device that computes all of it.
 
     A product of matrices takes 2 · M · N · K; a convolution 2 · (elements of the result) · (taps) · (input features of a group);
-    a reduction one for each element that it reads, less those that it writes; everything else one for each that it writes.
+    a reduction one for each element that it reads, less those that it writes; everything else one for each that it writes,
+    which `unknown_in` says where nothing is known of it.
     """
+    counted = _counted(equation)
+    return float(sum(math.prod(each.aval.shape) for each in equation.outvars)) if counted is None else counted
+
+
+def unknown_in(equation: Any) -> tuple[str, ...]:
+    """Return the names of the primitives in an equation whose FLOPs, or what they send, are unknown."""
+    name = equation.primitive.name
+    if name == "shard_map":
+        return tuple(found for each in _inside(equation) for found in unknown_in(each))
+    return () if name in _AT_MOST_ONE or _counted(equation) is not None else (name,)
+
+
+def _inside(equation: Any) -> Any:
+    """Return the equations of a `shard_map`: JAX gives its program as an open jaxpr, and in other versions as a closed one."""
+    inner = equation.params["jaxpr"]
+    return getattr(inner, "jaxpr", inner).eqns
+
+
+def _counted(equation: Any) -> float | None:
+    """FLOPs of a primitive that there is a formula for; None of another."""
     name, params = equation.primitive.name, equation.params
     operands = [each.aval for each in equation.invars]
     results = [each.aval for each in equation.outvars]
@@ -45,9 +92,7 @@ def of_equation(equation: Any) -> float:
     if name == "conv_general_dilated":
         return _convolution(params, operands, results)
     if name == "shard_map":
-        inner = params["jaxpr"]
-        devices = math.prod(params["mesh"].shape.values())
-        return devices * sum(of_equation(each) for each in getattr(inner, "jaxpr", inner).eqns)
+        return math.prod(params["mesh"].shape.values()) * sum(map(of_equation, _inside(equation)))
     if name in _FREE or (name == "convert_element_type" and operands[0].dtype == results[0].dtype):
         return 0.0
     written = sum(math.prod(each.shape) for each in results)
@@ -65,7 +110,7 @@ def of_equation(equation: Any) -> float:
         return float(math.prod(operands[0].shape) - written)
     if name == "integer_pow":
         return float(written * _multiplications(params["y"]))
-    return float(written * _EACH.get(name, 1))
+    return float(written * _EACH[name]) if name in _EACH else None
 
 
 def _multiplications(power: int) -> int:

@@ -237,7 +237,7 @@ def _dtype(program: Program, op: Op) -> str:
     dtype = max(values, key=lambda value: value.bytes).dtype
     try:
         return np.dtype(dtype).name
-    except TypeError:
+    except TypeError:  # keys of random numbers, which are made of it
         return "uint32"
 
 

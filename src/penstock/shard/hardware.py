@@ -310,9 +310,10 @@ def _measure(devices: list[Any]) -> Hardware:
         steps = 2 * (count - 1)  # of a ring
         link_latency = _seconds(reduced, small) / steps
         link_bandwidth = steps / count * (large.nbytes / count) / _seconds(reduced, large)
-    stats = device.memory_stats() or {}
-    memory = stats.get("bytes_limit") or _host_memory() // len(devices)
-    return Hardware(THIS_MACHINE, flops, memory, memory_bandwidth, link_bandwidth, link_latency, f"measured on {platform.node()}")
+    source = f"measured on {platform.node()}"
+    source += "" if len(devices) > 1 else "; the links are unknown, and taken to be as fast as the memory"
+    memory = _memory(device, len(devices))
+    return Hardware(THIS_MACHINE, flops, memory, memory_bandwidth, link_bandwidth, link_latency, source)
 
 
 def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
@@ -324,6 +325,16 @@ def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
         function(*arguments).block_until_ready()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def _memory(device: Any, devices: int) -> int:
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if limit is None and device.platform != "cpu":
+        raise ValueError(
+            f"{device.device_kind} does not tell how much memory it has: give hardware= one of {', '.join(_TABLE)}, or a "
+            "penstock.shard.hardware.Hardware with its memory"
+        )
+    return _host_memory() // devices if limit is None else int(limit)  # CPU devices share the host's
 
 
 def _host_memory() -> int:

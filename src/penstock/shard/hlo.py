@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.shard.hlo_flops import flops as flops
+from penstock.shard.hlo_flops import unknown as unknown
 from penstock.shard.hlo_slices import depends_on_device, place, slices
 from penstock.shard.hlo_types import Array, Computation, Instruction, Program, parse
 
@@ -30,6 +31,8 @@ _KINDS = {
 
 Groups = Sequence[Sequence[int]]
 
+_ASK = "this XLA prints it in a way that penstock does not read; report it with the line of the program"
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -41,6 +44,7 @@ class Collective:
       group: devices that take part, each group of them on its own; for a permute the longest chain of them.
       count: times that it runs in a run of the program.
       axes: of the mesh, those that its groups span; () if the groups are not those of any axes.
+      guessed: unknown whether it is an all-reduce or a reduce-scatter; it was taken for one by size.
     """
 
     kind: str
@@ -48,6 +52,7 @@ class Collective:
     group: int
     count: float
     axes: tuple[str, ...]
+    guessed: bool = False
 
     @property
     def wire(self) -> float:
@@ -66,22 +71,24 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     """The collectives of a program, in its order; those with a group of one device move nothing and are left out.
 
     Counted once: an asynchronous one (`-start` and `-done`, or the TPU compiler's fusions of its phases). A loop runs
-    its body and its condition as often as `Program.trips` says. Of a conditional, that branch counts which moves most.
+    its body and its condition as often as `Program.turns` says. Of a conditional, that branch counts which moves most.
 
     **Reduce-scatters.** An all-reduce of which each device keeps only a part, taken by `dynamic-slice` at a place that
     depends on the device, stands for a reduce-scatter: XLA:CPU forms none, and the TPU compiler writes them so in a fusion.
     What the TPU and GPU compilers leave as an all-reduce outside of a fusion is one, whatever becomes of its result.
     Where its group spans axes `a` and `b` and the part differs along `a` only, it counts as a reduce-scatter of all
     bytes over `a` and an all-reduce of that part over `b`. A tuple all-reduce is taken element by element; the
-    elements that turn out alike are summed.
+    elements that turn out alike are summed. Where the place of a slice cannot be computed from the text, the size of the
+    slice decides, and the collectives are marked as `guessed`.
 
     Args:
-      text: of `jax.stages.Compiled.as_text()`, for a program with one partition per device. As it leaves out the elements
-        of long constants, it is by size alone that slices are known from 16 devices on; `measure` has them put in.
+      text: of `jax.stages.Compiled.as_text()`, for a program with one partition per device. It leaves out the elements of
+        long constants, so that from 16 devices on such places are unknown; `measure` has the elements put in.
       mesh: sizes of the mesh axes in the order of the mesh.
 
     Raises:
-      ValueError: this is not HLO text, or names devices that the mesh does not have.
+      ValueError: this is not HLO text, names devices that the mesh does not have, or writes groups or types in a way that
+        is not known here.
     """
     return _Collectives(parse(text), mesh).of(parse(text).entry)
 
@@ -105,9 +112,9 @@ class _Collectives:
             if kind:
                 found += self._one(kind, where, instruction)
             elif instruction.opcode == "while":
-                trips = self.program.trips(where, instruction)
+                turns = self.program.turns(where, instruction)
                 turn = [c for part in self.program.parts(instruction) for c in self.of(part)]
-                found += [replace(c, count=c.count * trips) for c in turn if trips]
+                found += [replace(c, count=c.count * turns) for c in turn if turns]
             elif instruction.branches:
                 branches = [self.of(self.program.computations[name]) for name in instruction.branches]
                 found += max(branches, key=lambda branch: sum(c.wire * c.count for c in branch))
@@ -123,8 +130,7 @@ class _Collectives:
         operands = where.operand_arrays(instruction)
         total = sum(array.bytes for array in operands)
         if kind == "collective-permute":
-            pairs = re.findall(r"\{(\d+),(\d+)\}", instruction.attribute(r"source_target_pairs=\{(.*?\})\}") or "")
-            return self._permute([(int(a), int(b)) for a, b in pairs], total)
+            return self._permute(_pairs(instruction), total)
         groups = self._groups(instruction)
         if kind == "all-reduce":
             return self._all_reduce(where, instruction, operands, groups)
@@ -150,45 +156,52 @@ class _Collectives:
     def _all_reduce(
         self, where: Computation, instruction: Instruction, operands: Sequence[Array], groups: Groups
     ) -> list[Collective]:
-        totals: dict[Groups, int] = {}  # groups that scatter the result among them → bytes
+        totals: dict[tuple[Groups, bool], int] = {}  # groups that scatter the result among them, if guessed → bytes
         for position, array in enumerate(operands):
             element = position if len(operands) > 1 else None
             kept = self._scattered(where, instruction, element, array, groups)
             totals[kept] = totals.get(kept, 0) + array.bytes
         found: list[Collective] = []
-        for scattered, bytes_ in totals.items():
+        for (scattered, guessed), bytes_ in totals.items():
             ways = max(map(len, scattered), default=1)
-            found += self._sized("reduce-scatter", bytes_, scattered) if ways > 1 else []
+            made = self._sized("reduce-scatter", bytes_, scattered) if ways > 1 else []
             if ways == 1:
-                found += self._sized("all-reduce", bytes_, groups)
+                made = self._sized("all-reduce", bytes_, groups)
             elif ways < len(groups[0]):
-                found += self._sized("all-reduce", bytes_ // ways, _across(groups, scattered))
+                made += self._sized("all-reduce", bytes_ // ways, _across(groups, scattered))
+            found += [replace(each, guessed=guessed) for each in made]
         return found
 
     def _scattered(
         self, where: Computation, instruction: Instruction, element: int | None, array: Array, groups: Groups
-    ) -> Groups:
-        """The parts of the groups whose devices keep different parts of the result; () if all keep all of it."""
+    ) -> tuple[Groups, bool]:
+        """The parts of the groups whose devices keep different parts of the result, and whether that is a guess.
+
+        No parts if all devices keep all of the result.
+        """
         fused = any(caller.opcode == "fusion" for _, caller in self.program.callers[where.name])
         if "backend_config=" in instruction.attributes and not fused:
-            return ()  # its compiler forms reduce-scatters, and has chosen to run this as an all-reduce
+            return (), False  # its compiler forms reduce-scatters, and has chosen to run this as an all-reduce
         taken = slices(self.program, where, instruction, element, array)
         if not taken:
-            return ()
+            return (), False
         found = [self._parted(*each, groups) for each in taken]
-        # The least of them: what one use does not scatter has to be there whole.
-        return min(found, key=lambda parts: max(map(len, parts), default=0))
+        if ((), False) in found:
+            return (), False  # what one use does not scatter has to be there whole
+        parts, _ = min(found, key=lambda each: max(map(len, each[0]), default=0))
+        return parts, any(guessed for _, guessed in found)
 
-    def _parted(self, where: Computation, taken: Instruction, groups: Groups) -> Groups:
+    def _parted(self, where: Computation, taken: Instruction, groups: Groups) -> tuple[Groups, bool]:
+        """As `_scattered`, of one slice."""
         names = taken.operands[1:]
         places = {name: place(self.program, where, name, self.devices.size) for name in names}
         known = [found for found in places.values() if found is not None]
         if any(found is None and depends_on_device(self.program, where, name) for name, found in places.items()):
-            # Where is not to be known (a table too long for the text): by size, and of several axes the innermost.
+            # The text does not tell the place (of a table too long for it, say): by size, of several axes the innermost.
             ways = where.operand(taken).elements // max(1, taken.elements)
-            return self._innermost(groups, ways)
+            return self._innermost(groups, ways), True
         if not known:
-            return ()
+            return (), False
         table = np.hstack([np.broadcast_to(found, (self.devices.size, 1)) for found in known])
         parts: list[tuple[int, ...]] = []
         for group in groups:
@@ -197,9 +210,9 @@ class _Collectives:
                 by_place.setdefault(tuple(table[device]), []).append(device)
             apart = len(by_place) * taken.elements <= where.operand(taken).elements
             if not apart or len(set(map(len, by_place.values()))) > 1:
-                return ()  # parts that overlap, or are not kept by as many devices each
+                return (), False  # parts that overlap, or are not kept by as many devices each
             parts += zip(*by_place.values(), strict=True)
-        return tuple(parts) if len(parts[0]) > 1 else ()
+        return (tuple(parts) if len(parts[0]) > 1 else ()), False
 
     def _innermost(self, groups: Groups, ways: int) -> Groups:
         size = len(groups[0])
@@ -233,6 +246,14 @@ class _Collectives:
         return tuple(name for position, name in enumerate(self.mesh) if position in varying)
 
 
+def _pairs(instruction: Instruction) -> list[tuple[int, int]]:
+    """The devices that a permute sends from and to."""
+    pairs = instruction.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+    if pairs is None:
+        raise ValueError(f"{instruction.name} does not tell source_target_pairs={{{{0,1}},…}} of devices: {_ASK}")
+    return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs)]
+
+
 def _is_start(where: Computation) -> bool:
     """Whether it is a fusion in which the TPU compiler starts a collective that other fusions go on with."""
     return any('custom_call_target="AsyncCollectiveStart"' in instruction.attributes for instruction in where)
@@ -257,7 +278,9 @@ def _replica_groups(attributes: str, devices: int) -> Groups:
     # By names: mesh['a'=2,'b'=8], device_ids=([8,2]T(1,0)) {'a','b':(1)4}. An axis may stand there in part: '(1)4' are 4 of
     # its devices, with 1 before them.
     named = re.search(r"replica_groups=@?[\w.]*\[(.*?)\](?:, device_ids=\((.*?\)?)\))? \{([^}]*)\}", attributes)
-    if not named:
+    if not named and "replica_groups=" in attributes:
+        raise ValueError(f"replica_groups={attributes.partition('replica_groups=')[2][:80]} are no groups of devices: {_ASK}")
+    if not named:  # all devices, where none are named
         return (tuple(range(devices)),)
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
     ids = _iota(named[2]) if named[2] else np.arange(math.prod(sizes.values()))

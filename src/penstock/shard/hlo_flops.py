@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from penstock.shard.hlo_types import Array, Computation, Instruction, Program, parse
+from penstock.shard.unknown import about_loops, about_operations
 
 # One operation per element of the result. exp, log, tanh, rsqrt and their like are not here: XLA counts them apart, as
 # `transcendentals`.
@@ -19,6 +21,27 @@ _ELEMENTWISE = frozenset((
     "shift-right-arithmetic", "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "all-reduce",
     "all-reduce-start", "reduce-scatter",
 ))
+_FREE = frozenset((
+    # They move elements, make them up, or order other instructions.
+    "add-dependency", "after-all", "bitcast", "broadcast", "concatenate", "constant", "copy", "domain", "dynamic-reshape",
+    "dynamic-slice", "dynamic-update-slice", "gather", "get-dimension-size", "get-tuple-element", "infeed", "iota",
+    "opt-barrier", "optimization-barrier", "outfeed", "pad", "parameter", "partition-id", "replica-id", "reshape",
+    "reverse", "set-dimension-size", "slice", "topk", "transpose", "tuple", "rng", "rng-bit-generator",
+    "rng-get-and-update-state",
+    # Transcendental functions.
+    "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosh", "cosine", "erf", "exponential",
+    "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "rsqrt", "sine", "sinh", "sqrt", "tan", "tanh",
+    # Exchanges that reduce nothing.
+    "all-gather", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
+))
+# Custom calls that mark something, move elements or compare them.
+_FREE_TARGETS = frozenset((
+    "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
+    "CreateBuffer", "GatherScatterIndicesBitpacked", "LayoutConstraint", "MoveToDevice", "MoveToHost", "PadToStatic",
+    "PinToDevice", "PinToDeviceSram", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "SliceToDynamic", "TopK",
+    "X64Combine", "X64SplitHigh", "X64SplitLow", "annotate_device_placement", "xla.sdy.FuncResultSharding",
+    "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape", "xla.sdy.PropagationBarrier", "xla.sdy.ShardingGroup",
+))
 # fmt: on
 
 
@@ -26,21 +49,43 @@ def flops(text: str) -> float:
     """FLOPs on one device in one run of a program.
 
     Those of `compiled.cost_analysis()["flops"]`, which counts the body of a loop once where this counts each turn
-    (`Program.trips`): 2·M·N·K for a matrix product, twice the multiplications that do not meet padding for a convolution,
+    (`Program.turns`): 2·M·N·K for a matrix product, twice the multiplications that do not meet padding for a convolution,
     1 an element for arithmetic, comparisons and conversions, 0 for transcendental functions and
-    for what only moves data. Of a conditional, the branch with the most.
+    for what only moves data. Of a conditional, the branch with the most. `unknown` says what this leaves open.
 
     Args:
       text: of `jax.stages.Compiled.as_text()`.
     """
-    program = parse(text)
-    return _Flops(program).of(program.entry.name)
+    return _counted(text).total
+
+
+def unknown(text: str) -> tuple[str, ...]:
+    """Return what the program does not tell of its FLOPs, bytes sent and time, in sentences: loops and library calls.
+
+    Each counts places in the program, however often they run.
+
+    Args:
+      text: of `jax.stages.Compiled.as_text()`.
+    """
+    found = _counted(text)
+    return (*about_loops(found.loops), *about_operations(found.operations, "nothing"))
 
 
 class _Flops:
+    """The FLOPs of a program, and what they leave out.
+
+    Attributes:
+      total: FLOPs of one run.
+      loops: places with a loop of unknown length.
+      operations: opcodes, or targets of custom calls, whose cost is unknown → places with one.
+    """
+
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.of = functools.cache(self._computation)
+        self.loops = 0
+        self.operations: Counter[str] = Counter()
+        self.of = functools.cache(self._computation)  # so that each place is counted once
+        self.total = self.of(program.entry.name)
 
     def _computation(self, name: str) -> float:
         where = self.program.computations[name]
@@ -49,31 +94,56 @@ class _Flops:
     def _instruction(self, where: Computation, instruction: Instruction) -> float:
         opcode = instruction.opcode
         if opcode == "while":
+            self.loops += self.program.trips(where, instruction) is None
             turn = sum(self.of(part.name) for part in self.program.parts(instruction))
-            return turn * self.program.trips(where, instruction)
+            return turn * self.program.turns(where, instruction)
         if instruction.branches:
             return max(map(self.of, instruction.branches))
         if instruction.called:
             return sum(map(self.of, instruction.called))
         if opcode in _ELEMENTWISE:
             return instruction.elements
+        if opcode.removesuffix("-start") in _FREE or opcode.endswith(("-done", "-update")):  # it counts where it starts
+            return 0
+        if opcode == "reduce-scatter-start":  # its result has the operands first
+            return sum(array.elements for array in instruction.arrays[len(instruction.operands) :])
         if opcode == "custom-call":
-            return _library_call(where, instruction)
+            return self._custom_call(where, instruction)
         if opcode in ("dot", "ragged-dot"):
             return _dot(instruction, where.operand(instruction).arrays[0], instruction.numbers("lhs_contracting_dims"))
         if opcode == "convolution":
             return _convolution(instruction, where.operand(instruction).arrays[0], instruction.arrays[0])
+        if opcode == "fft":
+            return (
+                8 * where.operand(instruction).elements * math.prod(n.bit_length() - 1 for n in instruction.numbers("fft_length"))
+            )
         if opcode == "sort":
             elements = where.operand(instruction).elements
             return elements * math.ceil(math.log2(elements)) if elements > 1 else 0
         function = instruction.attribute(r"to_apply=%([\w.\-]+)") or instruction.attribute(r"scatter=%([\w.\-]+)")
-        if function is None:
+        applications = _applications(where, instruction)
+        if function is None or applications is None:
+            self.operations[opcode] += 1
             return 0
-        return self.of(function) * _applications(where, instruction)
+        return self.of(function) * applications
+
+    def _custom_call(self, where: Computation, instruction: Instruction) -> int:
+        target = instruction.attribute(r'custom_call_target="([^"]*)"') or "custom-call"
+        if target in _FREE_TARGETS:
+            return 0
+        found = _library_call(target, where, instruction)
+        if found is None:
+            self.operations[target] += 1
+        return found or 0
 
 
-def _applications(where: Computation, instruction: Instruction) -> int:
-    """How often an instruction applies the function that it names."""
+@functools.lru_cache(maxsize=2)  # of the same text FLOPs are asked for, and then what is unknown
+def _counted(text: str) -> _Flops:
+    return _Flops(parse(text))
+
+
+def _applications(where: Computation, instruction: Instruction) -> int | None:
+    """Return how often an instruction applies the function that it names; None if that is unknown."""
     opcode = instruction.opcode
     if opcode == "reduce":
         return where.operand(instruction).elements - instruction.arrays[0].elements
@@ -84,26 +154,27 @@ def _applications(where: Computation, instruction: Instruction) -> int:
         return where.operand(instruction, 1).elements
     if opcode == "scatter":
         return where.operand(instruction, len(instruction.operands) - 1).elements
-    return instruction.elements if opcode == "map" else 0
+    return instruction.elements if opcode == "map" else None
 
 
 def _dot(instruction: Instruction, left: Array, contracted: Iterable[int]) -> int:
     return 2 * instruction.arrays[0].elements * math.prod(left.dims[dimension] for dimension in contracted)
 
 
-def _library_call(where: Computation, instruction: Instruction) -> int:
-    """Products and convolutions that XLA leaves to a library, on GPUs (cuBLAS, cuDNN) and some CPUs (oneDNN).
+def _library_call(target: str, where: Computation, instruction: Instruction) -> int | None:
+    """Return the FLOPs of a product or convolution left to a library, on GPUs (cuBLAS, cuDNN) and some CPUs (oneDNN).
 
-    The result comes with a workspace. A convolution's window and labels are those of the forward one, of which the
-    gradients do as many multiplications.
+    None where it is another call, or does not tell its dimensions. The result comes with a workspace. A convolution's window
+    and labels are those of the forward one, of which the gradients do as many multiplications.
     """
-    target = instruction.attribute(r'custom_call_target="([^"]*)"') or ""
     if any(name in target for name in ("$gemm", "$lt$matmul", "onednn$matmul")):
         contracted = re.search(r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes)
-        dimensions = map(int, re.findall(r"\d+", contracted[1] if contracted else ""))
+        if contracted is None:
+            return None
+        dimensions = map(int, re.findall(r"\d+", contracted[1]))
         return _dot(instruction, where.operand(instruction).arrays[0], dimensions)
     if not target.startswith("__cudnn$conv") or "dim_labels=" not in instruction.attributes:
-        return 0
+        return None
     first, second = (where.operand(instruction, position).arrays[0] for position in (0, 1))
     result = instruction.arrays[0]
     if "BackwardInput" in target:

@@ -114,7 +114,8 @@ def place(program: Program, where: Computation, name: str, devices: int) -> Plac
     if opcode == "select":
         return np.where(known[0] != 0, known[1], known[2])
     if opcode == "compare":
-        return _COMPARE[instruction.attribute(r"direction=(\w+)") or "EQ"](known[0], known[1]).astype(int)
+        holds = _COMPARE.get(instruction.attribute(r"direction=(\w+)") or "")
+        return None if holds is None else holds(known[0], known[1]).astype(int)
     if opcode == "broadcast" and known[0].shape[1] == 1:
         return known[0]
     return _BINARY[opcode](known[0], known[1]) if opcode in _BINARY and len(known) == 2 else None

@@ -17,6 +17,9 @@ from typing import NamedTuple
 # Instructions that run the computations they name, each once.
 CALLS = ("fusion", "call", "async-start", "custom-call")
 
+# Types whose names do not tell how many bits an element has. A token only orders instructions.
+_BITS = {"pred": 8, "token": 0}
+
 # Results that hold what the operand held, element for element.
 UNCHANGED = ("bitcast", "copy", "convert", "reshape", "transpose", "copy-start", "copy-done")
 
@@ -33,7 +36,18 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        bits = 8 if self.dtype == "pred" else int((re.findall(r"^[a-z]+?(\d+)", self.dtype) or ["0"])[0])
+        """Bytes of all elements; those of types smaller than a byte are packed.
+
+        Raises:
+          ValueError: the name of the type does not tell its size.
+        """
+        named = re.match(r"[a-z]+?(\d+)", self.dtype)
+        bits = _BITS.get(self.dtype) if named is None else int(named[1])
+        if bits is None:
+            raise ValueError(
+                f"the program exchanges arrays of type {self.dtype!r}, whose size is unknown: sizes are known of "
+                f"{', '.join(_BITS)} and of types that name their bits, as bf16; cast them to one of these"
+            )
         return -(-self.elements * bits // 8)
 
 
@@ -134,8 +148,13 @@ class Program:
         body, condition = (self.computations[name] for name in _loop(loop))
         return body, condition
 
-    def trips(self, where: Computation, loop: Instruction) -> int:
-        """How often a `while` runs its body: as XLA says, or as its condition does, or else 1.
+    def turns(self, where: Computation, loop: Instruction) -> int:
+        """Return how often the body of a `while` counts: as often as it runs, and once where that is unknown."""
+        trips = self.trips(where, loop)
+        return 1 if trips is None else trips
+
+    def trips(self, where: Computation, loop: Instruction) -> int | None:
+        """Return how often a `while` runs its body, as XLA says or as its condition does; None if it is unknown.
 
         XLA says it on CPU and GPU (`known_trip_count`); the TPU compiler leaves it to the condition. That says it if it
         compares with a constant an integer that begins as a constant, and to which each turn adds a constant.
@@ -147,7 +166,7 @@ class Program:
         where_test, test = self._inside_of_fusion(condition)
         direction = test.attribute(r"direction=(\w+)")
         if test.opcode != "compare" or direction not in ("LT", "LE", "NE", "GT", "GE"):
-            return 1
+            return None
         left, right = (self.source(where_test, name) for name in test.operands)
         counter, limit = left, self._integer(*right)
         if limit is None:  # 5 > counter
@@ -155,12 +174,12 @@ class Program:
             direction = {"GT": "LT", "GE": "LE", "LT": "GT", "LE": "GE"}.get(direction, direction)
         index = _index(counter[1])
         if limit is None or index is None or counter[0] is not condition:
-            return 1
+            return None
         start = self._integer(*self.source(*self._maker(where, loop.operands[0], index)))
         step = self._step(body, index)
         if start is None or step is None:
-            return 1
-        return _turns(limit - start, direction, step)
+            return None
+        return _trips(limit - start, direction, step)
 
     def _inside_of_fusion(self, computation: Computation) -> tuple[Computation, Instruction]:
         root = computation.instructions[computation.root]
@@ -243,14 +262,14 @@ class Program:
         return -step if sum_.opcode == "subtract" else step
 
 
-def _turns(distance: int, direction: str, step: int) -> int:
-    """Of a loop whose counter has a distance to go; 1 where its steps do not lead there and it ends by wrapping around."""
+def _trips(distance: int, direction: str, step: int) -> int | None:
+    """Return the turns of a counter to a limit; None where its steps lead elsewhere, and it ends by wrapping around."""
     if direction == "NE":
         ends = step != 0 and distance % step == 0 and distance // step >= 0
     else:
         ends = step > 0 if direction in ("LT", "LE") else step < 0
     if not ends:
-        return 1
+        return None
     return max(0, distance // step + 1 if direction in ("LE", "GE") else -(-distance // step))
 
 

@@ -72,12 +72,19 @@ def parameters_of(leaves: Iterable[LeafLayout]) -> dict[str, LeafLayout]:
     return found
 
 
+_KEYS = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
+"""Bytes of the keys of JAX's generators of random numbers."""
+
+
 def bytes_of(leaf: LeafLayout, mesh: dict[str, int]) -> float:
     """Of a device."""
-    try:
-        size = jax.numpy.dtype(leaf.dtype).itemsize
-    except TypeError:  # a key of random numbers
-        size = 8
+    if leaf.dtype in _KEYS:
+        size = _KEYS[leaf.dtype]
+    else:
+        try:
+            size = jax.numpy.dtype(leaf.dtype).itemsize
+        except TypeError:  # a key of somebody's own, in a table for readers: it decides nothing
+            size = 8
     return size * math.prod(leaf.shape) / math.prod(mesh[axis] for entry in leaf.stored for axis in entry)
 
 

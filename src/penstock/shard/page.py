@@ -54,7 +54,11 @@ def _time(plan: Plan) -> Content:
     costs = _costs(plan)
     rows = {name: _time_parts(cost) for name, cost in costs.items()}
     totals = {name: _total(seconds_of(cost.seconds), cost.seconds, plan.cost.seconds) for name, cost in costs.items()}
-    return [tag("h2", "Time of a step"), *_bars("time", rows, totals, max(cost.seconds for cost in costs.values()))]
+    return [
+        tag("h2", "Time of a step"),
+        *_bars("time", rows, totals, max(cost.seconds for cost in costs.values())),
+        *(tag("p", f"{sentence}.") for sentence in plan.cost.unknown),
+    ]
 
 
 def _total(words: str, value: float, plan: float) -> Content:

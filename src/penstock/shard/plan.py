@@ -195,7 +195,7 @@ def _plan(found: _Found, traced: Traced, machine: Hardware, limit: int, given: S
     layouts = layouts_of(model.program, model.groups, model.graph, problem.links, assignment, traced.state)
 
     def cost(decisions: Assignment) -> Cost:
-        return cost_of(problem, decisions, roles, model.inputs)
+        return cost_of(problem, decisions, roles, model.inputs, model.program.unknown)
 
     used = [layouts.used.get(value) for value in model.program.inputs]
     inputs = tuple(
@@ -235,7 +235,7 @@ def _machine(hardware: str | Hardware | None) -> Hardware:
 def _does_not_fit(found: _Found, traced: Traced, limit: int) -> str:
     """By how much, and what is largest."""
     problem, assignment = found.of.problem, found.candidate.assignment
-    cost = cost_of(problem, assignment, found.of.roles, found.of.model.inputs)
+    cost = cost_of(problem, assignment, found.of.roles, found.of.model.inputs, found.of.model.program.unknown)
     stored = sorted(
         (
             (size / problem.links.shards(union(assignment[node])), leaf)

@@ -8,6 +8,7 @@ those outside: tied values share one layout.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from jax.extend import core
 from penstock._jax import scan_counts
 from penstock.shard import flops
 from penstock.shard.rules import Rule, rule_of
+from penstock.shard.unknown import about_loops, about_operations
 
 Path = tuple[int | str, ...]
 """Where an equation stands: its number in the step's jaxpr, then, for each nested program, the number in that."""
@@ -64,6 +66,7 @@ class Op:
       flops: of one run, on one device that computes all of it.
       fixed: layouts that the program itself prescribes, for a `sharding_constraint` or the boundary of a `shard_map`:
         of each operand, then of each result, one entry per dimension, a tuple of mesh axes or None where it is open.
+      unknown: names of the primitives in it whose cost is unknown.
     """
 
     path: Path
@@ -74,6 +77,7 @@ class Op:
     count: float
     flops: float
     fixed: tuple[tuple[tuple[str, ...] | None, ...], ...] | None = None
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ class Loop:
     """The operations `start` to `end` (not included) are the body of a loop.
 
     `path` is where it stands; `operands` are the values from outside that it works on, None for literals; `made` are its
-    results, which take their place when it starts; `passed` are the values that each turn begins with.
+    results, which take their place when it starts; `passed` are the values that each turn begins with; `length` is how often
+    it runs, None if that is unknown.
     """
 
     path: Path
@@ -99,6 +104,7 @@ class Loop:
     operands: tuple[int | None, ...]
     made: tuple[int, ...]
     passed: tuple[int, ...]
+    length: int | None
 
     @property
     def read(self) -> tuple[int, ...]:
@@ -128,6 +134,13 @@ class Program:
     constants: list[int] = field(default_factory=list)
     outputs: list[int | None] = field(default_factory=list)
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What is unknown of its FLOPs and of what it sends, a sentence each. Each counts places in the step."""
+        loops = sum(loop.length is None for loop in self.loops)
+        operations = Counter(name for op in self.ops for name in op.unknown)
+        return (*about_loops(loops), *about_operations(operations, "one FLOP for each element of their results"))
+
 
 def program_of(closed: core.ClosedJaxpr) -> Program:
     """Write a traced step out.
@@ -147,14 +160,18 @@ def program_of(closed: core.ClosedJaxpr) -> Program:
 
 
 def bytes_of(aval: Any) -> int:
-    """Bytes of a whole array; random keys count as what they are made of."""
-    if not hasattr(aval, "shape"):
+    """Return the bytes of a whole array; random keys count as what they are made of.
+
+    Raises:
+      TypeError: nothing tells the size of an element.
+    """
+    if not hasattr(aval, "shape"):  # a token, which only orders effects
         return 0
-    try:
-        itemsize = np.dtype(aval.dtype).itemsize
-    except TypeError:
-        itemsize = getattr(aval.dtype, "itemsize", 8)
-    return math.prod(aval.shape) * itemsize
+    if not jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended):
+        return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+    if not hasattr(aval.dtype, "itemsize"):
+        raise TypeError(f"the step has an array of type {aval.dtype}, whose size is unknown; penstock plans keys and numbers")
+    return math.prod(aval.shape) * aval.dtype.itemsize
 
 
 def _new(program: Program, aval: Any) -> int:
@@ -200,6 +217,7 @@ def _operation(program: Program, equation: Any, environment: dict[Any, int], pat
             count,
             flops.of_equation(equation),
             fixed,
+            flops.unknown_in(equation),
         )
     )
 
@@ -302,11 +320,11 @@ def _scan(program: Program, equation: Any, environment: dict[Any, int], path: Pa
         _tie(program, environment[variable], _read(inner, result), skip=0 if number < carries else 1)
         if number < carries:
             _tie(program, environment[variable], given[consts + number])
-    _loop(program, equation, environment, path, (start, end), given[consts:])
+    _loop(program, equation, environment, path, (start, end), given[consts:], equation.params["length"])
 
 
 def _while(program: Program, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
-    """How often it runs is not known: it counts once."""
+    """How often it runs is unknown: it counts once, and `Program.unknown` says so."""
     of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
     outer = [_read(environment, each) for each in equation.invars]
     carried = [_new(program, each.aval) for each in equation.outvars]
@@ -321,7 +339,7 @@ def _while(program: Program, equation: Any, environment: dict[Any, int], path: P
         environment[variable] = _new(program, variable.aval)
         _tie(program, environment[variable], value)
         _tie(program, environment[variable], _read(inner, result))
-    _loop(program, equation, environment, path, (begin, len(program.ops)), carried)
+    _loop(program, equation, environment, path, (begin, len(program.ops)), carried, None)
 
 
 def _loop(
@@ -331,10 +349,12 @@ def _loop(
     path: Path,
     operations: tuple[int, int],
     passed: Sequence[int | None],
+    length: int | None,
 ) -> None:
     operands = tuple(_read(environment, each) for each in equation.invars)
     made = tuple(environment[each] for each in equation.outvars)
-    program.loops.append(Loop(path, *operations, operands, made, tuple(each for each in passed if each is not None)))
+    begin_with = tuple(each for each in passed if each is not None)
+    program.loops.append(Loop(path, *operations, operands, made, begin_with, length))
 
 
 def _cond(program: Program, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:

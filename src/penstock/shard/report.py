@@ -26,6 +26,7 @@ def report(plan: Plan) -> str:
         *(line for name in plan.mesh_shape for line in _axis(plan, name)),
         "",
         *_costs(plan),
+        *(line for sentence in plan.cost.unknown for line in _wrapped(sentence)),
         "",
         "memory a device: " + ", ".join(f"{size_of(size)} {name}" for name, size in memory_of(plan.cost) if size),
         *(
@@ -54,7 +55,10 @@ def of_limit(plan: Plan, size: float) -> str:
 
 
 def _axis(plan: Plan, axis: str) -> list[str]:
-    words = f"{axis} ({plan.mesh_shape[axis]}): {', '.join(axis_words(plan, axis))}"
+    return _wrapped(f"{axis} ({plan.mesh_shape[axis]}): {', '.join(axis_words(plan, axis))}")
+
+
+def _wrapped(words: str) -> list[str]:
     return textwrap.wrap(words, _COLUMNS, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
 
 

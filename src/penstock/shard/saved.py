@@ -115,7 +115,8 @@ def _places(read: list[Any]) -> dict[Any, Any]:
 
 def _cost(read: dict[str, Any]) -> Cost:
     collectives = tuple(PlannedCollective(**{**each, "axes": tuple(each["axes"])}) for each in read["collectives"])
-    return Cost(**{**read, "collectives": collectives, "memory": Memory(**read["memory"])})
+    told = {"collectives": collectives, "memory": Memory(**read["memory"]), "unknown": tuple(read["unknown"])}
+    return Cost(**{**read, **told})
 
 
 def _contradictions(plan: Plan) -> Iterator[str]:

@@ -118,7 +118,10 @@ _ASKS_FOR_A_LAYOUT = frozenset(["sharding_constraint", "reshard", "device_put"])
 
 
 def _described(value: Any) -> str:
-    """A parameter of an equation as text that is the same in every process; of functions and the like, nothing."""
+    """A parameter of an equation as text that is the same in every process; of functions and the like, nothing.
+
+    So two steps that differ in nothing else have one fingerprint. The text of a function would differ between processes.
+    """
     if value is None or isinstance(value, (bool, int, float, complex, str, Enum)):
         return str(value)
     if isinstance(value, (np.dtype, np.generic, jax.sharding.PartitionSpec, type)):

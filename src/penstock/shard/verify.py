@@ -48,16 +48,20 @@ class Verified:
             ("FLOPs", f"{cost.flops:.3g}", f"{measured.flops:.3g}"),
             ("bytes sent", size_of(cost.wire), size_of(measured.wire)),
         ]
-        lines = [f"compiled for {self.where}", f"{'per device':<34}{'predicted':>14}{'compiler':>14}"]
-        lines += [f"{name:<34}{predicted:>14}{found:>14}" for name, predicted, found in rows]
         planned = {(each.kind, each.axes): (each.count, each.wire) for each in cost.collectives}
         found: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
+        guessed = {(each.kind, each.axes) for each in measured.collectives if each.guessed}
         for each in measured.collectives:
             count, wire = found.get((each.kind, each.axes), (0.0, 0.0))
             found[each.kind, each.axes] = (count + each.count, wire + each.count * each.wire)
         for key in sorted({*planned, *found}, key=lambda key: -max(planned.get(key, (0, 0))[1], found.get(key, (0, 0))[1])):
-            name = f"{key[0]} over {', '.join(key[1]) or 'a part of an axis'}"
-            lines.append(f"{name:<34}{_of(planned.get(key)):>14}{_of(found.get(key)):>14}")
+            name = f"{key[0]} over {', '.join(key[1]) or 'a part of an axis'}{' (guessed)' if key in guessed else ''}"
+            rows.append((name, _of(planned.get(key)), _of(found.get(key))))
+        width = max(34, *(len(name) for name, _, _ in rows))
+        lines = [f"compiled for {self.where}", f"{'per device':<{width}}{'predicted':>14}{'compiler':>14}"]
+        lines += [f"{name:<{width}}{predicted:>14}{found:>14}" for name, predicted, found in rows]
+        lines += [f"predicted: {sentence}" for sentence in cost.unknown]
+        lines += [f"compiler: {sentence}" for sentence in measured.unknown]
         lines.append(f"memory limit {size_of(self.limit)}: {'kept' if self.fits else 'NOT KEPT'}")
         return "\n".join(lines)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,12 @@ from rich.console import Console
 from penstock import cli
 from penstock.bench.suites.shard import WORKLOADS, command, find
 from penstock.bench.suites.shard.case import Attempt, Case, Planned, Prediction, Score, Training, case_from_json
+from penstock.bench.suites.shard.measure import score_of
 from penstock.bench.suites.shard.report import Report, as_json, as_markdown, print_report
 from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.time_limit import time_limit
+from penstock.shard.compiled import Measured
+from penstock.shard.hlo import Collective
 
 MACHINE = {
     "date": "now",
@@ -60,6 +63,23 @@ def test_nothing_is_missing_in_silence(capsys):
         assert "mlp on 8: Megatron: does not compile: why" in text
         assert "mlp on 8: half: no plan: no layout fits" in text
         assert "MISSED: time at most 0.9×" in text
+
+
+def test_what_is_unknown_of_a_score_is_said_beside_it(capsys):
+    unsure = replace(SCORE, unknown=("1 loop of unknown length counts once",))
+    case = replace(CASE, baselines=(Attempt("FSDP", unsure),), plans=(replace(CASE.plans[0], score=unsure),))
+    assert case_from_json(json.loads(as_json(report(case)))["cases"][0]) == case
+    print_report(Console(width=200), report(case))
+    for text in (capsys.readouterr().out, as_markdown(report(case))):
+        assert "mlp on 8: loose: 1 loop of unknown length counts once" in text
+        assert "mlp on 8: FSDP: 1 loop of unknown length counts once" in text
+
+
+def test_a_score_has_what_is_unknown_of_the_program():
+    guess = Collective("reduce-scatter", 512, 8, 2.0, ("data",), guessed=True)
+    found = score_of(Measured(1, 1, 1, 1, 1e9, (guess,), 0.0, ("why",)), "tpu-v5e")
+    assert found.unknown == ("why",)
+    assert found.collectives == ("2 reduce-scatter over data (guessed)",)
 
 
 def test_a_model_that_is_none_is_told_before_anything_runs(capsys):

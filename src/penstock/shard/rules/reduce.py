@@ -70,5 +70,6 @@ def pooling_gradient(params: Mapping[str, Any], operands: Sequence[Any], results
 
 def _moved_along(params: Mapping[str, Any]) -> list[int]:
     rank = len(params["window_dimensions"])
+    # The gradients of pooling have no dilation: JAX gives none to them.
     ones = ((1,) * rank, params["window_dimensions"], params["window_strides"], params.get("base_dilation") or (1,) * rank)
     return [dim for dim, sizes in enumerate(zip(*ones, strict=True)) if max(sizes) > 1 or any(params["padding"][dim])]

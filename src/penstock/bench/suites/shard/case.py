@@ -18,6 +18,7 @@ class Score:
       arguments: bytes.
       wire: bytes sent.
       collectives: how often each kind runs over which mesh axes: "2 all-reduce over data".
+      unknown: what the numbers other than memory leave open, a sentence each (`Measured.unknown`).
     """
 
     seconds: float
@@ -26,6 +27,7 @@ class Score:
     wire: float
     flops: float
     collectives: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,4 +149,4 @@ def training_from_json(read: Mapping[str, Any]) -> Training:
 
 
 def _score(read: Mapping[str, Any] | None) -> Score | None:
-    return Score(**{**read, "collectives": tuple(read["collectives"])}) if read else None
+    return Score(**{**read, "collectives": tuple(read["collectives"]), "unknown": tuple(read["unknown"])}) if read else None

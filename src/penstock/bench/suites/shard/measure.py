@@ -62,7 +62,8 @@ def score_of(measured: Measured, on: str) -> Score:
     """What the compiler says, as the score of a plan."""
     counts: Counter[str] = Counter()
     for each in measured.collectives:
-        counts[f"{each.kind} over {', '.join(each.axes) or 'a part of an axis'}"] += round(each.count)
+        guessed = " (guessed)" if each.guessed else ""
+        counts[f"{each.kind} over {', '.join(each.axes) or 'a part of an axis'}{guessed}"] += round(each.count)
     return Score(
         seconds=measured.seconds(on, _DTYPE),
         memory=measured.memory,
@@ -70,6 +71,7 @@ def score_of(measured: Measured, on: str) -> Score:
         wire=measured.wire,
         flops=measured.flops,
         collectives=tuple(f"{count} {what}" for what, count in counts.most_common()),
+        unknown=measured.unknown,
     )
 
 

@@ -22,8 +22,8 @@ FORMAT = 1
 _METHOD = (
     "Scores are of the compiled program (XLA:CPU's partitioner, 8 virtual devices), per device. Memory: arguments + temporaries "
     "+ outputs − aliased. Time: FLOPs at the peak of the hardware and then the bytes of each collective over its link, loops "
-    "multiplied; nothing overlaps. The ratio is to the fastest baseline that keeps the limit: the hardware's memory (loose), or "
-    "half of what replicated data parallel needs."
+    "multiplied, but for those of unknown length, which are named; nothing overlaps. The ratio is to the fastest baseline that "
+    "keeps the limit: the hardware's memory (loose), or half of what replicated data parallel needs."
 )
 _NARROW = ("time", "of limit", "best by hand", "ratio", "planned in")  # what 80 columns hold
 _MOST_MISSES = 8  # of a target, on the terminal
@@ -160,7 +160,7 @@ def _row(cell: Cell) -> dict[str, str]:
 
 
 def _asides(cases: Sequence[Case]) -> list[str]:
-    """What is not in the table: failures, layouts that there are none of, and what was trained in another size."""
+    """What is not in the table: failures, layouts that there are none of, what is unknown, what was trained in another size."""
     found: dict[str, list[str]] = {}
     for case in cases:
         for text in _asides_of(case):
@@ -174,11 +174,18 @@ def _asides_of(case: Case) -> Iterator[str]:
     for plan in case.plans:
         if plan.score is None:
             yield f"{plan.limit}: {'no plan' if plan.refused else 'failed'}: {plan.reason}"
+        yield from _left_open(plan.limit, plan.score)
     for attempt in case.baselines:
         if attempt.score is None:
             yield f"{attempt.name}: {attempt.reason}"
+        yield from _left_open(attempt.name, attempt.score)
     if case.training and (said := case.training.reason or case.training.note):
         yield f"training: {said}"
+
+
+def _left_open(name: str, score: Score | None) -> Iterator[str]:
+    for sentence in score.unknown if score else ():
+        yield f"{name}: {sentence}"
 
 
 def _sentence(verdict: Verdict) -> str:
