@@ -1,4 +1,4 @@
-"""Is a JSON report of `penstock bench all --quick` whole? All variants ran, but PyTorch/XLA, which has an interpreter of its own."""
+"""Is a JSON report of `penstock bench all --quick` whole? PyTorch/XLA, which has an interpreter of its own, may be missing."""
 
 import json
 import sys

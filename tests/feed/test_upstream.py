@@ -204,3 +204,24 @@ def test_numbers_and_lists_of_numbers_are_arrays():
     with ps.feed([{"n": 3, "f": 0.5, "l": [1, 2]}]) as feed:
         (batch,) = feed
     assert (int(batch["n"]), float(batch["f"])) == (3, 0.5)
+
+
+class Failing(list):
+    def __init__(self, error):
+        super().__init__([{"x": np.zeros(2)}])
+        self.error = error
+
+    def __len__(self):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [TypeError("the dataset is infinite"), NotImplementedError()])
+def test_an_iterable_without_a_length_is_fed(error):
+    with ps.feed(Failing(error)) as feed:
+        assert len(list(feed)) == 1
+        assert "length" not in feed.state()["of"]
+
+
+def test_an_error_in_a_length_is_raised_and_not_left_out_of_the_state():
+    with pytest.raises(OSError, match="the index is unreadable"):
+        ps.feed(Failing(OSError("the index is unreadable")))
