@@ -73,9 +73,7 @@ PYTHON = Supported(
     tested=("3.11", "3.12"),
     install="make an environment of one of those, such as: python3.12 -m venv .venv",
 )
-JAX = Supported(
-    "JAX", oldest=(0, 10), below=(0, 13), tested=("0.10.0", "0.12.0.1"), install='pip install "jax>=0.10,<0.13"'
-)
+JAX = Supported("JAX", oldest=(0, 10), below=(0, 13), tested=("0.10.0", "0.12.0.1"), install='pip install "jax>=0.10,<0.13"')
 KERAS = Supported(
     "Keras",
     oldest=(3, 15),
@@ -118,12 +116,12 @@ def require_python_and_jax() -> None:
     """
     python = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < PYTHON.oldest:
-        raise _without_traceback(PYTHON.refuse(python))
+        raise without_traceback(PYTHON.refuse(python))
     jax = installed("jax")
     if jax is None:
-        raise _without_traceback(UnsupportedVersionError(f"penstock needs {JAX.works}, which is not installed: {JAX.install}"))
+        raise without_traceback(UnsupportedVersionError(f"penstock needs {JAX.works}, which is not installed: {JAX.install}"))
     if jax not in JAX and not JAX.is_newer(jax):
-        raise _without_traceback(JAX.refuse(jax))
+        raise without_traceback(JAX.refuse(jax))
 
 
 def untested() -> Tuple[str, ...]:
@@ -136,7 +134,7 @@ def untested() -> Tuple[str, ...]:
     )
 
 
-def _without_traceback(error: UnsupportedVersionError) -> UnsupportedVersionError:
+def without_traceback(error: UnsupportedVersionError) -> UnsupportedVersionError:
     """Have Python print this error, should nobody catch it, as its one line."""
     print_others = sys.excepthook
 
