@@ -4,8 +4,9 @@
     python benchmarks/keras_own_tests.py trainers/trainer_test.py --json own-tests.json
     python benchmarks/keras_own_tests.py --tests ../keras           # a checkout of Keras, for a version without tests
 
-The package of Keras 3.15 has its tests in it. That of 3.16 has none: `--tests` then names a checkout of Keras's repository, as near
-to the version as can be had. Its tests are run in a copy of the package. Those of something that has changed since fail in both runs.
+The package of Keras 3.15 has its tests in it. That of 3.16 has none: `--tests` then names a checkout of Keras's repository, as
+near to the version as can be had, whose tests are run in a copy of the package. Tests of what has changed since fail in both
+runs.
 
 Runs them twice, side by side, with KERAS_JAX_EPOCH_ITERATOR=default and =threaded, on 8 virtual devices. Exit status 0: every
 test ended alike, and threads of penstock read batches in the one run and not in the other. Needs what Keras's tests import:
