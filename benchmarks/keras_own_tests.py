@@ -117,7 +117,8 @@ class _Session:
         home.mkdir()
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "penstock.keras", "-p", "keras_watch"]
         command += ["-c", configuration, "--rootdir", package.parent, "--confcutdir", package]
-        command += ["--watch-report", self._report, *(package / "src" / path for path in paths)]
+        command += ["--continue-on-collection-errors", "--watch-report", self._report]
+        command += (package / "src" / path for path in paths)
         path = os.pathsep.join([str(Path(__file__).parent), str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
         environment |= _ENVIRONMENT | {"KERAS_JAX_EPOCH_ITERATOR": choice, "KERAS_HOME": str(home), "PYTHONPATH": path}

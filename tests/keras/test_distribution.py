@@ -144,6 +144,7 @@ SCRIPT = textwrap.dedent("""
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
     import keras, numpy as np
     import penstock as ps, penstock.keras as pk
+    from penstock.keras._versions import behaviour
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(32, 5)).astype("float32"), rng.integers(0, 3, 32)
@@ -170,6 +171,21 @@ SCRIPT = textwrap.dedent("""
         default = train(Mine, False, steps)
         assert train(Mine, True, steps) == default
         assert train(lambda: pk.data(loader), False, steps) == default
+
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+
+    class Shared(keras.utils.PyDataset):  # of batches of 4 rows, each of which is one process's part of 8
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, step):
+            return x[step * 4 : step * 4 + 4], y[step * 4 : step * 4 + 4]
+
+    if behaviour().stacks:  # Keras 3.15 refuses it
+        for steps in (1, 3):
+            default = train(Shared, False, steps)
+            assert train(Shared, True, steps) == default
+            assert train(lambda: pk.data(loader), False, steps) == default
     print("all right", default)
 """)
 

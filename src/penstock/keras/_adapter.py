@@ -79,12 +79,10 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """In an epoch of Keras; None where that is not known, or for `steps_per_epoch` to say."""
         if self.goes_on:
             return None if self.has_steps else self._batches.steps_per_epoch
-        if not hasattr(type(self._batches), "__len__"):
-            return None
         try:
             return len(self._batches)
-        # TypeError: TensorFlow, of a dataset without end or of unknown length; torch, of an IterableDataset; Grain, of a dataset
-        # that repeats. NotImplementedError: who inherits a length and has none.
+        # TypeError: what has no length; TensorFlow, for a dataset without end or of unknown length; torch, for a DataLoader of an
+        # IterableDataset. NotImplementedError: a class that inherits a length and has none.
         except (TypeError, NotImplementedError):
             return None
 
