@@ -21,7 +21,11 @@ import penstock as ps
 import penstock.keras as pk
 from penstock.keras._versions import behaviour
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*ran out of data"),
+    # From JAX 0.12 on, Keras's own look at a first batch of float64 warns.
+    pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64"),
+]
 
 
 def generator():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock._versions import keras_version
 
 _PACKAGES = (
     *("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "keras", "keras-hub", "tokenizers", "grain", "torch", "torch_xla"),
@@ -104,6 +105,8 @@ def _read(path: str) -> str:
 
 
 def _version(package: str) -> str | None:
+    if package == "keras":  # which keras-nightly provides too
+        return keras_version()
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
