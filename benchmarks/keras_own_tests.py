@@ -1,7 +1,12 @@
-"""Do Keras's own tests of its JAX trainer pass with threaded epochs as they do without? Its wheel has them.
+"""Do Keras's own tests of its JAX trainer pass with threaded epochs as they do without?
 
     python benchmarks/keras_own_tests.py
     python benchmarks/keras_own_tests.py trainers/trainer_test.py --json own-tests.json
+    python benchmarks/keras_own_tests.py --tests ../keras           # a checkout of Keras, for a version without tests
+
+The package of Keras 3.15 has its tests in it. That of 3.16 has none: `--tests` then names a checkout of Keras's repository, as
+near to the version as can be had, whose tests are run in a copy of the package. Tests of what has changed since fail in both
+runs.
 
 Runs them twice, side by side, with KERAS_JAX_EPOCH_ITERATOR=default and =threaded, on 8 virtual devices. Exit status 0: every
 test ended alike, and threads of penstock read batches in the one run and not in the other. Needs what Keras's tests import:
@@ -11,10 +16,10 @@ test ended alike, and threads of penstock read batches in the one run and not in
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +31,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from penstock._versions import keras_version
 from penstock.bench import machine
 
 _PATHS = ("trainers", "distribution", "backend/jax/trainer_test.py")
@@ -58,6 +64,7 @@ class Result:
 class Report:
     iterator: str  # module of the class in the place of Keras's JAXEpochIterator
     tests: dict[str, Result]
+    keras: str = ""  # the version that was imported
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -86,6 +93,7 @@ def compare(default: Report, threaded: Report) -> Comparison:
         if test.readers and name in threaded.tests and not threaded.tests[name].by_penstock
     ]
     faults = {
+        f"Keras {default.keras} by default, {threaded.keras} threaded": default.keras != threaded.keras,
         "no test passed": not default.outcomes["passed"],
         f"default run: the epoch iterator is of {default.iterator}": default.iterator.startswith("penstock."),
         "default run: penstock read batches": any(test.by_penstock for test in default.tests.values()),
@@ -102,16 +110,16 @@ def compare(default: Report, threaded: Report) -> Comparison:
 class _Session:
     """Keras's tests in a process of their own, which begins at once."""
 
-    def __init__(self, choice: str, paths: list[str], folder: Path):
-        (package,) = importlib.util.find_spec("keras").submodule_search_locations
+    def __init__(self, choice: str, package: Path, paths: list[str], folder: Path):
         self.choice, self._report, self._output = choice, folder / f"{choice}.json", folder / f"{choice}.txt"
         configuration, home = folder / "pytest.ini", folder / choice
         configuration.write_text(_CONFIGURATION)
         home.mkdir()
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "penstock.keras", "-p", "keras_watch"]
-        command += ["-c", configuration, "--rootdir", Path(package).parent, "--confcutdir", package]
-        command += ["--watch-report", self._report, *(Path(package) / "src" / path for path in paths)]
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command += ["-c", configuration, "--rootdir", package.parent, "--confcutdir", package]
+        command += ["--continue-on-collection-errors", "--watch-report", self._report]
+        command += (package / "src" / path for path in paths)
+        path = os.pathsep.join([str(Path(__file__).parent), str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
         environment |= _ENVIRONMENT | {"KERAS_JAX_EPOCH_ITERATOR": choice, "KERAS_HOME": str(home), "PYTHONPATH": path}
         self._begin = time.perf_counter()
@@ -134,15 +142,46 @@ class _Session:
             name: Result(test["outcome"], tuple((module, thread) for module, thread in test["readers"]), test["text"])
             for name, test in found["tests"].items()
         }
-        return Report(found["iterator"], tests), seconds
+        return Report(found["iterator"], tests, found["keras"]), seconds
 
 
-def run(paths: list[str]) -> dict[str, tuple[Report, float]]:
+def package_with_tests(paths: list[str], checkout: Path | None, folder: Path) -> Path:
+    """The package `keras` with the tests of those paths in it: the installed one, or a copy with those of a checkout.
+
+    Raises:
+      SystemExit: there are no tests to run.
+    """
+    (installed,) = map(Path, importlib.util.find_spec("keras").submodule_search_locations)
+    if checkout is None:
+        missing = [path for path in paths if not _tests(installed / "src" / path)]
+        if missing:
+            sys.exit(
+                f"Keras {keras_version()} in {installed} has no tests in {', '.join(missing)}: give --tests a checkout of "
+                "https://github.com/keras-team/keras, as near to that version as can be had"
+            )
+        return installed
+    package = folder / "keras"
+    shutil.copytree(installed, package, ignore=shutil.ignore_patterns("__pycache__", "*_test.py"))
+    for path in paths:
+        found = _tests(checkout / "keras" / "src" / path)
+        if not found:
+            sys.exit(f"{checkout} has no tests in keras/src/{path}: give --tests the folder of a checkout of Keras's repository")
+        for test in found:
+            shutil.copy(test, package / test.relative_to(checkout / "keras"))
+    return package
+
+
+def _tests(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("*_test.py"))
+
+
+def run(paths: list[str], checkout: Path | None = None) -> dict[str, tuple[Report, float]]:
     """Reports of both runs, and seconds, by choice of the epoch iterator."""
     with tempfile.TemporaryDirectory() as folder:
+        package = package_with_tests(paths, checkout, Path(folder))
         sessions: list[_Session] = []
         try:
-            sessions += (_Session(choice, paths, Path(folder)) for choice in ("default", "threaded"))
+            sessions += (_Session(choice, package, paths, Path(folder)) for choice in ("default", "threaded"))
             return {session.choice: session.report() for session in sessions}
         finally:
             for session in sessions:
@@ -151,10 +190,10 @@ def run(paths: list[str]) -> dict[str, tuple[Report, float]]:
 
 
 def _table(runs: dict[str, tuple[Report, float]]) -> Table:
-    table = Table("", title=f"Keras {importlib.metadata.version('keras')}: its own tests, 8 virtual devices")
+    reports = [report for report, _ in runs.values()]
+    table = Table("", title=f"Keras {reports[0].keras}: its own tests, 8 virtual devices")
     for choice in runs:
         table.add_column(choice, justify="right")
-    reports = [report for report, _ in runs.values()]
     for outcome in ("passed", "skipped", "failed"):
         table.add_row(outcome, *(str(report.outcomes[outcome]) for report in reports))
     counts = {
@@ -171,9 +210,10 @@ def _table(runs: dict[str, tuple[Report, float]]) -> Table:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", default=_PATHS, help="of tests, in keras/src (default: %(default)s)")
+    parser.add_argument("--tests", type=Path, help="a checkout of Keras whose tests to run (default: those in its package)")
     parser.add_argument("--json", type=Path, help="write both reports")
     args = parser.parse_args()
-    runs = run(args.paths)
+    runs = run(args.paths, args.tests)
     default, threaded = (report for report, _ in runs.values())
     comparison = compare(default, threaded)
     console = Console()

@@ -73,8 +73,8 @@ def _watch(adapter: Any) -> None:
     read = adapter.get_jax_iterator
 
     @functools.wraps(read)
-    def watched(self):
-        batches = read(self)
+    def watched(self, *args, **kwargs):  # versions of Keras differ in the arguments
+        batches = read(self, *args, **kwargs)
         # A test of the adapter itself has it without an epoch iterator.
         return _Watched(batches, self.iterated_by) if hasattr(self, "iterated_by") else batches
 
@@ -110,11 +110,12 @@ def _note(report: Any) -> None:
 
 
 def pytest_sessionfinish(session):
+    import keras
     from keras.src.backend.jax import trainer
 
     tests = {
         name: {"outcome": outcome, "readers": sorted(_readers[name]), "text": _texts.get(name, "")}
         for name, outcome in _outcomes.items()
     }
-    report = {"iterator": trainer.JAXEpochIterator.__module__, "tests": tests}
+    report = {"keras": keras.__version__, "iterator": trainer.JAXEpochIterator.__module__, "tests": tests}
     session.config.getoption("watch_report").write_text(json.dumps(report))

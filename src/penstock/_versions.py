@@ -123,12 +123,12 @@ def _require_python_and_jax() -> None:
     """
     python = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < PYTHON.oldest:
-        raise _without_traceback(PYTHON.refuse(python))
+        raise without_traceback(PYTHON.refuse(python))
     jax = installed("jax")
     if jax is None:
-        raise _without_traceback(UnsupportedVersionError(f"penstock needs {JAX.works}, which is not installed: {JAX.install}"))
+        raise without_traceback(UnsupportedVersionError(f"penstock needs {JAX.works}, which is not installed: {JAX.install}"))
     if jax not in JAX and not JAX.is_newer(jax):
-        raise _without_traceback(JAX.refuse(jax))
+        raise without_traceback(JAX.refuse(jax))
 
 
 def untested() -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def untested() -> tuple[str, ...]:
     )
 
 
-def _without_traceback(error: UnsupportedVersionError) -> UnsupportedVersionError:
+def without_traceback(error: UnsupportedVersionError) -> UnsupportedVersionError:
     """Have Python print this error, should nobody catch it, as its one line."""
     print_others = sys.excepthook
 

@@ -143,6 +143,55 @@ def test_whatever_can_be_fed(kind):
     assert_equal(trained(adapter, epochs=2, **steps), theirs)
 
 
+class Listed(list):
+    """Batches whose length raises an error."""
+
+    def __init__(self, error):
+        super().__init__(batches())
+        self.error = error
+
+    def __len__(self):
+        raise self.error
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")  # of Keras 3.15, which is then told the length
+@pytest.mark.parametrize("error", [TypeError("infinite"), NotImplementedError()])
+def test_data_that_has_no_length_is_read_to_its_end(error):
+    adapter = pk.data(Listed(error))
+    assert adapter.num_batches is None
+    trained(adapter)
+
+
+def test_an_error_in_the_length_of_the_data_comes_out():
+    with pytest.raises(OSError, match="index is gone"):
+        trained(pk.data(Listed(OSError("index is gone"))))
+
+
+@pytest.mark.parametrize("kind", ["tf", "tf_unknown", "torch", "grain"])
+def test_data_without_end_or_of_unknown_length(kind):
+    """What each library raises for its length, or gives instead."""
+    if kind == "torch":
+        import torch
+
+        class Stream(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                return iter(zip(*map(torch.from_numpy, records()), strict=True))
+
+        data = torch.utils.data.DataLoader(Stream(), BATCH)
+    elif kind == "grain":
+        import grain
+
+        data = grain.MapDataset.source(batches()).repeat().to_iter_dataset()
+    else:
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensor_slices(records()).batch(BATCH, drop_remainder=True)
+        data = data.repeat() if kind == "tf" else data.filter(lambda x, y: True)
+    adapter = pk.data(data)
+    assert adapter.num_batches is None
+    trained(adapter, steps_per_epoch=5)
+
+
 def test_a_feed_is_taken_as_it_is():
     x, y = records()
     with ps.feed(ps.Loader((x.astype("float64"), y), BATCH), transform=lambda b: (b[0] * 2, b[1])) as feed:

@@ -4,7 +4,9 @@ import socket
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from tests.keras.training import BATCH, assert_same, batches, records
 
 import penstock as ps
 import penstock.keras as pk
+from penstock.keras._execution import Execution
 from penstock.keras._place import KerasPlacement
+from penstock.keras._versions import Behaviour, behaviour, partial_batches
 
 DEVICES = [f"cpu:{i}" for i in range(8)]
 
@@ -36,23 +40,54 @@ def wide(**options):
 
 @pytest.mark.parametrize("distribution", [data_parallel, model_parallel])
 @pytest.mark.parametrize("data", ["arrays", "generator", "loader"])
-def test_the_same_training(distribution, data):
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_same_training(distribution, data, steps):
+    """Of five batches, the last of which is an execution by itself."""
     x, y = records(40)
+    model = partial(wide, steps_per_execution=steps)
 
     def fit(model, callbacks):
         if data == "arrays":
             return model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
-        endless = (batch for _ in range(9) for batch in batches(40))
+        endless = (batch for _ in range(9) for batch in batches(40))  # an epoch of 2 steps each is one of 6
         return model.fit(endless, epochs=2, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=callbacks)
 
     with distribution().scope():
         if data != "loader":
-            assert_same(fit, wide)
+            assert_same(fit, model)
             return
         keras.utils.set_random_seed(7)
-        default = wide().fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
+        default = model().fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
         keras.utils.set_random_seed(7)
-        assert wide().fit(pk.data(ps.Loader((x, y), BATCH, epochs=1)), verbose=0).history == default
+        assert model().fit(pk.data(ps.Loader((x, y), BATCH, epochs=1)), verbose=0).history == default
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data")
+def test_a_last_batch_that_is_shorter_and_still_divides():
+    def fit(model, callbacks):
+        x, y = records(56)
+        data = ((x[i : i + 16], y[i : i + 16]) for i in range(0, 56, 16))
+        return model.fit(data, shuffle=False, verbose=0, callbacks=callbacks)
+
+    with data_parallel().scope():
+        assert_same(fit, partial(wide, steps_per_execution=2))
+
+
+def test_stacks_have_the_layout_that_keras_gives_them():
+    if not behaviour().stacks:
+        with pytest.raises(TypeError, match="one by one"):
+            partial_batches([])
+        return
+    from keras.src.backend.jax.trainer import get_layout
+
+    batch = records(8)
+    with model_parallel().scope():
+        ready = KerasPlacement(3)(Execution([batch] * 3, None)).batch
+        expected = [get_layout(leaf, keras.distribution.distribution(), is_super_batch=True) for leaf in ready.item]
+    assert (ready.steps, ready.failure) == (3, None)
+    assert [leaf.shape for leaf in ready.item] == [(3, 8, 5), (3, 8)]
+    for leaf, sharding in zip(ready.item, expected, strict=True):
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
 
 
 def test_a_layout_is_worked_out_once_for_each_signature(monkeypatch):
@@ -76,12 +111,23 @@ def test_a_layout_is_worked_out_once_for_each_signature(monkeypatch):
     np.testing.assert_array_equal(placed[0], x)
 
 
-def test_without_a_distribution_on_a_cpu_arrays_stay_on_the_host_where_the_device_can_use_them():
+def test_without_a_distribution_on_a_cpu_arrays_are_where_this_keras_has_them():
+    place = KerasPlacement()
+    odd = np.arange(40, dtype="float32")[1:]
+    placed = place({"x": odd, "t": np.ones((3, 4)).T, "none": None})
+    assert placed.bytes == odd.nbytes + 96
+    assert list(placed.batch) == ["x", "t", "none"]
+    assert placed.batch["none"] is None
+    for name, array in (("x", odd), ("t", np.ones((4, 3)))):
+        np.testing.assert_array_equal(placed.batch[name], array)
+        assert isinstance(placed.batch[name], jax.Array if behaviour().on_device else np.ndarray)
+
+
+def test_arrays_that_stay_on_the_host_are_where_the_device_can_use_them(monkeypatch):
+    monkeypatch.setattr("penstock.keras._place.behaviour", lambda: Behaviour(on_device=False, stacks=False))
     place = KerasPlacement()
     words, odd = np.array(["a", "b"]), np.arange(40, dtype="float32")[1:]
-    placed = place({"words": words, "x": odd, "t": np.ones((3, 4)).T, "none": None})
-    assert placed.bytes == words.nbytes + odd.nbytes + 96
-    assert placed.batch["none"] is None
+    placed = place({"words": words, "x": odd, "t": np.ones((3, 4)).T})
     np.testing.assert_array_equal(placed.batch["words"], words)
     for name, array in (("x", odd), ("t", np.ones((4, 3)))):
         np.testing.assert_array_equal(placed.batch[name], array)
@@ -98,6 +144,7 @@ SCRIPT = textwrap.dedent("""
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
     import keras, numpy as np
     import penstock as ps, penstock.keras as pk
+    from penstock.keras._versions import behaviour
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(32, 5)).astype("float32"), rng.integers(0, 3, 32)
@@ -110,19 +157,35 @@ SCRIPT = textwrap.dedent("""
         def __getitem__(self, step):
             return loader[step]
 
-    def train(data, threaded):
+    def train(data, threaded, steps):
         keras.utils.set_random_seed(7)
         model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(3, "softmax")])
-        model.compile("sgd", "sparse_categorical_crossentropy")
+        model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=steps)
         if threaded:
             with pk.threaded_epochs():
                 return model.fit(data(), epochs=2, shuffle=False, verbose=0).history["loss"]
         return model.fit(data(), epochs=2, shuffle=False, verbose=0).history["loss"]
 
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
-    default = train(Mine, False)
-    assert train(Mine, True) == default
-    assert train(lambda: pk.data(loader), False) == default
+    for steps in (1, 3):  # of 4: the last execution has one
+        default = train(Mine, False, steps)
+        assert train(Mine, True, steps) == default
+        assert train(lambda: pk.data(loader), False, steps) == default
+
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+
+    class Shared(keras.utils.PyDataset):  # of batches of 4 rows, each of which is one process's part of 8
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, step):
+            return x[step * 4 : step * 4 + 4], y[step * 4 : step * 4 + 4]
+
+    if behaviour().stacks:  # Keras 3.15 refuses it
+        for steps in (1, 3):
+            default = train(Shared, False, steps)
+            assert train(Shared, True, steps) == default
+            assert train(lambda: pk.data(loader), False, steps) == default
     print("all right", default)
 """)
 

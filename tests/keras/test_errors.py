@@ -13,6 +13,7 @@ from tests.keras.conftest import feeding_threads
 from tests.keras.training import BATCH, batches, make_model
 
 import penstock.keras as pk
+from penstock.keras._versions import behaviour
 
 
 class Broken(Exception):
@@ -258,12 +259,14 @@ def test_data_without_a_batch_says_so_and_leaves_the_model_as_it_was():
     nothing = tf.data.Dataset.from_tensor_slices(batches()[0]).take(0).batch(BATCH)
     with pk.threaded_epochs():
         for data in (nothing, Nothing()):
-            with pytest.raises(ValueError, match="no batch 0"):
+            # Keras 3.16 itself looks at the first batch until all is built, the optimizer too.
+            with pytest.raises(ValueError, match="dataset is empty" if behaviour().stacks else "no batch 0"):
                 model.fit(data, shuffle=False, verbose=0)
-            for call in (model.evaluate, model.predict):
-                with pytest.raises(ValueError, match="no batch 0"):
-                    call(data, verbose=0)
-    assert_trained_for(model, 0)
+        assert_trained_for(model, 0)
+        model.fit(endless(), steps_per_epoch=1, shuffle=False, verbose=0)
+        for data, call in itertools.product((nothing, Nothing()), (model.fit, model.evaluate, model.predict)):
+            with pytest.raises(ValueError, match="no batch 0"):
+                call(data, verbose=0, **({"shuffle": False} if call == model.fit else {}))
 
 
 def test_another_structure_in_the_middle_says_which_batch_what_it_had_and_what_was_needed():

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from tests.keras.training import BATCH, assert_same, batches, make_model, records
 
+from penstock.keras._versions import behaviour
+
 RAN_OUT = pytest.mark.filterwarnings("ignore:.*ran out of data")
 SHUFFLE_IGNORED = pytest.mark.filterwarnings("ignore:.*shuffle=True.*:UserWarning")
 
@@ -24,7 +26,8 @@ def test_arrays(shuffle, built):
 
 
 def test_large_arrays_are_sliced_on_a_thread():
-    x, y = np.random.default_rng(0).normal(size=(640, 20_000)).astype("float32"), np.arange(640) % 3
+    # int32: from JAX 0.12 on, an unbuilt model warns of int64 labels, with Keras's own iterator too.
+    x, y = np.random.default_rng(0).normal(size=(640, 20_000)).astype("float32"), np.arange(640, dtype="int32") % 3
     assert_same(
         lambda model, callbacks: model.fit(x, y, batch_size=64, epochs=3, verbose=0, callbacks=callbacks),
         lambda: _compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),
@@ -420,6 +423,10 @@ def test_predict_and_evaluate(built, steps_per_execution):
     def run():
         keras.utils.set_random_seed(3)
         model = make_model(built, steps_per_execution=steps_per_execution)
+        if (
+            behaviour().stacks and steps_per_execution > 1
+        ):  # Keras 3.16 builds a model that predicts of a stack, with a wrong shape
+            model.build((None, 5))
         predicted = model.predict((batch for batch in batches()), verbose=0)
         return [predicted, model.predict(records()[0], verbose=0), model.evaluate((batch for batch in batches()), verbose=0)]
 

@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 
-import keras
 import pytest
 from keras.src.backend.jax import trainer
 from tests.keras.training import batches, make_model
 
 import penstock.keras as pk
-from penstock.keras import _switch
+from penstock._versions import UnsupportedVersionError
+from penstock.keras import _switch, _versions
 
 
 def in_use():
@@ -109,21 +109,57 @@ def test_another_backend_is_told_what_cannot_be_done():
     assert "Keras runs on the backend 'torch'" in done.stderr
 
 
+def package(folder, version):
+    """A package `keras` of that version, which cannot be imported: as an old one cannot beside a new JAX."""
+    source = folder / "keras"
+    (source / "src").mkdir(parents=True)
+    (source / "src" / "version.py").write_text(f'__version__ = "{version}"\n')
+    (source / "__init__.py").write_text("raise RuntimeError('Keras was imported')\n")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+@pytest.mark.parametrize(
+    ("script", "choice"),
+    [
+        ("import penstock.keras", "threaded"),
+        ("import penstock.keras as pk; pk.enable_threaded_epochs()", ""),
+        ("import penstock.keras as pk; pk.data([1])", ""),
+    ],
+)
+@pytest.mark.parametrize("version", ["3.14.2", "2.15.0", "3.17.0", "4.0.0.dev2027010101"])
+def test_an_unknown_version_of_keras_is_refused_in_one_line_before_it_is_imported(tmp_path, version, script, choice):
+    done = run(script, KERAS_JAX_EPOCH_ITERATOR=choice, **package(tmp_path, version))
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f'penstock works with Keras 3.15 to 3.16, and this is Keras {version}: pip install "keras>=3.15,<3.17"'
+    ]
+
+
+@pytest.mark.parametrize("choice", ["threaded", ""])
+def test_without_keras_one_line_says_what_to_install(tmp_path, choice):
+    # Only what Python puts first on its path can hide a package that is installed.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, package=None: None if name == 'keras' else find(name, package)\n"
+    )
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    done = run("import penstock.keras as pk; pk.enable_threaded_epochs()", KERAS_JAX_EPOCH_ITERATOR=choice, **path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        'penstock.keras needs Keras 3.15 to 3.16, and there is no Keras: pip install "keras>=3.15,<3.17"'
+    ]
+
+
 @pytest.mark.usefixtures("_no_data_was_made")
-@pytest.mark.parametrize("version", ["3.14.2", "3.16.0", "4.0.0"])
-def test_an_unknown_version_of_keras_is_refused_and_left_alone(version, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    with pytest.raises(RuntimeError, match=f"this is Keras {version}"):
-        pk.enable_threaded_epochs()
+def test_a_build_that_is_not_what_its_version_says_is_refused_and_left_alone(monkeypatch):
+    """As a nightly is from before the changes that its number stands for."""
+    other = "3.15.1" if _versions.behaviour().stacks else "3.16.0"
+    monkeypatch.setattr(_versions, "keras_version", lambda: other)
+    _versions.behaviour.cache_clear()
+    try:
+        with pytest.raises(UnsupportedVersionError, match=f"this is Keras {other}, whose trainer takes batches in another way"):
+            pk.enable_threaded_epochs()
+    finally:
+        _versions.behaviour.cache_clear()
     assert not in_use()
-    assert keras.__version__ != version
-
-
-def test_without_keras_it_says_what_to_install():
-    script = """
-import importlib.metadata, penstock.keras as pk
-def missing(name): raise importlib.metadata.PackageNotFoundError(name)
-importlib.metadata.version = missing
-pk.enable_threaded_epochs()
-"""
-    assert 'pip install "penstock[keras]"' in run(script).stderr

@@ -14,23 +14,10 @@ from typing import Any
 
 import penstock
 from penstock._doctor import cases
+from penstock._versions import keras_version
 
 _PACKAGES = (
-    *(
-        "jax",
-        "jaxlib",
-        "numpy",
-        "scipy",
-        "flax",
-        "optax",
-        "keras",
-        "keras-nightly",
-        "keras-hub",
-        "tokenizers",
-        "grain",
-        "torch",
-        "torch_xla",
-    ),
+    *("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "keras", "keras-hub", "tokenizers", "grain", "torch", "torch_xla"),
     *("tensorflow-cpu", "tensorflow", "datasets", "pyarrow", "pillow", "psutil"),
 )
 # Environment variables that change what is measured begin with one of these.
@@ -125,6 +112,8 @@ def _read(path: str) -> str:
 
 
 def _version(package: str) -> str | None:
+    if package == "keras":  # which keras-nightly provides too
+        return keras_version()
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

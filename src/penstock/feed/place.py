@@ -269,9 +269,11 @@ def _partitions(sharding: Sharding) -> tuple[list[int], list[str]]:
 
 def _check_divides(name: str, shape: tuple[int, ...], sharding: Sharding) -> None:
     parts, words = _partitions(sharding)
-    # In several processes `shape` is this process's part, which has its share of the first dimension's parts.
+    # In several processes `shape` is this process's part, which has its share of the parts of the dimension of records: the first
+    # that is cut.
     if parts and not sharding.is_fully_addressable:
-        parts = [max(1, parts[0] // jax.process_count()), *parts[1:]]
+        records = next((dimension for dimension, n in enumerate(parts) if n > 1), 0)
+        parts[records] = max(1, parts[records] // jax.process_count())
     if len(parts) > len(shape):
         raise ValueError(
             f"leaf {name!r} has {len(shape)} dimensions, too few for {sharding} of `to`: give `to` as a pytree with a "

@@ -15,11 +15,12 @@ from penstock.data.loader import Loader
 from penstock.data.tree import Batch, to_numpy
 from penstock.feed.feed import Feed
 from penstock.feed.stats import Stats
-from penstock.feed.upstream import as_upstream, iterate, mark_as_used, may_change
+from penstock.feed.upstream import as_upstream, iterate, length_of, mark_as_used, may_change
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay, is_replayed, opening, replay_of
 from penstock.keras._source import Loaded, Read, Source
 from penstock.keras._switch import ThreadedEpochs
+from penstock.keras._versions import super_batches
 
 
 class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
@@ -78,10 +79,7 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """In an epoch of Keras; None where that is not known, or for `steps_per_epoch` to say."""
         if self.goes_on:
             return None if self.has_steps else self._batches.steps_per_epoch
-        try:
-            return len(self._batches)
-        except Exception:  # of their own kinds, where there is no length
-            return None
+        return length_of(self._batches)
 
     @property
     def batch_size(self) -> int | None:
@@ -110,8 +108,16 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
             return Read(self.name, self._once, convert=self._convert_kept)
         return Read(self.name, Replay(opening(self.get_jax_iterator), copy=may_change(self._batches)))
 
-    def get_jax_iterator(self) -> Iterator[Any]:
-        """The batches one by one, made when they are asked for: also for Keras to look at the first."""
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """The batches one by one, made when they are asked for: also for Keras to look at the first.
+
+        Args:
+          super_batch: so many at a time, as versions of Keras take them that stack.
+        """
+        batches = self._one_by_one()
+        return batches if super_batch is None else super_batches(batches, super_batch)
+
+    def _one_by_one(self) -> Iterator[Any]:
         if self._once is not None:
             return map(self._convert_kept, self._once)
         if isinstance(self._batches, Loader):

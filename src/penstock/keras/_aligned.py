@@ -6,6 +6,7 @@ the jitted function, on the thread that trains (20 MB: 1.8 ms against 5 µs). Nu
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,14 @@ def _is_off(leaf: Any) -> bool:
 def _copy(array: np.ndarray) -> np.ndarray:
     if not is_numeric(array.dtype):
         return array.copy()
-    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = empty(array.shape, array.dtype)
     copy[...] = array
     return copy
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an aligned array of numbers, whose values are not set."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + nbytes].view(dtype).reshape(shape)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
+from keras.src import tree
 
 from penstock.data.tree import Batch, describe
 from penstock.feed.feed import Feed
 from penstock.feed.stats import Stats
+from penstock.keras._execution import Executions, Ready, assemble, gather
 from penstock.keras._place import KerasPlacement
 from penstock.keras._source import Source
+from penstock.keras._versions import behaviour, is_partial, partial_batches
 
 # Seconds a batch from which a thread is of use: having a batch from one takes 0.1 ms of a busy machine. Where so many in a
 # row take longer, it is the batches, and not another process that had the core for a moment.
@@ -33,6 +37,9 @@ class Batches(Iterator[Batch]):
     *Errors.* What stands in the place of a batch comes at that batch, once. Where Keras is inside of an execution of several
     steps, whose state it would lose, the batches before it end the execution first: `failure` then holds the error.
 
+    *Executions.* A version of Keras that stacks takes all batches of an execution at one `next`: what is read, placed and looked
+    at is then an execution (`_execution`), and what is had is counted in batches all the same.
+
     Args:
       note: is given the statistics of each feed when it ends.
       limit: batches that Keras takes until its epoch ends, where the source must not be read beyond that; None for no limit.
@@ -43,18 +50,20 @@ class Batches(Iterator[Batch]):
     def __init__(
         self,
         source: Source,
-        placement: KerasPlacement,
         note: Callable[[Stats], None],
         limit: int | None,
         steps_per_execution: int,
         whole: int | None = None,
     ):
-        self._source, self._placement, self._note = source, placement, note
-        self._limit, self._host_buffer, self._whole = limit, max(_HOST_BUFFER, steps_per_execution), whole
+        self._behaviour = behaviour()
+        self._at_once = steps_per_execution if self._behaviour.stacks else 1  # batches that Keras takes at one `next`
+        self._source, self._placement, self._note = source, KerasPlacement(self._at_once), note
+        self._limit, self._steps, self._whole = limit, steps_per_execution, whole
         self._feed: Feed | None = None
+        self._fed = 0  # batches that were had of this feed
         self._feed_ends = -1  # number of the batch that the feed has no more, if it has a limit
         self._quick = source.quick
-        self._looked_at: list[Batch] = []  # at most one: the next
+        self._looked_at: list[Ready] = []  # at most one: the next
         self._last_quick = False  # the batch that was looked at is no more of the source's
         self._structure: Any = None
         self._parts: Any = None
@@ -78,14 +87,14 @@ class Batches(Iterator[Batch]):
                 return False
         return True
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Any:
         if self._looked_at:
-            batch = self._looked_at.pop()
+            ready = self._looked_at.pop()
         else:
             if self._whole and self._in_execution and self._had % self._whole == 0:
                 raise StopIteration
             try:
-                batch = self._take()
+                ready = self._take()
             except StopIteration:
                 raise
             except BaseException as error:
@@ -93,70 +102,109 @@ class Batches(Iterator[Batch]):
                     raise
                 self.failure = error
                 raise StopIteration from None
-        self._in_execution += 1
-        self._had += 1
-        if self._quick is None and not self._last_quick:
-            self._source.had()
+        self._in_execution += ready.steps
+        self._have(ready.steps)
+        if ready.failure is not None:
+            self.failure = self._in_place(ready.failure)
         self._last_quick = False
-        return batch
+        return ready.item
 
-    def _take(self) -> Batch:
+    def _take(self) -> Ready:
         if self._quick is not None:
-            return self._take_quick(self._quick)
+            ready = self._take_quick(self._quick)
+        else:
+            try:
+                ready = self._take_directly() if self._source.direct else self._from_feed()
+            except StopIteration:
+                self._end_feed()
+                raise
+            except Exception as error:
+                self._in_place(error)
+                raise
+            ready = self._as_far_as_alike(ready)
+        if ready.steps:
+            return ready
+        assert ready.failure is not None
+        failure = self._in_place(ready.failure)
+        del ready
         try:
-            batch = self._take_directly() if self._source.direct else self._from_feed()
-        except StopIteration:
-            self._end_feed()
-            raise
-        except Exception as error:
-            error.add_note(f"penstock: in the place of batch {self._had} of {self._source.name}")
-            self._skip()  # or the next one who reads would have it again
-            raise
-        self._check_structure(batch)
-        return batch
+            raise failure
+        finally:
+            del failure  # or its traceback would hold this frame, and this frame it
 
-    def _take_quick(self, batches: Iterator[Batch]) -> Batch:
+    def _in_place(self, error: BaseException) -> BaseException:
+        """Say in whose place an error stands, and leave out that batch, or the next one who reads would have it again."""
+        error.add_note(f"penstock: in the place of batch {self._had} of {self._source.name}")
+        self._end_feed()
+        self._have(1)
+        return error
+
+    def _have(self, batches: int) -> None:
+        """Count batches of the source as had."""
+        self._had += batches
+        if self._quick is None and not self._last_quick:
+            for _ in range(batches):
+                self._source.had()
+
+    def _take_quick(self, batches: Iterator[Batch]) -> Ready:
         """In as few steps as can be: they are all that this costs where there is nothing to gain."""
+        if self._at_once > 1:
+            execution = gather(lambda _: self._read_quick(batches), range(self._at_once))
+            ready = assemble(execution, self._at_once, lambda batch, stacked: _put(batch))
+        else:
+            batch = self._read_quick(batches)
+            ready = Ready(_put(batch) if self._behaviour.on_device else batch)
+        if self._directly.slow_in_a_row >= _IN_A_ROW:
+            self._quick, self._last_quick = None, True  # the source begins after these
+        return ready
+
+    def _read_quick(self, batches: Iterator[Batch]) -> Batch:
         begin = time.perf_counter()
         batch = next(batches)
         self._directly.add(begin, time.perf_counter())
-        if self._directly.slow_in_a_row >= _IN_A_ROW:
-            self._quick, self._last_quick = None, True  # the source begins after this one
         return batch
 
-    def _take_directly(self) -> Batch:
+    def _take_directly(self) -> Ready:
+        if self._at_once == 1:
+            return Ready(self._read_directly(0))
+        # What is placed already stays where it is; the stack is made there.
+        return assemble(gather(self._read_directly, range(self._at_once)), self._at_once, lambda batch, stacked: batch)
+
+    def _read_directly(self, ahead: int) -> Batch:
         begin = time.perf_counter()
-        batch = self._source.take()
+        batch = self._source.take(ahead)
         self._directly.add(begin, time.perf_counter())
         return batch
 
-    def _skip(self) -> None:
-        """Leave out the next batch, in the place of which there was an error."""
-        self._end_feed()
-        self._had += 1
-        self._source.had()
-
-    def _from_feed(self) -> Batch:
+    def _from_feed(self) -> Ready:
         if self._feed is None:
             self._feed = self._start()
         try:
-            return next(self._feed)
+            item = next(self._feed)
         except StopIteration:
             if self._had != self._feed_ends:
                 raise
-        # Keras takes more than it said: somebody's own train function.
-        self._end_feed()
-        self._feed = self._start()
-        return next(self._feed)
+            # Keras takes more than it said: somebody's own train function.
+            self._end_feed()
+            self._feed = self._start()
+            item = next(self._feed)
+        ready = item if self._at_once > 1 else Ready(item)
+        self._fed += ready.steps
+        return ready
 
     def _start(self) -> Feed:
         self._placement.take_settings()
         self._feed_ends = -1 if self._limit is None else self._had + self._limit
+        upstream, host_buffer, device_buffer = self._source.upstream(self._limit), max(_HOST_BUFFER, self._steps), _DEVICE_BUFFER
+        if self._at_once > 1:
+            upstream = Executions(upstream, self._at_once, self._whole, self._had)
+            # An execution lies ready while another runs: as many batches as without stacks, or more.
+            host_buffer, device_buffer = -(-host_buffer // self._at_once), 1
         return Feed(
-            self._source.upstream(self._limit),
+            upstream,
             self._placement,
-            host_buffer=self._host_buffer,
-            device_buffer=_DEVICE_BUFFER,
+            host_buffer=host_buffer,
+            device_buffer=device_buffer,
             timeout=None,
             strict=False,
             first=self._had,
@@ -188,19 +236,35 @@ class Batches(Iterator[Batch]):
         if feed is not None:
             feed.close()
             self._placement.leave_settings()
-            self._note(feed.stats())
+            self._note(replace(feed.stats(), steps=self._fed))
+            self._fed = 0
 
-    def _check_structure(self, batch: Batch) -> None:
+    def _as_far_as_alike(self, ready: Ready) -> Ready:
+        """Return what was taken up to the first batch that has another structure than those before it."""
+        batches = ready.item if is_partial(ready.item) else [ready.item][: ready.steps]
+        for number, batch in enumerate(batches):
+            failure = self._other_structure(batch, number)
+            if failure is not None:
+                return Ready(partial_batches(batches[:number]) if number else None, number, failure)
+        return ready
+
+    def _other_structure(self, batch: Batch, ahead: int) -> ValueError | None:
+        """Return the error for a batch that has another structure than those before it, None for one that has not."""
         structure = jax.tree.structure(batch)
         if self._structure is None:
             self._structure, self._parts, self._first = structure, _parts(batch), describe(batch)
-        if structure != self._structure and _parts(batch) != self._parts:
-            self._skip()
-            raise ValueError(
-                f"batch {self._had - 1} of {self._source.name} has another structure than those before it: it holds "
-                f"{describe(batch)} ({_parts(batch)}), where {self._first} ({self._parts}) is needed; all batches of a run "
-                "need the same parts, (x, y) or (x, y, sample_weight), and the same keys"
-            )
+        if structure == self._structure or _parts(batch) == self._parts:
+            return None
+        return ValueError(
+            f"batch {self._had + ahead} of {self._source.name} has another structure than those before it: it holds "
+            f"{describe(batch)} ({_parts(batch)}), where {self._first} ({self._parts}) is needed; all batches of a run "
+            "need the same parts, (x, y) or (x, y, sample_weight), and the same keys"
+        )
+
+
+def _put(batch: Batch) -> Batch:
+    """Place a batch as Keras does on this thread."""
+    return tree.map_structure(jax.device_put, batch, none_is_leaf=False)
 
 
 def _parts(batch: Batch) -> Any:

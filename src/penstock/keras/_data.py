@@ -35,7 +35,7 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
 
     Raises:
       TypeError, ValueError: `batches` cannot be fed.
-      ImportError, RuntimeError: as `enable_threaded_epochs`.
+      UnsupportedVersionError, RuntimeError: as `enable_threaded_epochs`.
 
     Example:
       >>> import os; os.environ["KERAS_BACKEND"] = "jax"

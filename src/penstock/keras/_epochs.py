@@ -1,6 +1,6 @@
 """Keras's epoch iterator, with a thread that reads ahead.
 
-What `fit`, `evaluate` and `predict` of Keras 3.15 do with their iterator, and where this one comes in:
+What `fit`, `evaluate` and `predict` of Keras 3.15 and 3.16 do with their iterator, and where this one comes in:
 
     iterator = JAXEpochIterator(x, y, ...)       the seam
     if model is not built: take one batch        outside of the loop: read by Keras's own code, nothing ahead
@@ -9,6 +9,9 @@ What `fit`, `evaluate` and `predict` of Keras 3.15 do with their iterator, and w
         with iterator.catch_stop_iteration():    the loop: only in here is there a thread
             for begin, end, batches in iterator: `look` at the next batch: an error comes before weights are taken away
                 train_function(state, batches)   takes `steps_per_execution` batches
+
+In 3.15 the train function takes them one after the other. In 3.16 it takes them at once, stacked (see `_execution`), and a model
+that is not built takes its batch from the data adapter, past this iterator. `_versions` lists what differs.
 
 *When threads end.* `catch_stop_iteration` is left whichever way the loop ends: exhausted, by `stop_training`, by an exception
 in a callback, in the data or in the step, by Ctrl-C. It pauses the batches, which ends the thread and waits for it; what was read
@@ -47,7 +50,6 @@ from penstock.keras import _switch
 from penstock.keras._adapter import PenstockAdapter
 from penstock.keras._aligned import copied
 from penstock.keras._batches import Batches
-from penstock.keras._place import KerasPlacement
 from penstock.keras._replay import Replay, opening, replay_of
 from penstock.keras._source import Read, Source
 
@@ -165,7 +167,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._close()
         note = partial(_note, self._runs)
         whole = self.data_adapter.whole if isinstance(self.data_adapter, PenstockAdapter) else None
-        self._batches = Batches(self._source(), KerasPlacement(), note, self._limit(), self.steps_per_execution, whole)
+        self._batches = Batches(self._source(), note, self._limit(), self.steps_per_execution, whole)
         return self._batches
 
     def _source(self) -> Source:

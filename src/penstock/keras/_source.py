@@ -34,8 +34,8 @@ class Source(Protocol):
         """The batches from the first one on that was not had, no more than `limit`."""
         ...
 
-    def take(self) -> Batch:
-        """The first batch that was not had, read here and now; StopIteration if there is none."""
+    def take(self, ahead: int) -> Batch:
+        """The batch so many after the first that was not had, read here and now; StopIteration if there is none."""
         ...
 
     def had(self) -> None:
@@ -72,8 +72,8 @@ class Read:
         first = self._first
         return _Reader(self.name, lambda number: self._read(first + number), limit)
 
-    def take(self) -> Batch:
-        return self._read(self._first)
+    def take(self, ahead: int) -> Batch:
+        return self._read(self._first + ahead)
 
     def had(self) -> None:
         first = self._first
@@ -152,7 +152,7 @@ class Loaded:
     def upstream(self, limit: int | None) -> Upstream:
         return _Kept(as_upstream(self._loader), self._first, self._kept, self._convert)
 
-    def take(self) -> Batch:
+    def take(self, ahead: int) -> Batch:
         raise NotImplementedError  # it is never direct
 
     def had(self) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from penstock.feed.stats import Stats
+from penstock.keras._versions import behaviour, require_keras
 
 _VARIABLE = "KERAS_JAX_EPOCH_ITERATOR"
 _CHOICES = ("default", "threaded")
-
-# Versions of Keras, from and before, whose trainer was read and whose own tests pass with ours: see `_epochs`, which
-# relies on what `fit`, `evaluate` and `predict` do with their iterator.
-_KNOWN = ((3, 15), (3, 16))
 
 _REMEMBERED = 64  # runs whose statistics are kept: a process may train for months
 
@@ -59,8 +55,8 @@ def enable_threaded_epochs() -> ThreadedEpochs:
       The `ThreadedEpochs`, whose `stats()` tell where the time went.
 
     Raises:
-      ImportError: Keras is not installed.
-      RuntimeError: Keras runs on another backend, or is of a version that this penstock does not know.
+      UnsupportedVersionError: Keras is not installed, or of a version that penstock does not work with. An ImportError.
+      RuntimeError: Keras runs on another backend.
     """
     _exchange()
     if _Switch.epochs is None:
@@ -80,7 +76,7 @@ def threaded_epochs() -> Iterator[ThreadedEpochs]:
     """`enable_threaded_epochs` for a `with` block, or as a decorator of a function; what was on before stays on after it.
 
     Raises:
-      ImportError, RuntimeError: as `enable_threaded_epochs`.
+      UnsupportedVersionError, RuntimeError: as `enable_threaded_epochs`.
 
     Example:
       >>> import os; os.environ["KERAS_BACKEND"] = "jax"
@@ -120,6 +116,7 @@ def follow_environment() -> None:
 
     Raises:
       ValueError: it asks for something that there is not.
+      UnsupportedVersionError, RuntimeError: as `enable_threaded_epochs`.
     """
     choice = os.environ.get(_VARIABLE) or "default"
     if choice not in _CHOICES:
@@ -144,17 +141,13 @@ def _put_back() -> None:
 
 
 def _trainer_module() -> Any:
-    """The module of Keras whose functions look up the class of their iterator in it."""
-    try:
-        version = importlib.metadata.version("keras")
-    except importlib.metadata.PackageNotFoundError:
-        raise ImportError('penstock.keras needs Keras: pip install "penstock[keras]"') from None
-    first, after = _KNOWN
-    if not first <= tuple(int(part) for part in version.split(".")[:2]) < after:
-        raise RuntimeError(
-            f"threaded epochs know Keras {_dotted(first)} up to, and not, {_dotted(after)}, and this is Keras {version}, whose "
-            f'training loop may work differently: pip install "keras=={_dotted(first)}.*", or train without threaded epochs'
-        )
+    """Return the module of Keras whose functions look up the class of their iterator in it.
+
+    Raises:
+      UnsupportedVersionError: no Keras, or an unknown one, which is not imported: it may fail at that in its own way.
+      RuntimeError: Keras runs on another backend.
+    """
+    require_keras()
     import keras
 
     if (backend := keras.backend.backend()) != "jax":
@@ -164,8 +157,5 @@ def _trainer_module() -> Any:
         )
     from keras.src.backend.jax import trainer
 
+    behaviour()  # refuses a build that is not what its number says, before anything is exchanged
     return trainer
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
