@@ -40,7 +40,7 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
     Example:
       >>> import os; os.environ["KERAS_BACKEND"] = "jax"
       >>> import keras, numpy as np, penstock as ps, penstock.keras as pk
-      >>> loader = ps.Loader((np.ones((64, 4)), np.ones(64)), batch_size=16, shuffle=True)
+      >>> loader = ps.Loader((np.ones((64, 4), "f"), np.ones(64, "f")), batch_size=16, shuffle=True)
       >>> model = keras.Sequential([keras.layers.Dense(1)])
       >>> model.compile("sgd", "mse")
       >>> len(model.fit(pk.data(loader), epochs=3, verbose=0).history["loss"])
