@@ -25,6 +25,9 @@ CONVERT_CONSTANTS = ("jax._src.interpreters.partial_eval", "convert_constvars_ja
 PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS)
 """All that is imported of JAX's private modules: a module, and the names that its releases have for one part, newest first."""
 
+ClosedJaxpr = Any
+"""A jaxpr with the values of its constants. JAX 0.12 has one class for open and closed ones; earlier releases have two."""
+
 _MANY = 1 << 20
 
 

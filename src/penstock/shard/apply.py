@@ -16,7 +16,7 @@ from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock._faults import SCATTER_OF_A_SLICE
-from penstock._jax import constants_as_arguments
+from penstock._jax import ClosedJaxpr, constants_as_arguments
 from penstock.shard.program import INLINED, Path
 
 Spec = tuple[tuple[str, ...], ...]
@@ -38,7 +38,7 @@ class Steering:
     results: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
 
 
-def steered(closed: core.ClosedJaxpr, steering: Steering, mesh: Any) -> Callable[..., list[Any]]:
+def steered(closed: ClosedJaxpr, steering: Steering, mesh: Any) -> Callable[..., list[Any]]:
     """A function of the flat arguments of a traced step, that returns its flat results.
 
     Args:
@@ -153,7 +153,7 @@ class _Evaluation:
 
     def _traced(
         self, jaxpr: Any, consts: Sequence[Any], path: Path, ready: Sequence[tuple[int, Spec]] = ()
-    ) -> tuple[core.ClosedJaxpr, list[tuple[int, Spec]]]:
+    ) -> tuple[ClosedJaxpr, list[tuple[int, Spec]]]:
         """A nested program with layouts in it, and which of its operands it lays out how.
 
         Args:

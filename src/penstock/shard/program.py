@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from penstock._jax import scan_counts
+from penstock._jax import ClosedJaxpr, scan_counts
 from penstock.shard import flops
 from penstock.shard.rules import Rule, rule_of
 from penstock.shard.unknown import about_loops, about_operations
@@ -142,7 +142,7 @@ class Program:
         return (*about_loops(loops), *about_operations(operations, "one FLOP for each element of their results"))
 
 
-def program_of(closed: core.ClosedJaxpr) -> Program:
+def program_of(closed: ClosedJaxpr) -> Program:
     """Write a traced step out.
 
     Args:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from penstock._jax import ClosedJaxpr
 from penstock.shard.program import Program, program_of
 from penstock.shard.state import state_of
 
@@ -48,7 +49,7 @@ class Traced:
       state: of each output that replaces an input, the place of that input.
     """
 
-    closed: core.ClosedJaxpr
+    closed: ClosedJaxpr
     program: Program
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
@@ -209,7 +210,7 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
 _JITTED = type(jax.jit(lambda: None))
 
 
-def _only_calls_jit(closed: core.ClosedJaxpr) -> bool:
+def _only_calls_jit(closed: ClosedJaxpr) -> bool:
     """Whether a program is one call of a jitted function that lays nothing out."""
     if len(closed.jaxpr.eqns) != 1 or closed.jaxpr.eqns[0].primitive.name != "jit":
         return False
