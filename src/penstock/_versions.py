@@ -143,16 +143,22 @@ def untested() -> tuple[str, ...]:
 
 def without_traceback(error: UnsupportedVersionError) -> UnsupportedVersionError:
     """Have Python print this error, should nobody catch it, as its one line."""
-    print_others = sys.excepthook
-
-    def print_one_line(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> Any:
-        if value is error:
-            print(error, file=sys.stderr)
-        else:
-            print_others(kind, value, traceback)
-
-    sys.excepthook = print_one_line
+    if not isinstance(sys.excepthook, _OneLine):
+        sys.excepthook = _OneLine(sys.excepthook)
     return error
+
+
+class _OneLine:
+    """An excepthook that prints a refused version as one line, and leaves everything else to the hook before it."""
+
+    def __init__(self, others: Any):
+        self._others = others
+
+    def __call__(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        if isinstance(value, UnsupportedVersionError):
+            print(value, file=sys.stderr)
+        else:
+            self._others(kind, value, traceback)
 
 
 def _dotted(version: Version) -> str:

@@ -24,6 +24,7 @@ MACHINE = {
     "cpu": "a|b",
     "python": "3",
     "versions": {"jax": "1"},
+    "known_cases": [],
     "penstock": "0",
     "commit": None,
 }

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from jax import lax
 from tests.shard.rules import examples_contract, examples_index, examples_linalg, examples_random, examples_reduce, examples_shape
 from tests.shard.rules.examples import EXAMPLES
 from tests.shard.rules.sharded import Equation, assert_holds, assert_speaks_of_every_dimension, equations_of
@@ -37,7 +38,8 @@ def test_what_a_rule_lets_be_sharded_is_computed_in_place(name):
 
 
 def test_every_rule_has_an_example():
-    assert set(RULES) <= {primitive for primitives, _ in EXAMPLES.values() for primitive in primitives}
+    newer = set() if hasattr(lax, "stack_p") else {"stack"}  # which JAX 0.10.0 does not have
+    assert set(RULES) - newer <= {primitive for primitives, _ in EXAMPLES.values() for primitive in primitives}
 
 
 def shaped(*shapes):
