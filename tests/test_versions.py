@@ -75,10 +75,25 @@ def test_a_newer_jax_is_imported_and_named_by_the_commands(tmp_path):
     ended = run("-c", script, path=path)
     assert ended.returncode == 0, ended.stderr
     assert "JAX 99.0 is newer than JAX 0.10 to 0.12" in ended.stdout
-    (tmp_path / "nothing.py").write_text("")
-    (tmp_path / "steps.py").write_text("def job():\n    raise KeyError")
-    ended = run("-m", "penstock", "plan", "steps:job", path=path)
-    assert sum("JAX 99.0 is newer" in line for line in ended.stderr.splitlines()) <= 1
+    (tmp_path / "steps.py").write_text(
+        "import jax\ndef job():\n    w = jax.ShapeDtypeStruct((8, 8), 'float32')\n    return lambda w, b: w + b, w, w\n"
+    )
+    ended = run("-m", "penstock", "plan", "steps:job", "--devices", "2", "--hardware", "tpu-v5e", path=path)
+    assert ended.returncode == 0, ended.stderr
+    assert sum("JAX 99.0 is newer" in line for line in ended.stderr.splitlines()) == 1
+
+
+def test_a_jax_without_its_jaxlib_is_refused_in_one_line(tmp_path):
+    script = "import importlib.metadata as m; real = m.version\n"
+    script += "def version(name):\n    if name == 'jaxlib': raise m.PackageNotFoundError(name)\n    return real(name)\n"
+    script += "m.version = version\nimport penstock"
+    assert_one_line(run("-c", script), "needs jaxlib", 'pip install "jaxlib==')
+
+
+def test_a_module_that_stands_in_the_place_of_keras_has_its_version():
+    script = "import sys, types; sys.modules['keras'] = types.ModuleType('keras')\n"
+    script += "from penstock._versions import keras_version; print(keras_version())"
+    assert run("-c", script).stdout == "None\n"
 
 
 @pytest.mark.parametrize(

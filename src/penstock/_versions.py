@@ -105,7 +105,10 @@ def keras_version() -> str | None:
     `keras` and `keras-nightly` put the same package into the same folder, so the file there decides and not the name of a
     distribution.
     """
-    found = importlib.util.find_spec("keras")
+    try:
+        found = importlib.util.find_spec("keras")
+    except ValueError:  # a module without a specification stands in its place, as where imports are mocked
+        return getattr(sys.modules["keras"], "__version__", None)
     for folder in (found.submodule_search_locations or ()) if found else ():
         for name in ("src/version.py", "version.py", "__init__.py"):
             path = Path(folder) / name
@@ -129,13 +132,17 @@ def _require_python_and_jax() -> None:
         raise without_traceback(UnsupportedVersionError(f"penstock needs {JAX.works}, which is not installed: {JAX.install}"))
     if jax not in JAX and not JAX.is_newer(jax):
         raise without_traceback(JAX.refuse(jax))
+    if installed("jaxlib") is None:
+        raise without_traceback(
+            UnsupportedVersionError(f'JAX {jax} needs jaxlib, which is not installed: pip install "jaxlib=={jax}"')
+        )
 
 
 def untested() -> tuple[str, ...]:
     """Return a sentence for each of Python and JAX that is newer than what penstock was tested with."""
     found = ((PYTHON, ".".join(map(str, sys.version_info[:3]))), (JAX, installed("jax")))
     return tuple(
-        f"{supported.name} {version} is newer than {supported.works}, which penstock is tested with: {supported.install}"
+        f"{supported.name} {version} is newer than {supported.works}, which penstock is known to work with: {supported.install}"
         for supported, version in found
         if version is not None and supported.is_newer(version)
     )

@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
       SystemExit: 0 after --help and --version, 2 for arguments that no command takes.
     """
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser(argv).parse_args(argv)
     try:
         return args.run(args)
     except KeyboardInterrupt as interrupt:
@@ -47,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
-def _parser() -> _Parser:
+def _parser(argv: Sequence[str]) -> _Parser:
     parser = _Parser(
         prog="penstock",
         description="Train with JAX: run an example, plan which device holds what, measure, or look at the environment.",
@@ -57,7 +58,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_train(commands)
     _add_plan(commands)
-    _add_bench(commands)
+    _add_bench(commands, used=argv[:1] == ["bench"])
     _add_doctor(commands)
     return parser
 
@@ -91,7 +92,8 @@ def _add_plan(commands: _Commands) -> None:
     parser.set_defaults(run=planning.run)
 
 
-def _add_bench(commands: _Commands) -> None:
+def _add_bench(commands: _Commands, used: bool) -> None:
+    """Add the command; its suites, which look for GPUs, only where it is used."""
     bench = commands.add_parser(
         "bench",
         help="measure, so that it can be believed",
@@ -101,7 +103,8 @@ def _add_bench(commands: _Commands) -> None:
         ),
         epilog="example:\n  penstock bench feed --quick",
     )
-    command.add_arguments(bench)
+    if used:
+        command.add_arguments(bench)
     bench.set_defaults(run=command.run)
 
 

@@ -243,3 +243,19 @@ def test_markdown_tables_have_equal_columns():
     tables = [block.splitlines() for block in report.as_markdown(_run()).split("\n\n") if block.startswith("|")]
     assert len(tables) == 2
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([], "known faults of jaxlib: unknown, as there is none"),
+        (["right", "right"], "known faults of jaxlib: none, all 2 cases are computed right"),
+        (["right", "wrong"], "known faults of jaxlib: case 1: wrong (https://example.org/1)"),
+        (["crash", "unknown"], "case 0: crash (https://example.org/0); case 1: unknown (https://example.org/1)"),
+    ],
+)
+def test_known_faults_of_jaxlib_are_recorded(verdicts, said):
+    found = [{"name": f"case {n}", "link": f"https://example.org/{n}", "verdict": each} for n, each in enumerate(verdicts)]
+    run = _run()
+    for text in _both(replace(run, machine={**run.machine, "known_cases": found})):
+        assert said in " ".join(text.split())

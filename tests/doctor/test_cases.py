@@ -43,6 +43,7 @@ def test_a_reproduction_is_three_lines_with_a_link():
         ("got, expected = jnp.ones(3), np.full(3, 1.01)", "wrong", "0.0099"),
         ("got, expected = jnp.full(3, jnp.nan), np.ones(3)", "wrong", "inf"),
         ("import os; os.kill(os.getpid(), 11)", "crash", f"signal {int(signal.SIGSEGV)}"),
+        ("import os; os.kill(os.getpid(), 9)", "unknown", "signal 9"),
         ("raise ValueError('no such option')", "unknown", "ValueError: no such option"),
     ],
 )
@@ -61,6 +62,7 @@ def test_a_case_without_end_is_unknown_and_its_process_is_gone():
 
 def test_what_was_found_is_not_run_again(own_cache, monkeypatch):
     first = known([case("got, expected = jnp.ones(3), np.zeros(3) + 2")])
+    cases._found.clear()  # as in another process
     monkeypatch.setattr(cases, "run", lambda *args: pytest.fail("it was run again"))
     assert known([case("got, expected = jnp.ones(3), np.zeros(3) + 2")]) == first
     assert first[0].verdict == "wrong"
@@ -75,19 +77,33 @@ def test_other_flags_other_cases_and_what_is_no_record_are_run_again(own_cache, 
     monkeypatch.setattr(cases, "run", count)
     known()
     known()
+    cases._found.clear()
+    known()
     assert len(counted) == 1
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
     known()
     assert len(counted) == 2
     for path in own_cache.rglob("*.json"):
         path.write_text('{"not": "a list"}')
+    cases._found.clear()
     known()
     assert len(counted) == 3
 
 
-def test_what_is_unknown_is_not_kept(own_cache):
-    known([case("raise ValueError")])
+def test_what_is_unknown_is_not_kept_on_disk_nor_asked_twice(own_cache, monkeypatch):
+    (first,) = known([case("raise ValueError")])
     assert not list(own_cache.rglob("*.json"))
+    monkeypatch.setattr(cases, "run", lambda *args: pytest.fail("it was run again"))
+    assert known([case("raise ValueError")]) == [first]
+
+
+def test_a_user_without_a_home_is_no_error(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(cases.Path, "home", no_home)
+    assert known([case("got, expected = jnp.ones(2), np.ones(2)")])[0].verdict == "right"
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path, monkeypatch):
@@ -104,6 +120,9 @@ def test_a_warning_is_one_line_with_a_remedy():
     for word in (version("jaxlib"), "jax#39103 wrong", 'pip install "jax>=0.10,<0.13,!=0.10.2,!=0.11.0"', "penstock doctor"):
         assert word in line
     assert warning([Outcome(each.name, each.link, each.remedy, "right", "") for each in CASES]) is None
+    unknown = warning([Outcome(each.name, each.link, each.remedy, "unknown", "Unknown flag in XLA_FLAGS") for each in CASES])
+    assert unknown is not None
+    assert "is unknown: Unknown flag in XLA_FLAGS" in unknown
 
 
 @pytest.mark.parametrize("command", [["plan", "steps:job", "--devices", "2"], ["bench", "feed", "--quick", "--only", "restore"]])

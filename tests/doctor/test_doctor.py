@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import _jax
-from penstock._doctor import Finding, Report, cases, examination, machine
+from penstock._doctor import Finding, Report, cases, cgroup, examination, machine
 from penstock._doctor.cases import CASES, Outcome
 from penstock._versions import JAX
 from penstock.cli import main
@@ -114,20 +114,81 @@ def test_a_jax_that_does_not_start_is_wrong(monkeypatch):
     assert "no_such_platform" in finding.found
 
 
-def test_a_quota_below_the_cores_is_worth_a_look(tmp_path, monkeypatch):
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    (tmp_path / "memory.max").write_text(f"{2 * 2**30}\n")
-    monkeypatch.setattr(machine, "_cgroup_folders", lambda: [tmp_path])
+def hierarchy(folder, version, memory, quota, period=100_000):
+    """A /proc and the cgroup of this process, two levels deep, as version 1 or 2 of cgroups lays them out."""
+    proc = folder / "proc"
+    (proc / "self").mkdir(parents=True)
+    kinds = {"": "cgroup2"} if version == 2 else {"memory": "cgroup", "cpu,cpuacct": "cgroup"}
+    for number, (controllers, kind) in enumerate(kinds.items()):
+        mount = folder / f"mount{number}"
+        own = mount / "outer" / "own"
+        own.mkdir(parents=True)
+        with (proc / "mounts").open("a") as file:
+            file.write(f"cgroup {mount} {kind} rw,{controllers or 'nsdelegate'} 0 0\n")
+        with (proc / "self/cgroup").open("a") as file:
+            file.write(f"{number}:{controllers}:/outer/own\n")
+        if version == 2:
+            (own / "memory.max").write_text("max\n")
+            (own.parent / "memory.max").write_text(f"{memory or 'max'}\n")
+            (own / "cpu.max").write_text(f"{quota or 'max'} {period}\n")
+        elif controllers == "memory":
+            (own / "memory.limit_in_bytes").write_text(f"{memory or 9223372036854771712}\n")
+        else:
+            (own.parent / "cpu.cfs_quota_us").write_text(f"{quota or -1}\n")
+            (own.parent / "cpu.cfs_period_us").write_text(f"{period}\n")
+    return proc
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_least_limit_of_the_cgroups_counts(tmp_path, version):
+    assert cgroup.limits(hierarchy(tmp_path / "some", version, 2 * 2**30, 50_000)) == cgroup.Limits(True, 2 * 2**30, 0.5)
+    assert cgroup.limits(hierarchy(tmp_path / "none", version, None, None)) == cgroup.Limits(True, None, None)
+
+
+def test_cgroups_that_cannot_be_read_are_unknown(tmp_path, monkeypatch):
+    unknown = cgroup.limits(tmp_path)
+    assert unknown == cgroup.Limits(False, None, None)
+    monkeypatch.setattr(cgroup, "limits", lambda: unknown)
     found = {finding.name: finding for finding in machine.examine()}
-    assert machine.cores_allowed()[1] == 0.5
+    assert found["cores"].status == found["memory"].status == "unknown"
+
+
+def test_a_quota_below_the_cores_is_worth_a_look_also_beside_an_affinity(monkeypatch):
+    monkeypatch.setattr(cgroup, "limits", lambda: cgroup.Limits(True, 2 * 2**30, 2.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4, 36)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    found = {finding.name: finding for finding in machine.examine()}
     assert found["cores"].status == "warning"
-    assert "taskset -c 0-0" in found["cores"].remedy
+    assert "32 of 64 for this process, with a quota of 2" in found["cores"].found
+    assert "taskset -c 4,5 COMMAND" in found["cores"].remedy
     assert found["memory"].status == "warning"
     assert "2.0 GiB for this cgroup" in found["memory"].found
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    found = {finding.name: finding for finding in machine.examine()}
-    assert found["cores"].status == found["memory"].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "tunables", "status", "steps"),
+    [
+        ("always", "", "ok", []),
+        ("madvise", "glibc.malloc.hugetlb=1", "ok", []),
+        ("madvise", "", "warning", ["GLIBC_TUNABLES"]),
+        ("never", "", "warning", ["echo madvise", "GLIBC_TUNABLES"]),
+        ("never", "glibc.malloc.hugetlb=1", "warning", ["echo madvise"]),
+    ],
+)
+def test_all_that_huge_pages_need_is_said_at_once(monkeypatch, chosen, tunables, status, steps):
+    monkeypatch.setattr(machine, "_text", lambda path: f"x [{chosen}] y" if "hugepage" in str(path) else "")
+    monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+    finding = machine._huge_pages("")
+    assert finding.status == status
+    assert [step for step in ("echo madvise", "GLIBC_TUNABLES") if step in finding.remedy] == steps
+
+
+def test_gpus_that_jax_does_not_use_are_named():
+    on_cpu = [Finding("Devices", "cpu", "ok", "1 × cpu")]
+    (finding,) = examination._unused_gpus(on_cpu, ["NVIDIA H200"])
+    assert finding.status == "warning"
+    assert "NVIDIA H200" in finding.found
+    assert not list(examination._unused_gpus([Finding("Devices", "gpu", "ok", "1 × NVIDIA H200")], ["NVIDIA H200"]))
 
 
 @pytest.mark.parametrize(("triton", "status"), [("3.6.0", "ok"), ("3.7.1", "warning"), ("3.9.0", "warning")])

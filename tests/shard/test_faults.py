@@ -17,7 +17,7 @@ from penstock.shard import hlo
 def assert_as_declared(fault: Fault, seen: bool) -> None:
     here = f"jaxlib {version('jaxlib')}"
     if fault.present:
-        assert seen, f"{here} no longer needs a workaround; set `fixed` of its fault: {fault.what}"
+        assert seen, f"{here} has the fault no more: set its `fixed`, and see {fault.where}: {fault.what}"
     else:
         assert not seen, f"{here} has a fault that was fixed in {fault.fixed}: {fault.what}"
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,11 @@ from pathlib import Path
 from penstock._versions import JAX, installed, untested
 
 _TOLERANCE = 1e-4  # relative; float32 sums of ten terms differ by 1e-6, the wrong values by 1e-3 and more
+
+_CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
+"""What a program does to itself; any other signal is somebody else's, such as the kernel's where memory is short."""
+
+UNKNOWN = "if that is no fault of XLA_FLAGS or of the installation, try again when the machine is less busy"
 
 _SECONDS = 7.0  # a case takes about one, and three on a busy machine; the doctor promises less than ten for everything
 
@@ -75,7 +81,7 @@ class Outcome:
 
 _WITHOUT_YNNPACK = (
     f'use another jaxlib (pip install "{JAX.requirement},!=0.10.2,!=0.11.0"), or set '
-    "XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= before JAX starts"
+    'XLA_FLAGS="$XLA_FLAGS --xla_cpu_experimental_ynn_fusion_type=" before JAX starts'
 )
 
 CASES = (
@@ -135,22 +141,31 @@ def run(cases: Sequence[Case] = CASES, seconds: float = _SECONDS) -> list[Outcom
             process.communicate()
 
 
+_found: dict[str, list[Outcome]] = {}  # what `known` has found in this process
+
+
 def known(cases: Sequence[Case] = CASES) -> list[Outcome]:
     """Return what is on disk of this jaxlib, processor and XLA flags; run the cases where nothing is.
 
-    Only a run in which every case came to an end is kept.
+    A process asks once. On disk, only a run in which every case came to an end is kept.
     """
-    if (kept := _read(_kept_at(cases), cases)) is not None:
-        return kept
-    outcomes = run(cases)
-    if all(outcome.verdict != "unknown" for outcome in outcomes):
-        keep(outcomes, cases)
-    return outcomes
+    about = _about(cases)
+    if about not in _found:
+        kept = _read(_kept_at(about), cases)
+        _found[about] = run(cases) if kept is None else kept
+        if kept is None:
+            keep(_found[about], cases)
+    return _found[about]
 
 
 def keep(outcomes: Sequence[Outcome], cases: Sequence[Case] = CASES) -> None:
-    """Keep outcomes on disk for `known`. A folder that cannot be written to costs a second at the next command, and no more."""
-    path = _kept_at(cases)
+    """Keep outcomes on disk for `known`, if none is unknown.
+
+    Without a folder that can be written to, the next command takes some seconds longer, and no more.
+    """
+    path = _kept_at(_about(cases))
+    if path is None or any(outcome.verdict == "unknown" for outcome in outcomes):
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
@@ -168,8 +183,12 @@ def warn_of_known_faults() -> None:
 
 
 def warning(outcomes: Sequence[Outcome]) -> str | None:
-    """Return one line that says what this jaxlib gets wrong on the CPU; None where it gets all right."""
+    """Return one line that says what this jaxlib gets wrong on the CPU, or is not known; None where it gets all right."""
     failing = [outcome for outcome in outcomes if outcome.fails]
+    unknown = [outcome for outcome in outcomes if outcome.verdict == "unknown"]
+    here = f"jaxlib {installed('jaxlib')}"
+    if unknown and not failing:
+        return f"whether {here} computes known cases right is unknown: {unknown[0].detail}; penstock doctor says more"
     if not failing:
         return None
     said = ", ".join(f"jax#{outcome.link.rpartition('/')[2]} {outcome.verdict}" for outcome in failing)
@@ -197,7 +216,8 @@ def _outcome(case: Case, process: subprocess.Popen[str], deadline: float, second
         pass
     else:
         if process.returncode < 0:
-            verdict, detail = "crash", f"the process died of signal {-process.returncode}"
+            verdict = "crash" if -process.returncode in _CRASHES else "unknown"
+            detail = f"the process died of signal {-process.returncode}"
         elif process.returncode > 0:
             detail = errors.strip().splitlines()[-1] if errors.strip() else f"the process ended with status {process.returncode}"
         else:
@@ -207,12 +227,19 @@ def _outcome(case: Case, process: subprocess.Popen[str], deadline: float, second
     return Outcome(case.name, case.link, case.remedy, verdict, detail)
 
 
-def _kept_at(cases: Sequence[Case]) -> Path:
-    """The file for this jaxlib, processor, set of flags and set of cases."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    about = (installed("jax"), installed("jaxlib"), processor(), os.environ.get("XLA_FLAGS"), *cases)
-    digest = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
-    return cache / "penstock" / f"known-cases-{digest}.json"
+def _about(cases: Sequence[Case]) -> str:
+    """What decides about outcomes: JAX, the processor, the flags and the cases; and the folder that they are kept in."""
+    flags = (os.environ.get("XLA_FLAGS"), os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+    return repr((installed("jax"), installed("jaxlib"), processor(), *flags, *cases))
+
+
+def _kept_at(about: str) -> Path | None:
+    """The file for outcomes; None for a user without a home."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return cache / "penstock" / f"known-cases-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
 
 
 def processor() -> str:
@@ -225,7 +252,9 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _read(path: Path, cases: Sequence[Case]) -> list[Outcome] | None:
+def _read(path: Path | None, cases: Sequence[Case]) -> list[Outcome] | None:
+    if path is None:
+        return None
     try:
         outcomes = [Outcome(**each) for each in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError):  # not there, or not written by `_write`: the cases are run

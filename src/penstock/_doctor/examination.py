@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,11 +34,12 @@ _SECONDS = 7.0
 
 def examine() -> Iterator[Finding]:
     """Yield all findings. JAX runs in processes of its own, side by side."""
-    with ThreadPoolExecutor(2) as pool:
-        outcomes = pool.submit(cases.run)
-        devices = pool.submit(_devices)
+    with ThreadPoolExecutor(3) as pool:
+        outcomes, devices, gpus = pool.submit(cases.run), pool.submit(_devices), pool.submit(machine.nvidia_gpus)
         yield from _versions()
         yield from devices.result()
+        yield from _unused_gpus(devices.result(), gpus.result())
+        cases.keep(outcomes.result())
         yield from _cases(outcomes.result())
         yield from _private_parts()
         yield from machine.examine()
@@ -49,12 +51,8 @@ def _versions() -> Iterator[Finding]:
     section = "Versions"
     yield Finding(section, "penstock", "ok", penstock.__version__)
     yield _supported(section, PYTHON, ".".join(map(str, sys.version_info[:3])))
-    jax, jaxlib = installed("jax"), installed("jaxlib")
-    yield _supported(section, JAX, jax)
-    if jaxlib is None:
-        yield Finding(section, "jaxlib", "wrong", "not installed", f'pip install "jaxlib=={jax}"')
-    else:
-        yield Finding(section, "jaxlib", "ok", jaxlib)
+    yield _supported(section, JAX, installed("jax"))
+    yield Finding(section, "jaxlib", "ok", str(installed("jaxlib")))
     yield _supported(section, KERAS, keras_version(), extra="keras")
     for name, extra in _LIBRARIES:
         version = installed(name) or installed(f"{name}-cpu")
@@ -70,7 +68,7 @@ def _supported(section: str, supported: Supported, version: str | None, extra: s
     if version in supported:
         return Finding(section, supported.name, "ok", version)
     if supported.is_newer(version):
-        found = f"{version}, which is newer than {supported.works}, the versions that penstock is tested with"
+        found = f"{version}, which is newer than {supported.works}, the versions that penstock is known to work with"
         return Finding(section, supported.name, "warning", found, supported.install)
     return Finding(section, supported.name, "wrong", f"{version}, and penstock works with {supported.works}", supported.install)
 
@@ -89,7 +87,10 @@ def _devices() -> Sequence[Finding]:
         return [Finding(section, "JAX", "unknown", f"JAX named no devices within {_SECONDS:.0f} s", remedy)]
     lines = [line for line in done.stdout.splitlines() if line.startswith("devices ")]
     if done.returncode or not lines:
-        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        errors = re.findall(r"^\w*(?:Error|Exception): .+", done.stderr, re.MULTILINE)
+        last = (errors or done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        if platforms := os.environ.get("JAX_PLATFORMS"):
+            last += f" (JAX_PLATFORMS={platforms})"
         return [
             Finding(section, "JAX", "wrong", f"JAX does not start: {last}", "python -c 'import jax; jax.devices()' shows more")
         ]
@@ -97,15 +98,17 @@ def _devices() -> Sequence[Finding]:
     kinds: dict[tuple[str, str, int | None], int] = {}
     for platform, kind, memory in devices:
         kinds[platform, kind, memory] = kinds.get((platform, kind, memory), 0) + 1
-    found = [
+    return [
         Finding(section, platform, "ok", f"{count} × {kind}" + (f", {memory / 2**30:.1f} GiB each" if memory else ""))
         for (platform, kind, memory), count in kinds.items()
     ]
-    gpus = machine.nvidia_gpus()
-    if gpus and not any(platform in ("gpu", "cuda") for platform, *_ in devices):
-        said = f"{', '.join(gpus)} here, and JAX sees none"
-        found.append(Finding(section, "gpu", "warning", said, 'pip install "jax[cuda13]", or unset JAX_PLATFORMS'))
-    return found
+
+
+def _unused_gpus(devices: Sequence[Finding], gpus: Sequence[str]) -> Iterator[Finding]:
+    """GPUs that their driver reports and JAX does not use."""
+    if gpus and not any(finding.name in ("gpu", "cuda") for finding in devices):
+        found = f"{', '.join(gpus)} here, and JAX uses none"
+        yield Finding("Devices", "gpu", "warning", found, 'pip install "jax[cuda13]", or unset JAX_PLATFORMS')
 
 
 def _cases(outcomes: Sequence[cases.Outcome]) -> Iterator[Finding]:
@@ -117,7 +120,7 @@ def _cases(outcomes: Sequence[cases.Outcome]) -> Iterator[Finding]:
         if outcome.fails:
             yield Finding(section, name, "wrong", found, outcome.remedy)
         elif outcome.verdict == "unknown":
-            yield Finding(section, name, "unknown", found, "try again when the machine is less busy")
+            yield Finding(section, name, "unknown", found, cases.UNKNOWN)
         else:
             yield Finding(section, name, "ok", found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import re
@@ -11,10 +10,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock._doctor import cases
+from penstock._doctor import cases, cgroup
 from penstock._doctor.report import Finding
 from penstock._versions import installed
 
+_LITTLE_MEMORY = 4 << 30  # bytes; JAX and a small model take one or two GiB
 _SMALL_SHM = 1 << 30  # bytes; a worker process passes a few batches through /dev/shm
 
 
@@ -46,39 +46,35 @@ def _memory_and_threads() -> Iterator[Finding]:
     yield _files(section)
 
 
-def cores_allowed() -> tuple[int, float | None]:
-    """Return the cores of the machine that this process may run on, and the quota of its cgroup in cores; None for no quota."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for folder in _cgroup_folders() if (quota := _quota(folder)) is not None]
-    return usable, min(quotas) if quotas else None
-
-
 def _cores(section: str) -> Finding:
-    """XLA and most libraries start a thread for each core of the machine, whatever the cgroup allows."""
-    usable, quota = cores_allowed()
-    total = os.cpu_count() or 1
-    limit = min(usable, quota or usable)
-    found = f"{total} cores, {limit:g} for this process"
-    if usable < total or limit >= usable:
-        return Finding(section, "cores", "ok", found + (" (by affinity, which XLA follows)" if usable < total else ""))
+    """XLA and most libraries start a thread for each core that affinity allows, whatever the quota of the cgroup."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    found = f"{len(cores)} of {os.cpu_count()} for this process"
+    limits = cgroup.limits()
+    if limits.cores is None or limits.cores >= len(cores):
+        unread = "" if limits.known else ", and the quota of a cgroup cannot be read"
+        return Finding(section, "cores", "ok" if limits.known else "unknown", found + unread)
+    few = ",".join(map(str, cores[: max(1, int(limits.cores))]))
     remedy = (
-        f"XLA starts {usable} threads, which take turns on {limit:g} cores and are stopped when the quota is spent: "
-        f"taskset -c 0-{max(1, int(limit)) - 1} COMMAND"
+        f"XLA starts {len(cores)} threads, which are all stopped when the quota of {limits.cores:g} cores is spent: "
+        f"taskset -c {few} COMMAND"
     )
-    return Finding(section, "cores", "warning", f"{found}: the quota of its cgroup", remedy)
+    return Finding(section, "cores", "warning", f"{found}, with a quota of {limits.cores:g} by its cgroup", remedy)
 
 
 def _memory(section: str) -> Finding:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-    limits = [limit for folder in _cgroup_folders() if (limit := _number(folder / "memory.max")) is not None]
-    limit = min(limits, default=None)
-    if total is None:
+    if not hasattr(os, "sysconf"):
         return Finding(section, "memory", "unknown", "this system does not tell")
-    if limit is None or limit >= total:
-        return Finding(section, "memory", "ok", f"{total / 2**30:.1f} GiB, with no limit by a cgroup")
-    remedy = "the kernel ends the process at the limit: buffers of a feed and a shuffle count towards it"
-    found = f"{limit / 2**30:.1f} GiB for this cgroup, of {total / 2**30:.1f} GiB"
-    return Finding(section, "memory", "ok" if limit > 4 * 2**30 else "warning", found, "" if limit > 4 * 2**30 else remedy)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = cgroup.limits()
+    if limits.memory is None or limits.memory >= total:
+        said = "with no limit by a cgroup" if limits.known else "and the limit of a cgroup cannot be read"
+        return Finding(section, "memory", "ok" if limits.known else "unknown", f"{total / 2**30:.1f} GiB, {said}")
+    found = f"{limits.memory / 2**30:.1f} GiB for this cgroup, of {total / 2**30:.1f} GiB"
+    if limits.memory > _LITTLE_MEMORY:
+        return Finding(section, "memory", "ok", found)
+    remedy = "the kernel ends the process at the limit, and the buffers of a feed count towards it: ask for more"
+    return Finding(section, "memory", "warning", found, remedy)
 
 
 def _huge_pages(section: str) -> Finding:
@@ -87,16 +83,16 @@ def _huge_pages(section: str) -> Finding:
     name = "huge pages"
     if not chosen:
         return Finding(section, name, "unknown", "this kernel does not tell about transparent huge pages")
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if chosen == "always" or (chosen == "madvise" and "glibc.malloc.hugetlb=1" in tunables):
+    asks = "glibc.malloc.hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")
+    if chosen == "always" or (chosen == "madvise" and asks):
         return Finding(section, name, "ok", f"transparent huge pages: {chosen}")
-    remedy = (
-        "on a CPU, JAX spends a part of each step in page faults: GLIBC_TUNABLES=glibc.malloc.hugetlb=1 COMMAND"
-        if chosen == "madvise"
-        else "on a CPU, JAX spends a part of each step in page faults; as root: "
-        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
-    )
-    return Finding(section, name, "warning", f"transparent huge pages: {chosen}, and malloc does not ask for them", remedy)
+    steps = [
+        *(["as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"] if chosen == "never" else []),
+        *([] if asks else ["with glibc's malloc, GLIBC_TUNABLES=glibc.malloc.hugetlb=1 COMMAND"]),
+    ]
+    remedy = f"on a CPU, JAX spends a part of each step in page faults: {'; then, '.join(steps)}"
+    asked = "malloc asks for them" if asks else "malloc does not ask for them"
+    return Finding(section, name, "warning", f"transparent huge pages: {chosen}, and {asked}", remedy)
 
 
 def _allocator(section: str) -> Finding:
@@ -144,7 +140,7 @@ def _programs() -> Iterator[Finding]:
     )
     ray = installed("ray")
     yield _optional(section, "Ray", f"ray {ray}" if ray else "", 'training on a cluster: pip install "penstock[ray]"')
-    if installed("triton") and importlib.util.find_spec("tensorflow") is not None:
+    if installed("triton") and (installed("tensorflow") or installed("tensorflow-cpu")):
         yield _triton(section)
 
 
@@ -161,27 +157,6 @@ def _triton(section: str) -> Finding:
 
 def _optional(section: str, name: str, found: str, remedy: str) -> Finding:
     return Finding(section, name, "ok" if found else "absent", found or "not here", "" if found else remedy)
-
-
-def _cgroup_folders() -> list[Path]:
-    """The cgroup (version 2) of this process and those that it is in, up to the root."""
-    line = next((line for line in _text(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "")
-    root = Path("/sys/fs/cgroup")
-    if not line or not root.is_dir():
-        return []
-    folder = root / line[3:].lstrip("/")
-    return [each for each in (folder, *folder.parents) if each.is_relative_to(root)]
-
-
-def _quota(folder: Path) -> float | None:
-    """The quota of a cgroup in cores; None for no quota."""
-    parts = _text(folder / "cpu.max").split()
-    return int(parts[0]) / int(parts[1]) if len(parts) == 2 and parts[0] != "max" else None
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdigit() else None
 
 
 def _text(path: Path) -> str:

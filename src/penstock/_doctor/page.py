@@ -15,7 +15,8 @@ _BEGINNING = f"""\
 
 <!-- Made by `python -m penstock._doctor.page > docs/versions.md` from the tables that the code uses. -->
 
-Every version between the oldest and the newest works. The tests run on both ends:
+Every version between the oldest and the newest is admitted; the faults that some jaxlibs among them have are below. The tests run
+on both ends:
 
 - all of them on Python {PYTHON.tested[-1]}, with the newest JAX, Flax, Keras and Grain;
 - the quick ones on Python {PYTHON.tested[0]}, with JAX {JAX.tested[0]};
@@ -53,7 +54,7 @@ penstock reads these, and says so where a JAX has none of them. All were last se
 def page() -> str:
     """Return the page, as Markdown."""
     works = _table(
-        ("", "works", "tested", "to install"),
+        ("", "admitted", "tested", "to install"),
         [
             (each.name, _span(each.works), ", ".join(each.tested), f"`{each.install}`" if each.distribution else "")
             for each in SUPPORTED

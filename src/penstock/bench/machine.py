@@ -56,8 +56,8 @@ def known_faults(described: Mapping[str, Any]) -> str:
     found = described["known_cases"]
     if not found:
         return "known faults of jaxlib: unknown, as there is none"
-    failing = [f"{case['name']}: {case['verdict']} ({case['link']})" for case in found if case["verdict"] != "right"]
-    return "known faults of jaxlib: " + ("; ".join(failing) or f"none, all {len(found)} cases are computed right")
+    said = [f"{case['name']}: {case['verdict']} ({case['link']})" for case in found if case["verdict"] != "right"]
+    return "known faults of jaxlib: " + ("; ".join(said) or f"none, all {len(found)} cases are computed right")
 
 
 def flags() -> dict[str, str]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock._faults import DENSE_DEPTHWISE_GRADIENT
+
 _FREE = frozenset(
     {
         *("broadcast_in_dim", "reshape", "transpose", "squeeze", "copy", "copy_p", "iota", "concatenate", "stack", "tile"),
@@ -149,7 +151,7 @@ def _convolution(params: Any, operands: Any, results: Any) -> float:
     # `_faults.DENSE_DEPTHWISE_GRADIENT`. TPUs have an instruction for that gradient, but are as far from their peak in it: a
     # group of one feature has one column of the matrix unit to itself.
     groups = params["batch_group_count"]
-    pairs = groups if groups == out[numbers.out_spec[1]] else 1
+    pairs = groups if DENSE_DEPTHWISE_GRADIENT.present and groups == out[numbers.out_spec[1]] else 1
     return 2.0 * positions * features * taps * pairs
 
 

@@ -1,0 +1,78 @@
+"""The limits that cgroups, of version 1 or 2, set to this process: those of its own cgroup and of all that contain it.
+
+Files and their meaning: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the Linux kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_NO_LIMIT = 1 << 62  # version 1 writes the largest multiple of a page where there is no limit
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What cgroups allow.
+
+    Attributes:
+      known: whether the cgroups of this process could be read at all.
+      memory: bytes; None for no limit.
+      cores: CPU seconds a second; None for no quota.
+    """
+
+    known: bool
+    memory: int | None
+    cores: float | None
+
+
+def limits(proc: Path = Path("/proc")) -> Limits:
+    """Return the least of the limits that apply to this process."""
+    memory, cpu = list(_folders("memory", proc)), list(_folders("cpu", proc))
+    bytes_ = [limit for limit in map(_memory, memory) if limit is not None]
+    cores = [limit for limit in map(_cores, cpu) if limit is not None]
+    return Limits(bool(memory or cpu), min(bytes_, default=None), min(cores, default=None))
+
+
+def _memory(folder: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _text(folder / name).strip()
+        if text.isdigit() and int(text) < _NO_LIMIT:
+            return int(text)
+    return None
+
+
+def _cores(folder: Path) -> float | None:
+    quota = _text(folder / "cpu.max").split() or [
+        _text(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    ]
+    return int(quota[0]) / int(quota[1]) if all(part.isdigit() for part in quota) else None
+
+
+def _folders(controller: str, proc: Path) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and those above it, in each hierarchy that may have the controller."""
+    for line in _text(proc / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        for mount in _mounts(proc, controller if controllers else None):
+            folder = mount / path.lstrip("/")
+            if not folder.is_dir():  # in a container the path may be that of the host
+                folder = mount
+            yield from (each for each in (folder, *folder.parents) if each.is_relative_to(mount))
+
+
+def _mounts(proc: Path, controller: str | None) -> Iterator[Path]:
+    """Yield where the hierarchy of a controller is mounted; that of version 2, which has all of them, for None."""
+    for line in _text(proc / "mounts").splitlines():
+        _, where, kind, options, *_ = line.split()
+        if kind == "cgroup2" if controller is None else kind == "cgroup" and controller in options.split(","):
+            yield Path(where)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
