@@ -88,7 +88,13 @@ SUPPORTED = (PYTHON, JAX, KERAS)
 
 def numbers(version: str) -> Version:
     """Return the numbers that a version begins with: (3, 16, 0) of "3.16.0.dev2026102704"."""
-    return tuple(int(part) for part in re.findall(r"\d+", re.match(r"[\d.]*", version)[0]))  # type: ignore[index]
+    release = re.split(r"[^\d.]", version, maxsplit=1)[0]
+    return tuple(map(int, re.findall(r"\d+", release)))
+
+
+def python_version() -> str:
+    """Return the version of this interpreter, as "3.12.1"."""
+    return _dotted(sys.version_info[:3])
 
 
 def installed(distribution: str) -> str | None:
@@ -124,9 +130,8 @@ def _require_python_and_jax() -> None:
     Raises:
       UnsupportedVersionError: what was found, what works, and the command that installs it.
     """
-    python = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < PYTHON.oldest:
-        raise without_traceback(PYTHON.refuse(python))
+        raise without_traceback(PYTHON.refuse(python_version()))
     jax = installed("jax")
     if jax is None:
         raise without_traceback(UnsupportedVersionError(f"penstock needs {JAX.works}, which is not installed: {JAX.install}"))
@@ -140,7 +145,7 @@ def _require_python_and_jax() -> None:
 
 def untested() -> tuple[str, ...]:
     """Return a sentence for each of Python and JAX that is newer than what penstock was tested with."""
-    found = ((PYTHON, ".".join(map(str, sys.version_info[:3]))), (JAX, installed("jax")))
+    found = ((PYTHON, python_version()), (JAX, installed("jax")))
     return tuple(
         f"{supported.name} {version} is newer than {supported.works}, which penstock is known to work with: {supported.install}"
         for supported, version in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import penstock
@@ -57,9 +58,9 @@ def _parser(argv: Sequence[str]) -> _Parser:
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_train(commands)
-    _add_plan(commands)
+    _add(commands, "plan", "find which device holds what", planning)
     _add_bench(commands, used=argv[:1] == ["bench"])
-    _add_doctor(commands)
+    _add(commands, "doctor", "look at versions, devices and known faults, and say what to do", examination)
     return parser
 
 
@@ -81,15 +82,11 @@ def _add_train(commands: _Commands) -> None:
     recipe.set_defaults(run=digits.run)
 
 
-def _add_plan(commands: _Commands) -> None:
-    parser = commands.add_parser(
-        "plan",
-        help="find which device holds what",
-        description=planning.DESCRIPTION,
-        epilog=planning.EPILOG,
-    )
-    planning.add_arguments(parser)
-    parser.set_defaults(run=planning.run)
+def _add(commands: _Commands, name: str, about: str, module: ModuleType) -> None:
+    """Add the command of a module that has DESCRIPTION, EPILOG, add_arguments and run."""
+    parser = commands.add_parser(name, help=about, description=module.DESCRIPTION, epilog=module.EPILOG)
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
 
 
 def _add_bench(commands: _Commands, used: bool) -> None:
@@ -106,14 +103,3 @@ def _add_bench(commands: _Commands, used: bool) -> None:
     if used:
         command.add_arguments(bench)
     bench.set_defaults(run=command.run)
-
-
-def _add_doctor(commands: _Commands) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="look at versions, devices and known faults, and say what to do",
-        description=examination.DESCRIPTION,
-        epilog=examination.EPILOG,
-    )
-    examination.add_arguments(parser)
-    parser.set_defaults(run=examination.run)

@@ -25,7 +25,7 @@ from penstock._versions import JAX, installed, untested
 _TOLERANCE = 1e-4  # relative; float32 sums of ten terms differ by 1e-6, the wrong values by 1e-3 and more
 
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
-"""What a program does to itself; any other signal is somebody else's, such as the kernel's where memory is short."""
+"""Signals that a program causes itself; others come from outside, as SIGKILL does where memory is short."""
 
 UNKNOWN = "if that is no fault of XLA_FLAGS or of the installation, try again when the machine is less busy"
 
@@ -192,7 +192,7 @@ def warning(outcomes: Sequence[Outcome]) -> str | None:
     if not failing:
         return None
     said = ", ".join(f"jax#{outcome.link.rpartition('/')[2]} {outcome.verdict}" for outcome in failing)
-    return f"jaxlib {installed('jaxlib')} fails known cases on the CPU ({said}): {failing[0].remedy}; penstock doctor says more"
+    return f"{here} fails known cases on the CPU ({said}): {failing[0].remedy}; penstock doctor says more"
 
 
 def _start(case: Case) -> subprocess.Popen[str]:
@@ -228,7 +228,7 @@ def _outcome(case: Case, process: subprocess.Popen[str], deadline: float, second
 
 
 def _about(cases: Sequence[Case]) -> str:
-    """What decides about outcomes: JAX, the processor, the flags and the cases; and the folder that they are kept in."""
+    """Return all that outcomes depend on (JAX, the processor, the flags, the cases) and the folder that they are kept in."""
     flags = (os.environ.get("XLA_FLAGS"), os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
     return repr((installed("jax"), installed("jaxlib"), processor(), *flags, *cases))
 

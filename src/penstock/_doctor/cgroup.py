@@ -14,7 +14,7 @@ _NO_LIMIT = 1 << 62  # version 1 writes the largest multiple of a page where the
 
 @dataclass(frozen=True)
 class Limits:
-    """What cgroups allow.
+    """Limits of memory and CPU time.
 
     Attributes:
       known: whether the cgroups of this process could be read at all.

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from penstock import _jax
 from penstock._doctor import cases, machine
 from penstock._doctor.report import Finding
-from penstock._versions import JAX, KERAS, PYTHON, Supported, UnsupportedVersionError, installed, keras_version
+from penstock._versions import JAX, KERAS, PYTHON, Supported, UnsupportedVersionError, installed, keras_version, python_version
 
 _DEVICES = """
 import json, jax
@@ -50,7 +50,7 @@ def _versions() -> Iterator[Finding]:
 
     section = "Versions"
     yield Finding(section, "penstock", "ok", penstock.__version__)
-    yield _supported(section, PYTHON, ".".join(map(str, sys.version_info[:3])))
+    yield _supported(section, PYTHON, python_version())
     yield _supported(section, JAX, installed("jax"))
     yield Finding(section, "jaxlib", "ok", str(installed("jaxlib")))
     yield _supported(section, KERAS, keras_version(), extra="keras")

@@ -1,4 +1,4 @@
-"""What the doctor looks at beside Python: memory, threads, the kernel's settings, and programs that some commands need."""
+"""Findings on memory, threads, the kernel's settings, and programs that some commands need."""
 
 from __future__ import annotations
 

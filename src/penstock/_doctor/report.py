@@ -1,4 +1,4 @@
-"""What the doctor found, in lines."""
+"""Findings of the doctor, and their report as text and as JSON."""
 
 from __future__ import annotations
 

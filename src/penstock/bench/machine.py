@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 import penstock
 from penstock._doctor import cases
-from penstock._versions import keras_version
+from penstock._versions import installed, keras_version
 
 _PACKAGES = (
     *("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "keras", "keras-hub", "tokenizers", "grain", "torch", "torch_xla"),
@@ -114,10 +113,7 @@ def _read(path: str) -> str:
 def _version(package: str) -> str | None:
     if package == "keras":  # which keras-nightly provides too
         return keras_version()
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return installed(package)
 
 
 def _commit() -> str | None:

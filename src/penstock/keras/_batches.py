@@ -167,7 +167,7 @@ class Batches(Iterator[Batch]):
     def _take_directly(self) -> Ready:
         if self._at_once == 1:
             return Ready(self._read_directly(0))
-        # What is placed already stays where it is; the stack is made there.
+        # Batches that are placed stay where they are, and are stacked there.
         return assemble(gather(self._read_directly, range(self._at_once)), self._at_once, lambda batch, stacked: batch)
 
     def _read_directly(self, ahead: int) -> Batch:

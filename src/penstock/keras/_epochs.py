@@ -1,6 +1,6 @@
 """Keras's epoch iterator, with a thread that reads ahead.
 
-What `fit`, `evaluate` and `predict` of Keras 3.15 and 3.16 do with their iterator, and where this one comes in:
+`fit`, `evaluate` and `predict` of Keras 3.15 and 3.16 use their iterator as follows; at the right, where this one comes in:
 
     iterator = JAXEpochIterator(x, y, ...)       the seam
     if model is not built: take one batch        outside of the loop: read by Keras's own code, nothing ahead

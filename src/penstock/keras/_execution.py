@@ -41,7 +41,7 @@ class Execution(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What Keras takes at one `next`.
+    """An item that Keras takes at one `next`.
 
     Attributes:
       item: a batch, a stack of batches, or a list of them that Keras steps through.

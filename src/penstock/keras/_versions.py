@@ -1,4 +1,4 @@
-"""What each version of Keras does differently with the batches of an epoch. The other modules ask `behaviour()`.
+"""Differences between versions of Keras in what they do with the batches of an epoch. Other modules ask `behaviour()`.
 
 |                              | Keras 3.15                                | Keras 3.16                                      |
 |------------------------------|-------------------------------------------|-------------------------------------------------|
@@ -22,12 +22,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._versions import KERAS, UnsupportedVersionError, keras_version, without_traceback
+from penstock._versions import KERAS, UnsupportedVersionError, keras_version, numbers, without_traceback
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What a version of Keras does with batches.
+    """The ways of one version of Keras with batches.
 
     Attributes:
       on_device: its functions get arrays on the device, where there is no distribution and the device is a CPU, too.
@@ -38,7 +38,10 @@ class Behaviour:
     stacks: bool
 
 
-_BEHAVIOURS = {(3, 15): Behaviour(on_device=False, stacks=False), (3, 16): Behaviour(on_device=True, stacks=True)}
+_BEHAVIOURS: dict[tuple[int, ...], Behaviour] = {
+    (3, 15): Behaviour(on_device=False, stacks=False),
+    (3, 16): Behaviour(on_device=True, stacks=True),
+}
 
 
 def require_keras() -> str:
@@ -65,9 +68,9 @@ def behaviour() -> Behaviour:
       UnsupportedVersionError: it is not as releases of its number are, such as an early nightly.
     """
     version = require_keras()
-    known = _BEHAVIOURS[_minor(version)]
+    known = _BEHAVIOURS[numbers(version)[:2]]
     if Behaviour(on_device=not _places_for_distributions_only(), stacks=_partial_batch_list() is not None) != known:
-        tested = next(one for one in KERAS.tested if _minor(one) == _minor(version))
+        tested = next(one for one in KERAS.tested if numbers(one)[:2] == numbers(version)[:2])
         raise without_traceback(KERAS.refuse(version, f"whose trainer takes batches in another way than that of {tested}"))
     return known
 
@@ -114,8 +117,3 @@ def _places_for_distributions_only() -> bool:
 def _keras_iterator(trainer: Any) -> Any:
     """Return Keras's own class, also while ours is in its place."""
     return next(kind for kind in trainer.JAXEpochIterator.__mro__ if kind.__module__ == trainer.__name__)
-
-
-def _minor(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)

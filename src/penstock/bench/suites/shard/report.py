@@ -160,7 +160,7 @@ def _row(cell: Cell) -> dict[str, str]:
 
 
 def _asides(cases: Sequence[Case]) -> list[str]:
-    """What is not in the table: failures, layouts that there are none of, what is unknown, what was trained in another size."""
+    """Yield what is not in the table: failures, missing layouts, unknown numbers, models trained in another size."""
     found: dict[str, list[str]] = {}
     for case in cases:
         for text in _asides_of(case):
