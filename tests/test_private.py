@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from penstock import _jax
 from penstock._versions import JAX, UnsupportedVersionError
-from penstock.shard.program import INLINED
+from penstock.shard.trace.flat_program import INLINED
 
 SEEN = f"last seen in JAX {JAX.tested[-1]}, and this is JAX {jax.__version__}"
 X = jax.ShapeDtypeStruct((8, 4), "float32")

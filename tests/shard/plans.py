@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.shard.apply import Spec, Steering
-from penstock.shard.cost import Cost, Memory, PlannedCollective
-from penstock.shard.planned import LeafLayout, Plan
+from penstock.shard.apply.sharding_constraints import Spec, ShardingConstraints
+from penstock.shard.search.cost import Cost, Memory, PlannedCollective
+from penstock.shard._planned import LeafLayout, Plan
 
 GIB = 2**30
 BATCH = {"batch": 1.0, "tensor": 0.0, "idle": 0.0}
@@ -32,8 +32,8 @@ def cost(*collectives: PlannedCollective, activations: int = 2 * GIB) -> Cost:
     return Cost(0.010, 1e12, 0.008, collectives, Memory(GIB, 2 * GIB, 1000, 0, activations))
 
 
-def collective(kind: str, axes: tuple[str, ...], count: float, wire: float = 1e6) -> PlannedCollective:
-    return PlannedCollective(kind, axes, count, wire, 0.001)
+def collective(kind: str, axes: tuple[str, ...], count: float, bytes_on_wire: float = 1e6) -> PlannedCollective:
+    return PlannedCollective(kind, axes, count, bytes_on_wire, 0.001)
 
 
 def plan(
@@ -50,7 +50,7 @@ def plan(
         "inputs": tuple(leaves),
         "outputs": (),
         "state": {},
-        "steering": Steering(),
+        "steering": ShardingConstraints(),
         "cost": cost(*collectives),
         "axis_work": work,
         "baselines": {"replicated, data parallel": cost(activations=20 * GIB)},

@@ -15,7 +15,7 @@ from tests.shard.steps import STEPS, array, mlp, mlp_loss, mlp_step, prime_sizes
 
 import penstock as ps
 from penstock.shard import PlanError
-from penstock.shard.hardware import Hardware
+from penstock.shard.mesh.hardware import Hardware
 
 # Arithmetic is dear and links are cheap, so that small steps are sharded wherever they can be.
 EAGER = Hardware("eager", {"float32": 1e6, "bfloat16": 1e6}, 1 << 30, 1e6, 1e12, 1e-12, "made up")
@@ -279,8 +279,8 @@ def with_shard_map(mesh):
 def with_constraint(mesh, spec):
     def step(params, batch):
         def loss(params):
-            hidden = lax.with_sharding_constraint(batch["x"] @ params["in"], NamedSharding(mesh, spec))
-            return jnp.mean((jax.nn.relu(hidden) @ params["out"] - batch["y"]) ** 2)
+            overlapped = lax.with_sharding_constraint(batch["x"] @ params["in"], NamedSharding(mesh, spec))
+            return jnp.mean((jax.nn.relu(overlapped) @ params["out"] - batch["y"]) ** 2)
 
         value, gradients = jax.value_and_grad(loss)(params)
         return sgd(params, gradients), value
@@ -387,7 +387,7 @@ def test_a_limit_of_another_type_is_refused_in_words(memory):
     ("text", "number"), [("16GiB", 2**34), ("16 GB", 16 * 10**9), ("1.5kib", 1536), ("2048", 2048), (2048.9, 2048)]
 )
 def test_a_limit_is_read_with_its_unit(text, number):
-    from penstock.shard.plan import bytes_of
+    from penstock.shard._plan import bytes_of
 
     assert bytes_of(text) == number
 
@@ -407,8 +407,8 @@ def test_what_is_gathered_for_the_forward_pass_is_not_gathered_again_by_checkpoi
         value, gradients = jax.value_and_grad(loss)(state)
         return sgd(state, gradients), value
 
-    def args(rows, width, hidden):
-        return [{"up": array(width, hidden), "down": array(hidden, width)} for _ in range(2)], array(rows, width)
+    def args(rows, width, overlapped):
+        return [{"up": array(width, overlapped), "down": array(overlapped, width)} for _ in range(2)], array(rows, width)
 
     large = jax.eval_shape(lambda: args(65_536, 256, 512))
     plan = ps.plan(step, *large, mesh={"data": 8}, hardware="tpu-v5e", check=False)

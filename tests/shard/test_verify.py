@@ -6,9 +6,9 @@ from tests.shard.plans import collective, cost
 from tests.shard.steps import mlp, mlp_step, rows, while_loop
 
 import penstock as ps
-from penstock.shard.compiled import Measured
-from penstock.shard.hlo import Collective
-from penstock.shard.unknown import about_collectives
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.collectives import Collective
+from penstock.shard.unknown_costs import about_collectives
 from penstock.shard.verify import Verified
 
 LOOP = "1 loop of unknown length counts once: the true FLOPs, bytes sent and time are unknown"

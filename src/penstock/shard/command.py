@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec
 
 import penstock
 from penstock._doctor.cases import warn_of_known_faults
-from penstock.shard.check import PlanError
-from penstock.shard.compiled import CompileError
-from penstock.shard.pins import ROLES
-from penstock.shard.plan import bytes_of, plan
+from penstock.shard.memory_check import PlanError
+from penstock.shard.hlo.analysis import CompileError
+from penstock.shard.graph.constraints import ROLES
+from penstock.shard._plan import bytes_of, plan
 
 DESCRIPTION = """\
 Find which device holds what, for a train step. It is traced on shapes: nothing is allocated, nothing runs, and without

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 
 from penstock.shard import meshes
-from penstock.shard.apply import steered
-from penstock.shard.compiled import CompileError, Measured, export_program, measure, measure_exported
-from penstock.shard.cost import Cost
-from penstock.shard.planned import Plan, shardings_of
-from penstock.shard.text import size_of
+from penstock.shard.apply.sharding_constraints import insert_constraints
+from penstock.shard.hlo.analysis import CompileError, Measured, export_program, measure, measure_exported
+from penstock.shard.search.cost import Cost
+from penstock.shard._planned import Plan, shardings_of
+from penstock.shard.units import format_bytes
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options of XLA:CPU for a program that is looked at and not run: machine code is made in haste, and what is looked at stays."""
 
 
@@ -43,17 +43,17 @@ class Verified:
     def __str__(self) -> str:
         cost, measured = self.predicted, self.measured
         rows = [
-            ("arguments", size_of(cost.memory.arguments), size_of(measured.arguments)),
-            ("peak memory", size_of(cost.memory.total), size_of(measured.memory)),
+            ("arguments", format_bytes(cost.memory.arguments), format_bytes(measured.arguments)),
+            ("peak memory", format_bytes(cost.memory.total), format_bytes(measured.memory)),
             ("FLOPs", f"{cost.flops:.3g}", f"{measured.flops:.3g}"),
-            ("bytes sent", size_of(cost.wire), size_of(measured.wire)),
+            ("bytes sent", format_bytes(cost.bytes_on_wire), format_bytes(measured.bytes_on_wire)),
         ]
-        planned = {(each.kind, each.axes): (each.count, each.wire) for each in cost.collectives}
+        planned = {(each.kind, each.axes): (each.count, each.bytes_on_wire) for each in cost.collectives}
         found: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
         guessed = {(each.kind, each.axes) for each in measured.collectives if each.guessed}
         for each in measured.collectives:
-            count, wire = found.get((each.kind, each.axes), (0.0, 0.0))
-            found[each.kind, each.axes] = (count + each.count, wire + each.count * each.wire)
+            count, bytes_on_wire = found.get((each.kind, each.axes), (0.0, 0.0))
+            found[each.kind, each.axes] = (count + each.count, bytes_on_wire + each.count * each.bytes_on_wire)
         for key in sorted({*planned, *found}, key=lambda key: -max(planned.get(key, (0, 0))[1], found.get(key, (0, 0))[1])):
             name = f"{key[0]} over {', '.join(key[1]) or 'a part of an axis'}{' (guessed)' if key in guessed else ''}"
             rows.append((name, _of(planned.get(key)), _of(found.get(key))))
@@ -62,12 +62,12 @@ class Verified:
         lines += [f"{name:<{width}}{predicted:>14}{found:>14}" for name, predicted, found in rows]
         lines += [f"predicted: {sentence}" for sentence in cost.unknown]
         lines += [f"compiler: {sentence}" for sentence in measured.unknown]
-        lines.append(f"memory limit {size_of(self.limit)}: {'kept' if self.fits else 'NOT KEPT'}")
+        lines.append(f"memory limit {format_bytes(self.limit)}: {'kept' if self.fits else 'NOT KEPT'}")
         return "\n".join(lines)
 
 
 def _of(entry: tuple[float, float] | None) -> str:
-    return "–" if entry is None else f"{entry[0]:.0f}× {size_of(entry[1])}"
+    return "–" if entry is None else f"{entry[0]:.0f}× {format_bytes(entry[1])}"
 
 
 def verify(plan: Plan, topology: str | None) -> Verified:
@@ -100,7 +100,7 @@ def _compiled(plan: Plan, topology: str | None) -> tuple[Measured, str]:
     needed = math.prod(plan.mesh_shape.values())
     if topology is None and (plan.devices is not None or jax.device_count() >= needed):
         lowered = lower(plan, meshes.concrete_mesh(plan.mesh_shape, plan.devices))
-        options = QUICK if jax.default_backend() == "cpu" else None
+        options = FAST_COMPILE if jax.default_backend() == "cpu" else None
         return measure(lowered.compile(options), plan.mesh_shape), f"{needed} of this process's devices ({jax.default_backend()})"
     platform = "cpu" if topology is None else "tpu"
     mesh = meshes.abstract_mesh(plan.mesh_shape)
@@ -128,7 +128,7 @@ def arguments(plan: Plan, mesh: Any) -> list[jax.ShapeDtypeStruct]:
 def _jitted(plan: Plan, mesh: Any) -> Any:
     """Of the flat arguments."""
     assert plan.traced is not None
-    function = steered(plan.traced.closed, plan.steering, mesh)
+    function = insert_constraints(plan.traced.closed, plan.sharding_constraints, mesh)
     return jax.jit(
         function,
         in_shardings=shardings_of(plan.inputs, mesh),

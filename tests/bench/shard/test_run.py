@@ -15,8 +15,8 @@ from penstock.bench.suites.shard.measure import score_of
 from penstock.bench.suites.shard.report import Report, as_json, as_markdown, print_report
 from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.time_limit import time_limit
-from penstock.shard.compiled import Measured
-from penstock.shard.hlo import Collective
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.collectives import Collective
 
 MACHINE = {
     "date": "now",

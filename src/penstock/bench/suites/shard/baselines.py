@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bench.suites.shard.zoo import Model
-from penstock.shard.compiled import Measured, measure
+from penstock.shard.hlo.analysis import Measured, measure
 from penstock.shard.verify import QUICK
 
 Axes = tuple[str, ...]

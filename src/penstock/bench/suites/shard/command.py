@@ -106,7 +106,7 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
       ValueError: there is no such model, or no such hardware.
     """
     from penstock.bench.suites.shard.zoo import ZOO
-    from penstock.shard.hardware import hardware
+    from penstock.shard.mesh.hardware import hardware
 
     hardware(args.hardware)
     if unknown := [name for name in args.only or () if name not in ZOO]:

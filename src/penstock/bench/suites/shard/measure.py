@@ -18,8 +18,8 @@ from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.time_limit import time_limit
 from penstock.bench.suites.shard.zoo import Model, load
 from penstock.shard import CompileError, Plan, PlanError, plan
-from penstock.shard.compiled import Measured
-from penstock.shard.hardware import hardware
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.mesh.hardware import hardware
 
 _PLANNING = 120.0  # seconds, after which a plan is given up
 _DTYPE = "float32"  # of the products of all models of the zoo

@@ -16,7 +16,7 @@ from rich.table import Table
 from penstock.bench.machine import known_faults
 from penstock.bench.suites.shard.case import Case, Score, Training
 from penstock.bench.suites.shard.judgement import Cell, Verdict, cells_of, judge
-from penstock.shard.text import seconds_of, size_of
+from penstock.shard.units import seconds_of, size_of
 
 FORMAT = 1
 _METHOD = (

@@ -21,7 +21,7 @@ class Task:
     Attributes:
       model: its name in the zoo.
       mesh: a name in `MESHES`.
-      hardware: a name that `penstock.shard.hardware` knows: its peaks and links turn bytes and FLOPs into seconds, and its
+      hardware: a name that `penstock.shard.mesh.hardware` knows: its peaks and links turn bytes and FLOPs into seconds, and its
         memory is the loose limit.
       limits: of memory, that it is planned for: "loose", the hardware's, and "half" of what replicated data parallel needs.
     """

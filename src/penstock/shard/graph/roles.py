@@ -1,0 +1,73 @@
+"""What the inputs of a step are, found by what it does with them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from penstock.shard.graph.decisions import connect_dims
+from penstock.shard.search.baselines import first_shardable_dim
+from penstock.shard.graph.step_model import StepModel
+from penstock.shard.trace.flat_program import FlatProgram
+from penstock.shard.graph.first_use import find_first_uses
+
+_LOOKS_INTO = ("dot_general", "ragged_dot_general", "conv_general_dilated", "gather")
+
+
+def infer_roles(model: StepModel, state: Mapping[int, int]) -> list[str]:
+    """The role of each input.
+
+    State is what the step gives back in the same form. Of it, what the other results (the loss) depend on are *parameters*,
+    the rest is the *optimizer*'s; where there are no other results all is parameters. Of the inputs that are not state, a
+    *batch* has a first dimension that no state has, and that is not summed over or looked up in where it is first computed with.
+    The rest is *other*: frozen weights, learning rates.
+    """
+    program = model.program
+    replaced = set(state.values())
+    results = [output for place, output in enumerate(program.outputs) if place not in state and output is not None]
+    needed = _behind(program, results) if results else set(program.inputs)
+    batch = _batch(model, replaced)
+    roles = []
+    for place, value in enumerate(program.inputs):
+        if place in replaced:
+            roles.append("parameters" if value in needed and program.values[value].shape else "optimizer")
+        else:
+            roles.append("batch" if place in batch else "other")
+    return roles
+
+
+def _batch(model: StepModel, replaced: set[int]) -> set[int]:
+    """The places of inputs that are a batch."""
+    together = connect_dims(model.graph)
+    stored = {model.inputs[place] for place in replaced}
+    of_state = {number for (node, _), number in together.items() if node in stored}
+    uses = find_first_uses(model.program, model.groups)
+    found = set()
+    for place, value in enumerate(model.program.inputs):
+        if place in replaced or not model.program.values[value].shape:
+            continue
+        node, use = model.inputs[place], uses.get(value)
+        dim = first_shardable_dim(model.graph, node)
+        weight = use is not None and use.op.primitive in _LOOKS_INTO and use.sums_over(dim)
+        if not weight and together[node, dim] not in of_state:
+            found.add(place)
+    return found
+
+
+def _behind(program: FlatProgram, results: list[int]) -> set[int]:
+    """All values that some values depend on."""
+    sources: dict[int, list[int]] = {}
+    for op in program.ops:
+        read = [operand for operand in op.operands if operand is not None]
+        for result in op.results:
+            sources.setdefault(result, []).extend(read)
+    for tie in program.same_sharding:
+        sources.setdefault(tie.outer, []).append(tie.inner)
+        sources.setdefault(tie.inner, []).append(tie.outer)
+    found, queue = set(results), deque(results)
+    while queue:
+        for source in sources.get(queue.popleft(), ()):
+            if source not in found:
+                found.add(source)
+                queue.append(source)
+    return found

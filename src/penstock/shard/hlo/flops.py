@@ -1,0 +1,219 @@
+"""FLOPs of a compiled program, by the conventions of XLA's `HloCostAnalysis`, with loops counted as often as they run."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from penstock.shard.hlo.parse import Array, Computation, Instruction, HloProgram, parse
+from penstock.shard.unknown_costs import about_loops, about_operations
+
+# One operation per element of the result. exp, log, tanh, rsqrt and their like are not here: XLA counts them apart, as
+# `transcendentals`.
+# fmt: off
+_ELEMENTWISE = frozenset((
+    "abs", "add", "and", "bitcast-convert", "ceil", "clamp", "clz", "compare", "complex", "convert", "count-leading-zeros",
+    "divide", "floor", "imag", "is-finite", "maximum", "minimum", "multiply", "negate", "not", "or", "popcnt", "real",
+    "reduce-precision", "remainder", "round-nearest-afz", "round-nearest-even", "select", "shift-left",
+    "shift-right-arithmetic", "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "all-reduce",
+    "all-reduce-start", "reduce-scatter",
+))
+_FREE = frozenset((
+    # They move elements, make them up, or order other instructions.
+    "add-dependency", "after-all", "bitcast", "broadcast", "concatenate", "constant", "copy", "domain", "dynamic-reshape",
+    "dynamic-slice", "dynamic-update-slice", "gather", "get-dimension-size", "get-tuple-element", "infeed", "iota",
+    "opt-barrier", "optimization-barrier", "outfeed", "pad", "parameter", "partition-id", "replica-id", "reshape",
+    "reverse", "set-dimension-size", "slice", "topk", "transpose", "tuple", "rng", "rng-bit-generator",
+    "rng-get-and-update-state",
+    # Transcendental functions.
+    "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosh", "cosine", "erf", "exponential",
+    "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "rsqrt", "sine", "sinh", "sqrt", "tan", "tanh",
+    # Exchanges that reduce nothing.
+    "all-gather", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
+))
+# Custom calls that mark something, move elements or compare them.
+_FREE_TARGETS = frozenset((
+    "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
+    "CreateBuffer", "GatherScatterIndicesBitpacked", "LayoutConstraint", "MoveToDevice", "MoveToHost", "PadToStatic",
+    "PinToDevice", "PinToDeviceSram", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "SliceToDynamic", "TopK",
+    "X64Combine", "X64SplitHigh", "X64SplitLow", "annotate_device_placement", "xla.sdy.FuncResultSharding",
+    "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape", "xla.sdy.PropagationBarrier", "xla.sdy.ShardingGroup",
+))
+# fmt: on
+
+
+def flops(text: str) -> float:
+    """FLOPs on one device in one run of a program.
+
+    Those of `compiled.cost_analysis()["flops"]`, which counts the body of a loop once where this counts each turn
+    (`Program.turns`): 2·M·N·K for a matrix product, twice the multiplications that do not meet padding for a convolution,
+    1 an element for arithmetic, comparisons and conversions, 0 for transcendental functions and
+    for what only moves data. Of a conditional, the branch with the most. `unknown` says what this leaves open.
+
+    Args:
+      text: of `jax.stages.Compiled.as_text()`.
+    """
+    return _counted(text).total
+
+
+def unknown(text: str) -> tuple[str, ...]:
+    """Return what the program does not tell of its FLOPs, bytes sent and time, in sentences: loops and library calls.
+
+    Each counts places in the program, however often they run.
+
+    Args:
+      text: of `jax.stages.Compiled.as_text()`.
+    """
+    found = _counted(text)
+    return (*about_loops(found.loops), *about_operations(found.operations, "nothing"))
+
+
+class _Flops:
+    """The FLOPs of a program, and what they leave out.
+
+    Attributes:
+      total: FLOPs of one run.
+      loops: places with a loop of unknown length.
+      operations: opcodes, or targets of custom calls, whose cost is unknown → places with one.
+    """
+
+    def __init__(self, program: HloProgram) -> None:
+        self.program = program
+        self.loops = 0
+        self.operations: Counter[str] = Counter()
+        self.of = functools.cache(self._computation)  # so that each place is counted once
+        self.total = self.of(program.entry.name)
+
+    def _computation(self, name: str) -> float:
+        where = self.program.computations[name]
+        return float(sum(self._instruction(where, instruction) for instruction in where))
+
+    def _instruction(self, where: Computation, instruction: Instruction) -> float:
+        opcode = instruction.opcode
+        if opcode == "while":
+            self.loops += self.program.trips(where, instruction) is None
+            turn = sum(self.of(part.name) for part in self.program.parts(instruction))
+            return turn * self.program.turns(where, instruction)
+        if instruction.branches:
+            return max(map(self.of, instruction.branches))
+        if instruction.called:
+            return sum(map(self.of, instruction.called))
+        if opcode in _ELEMENTWISE:
+            return instruction.elements
+        if opcode.removesuffix("-start") in _FREE or opcode.endswith(("-done", "-update")):  # it counts where it starts
+            return 0
+        if opcode == "reduce-scatter-start":  # its result has the operands first
+            return sum(array.elements for array in instruction.arrays[len(instruction.operands) :])
+        if opcode == "custom-call":
+            return self._custom_call(where, instruction)
+        if opcode in ("dot", "ragged-dot"):
+            return _dot(instruction, where.operand(instruction).arrays[0], instruction.numbers("lhs_contracting_dims"))
+        if opcode == "convolution":
+            return _convolution(instruction, where.operand(instruction).arrays[0], instruction.arrays[0])
+        if opcode == "fft":
+            return (
+                8 * where.operand(instruction).elements * math.prod(n.bit_length() - 1 for n in instruction.numbers("fft_length"))
+            )
+        if opcode == "sort":
+            elements = where.operand(instruction).elements
+            return elements * math.ceil(math.log2(elements)) if elements > 1 else 0
+        function = instruction.attribute(r"to_apply=%([\w.\-]+)") or instruction.attribute(r"scatter=%([\w.\-]+)")
+        applications = _applications(where, instruction)
+        if function is None or applications is None:
+            self.operations[opcode] += 1
+            return 0
+        return self.of(function) * applications
+
+    def _custom_call(self, where: Computation, instruction: Instruction) -> int:
+        target = instruction.attribute(r'custom_call_target="([^"]*)"') or "custom-call"
+        if target in _FREE_TARGETS:
+            return 0
+        found = _library_call(target, where, instruction)
+        if found is None:
+            self.operations[target] += 1
+        return found or 0
+
+
+@functools.lru_cache(maxsize=2)  # of the same text FLOPs are asked for, and then what is unknown
+def _counted(text: str) -> _Flops:
+    return _Flops(parse(text))
+
+
+def _applications(where: Computation, instruction: Instruction) -> int | None:
+    """Return how often an instruction applies the function that it names; None if that is unknown."""
+    opcode = instruction.opcode
+    if opcode == "reduce":
+        return where.operand(instruction).elements - instruction.arrays[0].elements
+    if opcode == "reduce-window":
+        size = math.prod(part[0] for part in _window(instruction))
+        return instruction.arrays[0].elements * (size - 1)
+    if opcode == "select-and-scatter":
+        return where.operand(instruction, 1).elements
+    if opcode == "scatter":
+        return where.operand(instruction, len(instruction.operands) - 1).elements
+    return instruction.elements if opcode == "map" else None
+
+
+def _dot(instruction: Instruction, left: Array, contracted: Iterable[int]) -> int:
+    return 2 * instruction.arrays[0].elements * math.prod(left.dims[dimension] for dimension in contracted)
+
+
+def _library_call(target: str, where: Computation, instruction: Instruction) -> int | None:
+    """Return the FLOPs of a product or convolution left to a library, on GPUs (cuBLAS, cuDNN) and some CPUs (oneDNN).
+
+    None where it is another call, or does not tell its dimensions. The result comes with a workspace. A convolution's window
+    and labels are those of the forward one, of which the gradients do as many multiplications.
+    """
+    if any(name in target for name in ("$gemm", "$lt$matmul", "onednn$matmul")):
+        contracted = re.search(r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes)
+        if contracted is None:
+            return None
+        dimensions = map(int, re.findall(r"\d+", contracted[1]))
+        return _dot(instruction, where.operand(instruction).arrays[0], dimensions)
+    if not target.startswith("__cudnn$conv") or "dim_labels=" not in instruction.attributes:
+        return None
+    first, second = (where.operand(instruction, position).arrays[0] for position in (0, 1))
+    result = instruction.arrays[0]
+    if "BackwardInput" in target:
+        return _convolution(instruction, result, first)
+    return _convolution(instruction, first, second if "BackwardFilter" in target else result)
+
+
+def _convolution(instruction: Instruction, image: Array, result: Array) -> int:
+    """The TPU compiler writes matrix products so, too, with no window or one over the batch of them."""
+    image_labels, _, result_labels = re.split(r"_|->", instruction.attribute(r"dim_labels=(\S+?)(?:,|$)") or "")
+    image_groups = int(instruction.attribute(r"feature_group_count=(\d+)") or 1)
+    batch_groups = int(instruction.attribute(r"batch_group_count=(\d+)") or 1)
+    total = image.dims[image_labels.index("f")] // image_groups * image.dims[image_labels.index("b")] // batch_groups
+    total *= result.dims[result_labels.index("f")]
+    for spatial, (size, stride, low, image_dilation, kernel_dilation) in enumerate(_window(instruction)):
+        limits = (image.dims[image_labels.index(str(spatial))], result.dims[result_labels.index(str(spatial))])
+        total *= _valid_positions(size, stride, low, image_dilation, kernel_dilation, *limits)
+    return 2 * total
+
+
+def _window(instruction: Instruction) -> list[tuple[int, int, int, int, int]]:
+    """Of each spatial dimension: size, stride, padding before, dilation of the image, dilation of the kernel."""
+    text = instruction.attribute(r"window=\{([^}]*)\}") or ""
+    parts = {name: values.split("x") for name, values in (part.split("=") for part in text.split())}
+    sizes = parts.get("size", [])
+    ones = ["1"] * len(sizes)
+    columns = [sizes, parts.get("stride", ones), [low.split("_")[0] for low in parts.get("pad", ["0"] * len(sizes))]]
+    columns += [parts.get("lhs_dilate", ones), parts.get("rhs_dilate", ones)]
+    return [tuple(map(int, row)) for row in zip(*columns, strict=True)]  # type: ignore[misc]  # five columns
+
+
+def _valid_positions(size: int, stride: int, low: int, image_dilation: int, kernel_dilation: int, image: int, result: int) -> int:
+    """Pairs of a place in the kernel and one in the result that meet an element of the image rather than padding."""
+    count = 0
+    for kernel in range(size):
+        offset = kernel * kernel_dilation - low
+        if stride == 1 and image_dilation == 1:
+            count += max(0, min(image - offset, result) - max(-offset, 0))
+            continue
+        for place in range(offset, offset + stride * result, stride):
+            count += place % image_dilation == 0 and 0 <= place // image_dilation < image
+    return count

@@ -1,0 +1,214 @@
+"""A plan as one HTML page that needs no network: what the report says, with bars, and with the layouts drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from penstock.page import Content, Markup, asset, html_page, tag
+from penstock.page.table import Cell, Column, of_text, table
+from penstock.shard.apply.sharding_constraints import Spec
+from penstock.shard.search.cost import Cost
+from penstock.shard.present.drawing import layout_drawing
+from penstock.shard.present.leaf_table import LeafGroup, alike
+from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.present.parallelism import describe_axis
+from penstock.shard._planned import Plan
+from penstock.shard.present.text import memory_parts, share_of_limit
+from penstock.shard.units import format_spec, format_seconds, format_bytes
+
+_BAR = 1000.0  # the width of a bar, in units of its own
+_Part = tuple[str, float, str]  # what it is, its size, and that in words
+
+
+def page(plan: Plan) -> str:
+    """The page of a plan; paths of leaves and names of axes, which may hold anything, are escaped."""
+    title = f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}"
+    return html_page(
+        f"penstock plan, {title}",
+        tag("header", tag("h1", tag("span", "penstock plan ", class_="quiet"), title), _axes(plan)),
+        tag("main", _time(plan), _memory(plan), _collectives(plan.cost), _leaves(plan)),
+        tag("footer", tag("p", f"All numbers are predictions for one device and one step. Plan {plan.fingerprint}.")),
+        style=asset("penstock.shard", "page.css"),
+    )
+
+
+def _axes(plan: Plan) -> Content:
+    said = [
+        tag(
+            "li",
+            _chip(),
+            tag("span", tag("strong", f"{name} ({size})"), f": {', '.join(describe_axis(plan, name))}"),
+            class_=f"axis-{at}",
+        )
+        for at, (name, size) in enumerate(plan.mesh_shape.items())
+    ]
+    return [
+        tag("p", f"Mesh {describe_mesh(plan.mesh_shape)}; {format_bytes(plan.limit)} of memory a device.", class_="lead"),
+        tag("ul", said, class_="key"),
+    ]
+
+
+def _time(plan: Plan) -> Content:
+    costs = _costs(plan)
+    rows = {name: _time_parts(cost) for name, cost in costs.items()}
+    totals = {name: _total(format_seconds(cost.seconds), cost.seconds, plan.cost.seconds) for name, cost in costs.items()}
+    return [
+        tag("h2", "Time of a step"),
+        *_bars("time", rows, totals, max(cost.seconds for cost in costs.values())),
+        *(tag("p", f"{sentence}.") for sentence in plan.cost.unknown),
+    ]
+
+
+def _total(words: str, value: float, plan: float) -> Content:
+    return words if value == plan or not plan else f"{words} ({value / plan:.2f}×)"
+
+
+def _time_parts(cost: Cost) -> list[_Part]:
+    kinds: dict[str, float] = {"compute": cost.compute}
+    for each in cost.collectives:
+        kinds[each.kind] = kinds.get(each.kind, 0.0) + each.seconds
+    return [(kind, seconds, format_seconds(seconds)) for kind, seconds in kinds.items()]
+
+
+def _memory(plan: Plan) -> Content:
+    costs = _costs(plan)
+    rows = {name: [(kind, size, format_bytes(size)) for kind, size in memory_parts(cost)] for name, cost in costs.items()}
+    totals = {name: _memory_total(plan, cost) for name, cost in costs.items()}
+    largest = max(plan.limit, *(cost.memory.total for cost in costs.values()))
+    words = f"The upright line is the limit, {format_bytes(plan.limit)}."
+    if plan.checked:
+        words += f" Of this plan the compiler says {format_bytes(plan.checked.memory)}, {share_of_limit(plan, plan.checked.memory)} of it."
+    return [
+        tag("h2", "Memory when it is fullest"),
+        *_bars("memory", rows, totals, largest, plan.limit),
+        tag("p", words, class_="quiet"),
+    ]
+
+
+def _memory_total(plan: Plan, cost: Cost) -> Content:
+    words = f"{format_bytes(cost.memory.total)} ({share_of_limit(plan, cost.memory.total)})"
+    return tag("span", f"{words}, over the limit", class_="over") if cost.memory.total > plan.limit else words
+
+
+def _costs(plan: Plan) -> dict[str, Cost]:
+    return {"this plan": plan.cost, **{name: cost for name, cost in plan.baselines.items() if name != "this plan"}}
+
+
+def _bars(
+    what: str, rows: Mapping[str, Sequence[_Part]], totals: Mapping[str, Content], largest: float, limit: float | None = None
+) -> list[Markup]:
+    """A key, and under each other bars whose parts are as long as they are large."""
+    kinds = list(dict.fromkeys(kind for parts in rows.values() for kind, size, _ in parts if size))
+    key = [tag("li", _chip(), kind, class_=f"kind-{number}") for number, kind in enumerate(kinds)]
+    body = [
+        tag(
+            "tr",
+            tag("th", name, scope="row"),
+            tag("td", _bar(f"{what}, {name}", parts, kinds, largest, limit), class_="bar"),
+            tag("td", totals[name], class_="number"),
+        )
+        for name, parts in rows.items()
+    ]
+    whole = tag("table", tag("tbody", body), class_="bars")
+    return [tag("ul", key, class_="key row"), tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=what)]
+
+
+def _bar(name: str, parts: Sequence[_Part], kinds: Sequence[str], largest: float, limit: float | None) -> Markup:
+    drawn: list[Markup] = []
+    at = 0.0
+    for kind, size, words in parts:
+        if size:
+            width = _BAR * size / largest
+            place = {"x": round(at, 2), "y": 0, "width": round(width, 2), "height": 20}
+            drawn.append(tag("rect", tag("title", f"{kind}: {words}"), class_=f"kind-{kinds.index(kind)}", **place))
+            at += width
+    if limit is not None:
+        line = {"x": round(min(_BAR * limit / largest, _BAR - 4), 2), "y": 0, "width": 4, "height": 20}
+        drawn.append(tag("rect", tag("title", f"limit: {format_bytes(limit)}"), class_="limit", **line))
+    said = ", ".join(f"{kind} {words}" for kind, size, words in parts if size)
+    return tag(
+        "svg",
+        drawn,
+        class_="bars",
+        role="img",
+        aria_label=f"{name}: {said or 'none'}",
+        viewBox=f"0 0 {_BAR:g} 20",
+        preserveAspectRatio="none",
+        xmlns="http://www.w3.org/2000/svg",
+    )
+
+
+def _chip() -> Markup:
+    square = tag("rect", x=0, y=0, width=10, height=10)
+    return tag("svg", square, class_="chip", aria_hidden="true", viewBox="0 0 10 10", xmlns="http://www.w3.org/2000/svg")
+
+
+def _collectives(cost: Cost) -> Content:
+    if not cost.collectives:
+        return [tag("h2", "Collectives"), tag("p", "There are none.")]
+    columns = [
+        Column("collective", numeric=False),
+        Column("mesh axes", numeric=False),
+        Column("count"),
+        Column("sent"),
+        Column("time"),
+    ]
+    rows = [
+        [
+            of_text(each.kind),
+            of_text(", ".join(each.axes)),
+            Cell(f"{each.count:,.0f}", each.count),
+            Cell(format_bytes(each.bytes_on_wire), each.bytes_on_wire),
+            Cell(format_seconds(each.seconds), each.seconds),
+        ]
+        for each in cost.collectives
+    ]
+    return [tag("h2", "Collectives"), table("of a step, and what a device sends for them", columns, rows, sortable=True)]
+
+
+def _leaves(plan: Plan) -> Content:
+    rows = alike(plan)
+    columns = [Column(name, numeric=name == "a device") for name in ("leaf", "shape", "a device", "stored", "used", "optimizer")]
+    cells = [_row(plan, row) for row in rows]
+    if not any(_used(row) for row in rows):
+        columns, cells = [*columns[:4], columns[5]], [[*row[:4], row[5]] for row in cells]
+    about = (
+        "All leaves of the arguments; those of alike layers are one row. Rulers in the colours of the mesh axes show how a "
+        "dimension is divided; the filled corner is what one device holds. Used: the layout in which the step takes it, where "
+        "that is another one. Optimizer: that of what the optimizer keeps of a parameter."
+    )
+    return [
+        tag("h2", "Leaves and their layouts"),
+        tag("p", about, class_="quiet"),
+        table("sizes are those of one device, with what the optimizer keeps", columns, cells, sortable=True),
+    ]
+
+
+def _row(plan: Plan, row: LeafGroup) -> list[Cell]:
+    leaf = row.leaf
+    many = f" ×{len(row.leaves)}" if len(row.leaves) > 1 else ""
+    return [
+        Cell([_breakable(row.path), many], row.path),
+        of_text(f"{leaf.dtype}{list(leaf.shape)}"),
+        Cell(format_bytes(row.bytes), row.bytes),
+        _layouts(plan, row, [leaf.stored]),
+        _layouts(plan, row, _used(row)),
+        _layouts(plan, row, row.moments),
+    ]
+
+
+def _breakable(path: str) -> Content:
+    """A path that is broken after its slashes, where it has to be."""
+    return [[part, tag("wbr")] for part in re.split("(?<=/)", path)]
+
+
+def _used(row: LeafGroup) -> list[Spec]:
+    leaf = row.leaf
+    return [leaf.used] if leaf.used is not None and leaf.used != leaf.stored and leaf.role != "batch" else []
+
+
+def _layouts(plan: Plan, row: LeafGroup, specs: Sequence[Spec]) -> Cell:
+    drawn = [[layout_drawing(row.leaf.shape, spec, plan.mesh_shape), tag("code", format_spec(spec))] for spec in specs]
+    return Cell(drawn, " ".join(map(format_spec, specs)) or None)

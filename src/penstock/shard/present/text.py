@@ -1,0 +1,149 @@
+"""A plan in words, on one screen: at most 40 lines of 130 columns."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from penstock.shard.search.cost import Cost
+from penstock.shard.present.leaf_table import LeafGroup, alike
+from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.present.parallelism import describe_axis
+from penstock.shard._planned import Plan
+from penstock.shard.units import format_spec, format_seconds, format_bytes
+
+_LINES, _COLUMNS = 40, 130
+_COLLECTIVES = 6
+_LEAST = 0.005  # the share of all arguments for which leaves have a line
+
+
+def report(plan: Plan) -> str:
+    """The mesh and what each axis does, time and memory beside the baselines', collectives, and the largest leaves."""
+    lines = [
+        f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
+        f"limit {format_bytes(plan.limit)} a device",
+        *(line for name in plan.mesh_shape for line in _axis(plan, name)),
+        "",
+        *_costs(plan),
+        *(line for sentence in plan.cost.unknown for line in _wrapped(sentence)),
+        "",
+        "memory a device: " + ", ".join(f"{format_bytes(size)} {name}" for name, size in memory_parts(plan.cost) if size),
+        *(
+            [f"the compiler says {format_bytes(plan.checked.memory)}, {share_of_limit(plan, plan.checked.memory)} of the limit"]
+            if plan.checked
+            else []
+        ),
+        *_collectives(plan.cost),
+        "",
+    ]
+    lines += _leaves(alike(plan), _LINES - len(lines))
+    return "\n".join(_cut(line.rstrip(), _COLUMNS) for line in lines)
+
+
+def memory_parts(cost: Cost) -> list[tuple[str, int]]:
+    """What memory is for, and bytes of it, when it is fullest."""
+    memory = cost.memory
+    kinds = ("parameters", "optimizer", "batch", "other", "activations")
+    return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
+
+
+def share_of_limit(plan: Plan, size: float) -> str:
+    """Bytes as a share of the memory limit."""
+    share = size / plan.limit
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
+
+
+def _axis(plan: Plan, axis: str) -> list[str]:
+    return _wrapped(f"{axis} ({plan.mesh_shape[axis]}): {', '.join(describe_axis(plan, axis))}")
+
+
+def _wrapped(words: str) -> list[str]:
+    return textwrap.wrap(words, _COLUMNS, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
+
+
+def _costs(plan: Plan) -> list[str]:
+    rows = [("this plan", plan.cost), *plan.baselines.items()]
+    heads = ("time", "× plan", "compute", "collectives", "sent", "memory", "of limit", "arguments")
+    table = [("a step of one device, predicted", *heads)]
+    for name, cost in rows:
+        table.append(
+            (
+                name,
+                format_seconds(cost.seconds),
+                f"{cost.seconds / plan.cost.seconds:.2f}" if plan.cost.seconds else "–",
+                format_seconds(cost.compute),
+                format_seconds(cost.communication),
+                format_bytes(cost.bytes_on_wire),
+                format_bytes(cost.memory.total),
+                share_of_limit(plan, cost.memory.total),
+                format_bytes(cost.memory.arguments),
+            )
+        )
+    over = ["", *("  over the limit" if cost.memory.total > plan.limit else "" for _, cost in rows)]
+    return [row + end for row, end in zip(_aligned(table, ">"), over, strict=True)]
+
+
+def _collectives(cost: Cost) -> list[str]:
+    if not cost.collectives:
+        return ["no collectives"]
+    shown, rest = cost.collectives[:_COLLECTIVES], cost.collectives[_COLLECTIVES:]
+    table = [("collectives, the slowest first", "count", "sent", "time")]
+    table += [
+        (f"{each.kind} over {' and '.join(each.axes)}", f"{each.count:.0f}", format_bytes(each.bytes_on_wire), format_seconds(each.seconds))
+        for each in shown
+    ]
+    if rest:
+        count, sent, seconds = (sum(getattr(each, name) for each in rest) for name in ("count", "wire", "seconds"))
+        table.append(("others", f"{count:.0f}", format_bytes(sent), format_seconds(seconds)))
+    return _aligned(table, ">")
+
+
+def _leaves(rows: Sequence[LeafGroup], room: int) -> list[str]:
+    """A header, the batch and the rows that are large, as many as there is room for, and what is left."""
+    total = sum(row.bytes for row in rows)
+    shown = [row for row in rows if row.leaf.role == "batch" or row.bytes >= _LEAST * total][: room - 2]
+    table = [("leaves, the largest first", "", "shape", "a device", "stored", "used", "optimizer"), *map(_leaf, shown)]
+    columns = list(zip(*table, strict=True))
+    spare = _COLUMNS - sum(max(map(len, column)) + 2 for column in columns[1:]) - 2
+    columns[0] = (table[0][0], *(_shortened(path, max(spare, 20)) for path in columns[0][1:]))
+    lines = _aligned(list(zip(*(column for column in columns if any(column[1:])), strict=True)), "<")
+    if left := [row for row in rows if row not in shown]:
+        count, size = sum(len(row.leaves) for row in left), sum(row.bytes for row in left)
+        lines.append(f"  and {count} more, {format_bytes(size)} together")
+    return lines
+
+
+def _leaf(row: LeafGroup) -> tuple[str, ...]:
+    leaf = row.leaf
+    return (
+        row.path,
+        f"×{len(row.leaves)}" if len(row.leaves) > 1 else "",
+        f"{leaf.dtype}{list(leaf.shape)}".replace(" ", ""),
+        format_bytes(row.bytes),
+        format_spec(leaf.stored),
+        format_spec(leaf.used) if leaf.used is not None and leaf.used != leaf.stored and leaf.role != "batch" else "",
+        " or ".join(format_spec(spec) for spec in row.moments) if {*row.moments} - {leaf.stored} else "same" if row.moments else "",
+    )
+
+
+def _aligned(table: Sequence[Sequence[str]], align: str) -> list[str]:
+    """Rows of columns as wide as they need to be; all but the header, whose first cell is the table's title, are indented."""
+    rows = [[("  " if number else "") + row[0], *row[1:]] for number, row in enumerate(table)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = ["<"] + [align] * (len(widths) - 1)
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, aligns, widths, strict=True) if width) for row in rows
+    ]
+
+
+def _shortened(path: str, most: int) -> str:
+    """A path whose middle is left out: the argument and the leaf say most."""
+    if len(path) <= most:
+        return path
+    head = most // 3
+    return f"{path[:head]}…{path[len(path) - (most - head - 1) :]}"
+
+
+def _cut(line: str, most: int) -> str:
+    return line if len(line) <= most else line[: most - 1] + "…"

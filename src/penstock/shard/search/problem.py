@@ -1,0 +1,251 @@
+"""Finds the decisions of least cost.
+
+One mesh axis at a time: given what the other axes are used for, the best use of this one is found exactly (`eliminate.py`),
+and in turn for each axis until nothing changes. The cost of a decision is that of computing, and that of an edge is that of
+its collectives; a price on the bytes that live when memory is fullest stands for the memory limit, and is raised until the
+plan fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.shard.search.bucket_elimination import bucket_eliminate
+from penstock.shard.graph.folding import Folded
+from penstock.shard.graph.decisions import Edge, Graph, Node
+from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
+from penstock.shard.graph.live_ranges import LiveRanges
+
+if TYPE_CHECKING:
+    from penstock.shard.mesh.hardware import Hardware
+
+Assignment = list[Layout]
+"""Of each node the layout of its slots."""
+
+_ROW = 128
+_TIE = 1e-3
+"""What all that is stored costs, as a part of the seconds of computing: of layouts that take the same time, the smallest."""
+
+
+@dataclass
+class Problem:
+    """What is searched.
+
+    Attributes:
+      graph: the decisions.
+      folded: which of them are taken together.
+      links: the mesh.
+      hardware: of one device.
+      lives: when what is in memory.
+      stored: (node, bytes) of each stored input.
+    """
+
+    graph: Graph
+    folded: Folded
+    links: MeshLinks
+    hardware: Hardware
+    live_ranges: LiveRanges
+    stored: tuple[tuple[int, int], ...]
+    _tables: dict = field(default_factory=dict, repr=False)
+    _work: dict = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._members = np.bincount(self.folded.of_node, minlength=len(self.folded.first))
+        total = sum(size for _, size in self.stored)
+        self._tie = _TIE * self.compute_seconds(self.start()) / total if total else 0.0
+
+    def start(self) -> Assignment:
+        """Nothing is sharded but what is fixed."""
+        return [self._fixed(node.fixed, len(node.sizes)) for node in self.graph.nodes]
+
+    def _fixed(self, fixed: Sequence[tuple[str, ...] | None] | None, rank: int) -> Layout:
+        return tuple(self.links.bits(entry) if entry else 0 for entry in fixed) if fixed is not None else (0,) * rank
+
+    def seconds(self, assignment: Assignment) -> float:
+        """Of one step."""
+        moved = sum(edge.count * sum(self.links.seconds(move) for move in moves) for edge, moves in self.all_reshard_steps(assignment))
+        return self.compute_seconds(assignment) + moved
+
+    def ideal_seconds(self, assignment: Assignment) -> float:
+        """What a step takes by its FLOPs at the peak and its bytes over the links alone: the score of a plan."""
+        computed = sum(
+            flops / self.hardware.peak(dtype) / self.links.shards(union(layout))
+            for node, layout in zip(self.graph.nodes, assignment, strict=True)
+            for dtype, flops, _ in node.work
+            if flops
+        )
+        sent = (
+            edge.count * move.bytes_on_wire / self.links.speed(move)[0] for edge, moves in self.all_reshard_steps(assignment) for move in moves
+        )
+        return computed + sum(sent)
+
+    def compute_seconds(self, assignment: Assignment) -> float:
+        """Of the computing alone."""
+        return sum(self.node_seconds(number, layout) for number, layout in enumerate(assignment))
+
+    def node_seconds(self, node: int, layout: Layout) -> float:
+        """Of the computing of a decision: of each operation the longer of FLOPs at the peak, and bytes over memory's bandwidth.
+
+        Memory is moved in rows of many elements (128 in a tile of a TPU, 32 to 128 in a transaction of a GPU): to cut rows
+        that are shorter than that divides nothing.
+        """
+        key = (self.folded.of_node[node], layout)
+        if key not in self._work:
+            kind, sizes = self.graph.nodes[node].kind, self.graph.nodes[node].sizes
+            short = kind == "group" and len(sizes) > 1 and sizes[-1] < _ROW
+            parts = self.links.shards(union(layout[:-1] if short else layout))
+            self._work[key] = sum(
+                max(
+                    flops / self.hardware.peak(dtype) / parts,
+                    sum(
+                        size / (parts if slots is None else self.links.shards(union(project(slots, layout))))
+                        for size, slots in moved
+                    )
+                    / self.hardware.memory_bandwidth,
+                )
+                for dtype, flops, moved in self.graph.nodes[node].work
+            )
+        return self._work[key]
+
+    def all_reshard_steps(self, assignment: Assignment) -> Iterator[tuple[Edge, tuple[ReshardStep, ...]]]:
+        """All collectives. An array that several read in one layout goes there once."""
+        seen: set[tuple] = set()
+        for edge in self.graph.edges:
+            moves = self.moves(edge, assignment)
+            if moves:
+                key = (edge.value, edge.count, edge.kind == "result", project(edge.target, assignment[edge.b]))
+                if key not in seen:
+                    seen.add(key)
+                    yield edge, moves
+
+    def moves(self, edge: Edge, assignment: Assignment) -> tuple[ReshardStep, ...]:
+        source, target = assignment[edge.a], assignment[edge.b]
+        partial = union(tuple(source[slot] for slot in edge.partial))
+        return self.links.moves(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
+
+    def local_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
+        """Of each array of `lives` its bytes on one device, and of all that is stored."""
+        shards = np.array([self.links.shards(union(layout)) for layout in assignment], dtype=np.float64)
+        live_ranges = self.live_ranges
+        each = live_ranges.bytes / shards[live_ranges.node]
+        for row in np.flatnonzero(live_ranges.edge >= 0):
+            edge = self.graph.edges[live_ranges.edge[row]]
+            if not self.moves(edge, assignment):
+                each[row] = 0.0
+            elif edge.kind in ("operand", "result"):
+                slots = edge.target if edge.kind == "operand" else edge.source
+                each[row] = live_ranges.bytes[row] / self.links.shards(union(project(slots, assignment[live_ranges.node[row]])))
+        stored = sum(size / shards[node] for node, size in self.stored)
+        return each, stored
+
+    def memory(self, assignment: Assignment) -> tuple[float, int]:
+        """The most bytes that one device holds at a time, and the operation at which it does."""
+        each, stored = self.local_bytes(assignment)
+        change = np.zeros(self.live_ranges.steps + 1)
+        np.add.at(change, self.live_ranges.start, each)
+        np.add.at(change, self.live_ranges.end + 1, -each)
+        living = np.cumsum(change[:-1])
+        if not len(living):
+            return stored, 0
+        time = int(np.argmax(living))
+        return stored + float(living[time]), time
+
+    def improve(self, assignment: Assignment, axis: int, prices: np.ndarray) -> Assignment:
+        """The best use of one mesh axis, given that of the others.
+
+        Args:
+          assignment: what it starts from.
+          axis: number of the mesh axis.
+          prices: seconds that a byte costs that lives at an operation [operations].
+        """
+        bit = 1 << axis
+        folded, nodes = self.folded, self.graph.nodes
+        layouts = []
+        for node in folded.first:
+            layout = assignment[node]
+            without = tuple(mask & ~bit for mask in layout)
+            if nodes[node].fixed is not None and all(entry is not None for entry in nodes[node].fixed):
+                layouts.append([layout])
+            else:
+                layouts.append([_with(without, slot, bit) for slot in self._states(nodes[node], without, axis)])
+        shards = [np.array([self.links.shards(union(layout)) for layout in each], dtype=float) for each in layouts]
+        own, copies = self._priced(prices)
+        unary = [
+            members * np.array([self.node_seconds(node, layout) for layout in each]) + cost / n
+            for node, members, each, cost, n in zip(folded.first, self._members, layouts, own, shards, strict=True)
+        ]
+        pairs: dict[tuple[int, int], np.ndarray] = {}
+        for bundle, copy in zip(folded.bundles, copies, strict=True):
+            moved, copied = self._tables_of(bundle.edge, layouts[bundle.a], layouts[bundle.b])
+            if moved is None:
+                continue
+            table = len(bundle.edges) * moved + copy * copied if copy else len(bundle.edges) * moved
+            if bundle.a == bundle.b:
+                unary[bundle.a] = unary[bundle.a] + np.diagonal(table)
+                continue
+            key, table = ((bundle.a, bundle.b), table) if bundle.a < bundle.b else ((bundle.b, bundle.a), table.T)
+            pairs[key] = pairs[key] + table if key in pairs else table
+        current = [
+            next((at for at, layout in enumerate(each) if layout == assignment[node]), 0)
+            for node, each in zip(folded.first, layouts, strict=True)
+        ]
+        chosen = bucket_eliminate(unary, pairs, current)
+        return [layouts[number][chosen[number]] for number in folded.of_node]
+
+    def _priced(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds that memory costs: of each class where nothing is sharded, and of the copies of each bundle of edges."""
+        live_ranges, folded = self.live_ranges, self.folded
+        everywhere = float(prices.sum()) + self._tie
+        running = np.concatenate([[0.0], np.cumsum(prices)])
+        cost = (running[live_ranges.end + 1] - running[live_ranges.start]) * live_ranges.bytes
+        own = np.zeros(len(folded.first))
+        kept = live_ranges.edge < 0
+        np.add.at(own, folded.of_node[live_ranges.node[kept]], cost[kept])
+        for node, size in self.stored:
+            own[folded.of_node[node]] += everywhere * size
+        of_edge = np.zeros(len(self.graph.edges))
+        np.add.at(of_edge, live_ranges.edge[~kept], cost[~kept])
+        return own, np.array([of_edge[bundle.edges].sum() for bundle in folded.bundles])
+
+    def _states(self, node: Node, without: Layout, axis: int) -> list[int]:
+        """Slots that the axis may be given to; -1 is none."""
+        if node.fixed is not None:
+            given = [slot for slot, entry in enumerate(node.fixed) if entry and self.links.names[axis] in entry]
+            if given:
+                return [given[0]]
+        n = self.links.sizes[axis]
+        states = [-1]
+        for slot, size in enumerate(node.sizes):
+            open_ = node.fixed is None or node.fixed[slot] is None
+            if open_ and size > 1 and size % (n * self.links.shards(without[slot])) == 0:
+                states.append(slot)
+        return states
+
+    def _tables_of(self, edge: Edge, of_a: list[Layout], of_b: list[Layout]) -> tuple[np.ndarray | None, np.ndarray]:
+        """Seconds of an edge's collectives, for each two layouts, and the part of the array that a copy of it takes."""
+        key = (edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, tuple(of_a), tuple(of_b))
+        if key not in self._tables:
+            moved, copied = np.zeros((2, len(of_a), len(of_b)))
+            for row, source in enumerate(of_a):
+                start = project(edge.source, source)
+                partial = union(tuple(source[slot] for slot in edge.partial))
+                for column, target in enumerate(of_b):
+                    end = project(edge.target, target)
+                    moves = self.links.moves(start, end, partial, edge.bytes)
+                    if moves:
+                        moved[row, column] = edge.count * sum(self.links.seconds(move) for move in moves)
+                        copied[row, column] = 1 / self.links.shards(union(start if edge.kind == "result" else end))
+            self._tables[key] = (moved, copied) if moved.any() else (None, copied)
+        return self._tables[key]
+
+
+def project(slots: Sequence[int | None], layout: Layout) -> Layout:
+    return tuple(0 if slot is None else layout[slot] for slot in slots)
+
+
+def _with(layout: Layout, slot: int, bit: int) -> Layout:
+    return layout if slot < 0 or layout[slot] & bit else (*layout[:slot], layout[slot] | bit, *layout[slot + 1 :])

@@ -1,0 +1,155 @@
+"""Plans in files: JSON, with a version of the format."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from penstock.shard.apply.sharding_constraints import Spec, ShardingConstraints
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.search.cost import Cost, Memory, PlannedCollective
+from penstock.shard.present.leaf_table import bytes_of
+from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.graph.constraints import ROLES
+from penstock.shard._planned import LeafLayout, Plan
+from penstock.shard.units import format_spec
+
+FORMAT = "penstock plan"
+VERSION = 1
+
+
+def save(plan: Plan, path: Path) -> None:
+    """Write a plan, whole or not at all."""
+    written = {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": plan.fingerprint,
+        "mesh": plan.mesh_shape,
+        "hardware": plan.hardware,
+        "limit": plan.limit,
+        "inputs": [asdict(leaf) for leaf in plan.inputs],
+        "outputs": [asdict(leaf) for leaf in plan.outputs],
+        "state": sorted(plan.state.items()),
+        "operands": [[list(place), specs] for place, specs in plan.sharding_constraints.operands.items()],
+        "results": [[list(place), specs] for place, specs in plan.sharding_constraints.results.items()],
+        "cost": asdict(plan.cost),
+        "checked": None if plan.checked is None else json.loads(plan.checked.to_json()),
+        "axis_work": plan.axis_work,
+        "baselines": {name: asdict(cost) for name, cost in plan.baselines.items()},
+    }
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(written), encoding="utf-8")
+    part.replace(path)
+
+
+def load(path: Path) -> Plan:
+    """Read a plan.
+
+    Raises:
+      ValueError: the file is no plan, or of another version.
+    """
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no plan: it is not JSON ({error})") from None
+    if not isinstance(read, dict) or read.get("format") != FORMAT:
+        raise ValueError(f"{path} is no plan: it lacks format: {FORMAT!r}")
+    if read.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has version {read.get('version')!r} of the format, and this penstock reads {VERSION}; plan again"
+        )
+    try:
+        plan = _plan(read)
+        wrong = next(_contradictions(plan), None)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise ValueError(f"{path} is a damaged plan: {type(error).__name__}: {error}") from None
+    if wrong is not None:
+        raise ValueError(f"{path} is a damaged plan: {wrong}")
+    return plan
+
+
+def _plan(read: dict[str, Any]) -> Plan:
+    return Plan(
+        mesh_shape={str(name): int(size) for name, size in read["mesh"].items()},
+        hardware=read["hardware"],
+        limit=int(read["limit"]),
+        inputs=tuple(_leaf(each) for each in read["inputs"]),
+        outputs=tuple(_leaf(each) for each in read["outputs"]),
+        state={int(place): int(source) for place, source in read["state"]},
+        sharding_constraints=ShardingConstraints(_places(read["operands"]), _places(read["results"])),
+        cost=_cost(read["cost"]),
+        axis_work={axis: {kind: float(part) for kind, part in parts.items()} for axis, parts in read["axis_work"].items()},
+        baselines={name: _cost(cost) for name, cost in read["baselines"].items()},
+        fingerprint=read["fingerprint"],
+        checked=None if read["checked"] is None else Measured.from_json(json.dumps(read["checked"])),
+    )
+
+
+def _spec(entries: list[list[str]]) -> Spec:
+    return tuple(tuple(entry) for entry in entries)
+
+
+def _leaf(read: dict[str, Any]) -> LeafLayout:
+    used = read["used"]
+    return LeafLayout(
+        read["path"],
+        tuple(map(int, read["shape"])),
+        read["dtype"],
+        read["role"],
+        _spec(read["stored"]),
+        None if used is None else _spec(used),
+        bool(read["weak"]),
+    )
+
+
+def _places(read: list[Any]) -> dict[Any, Any]:
+    return {
+        tuple(place): tuple(None if chain is None else tuple(_spec(spec) for spec in chain) for chain in specs)
+        for place, specs in read
+    }
+
+
+def _cost(read: dict[str, Any]) -> Cost:
+    collectives = tuple(PlannedCollective(**{**each, "axes": tuple(each["axes"])}) for each in read["collectives"])
+    told = {"collectives": collectives, "memory": Memory(**read["memory"]), "unknown": tuple(read["unknown"])}
+    return Cost(**{**read, **told})
+
+
+def _contradictions(plan: Plan) -> Iterator[str]:
+    """What of a plan does not agree with the rest of it, and would fail only where it is used."""
+    mesh = plan.mesh_shape
+    if not mesh or min(mesh.values()) < 1:
+        yield f"a mesh of the axes {mesh}"
+    if list(plan.axis_work) != list(mesh):
+        yield f"it is for mesh {describe_mesh(mesh)}, and says what the axes {', '.join(plan.axis_work)} do"
+    for leaf in (*plan.inputs, *plan.outputs):
+        for spec in (leaf.stored, leaf.used):
+            if spec is not None and (len(spec) != len(leaf.shape) or not _divides(spec, leaf.shape, mesh)):
+                yield f"{leaf.path!r}, shape {list(leaf.shape)}, cannot be {format_spec(spec)} on mesh {describe_mesh(mesh)}"
+    for places in (plan.sharding_constraints.operands, plan.sharding_constraints.results):
+        for chain in (chain for specs in places.values() for chain in specs if chain is not None):
+            for spec in chain:
+                if not _divides(spec, (0,) * len(spec), mesh):
+                    yield f"inside of the step it has {format_spec(spec)}, and its mesh is {describe_mesh(mesh)}"
+    for place, source in plan.state.items():
+        if not (0 <= place < len(plan.outputs) and 0 <= source < len(plan.inputs)):
+            yield f"result {place} replaces argument {source}, of {len(plan.outputs)} results and {len(plan.inputs)} arguments"
+        elif (plan.outputs[place].shape, plan.outputs[place].stored) != (plan.inputs[source].shape, plan.inputs[source].stored):
+            yield f"{plan.outputs[place].path!r} replaces {plan.inputs[source].path!r}, and they differ in shape or layout"
+    for role in ROLES:
+        leaves = [leaf for leaf in plan.inputs if leaf.role == role]
+        said, held = getattr(plan.cost.memory, role), sum(bytes_of(leaf, mesh) for leaf in leaves)
+        # Of the keys of random numbers the name of the type does not say how many bytes they have.
+        if not any(leaf.dtype.startswith("key<") for leaf in leaves) and not math.isclose(said, held, rel_tol=1e-6, abs_tol=1):
+            yield f"leaves of role {role!r} take {said} bytes of a device, and those that it has take {held:.0f}"
+
+
+def _divides(spec: Spec, shape: tuple[int, ...], mesh: Mapping[str, int]) -> bool:
+    """Whether a layout names axes of the mesh, each of them once, that divide the dimensions of a shape."""
+    axes = [axis for entry in spec for axis in entry]
+    known = len(set(axes)) == len(axes) and set(axes) <= set(mesh)
+    return known and all(size % math.prod(mesh[axis] for axis in entry) == 0 for size, entry in zip(shape, spec, strict=True))

@@ -1,0 +1,77 @@
+"""Repeated layers share their decisions."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tests.shard.steps import STEPS
+
+from penstock.shard.graph.folding import fold
+from penstock.shard.graph.decisions import Graph
+from penstock.shard.mesh.resharding import MeshLinks
+from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.apply.axis_order import axis_orders
+from penstock.shard.trace.step import trace
+
+
+def graph(step, *args) -> Graph:
+    return build_step_model(trace(step, args), {}).graph
+
+
+def stack(layers):
+    """Training of equal residual blocks."""
+    shape = jax.ShapeDtypeStruct
+    params = [{"up": shape((16, 64), jnp.float32), "down": shape((64, 16), jnp.float32)} for _ in range(layers)]
+
+    def step(params, batch):
+        def loss(params):
+            overlapped = batch
+            for layer in params:
+                scaled = overlapped * jax.lax.rsqrt(jnp.mean(overlapped**2, axis=-1, keepdims=True) + 1e-6)
+                overlapped = overlapped + jax.nn.relu(scaled @ layer["up"]) @ layer["down"]
+            return jnp.mean(overlapped**2)
+
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+    return graph(step, params, shape((32, 16), jnp.float32))
+
+
+def test_the_number_of_decisions_does_not_grow_with_the_number_of_equal_layers():
+    counts = [len(fold(stack(layers)).first) for layers in (16, 20, 30)]
+    assert counts[0] == counts[1] == counts[2]
+    assert counts[2] < len(stack(30).nodes) / 2
+
+
+@pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
+def test_only_nodes_of_the_same_kind_and_work_share_a_decision(make):
+    step, state, batch = make()
+    made = graph(step, *state, batch)
+    folded = fold(made)
+    assert len(folded.of_node) == len(made.nodes)
+    for number, node in enumerate(made.nodes):
+        first = made.nodes[folded.first[folded.of_node[number]]]
+        assert (first.kind, first.sizes, first.work, first.fixed) == (node.kind, node.sizes, node.work, node.fixed)
+    assert sorted(edge for bundle in folded.bundles for edge in bundle.edges) == list(range(len(made.edges)))
+    for bundle in folded.bundles:
+        for number in bundle.edges:
+            edge = made.edges[number]
+            assert (folded.of_node[edge.a], folded.of_node[edge.b]) == (bundle.a, bundle.b)
+            assert (edge.source, edge.target, edge.bytes) == (bundle.edge.source, bundle.edge.target, bundle.edge.bytes)
+
+
+def test_an_empty_graph_folds():
+    folded = fold(Graph((), (), {}, {}, {}, ()))
+    assert len(folded.of_node) == len(folded.first) == len(folded.bundles) == 0
+
+
+def test_an_axis_that_stays_comes_before_one_that_comes_and_goes():
+    """Stored over both axes and used over one: the one that stays has to be major, or gathering the other moves everything."""
+    made = graph(lambda w, x: x @ w, jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32))
+    links = MeshLinks(("a", "b"), (2, 4), (1.0, 1.0), (0.0, 0.0))
+    (use,) = (edge for edge in made.edges if edge.kind == "use" and made.nodes[edge.a].sizes == (16, 16))
+    for stays in (0b01, 0b10):
+        assignment = [(0,) * len(node.sizes) for node in made.nodes]
+        assignment[use.a] = (0b11, 0)
+        assignment[use.b] = tuple(stays if slot == use.target[0] else 0 for slot in range(len(made.nodes[use.b].sizes)))
+        orders = axis_orders(made, links, assignment)
+        assert 1 << orders[use.a, 0][0] == stays
+        assert orders[use.a, 0] == orders[use.b, use.target[0]]

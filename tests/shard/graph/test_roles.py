@@ -1,0 +1,115 @@
+"""What the inputs of a step are is found by what the step does with them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tests.shard.steps import array, mlp, mlp_loss, mlp_step, rows, sgd
+
+import penstock as ps
+
+
+def plan_of(step, *args, **options):
+    shapes = jax.eval_shape(lambda: args)
+    return ps.plan(step, *shapes, **{"mesh": {"x": 8}, "hardware": "tpu-v5e", "check": False, **options})
+
+
+def roles(plan):
+    return {leaf.path: leaf.role for leaf in plan.inputs}
+
+
+def adapted(w, a, batch):
+    """A frozen model with its table of tokens, and an adapter of low rank."""
+    overlapped = w["embed"][batch["tokens"]]
+    overlapped = jax.nn.gelu(overlapped @ w["up"] + (overlapped @ a["in"]) @ a["out"]) @ w["down"]
+    scores = jax.nn.log_softmax(overlapped @ w["embed"].T)
+    return -jnp.mean(jnp.take_along_axis(scores, batch["next"][..., None], axis=-1))
+
+
+def adapter_step(a, w, batch):
+    loss, gradients = jax.value_and_grad(lambda a: adapted(w, a, batch))(a)
+    return sgd(a, gradients), loss
+
+
+def adapter_args():
+    tokens = jnp.zeros((64, 32), jnp.int32)
+    frozen = {"embed": array(4096, 64), "up": array(64, 256), "down": array(256, 64)}
+    return {"in": array(64, 4), "out": array(4, 256)}, frozen, {"tokens": tokens, "next": tokens}
+
+
+def test_frozen_weights_and_tables_are_no_batch():
+    plan = plan_of(adapter_step, *adapter_args())
+    found = roles(plan)
+    assert {path for path, role in found.items() if role == "batch"} == {"batch/tokens", "batch/next"}
+    assert {found[f"w/{name}"] for name in ("embed", "up", "down")} == {"other"}
+    assert {found["a/in"], found["a/out"]} == {"parameters"}
+
+
+def test_data_parallelism_of_an_adapter_sends_its_gradients_alone():
+    plan = plan_of(adapter_step, *adapter_args())
+    adapter = 4 * (64 * 4 + 4 * 256)
+    assert plan.baselines["replicated, data parallel"].bytes_on_wire < 3 * adapter
+
+
+def test_frozen_weights_are_sharded_where_everything_is():
+    plan = plan_of(adapter_step, *adapter_args())
+    frozen = 4 * (4096 * 64 + 2 * 64 * 256)
+    assert (
+        plan.baselines["fully sharded, data parallel"].memory.arguments
+        < plan.baselines["replicated, data parallel"].memory.arguments - frozen // 2
+    )
+
+
+@pytest.mark.parametrize("loss", [False, True], ids=["forward", "loss"])
+def test_without_state_weights_are_no_batch(loss):
+    def forward(params, x):
+        overlapped = jnp.tanh(x @ params["in"] + params["bias"])
+        return jnp.mean((overlapped @ params["out"]) ** 2) if loss else overlapped @ params["out"]
+
+    found = roles(plan_of(forward, mlp(), rows()["x"]))
+    assert found["x"] == "batch"
+    assert {found["params/in"], found["params/out"]} == {"other"}
+
+
+def test_a_teacher_of_another_width_is_no_batch():
+    def step(params, teacher, batch):
+        def distance(params):
+            return mlp_loss(params, batch) + mlp_loss(teacher, batch)
+
+        return sgd(params, jax.grad(distance)(params))
+
+    found = roles(plan_of(step, mlp(), mlp(overlapped=48), rows()))
+    assert {found["teacher/in"], found["teacher/out"]} == {"other"}
+    assert {found["batch/x"], found["batch/y"]} == {"batch"}
+
+
+def test_weights_under_a_loop_over_layers_are_no_batch():
+    def step(head, layers, x):
+        def loss(head):
+            overlapped, _ = jax.lax.scan(lambda carry, w: (jnp.tanh(carry @ w), None), x, layers)
+            return jnp.mean((overlapped @ head) ** 2)
+
+        return head - 0.1 * jax.grad(loss)(head), loss(head)
+
+    assert roles(plan_of(step, array(32, 16), array(3, 32, 32), array(128, 32))) == {
+        "head": "parameters",
+        "layers": "other",
+        "x": "batch",
+    }
+
+
+def test_images_and_labels_are_the_batch_and_frozen_kernels_are_not():
+    def step(head, kernel, images, labels):
+        def loss(head):
+            features = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            scores = jax.nn.log_softmax(features.mean((1, 2)) @ head)
+            return -jnp.mean(jnp.take_along_axis(scores, labels[:, None], axis=1))
+
+        return head - 0.1 * jax.grad(loss)(head), loss(head)
+
+    args = array(16, 10), array(3, 3, 4, 16), array(32, 8, 8, 4), jnp.zeros(32, jnp.int32)
+    assert roles(plan_of(step, *args)) == {"head": "parameters", "kernel": "other", "images": "batch", "labels": "batch"}
+
+
+def test_what_is_named_is_as_it_is_named():
+    plan = plan_of(mlp_step, mlp(), rows(), roles={"batch/y": "other"})
+    assert (roles(plan)["batch/x"], roles(plan)["batch/y"]) == ("batch", "other")

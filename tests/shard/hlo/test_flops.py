@@ -1,0 +1,74 @@
+"""FLOPs of what only GPUs and gradients have, and what is unknown; the others are counted in programs that are compiled."""
+
+import pytest
+from tests.shard.hlo_text import program
+
+from penstock.shard.hlo.collectives import flops, unknown
+
+
+# As XLA's own tests have what it makes for GPUs.
+@pytest.mark.parametrize("kind", ["Forward", "BackwardInput", "BackwardFilter"])
+def test_convolutions_of_cudnn(kind):
+    image, kernel, result = "f16[10,20,30,41]", "f16[2,3,41,40]", "f16[10,19,28,40]"
+    left, right, out = {
+        "Forward": (image, kernel, result),
+        "BackwardInput": (result, kernel, image),
+        "BackwardFilter": (image, result, kernel),
+    }[kind]
+    text = program(
+        f"""
+      %q = {right} parameter(1)
+      ROOT %c = ({out}{{3,2,1,0}}, u8[0]{{0}}) custom-call(%p, %q), window={{size=2x3}}, dim_labels=b01f_01io->b01f,
+        custom_call_target="__cudnn$conv{kind}"
+    """.replace(",\n        ", ", "),
+        parameters=f"%p = {left} parameter(0)",
+    )
+    assert flops(text) == 2 * 10 * 19 * 28 * 40 * 41 * 2 * 3
+
+
+def test_a_convolution_over_groups_of_the_batch():
+    """The CPU compiler writes it in other ways."""
+    call = "convolution(%p, %q), window={size=3x3 pad=1_1x1_1}, dim_labels=bf01_oi01->bf01, batch_group_count=4"
+    text = program(
+        f"%q = f32[16,8,3,3] parameter(1)\nROOT %c = f32[2,16,9,9] {call}", parameters="%p = f32[8,8,9,9] parameter(0)"
+    )
+    assert flops(text) == 2 * 2 * 8 * 16 * (8 + 9 + 8) ** 2
+
+
+def test_products_of_cublas():
+    config = '{"gemm_backend_config":{"alpha_real":1,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
+    for target in ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"):
+        call = f'custom-call(%p, %q), custom_call_target="{target}", backend_config={config}'
+        text = program(f"%q = f32[16,32] parameter(1)\nROOT %r = (f32[8,32]{{1,0}}, s8[1028]{{0}}) {call}")
+        assert flops(text) == 2 * 8 * 32 * 16
+
+
+def call(target, more=""):
+    return f'custom-call(%p), custom_call_target="{target}"{more}'
+
+
+@pytest.mark.parametrize(
+    "line", [call("Sharding"), call("annotate_device_placement"), call("TopK"), "tanh(%p)", "slice-start(%p)"]
+)
+def test_what_computes_nothing_is_not_told(line):
+    text = program(f"ROOT %r = f32[8,16] {line}")
+    assert (flops(text), unknown(text)) == (0, ())
+
+
+def test_operations_of_unknown_cost_are_told_by_name():
+    text = program(f"""
+      %a = f32[8,16] {call("tpu_custom_call")}
+      %b = f32[8,16] {call("tpu_custom_call")}
+      %c = f32[8,16] {call("__cublas$gemm")}
+      ROOT %r = f32[8,16] hyper-dot(%a, %b)
+    """)
+    said = "(2 × tpu_custom_call, __cublas$gemm, hyper-dot)"
+    assert unknown(text) == (
+        f"4 operations of unknown cost count nothing {said}: the true FLOPs, bytes sent and time are unknown",
+    )
+    assert flops(text) == 0
+
+
+def test_a_custom_call_counts_what_it_calls():
+    text = program(f"ROOT %r = f32[8,16] {call('wrapped', ', called_computations={%add}')}")
+    assert (flops(text), unknown(text)) == (1, ())

@@ -1,0 +1,130 @@
+"""What it costs to go from one layout to another."""
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from penstock.shard.mesh.resharding import MeshLinks, union
+
+
+def links_of(*sizes, latency=0.0):
+    names = ("a", "b", "c")[: len(sizes)]
+    return MeshLinks(names, sizes, tuple(10.0 ** (axis + 1) for axis in range(len(sizes))), (latency,) * len(sizes))
+
+
+def ways(links, rank):
+    """Each axis to one dimension or to none."""
+    return st.lists(st.integers(-1, rank - 1), min_size=len(links.sizes), max_size=len(links.sizes)).map(
+        lambda dims: tuple(sum(1 << axis for axis, dim in enumerate(dims) if dim == each) for each in range(rank))
+    )
+
+
+@st.composite
+def journeys(draw):
+    """Links, a layout, another one, and axes over which the array is still to be summed."""
+    links = links_of(*draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
+    rank = draw(st.integers(1, 4))
+    source, target = draw(ways(links, rank)), draw(ways(links, rank))
+    partial = draw(st.integers(0, 2 ** len(links.sizes) - 1)) & ~union(source)
+    return links, source, target, partial
+
+
+WHOLE = 3600.0 * 1000
+
+
+@given(journeys())
+def test_there_is_nothing_to_move_to_where_it_is(journey):
+    links, source, _, _ = journey
+    assert links.moves(source, source, 0, WHOLE) == ()
+
+
+@given(journeys())
+def test_the_way_ends_at_the_target(journey):
+    links, source, target, partial = journey
+    assert links.way(source, target, partial)[-1] == target
+
+
+@given(journeys())
+def test_no_layout_on_the_way_gives_an_axis_to_two_dimensions(journey):
+    links, source, target, partial = journey
+    for stop in links.way(source, target, partial):
+        assert sum(mask.bit_count() for mask in stop) == union(stop).bit_count()
+        assert len(stop) == len(source)
+
+
+@given(journeys())
+def test_collectives_run_over_axes_of_several_devices_and_send_what_a_ring_sends(journey):
+    links, source, target, partial = journey
+    for move in links.moves(source, target, partial, WHOLE):
+        n = links.shards(move.axes)
+        assert n > 1
+        turns = 2 if move.kind == "all-reduce" else 1
+        assert move.bytes_on_wire == pytest.approx(turns * move.bytes * (n - 1) / n)
+
+
+@given(journeys())
+def test_what_each_collective_starts_from_is_what_the_one_before_it_left(journey):
+    links, source, target, partial = journey
+    local = WHOLE / links.shards(union(source))
+    held = union(source)
+    for move in links.moves(source, target, partial, WHOLE):
+        n = links.shards(move.axes)
+        if move.kind in ("reduce-scatter", "all-reduce"):
+            assert move.bytes == pytest.approx(local)
+            local /= n if move.kind == "reduce-scatter" else 1
+        elif move.kind == "all-to-all":
+            local = WHOLE / links.shards(held | (union(target) & ~held))
+            assert move.bytes == pytest.approx(local)
+        else:
+            assert move.bytes == pytest.approx(WHOLE / links.shards(union(target)))
+
+
+@given(journeys())
+def test_all_that_is_partial_is_summed_once(journey):
+    links, source, target, partial = journey
+    summed = 0
+    for move in links.moves(source, target, partial, WHOLE):
+        if move.kind in ("reduce-scatter", "all-reduce"):
+            assert not summed & move.axes
+            summed |= move.axes
+    several = sum(1 << axis for axis, size in enumerate(links.sizes) if size > 1)
+    assert summed & several == partial & several
+
+
+@given(journeys())
+def test_to_cut_what_is_whole_costs_nothing(journey):
+    links, source, target, _ = journey
+    assume(all(one & other == one for one, other in zip(source, target, strict=True)))
+    assert links.moves(source, target, 0, WHOLE) == ()
+
+
+@given(journeys())
+def test_sizes_of_parts_are_products_of_axis_sizes(journey):
+    links, source, *_ = journey
+    bits = [bit for bit in range(len(links.sizes)) if union(source) >> bit & 1]
+    assert links.shards(union(source)) == math.prod(links.sizes[bit] for bit in bits)
+    assert links.bits(links.axes(union(source))) == union(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "partial", "kind", "wire"),
+    [
+        ((0b01, 0), (0, 0), 0, "all-gather", 800 * 1 / 2),
+        ((0b11, 0), (0, 0), 0, "all-gather", 800 * 7 / 8),
+        ((0b01, 0b10), (0b01, 0), 0, "all-gather", 400 * 3 / 4),
+        ((0, 0), (0b10, 0), 0b10, "reduce-scatter", 800 * 3 / 4),
+        ((0b01, 0), (0b01, 0), 0b10, "all-reduce", 2 * 400 * 3 / 4),
+        ((0b10, 0), (0, 0b10), 0, "all-to-all", 200 * 3 / 4),
+    ],
+)
+def test_each_collective_by_hand(source, target, partial, kind, bytes_on_wire):
+    (move,) = links_of(2, 4).moves(source, target, partial, 800)
+    assert (move.kind, move.bytes_on_wire, move.after) == (kind, bytes_on_wire, target)
+
+
+def test_a_collective_takes_its_slowest_link_and_longest_latency():
+    links = MeshLinks(("a", "b"), (2, 4), (100.0, 10.0), (1.0, 2.0))
+    (move,) = links.moves((0b11,), (0,), 0, 800)
+    assert links.seconds(move) == 800 * 7 / 8 / 10 + 2

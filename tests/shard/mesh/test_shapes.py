@@ -1,0 +1,142 @@
+"""Meshes that are searched, and the devices that a mesh is of."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from tests.shard.alike import assert_close
+from tests.shard.steps import array, mlp, mlp_step, rows
+
+import penstock as ps
+from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.mesh.shapes import candidate_shapes
+
+# Arithmetic is dear and links are cheap, so that small steps are sharded wherever they can be.
+EAGER = Hardware("eager", {"float32": 1e6}, 1 << 30, 1e6, 1e12, 1e-12, "made up")
+
+
+def planned(step, *args, **options):
+    return ps.plan(step, *args, **{"hardware": "v5e", "check": False, **options})
+
+
+def searched(count, **named):
+    return [tuple(shape.values()) for shape in candidate_shapes(None, count, **named)[0]]
+
+
+def double(w):
+    return w * 2.0
+
+
+# Meshes that are searched.
+
+
+def test_where_nothing_tells_axes_apart_their_sizes_rise():
+    assert searched(12) == [(12,), (2, 6), (3, 4), (2, 2, 3)]
+    assert searched(1) == [(1,)]
+
+
+def test_an_axis_that_is_told_apart_has_each_of_the_sizes():
+    assert searched(6, told={"data"}) == [(6,), (2, 3), (3, 2)]
+    assert searched(6, told={"node"}) == [(6,), (2, 3)]
+    assert searched(12, fixed_layouts={"fsdp"}) == [(2, 2, 3), (2, 3, 2)]
+    assert searched(12, fixed_layouts={"data", "fsdp", "model"}) == [(2, 2, 3), (2, 3, 2), (3, 2, 2)]
+
+
+def test_a_mesh_has_the_axes_that_layouts_name_also_where_devices_do_not_divide():
+    assert searched(7, fixed_layouts={"model"}) == [(1, 7), (7, 1)]
+    assert searched(1, fixed_layouts={"fsdp"}) == [(1, 1, 1)]
+
+
+@pytest.mark.parametrize("count", [4096, 5040, 10**6])
+def test_the_meshes_that_are_searched_are_few(count):
+    assert len(searched(count)) <= 12
+    assert 0 < len(searched(count, fixed_layouts={"data", "fsdp", "model"})) <= 24
+    assert all(np.prod(sizes) == count for sizes in searched(count, told={"model"}))
+
+
+def test_a_pinned_axis_is_found_at_the_size_that_divides():
+    plan = planned(double, array(64, 32), devices=6, constraints={"w": P("model")})
+    assert plan.mesh_shape == {"data": 3, "model": 2}
+    assert plan.inputs[0].partition_spec() == P("model", None)
+
+
+@pytest.mark.parametrize(("slow", "found"), [("data", {"data": 3, "model": 2}), ("model", {"data": 2, "model": 3})])
+def test_a_slow_axis_is_searched_in_both_sizes(slow, found):
+    """Rows divide by 3 and columns by 2, and what is summed is columns: over the axis of 2, which had better be the fast one."""
+    machine = dataclasses.replace(EAGER, axis_bandwidth={slow: 1e3})
+    plan = planned(lambda w: jax.numpy.tanh(w).sum(1), array(3**5, 2**8), devices=6, hardware=machine)
+    assert plan.mesh_shape == found
+
+
+def test_an_axis_that_no_searched_mesh_has_names_those_that_it_has():
+    with pytest.raises(ValueError, match=r"axis 'tensor', .* searched are data, fsdp, model: .* mesh={'tensor': 8}"):
+        planned(double, array(64, 32), devices=8, constraints={"w": P("tensor")})
+    plan = planned(double, array(64, 32), mesh={"tensor": 8}, constraints={"w": P("tensor")})
+    assert plan.mesh_shape == {"tensor": 8}
+
+
+# The devices of a mesh.
+
+
+def mesh_of(devices, names=("data", "model")):
+    return Mesh(np.array(devices).reshape(2, -1), names, axis_types=(AxisType.Auto,) * 2)
+
+
+def test_a_device_is_given_once():
+    device = jax.devices()[0]
+    with pytest.raises(ValueError, match=r"devices has .*0 twice"):
+        planned(double, array(8, 8), devices=[device, device])
+
+
+def test_devices_that_are_not_those_of_the_mesh_are_refused():
+    devices = jax.devices()
+    for other in (devices[4:], devices[:4][::-1]):
+        said = f"is of the devices 0, 1, 2, 3 in this order, and devices= are {', '.join(str(each.id) for each in other)}"
+        with pytest.raises(ValueError, match=said):
+            planned(double, array(8, 8), mesh=mesh_of(devices[:4]), devices=other)
+    assert planned(double, array(8, 8), mesh=mesh_of(devices[:4]), devices=devices[:4]).devices == tuple(devices[:4])
+    abstract = AbstractMesh((2, 2), ("data", "model"))
+    assert planned(double, array(8, 8), mesh=abstract, devices=devices[4:]).devices == tuple(devices[4:])
+
+
+def constrained(*meshes):
+    def step(params, batch):
+        for mesh in meshes:
+            batch = {**batch, "x": lax.with_sharding_constraint(batch["x"], NamedSharding(mesh, P("data", "model")))}
+        return mlp_step(params, batch)
+
+    return step
+
+
+def mapped(mesh):
+    def step(params, batch):
+        x = jax.shard_map(lambda x: x * 1.0, mesh=mesh, in_specs=P("data", "model"), out_specs=P("data", "model"))(batch["x"])
+        return mlp_step(params, {**batch, "x": x})
+
+    return step
+
+
+BACKWARDS = jax.devices()[::-1]
+
+
+@pytest.mark.parametrize("form", [constrained, mapped])
+@pytest.mark.parametrize("mesh", [{"data": 2, "model": 4}, AbstractMesh((2, 4), ("data", "model")), None], ids=str)
+def test_without_devices_those_of_the_mesh_that_the_step_names_are_taken(form, mesh):
+    step = form(mesh_of(BACKWARDS))
+    plan = planned(step, mlp(), rows(), mesh=mesh)
+    assert plan.mesh == mesh_of(BACKWARDS)
+    assert_close(plan.jit(step)(plan.put(mlp()), rows()), mlp_step(mlp(), rows()))
+
+
+def test_devices_in_another_order_than_the_step_names_are_refused():
+    step = constrained(mesh_of(BACKWARDS))
+    assert planned(step, mlp(), rows(), mesh=mesh_of(BACKWARDS)).mesh_shape == {"data": 2, "model": 4}
+    for options in ({"mesh": mesh_of(jax.devices())}, {"devices": jax.devices()}):
+        with pytest.raises(ValueError, match=r"of the devices 7, 6, .* has 0, 1, .* plan with the step's mesh"):
+            planned(step, mlp(), rows(), **options)
+    with pytest.raises(ValueError, match=r"of the devices 0, 1, .* has 7, 6, .* name one mesh"):
+        planned(constrained(mesh_of(BACKWARDS), mesh_of(jax.devices())), mlp(), rows(), mesh={"data": 2, "model": 4})

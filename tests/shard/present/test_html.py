@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import html
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, plan, spec, with_moments
+
+from penstock.shard import Plan
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.present.drawing import layout_drawing
+from penstock.shard.present.html import page
+from penstock.shard.present.parallelism import describe_axis
+from penstock.shard.units import format_bytes
+
+_SVG = "http://www.w3.org/2000/svg"
+_EVIL = "<script>document.title='ran'</script>\"'&"
+MESH = {"data": 2, "model": 4, "pod": 16}
+
+
+class _Reader(HTMLParser):
+    """The text that a reader sees, and the tags in their order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"meta", "link", "wbr"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style", "head"} & {*self.open}:
+            self.seen.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.seen).split())
+
+
+def evil() -> Plan:
+    """Everything that a user names is a script."""
+    axis = f"a{_EVIL}"
+    leaves = with_moments(f"{_EVIL}/w", (64, 64), spec(axis, None), spec(None, None), spec(axis, None))
+    made = plan(leaves, {axis: 2}, {axis: BATCH}, collective("all-gather", (axis,), 1), hardware=f"own {_EVIL}")
+    return replace(made, baselines={f"baseline {_EVIL}": made.cost})
+
+
+def test_page_says_what_the_report_says():
+    made = megatron()
+    text = _Reader(page(made)).text
+    for axis in made.mesh_shape:
+        assert ", ".join(describe_axis(made, axis)) in text
+    for words in [
+        "8 × tpu-v5e",
+        "Mesh data 2 × model 4",
+        "replicated, data parallel",
+        "23 GiB (144%), over the limit",
+        "5 GiB (31%)",
+        "state/params/layers/*/up ×4",
+        "P(None, 'model')",
+        "P('data', 'model')",
+    ]:
+        assert words in text
+
+
+def test_bars_say_their_parts():
+    said = [
+        attributes["aria-label"]
+        for tag, attributes in _Reader(page(megatron())).tags
+        if attributes.get("class") == "bars" and tag == "svg"
+    ]
+    assert said == [
+        "time, this plan: compute 10 ms, all-reduce 1 ms, reduce-scatter 1 ms",
+        "time, replicated, data parallel: compute 10 ms",
+        "memory, this plan: parameters 1 GiB, optimizer 2 GiB, batch 1000 B, activations 2 GiB",
+        "memory, replicated, data parallel: parameters 1 GiB, optimizer 2 GiB, batch 1000 B, activations 20 GiB",
+    ]
+
+
+def test_page_has_what_the_compiler_said():
+    made = replace(megatron(), checked=Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 1.0))
+    assert "the compiler says 8 GiB, 50% of it" in _Reader(page(made)).text
+
+
+def test_page_says_what_is_unknown_below_the_times():
+    made = megatron()
+    text = _Reader(page(replace(made, cost=replace(made.cost, unknown=("1 loop of unknown length counts once",))))).text
+    time, rest = text.split("Memory when it is fullest")
+    assert "1 loop of unknown length counts once." in time
+    assert "unknown" not in rest
+    assert "unknown" not in _Reader(page(made)).text
+
+
+def test_page_asks_the_network_for_nothing():
+    text = page(megatron())
+    assert {*re.findall(r"[a-z]+://[^\s\"'<]*", text)} == {_SVG}
+    assert "@import" not in text
+    assert not {"src", "srcset", "action", "style", "onclick"} & {name for _, found in _Reader(text).tags for name in found}
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert html.unescape(policy[1]).startswith("default-src 'none'; style-src 'sha256-")
+
+
+def test_names_are_escaped_wherever_they_stand():
+    reader = _Reader(page(evil()))
+    assert reader.open == []
+    assert [tag for tag, _ in reader.tags].count("script") == 1
+    for name in (f"own {_EVIL}", f"a{_EVIL} (2)", f"baseline {_EVIL}", f"state/params/{_EVIL}/w"):
+        assert name in reader.text
+
+
+def test_a_plan_of_nothing_has_a_page():
+    text = _Reader(page(plan([], {"data": 2}, {"data": BATCH}))).text
+    assert "There are none." in text
+    assert "penstock plan 8" not in text
+
+
+def test_a_layout_used_and_not_stored_has_a_column():
+    sharded, whole = spec("data", None), spec(None, None)
+    text = _Reader(page(plan(with_moments("w", (64, 64), sharded, whole, sharded), {"data": 2}, {"data": BATCH}))).text
+    assert "stored used optimizer" in re.sub(r"(?<=[a-z])(?=used|optimizer)", " ", text)
+    assert text.count("P('data')") == 2
+
+
+# Drawings.
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "words"),
+    [
+        ((512, 64), spec(("data", "model"), None), "512 × 64; dimension 0 in 8 parts over data and model"),
+        ((512, 64), spec("data", "model"), "512 × 64; dimension 0 in 2 parts over data; dimension 1 in 4 parts over model"),
+        ((32, 8, 64), spec("pod", None, None), "32 × 8 × 64; dimension 0 in 16 parts over pod"),
+        ((64,), spec(None), "64, whole on every device"),
+        ((), (), "a scalar, whole on every device"),
+    ],
+)
+def test_drawing_has_a_text_alternative(shape, layout, words):
+    svg = ElementTree.fromstring(layout_drawing(shape, layout, MESH))
+    assert svg.get("aria-label") == svg.findtext(f"{{{_SVG}}}title") == words
+
+
+def test_part_of_a_device_is_its_share():
+    svg = ElementTree.fromstring(layout_drawing((512, 64), spec("data", "model"), MESH))
+    array, part = (next(each for each in svg if each.get("class") == name) for name in ("array", "part"))
+    assert float(part.get("height", 0)) == float(array.get("height", 0)) / 2
+    assert float(part.get("width", 0)) == float(array.get("width", 0)) / 4
+    assert [text.text for text in svg.iter(f"{{{_SVG}}}text")] == ["model", "data"]
+
+
+@st.composite
+def _layouts(draw: st.DrawFn):
+    shape = draw(st.lists(st.integers(1, 10**6), max_size=5))
+    layout: list[tuple[str, ...]] = [()] * len(shape)
+    for axis in draw(st.permutations(list(MESH))) if shape else ():
+        dim = draw(st.none() | st.integers(0, len(shape) - 1))
+        if dim is not None:
+            layout[dim] = (*layout[dim], axis)
+    return shape, tuple(layout)
+
+
+@given(_layouts())
+def test_drawing_is_inside_of_its_box_and_shows_the_last_sharded_dimensions(drawn):
+    shape, layout = drawn
+    svg = ElementTree.fromstring(layout_drawing(shape, layout, MESH))
+    _, _, width, height = map(float, svg.attrib["viewBox"].split())
+    for each in svg.iter(f"{{{_SVG}}}rect"):
+        x, y, wide, tall = (float(each.attrib[name]) for name in ("x", "y", "width", "height"))
+        assert x >= 0
+        assert y >= 0
+        assert x + wide <= width + 0.1
+        assert y + tall <= height + 0.1
+    named = {text.text for text in svg.iter(f"{{{_SVG}}}text")}
+    assert named == {axis for axes in [axes for axes in layout if axes][-2:] for axis in axes}
+
+
+# What the page does in a browser.
+
+
+@pytest.fixture
+def opened(browser: Chrome, tmp_path: Path) -> Iterator[Callable[..., Chrome]]:
+    """Open the page of a plan; when the test is over, the browser must have had nothing to complain of."""
+
+    def open_page(made: Plan, width: int = 1000, colours: str = "light") -> Chrome:
+        features = [{"name": "prefers-color-scheme", "value": colours}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        made.html(tmp_path / "plan.html")
+        browser.get((tmp_path / "plan.html").as_uri())
+        return browser
+
+    yield open_page
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1000])
+def test_drawings_are_seen_and_nothing_but_boxes_scrolls_sideways(opened: Callable[..., Chrome], width: int, colours: str):
+    seen = opened(megatron(), width, colours)
+    assert seen.execute_script("return document.documentElement.scrollWidth") <= width
+    drawings = seen.find_elements(By.CSS_SELECTOR, "svg.layout")
+    assert len(drawings) == 2 * 2 + 1
+    assert all(each.rect["width"] > 60 and each.rect["height"] > 30 for each in drawings)
+    colour = seen.execute_script("return getComputedStyle(document.querySelector('svg.layout .axis-1')).fill")
+    assert colour == {"light": "rgb(160, 74, 18)", "dark": "rgb(240, 168, 104)"}[colours]
+
+
+def test_leaves_are_sorted_by_size(opened: Callable[..., Chrome]):
+    shapes = {"a": (64, 64), "b": (640, 64), "c": (64, 65)}
+    leaves = [leaf(f"state/params/{name}", shape, spec(None, None)) for name, shape in shapes.items()]
+    seen = opened(plan(leaves, {"data": 2}, {"data": TENSOR}))
+    table = seen.find_elements(By.CSS_SELECTOR, "table.sortable")[-1]
+
+    def sizes() -> list[str]:
+        return [row.find_elements(By.TAG_NAME, "td")[1].text for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")]
+
+    ordered = [format_bytes(4 * rows * columns) for rows, columns in sorted(shapes.values(), key=lambda shape: -shape[0] * shape[1])]
+    assert sizes() == ordered
+    next(each for each in table.find_elements(By.TAG_NAME, "button") if each.text == "a device").click()
+    assert sizes() == ordered[::-1]
+
+
+def test_a_path_that_is_a_script_does_not_run(opened: Callable[..., Chrome]):
+    seen = opened(evil())
+    assert seen.title.startswith("penstock plan, 2 × own <script>")
+    assert any(_EVIL in each.text for each in seen.find_elements(By.CSS_SELECTOR, "tbody th"))

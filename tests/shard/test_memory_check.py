@@ -1,0 +1,87 @@
+"""Plans are compiled where that decides, and the compiler has the last word."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas
+from tests.shard.steps import mlp, mlp_step, rows
+
+import penstock as ps
+from penstock.shard import PlanError
+from penstock.shard.hlo.analysis import CompileError
+
+
+def scaled(x):
+    """With a kernel that only TPUs and GPUs compile."""
+
+    def kernel(given, made):
+        made[...] = given[...] * 2.0
+
+    return pallas.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def step_with_a_kernel(w, x):
+    return w - 0.1 * (x.T @ scaled(x @ w)), jnp.float32(0)
+
+
+ARGS = (jax.ShapeDtypeStruct((64, 64), np.float32), jax.ShapeDtypeStruct((512, 64), np.float32))
+
+
+def plan_of(step, *args, **options):
+    return ps.plan(step, *args, **{"mesh": {"data": 8}, "hardware": "tpu-v5e", **options})
+
+
+def test_what_cannot_be_compiled_here_is_planned_and_said_to_be_unchecked():
+    needed = plan_of(step_with_a_kernel, *ARGS).cost.memory.total
+    with pytest.warns(UserWarning, match=r"could not be compiled here to check that it is kept: .*CPU"):
+        plan = plan_of(step_with_a_kernel, *ARGS, memory=int(1.1 * needed))
+    assert plan.checked is None
+
+
+def test_what_cannot_be_compiled_is_an_error_where_that_was_asked():
+    plan = plan_of(step_with_a_kernel, *ARGS)
+    with pytest.raises(CompileError, match="CPU"):
+        plan.verify()
+    with pytest.raises(CompileError, match="CPU"):
+        plan_of(step_with_a_kernel, *ARGS, check=True)
+
+
+def test_a_topology_is_text():
+    with pytest.raises(TypeError, match="topology=8: a topology is text, as 'v5e:2x4'"):
+        plan_of(mlp_step, mlp(), rows()).verify(8)
+
+
+def test_what_is_foreseen_to_be_too_much_is_compiled_before_it_is_refused():
+    def step(w, x):
+        y, _ = jax.lax.scan(lambda carry, n: (carry + jnp.sin(carry * n), None), x @ w, jnp.arange(4.0))
+        return w - 0.1 * (x.T @ y), y.sum()
+
+    args = (jax.ShapeDtypeStruct((64, 64), np.float32), jax.ShapeDtypeStruct((4096, 64), np.float32))
+    smallest = plan_of(step, *args, check=False)
+    while True:
+        limit = int(0.95 * smallest.cost.memory.total)
+        try:
+            smallest = plan_of(step, *args, memory=limit, check=False)
+        except PlanError:
+            break
+    needed = smallest.verify().measured.memory
+    assert needed <= limit, "the compiler needs no less than foreseen: take a step of which that is so"
+    with pytest.raises(PlanError, match="by prediction"):
+        plan_of(step, *args, memory=limit, check=False)
+    plan = plan_of(step, *args, memory=limit)
+    assert plan.checked is not None
+    assert plan.checked.memory <= limit
+    with pytest.raises(PlanError, match="by prediction"):
+        plan_of(step, *args, memory=needed // 2)
+
+
+def test_small_arrays_are_sharded_for_memory_though_a_byte_is_dear():
+    """Where latency is all of the time, a price on bytes has to rise far before anything is cut."""
+
+    def step(w, x):
+        return w - 0.1 * (x.T @ (x @ w)), jnp.float32(0)
+
+    args = (jax.ShapeDtypeStruct((64, 32), np.float32), jax.ShapeDtypeStruct((16, 64), np.float32))
+    smallest = plan_of(step, *args, constraints={"w": jax.sharding.PartitionSpec(None, "data")}, check=False).cost.memory.total
+    assert plan_of(step, *args, memory=int(1.2 * smallest), check=False).cost.memory.total <= 1.2 * smallest

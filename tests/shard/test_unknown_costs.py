@@ -1,0 +1,25 @@
+"""What is unknown, in words."""
+
+from penstock.shard.unknown_costs import about_collectives, about_loops, about_operations
+
+
+def test_where_all_is_known_nothing_is_said():
+    assert about_loops(0) == about_operations({}, "nothing") == about_collectives(0) == ()
+
+
+def test_a_sentence_has_the_number_and_what_counts():
+    assert about_loops(2) == ("2 loops of unknown length count once each: the true FLOPs, bytes sent and time are unknown",)
+    assert about_operations({"lu": 1}, "nothing") == (
+        "1 operation of unknown cost counts nothing (lu): the true FLOPs, bytes sent and time are unknown",
+    )
+    assert about_collectives(1) == (
+        "unknown whether 1 collective is an all-reduce or a reduce-scatter, taken by size: "
+        "the true bytes sent and time are unknown",
+    )
+    assert "2 collectives are all-reduces or reduce-scatters" in about_collectives(2)[0]
+
+
+def test_of_many_operations_the_most_frequent_are_named():
+    (sentence,) = about_operations({"a": 1, "b": 3, "c": 2, "d": 1, "e": 1, "f": 1}, "nothing")
+    assert "9 operations" in sentence
+    assert "(3 × b, 2 × c, a, d, 2 other kinds)" in sentence

@@ -1,0 +1,148 @@
+"""One equation, run in parts on the devices of a mesh as its rule says, and what the compiled program exchanges for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from tests.shard.rules.examples import Example
+
+from penstock._jax import program_text
+from penstock.shard.hlo.collectives import Collective, collectives
+from penstock.shard.trace.flat_program import INLINED
+from penstock.shard.trace.rules import Rule, find_rule
+
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@dataclass(frozen=True, eq=False)
+class Equation:
+    """An equation with its rule, and what it reads and writes in a run on one device."""
+
+    equation: Any
+    rule: Rule
+    operands: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        return _results(self.equation, operands)
+
+    def __str__(self) -> str:
+        return f"{self.equation}\n{self.rule}"
+
+    def factors(self, shards: int = 2) -> list[int]:
+        """Those that so many shards divide."""
+        held = {factor for dims in (*self.rule.operands, *self.rule.results) for factor in dims}
+        return [factor for factor, size in enumerate(self.rule.sizes) if factor in held and size and size % shards == 0]
+
+
+def equations_of(primitives: Collection[str], given: Example) -> list[Equation]:
+    """The equations of some primitives in the program of an example, also those in the programs that it calls."""
+    closed = jax.make_jaxpr(given.function)(*given.arguments)
+    equations: list[Any] = []
+
+    def run(*arguments: Any) -> list[tuple[Any, Any]]:
+        found: list[tuple[Any, Any, Any]] = []
+        _evaluate(closed.jaxpr, closed.consts, arguments, primitives, found)
+        equations[:] = [equation for equation, _, _ in found]
+        return [(operands, results) for _, operands, results in found]
+
+    values = jax.jit(run)(*jax.tree.leaves(given.arguments))
+    return [Equation(equation, rule(equation), *map(tuple, each)) for equation, each in zip(equations, values, strict=True)]
+
+
+def rule(equation: Any) -> Rule:
+    operands, results = ([atom.aval for atom in atoms] for atoms in (equation.invars, equation.outvars))
+    return find_rule(equation.primitive.name, equation.params, operands, results)
+
+
+def _evaluate(
+    jaxpr: Any, consts: Any, arguments: Any, primitives: Collection[str], found: list[tuple[Any, Any, Any]]
+) -> list[Any]:
+    values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        name = equation.primitive.name
+        if name in INLINED:
+            inner = equation.params[INLINED[name]]
+            results = _evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands, primitives, found)
+        else:
+            results = _results(equation, operands)
+            if name in primitives:
+                found.append((equation, operands, results))
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _results(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def assert_speaks_of_every_dimension(one: Equation) -> None:
+    """And of none twice; its sizes divide them."""
+    for atoms, dims in ((one.equation.invars, one.rule.operands), (one.equation.outvars, one.rule.results)):
+        for atom, factors in zip(atoms, dims, strict=True):
+            held = [factor for factor in factors if factor is not None]
+            assert len(held) == len(set(held)), one
+            for size, factor in zip(atom.aval.shape, factors, strict=True):
+                assert factor is None or (size == 0 if one.rule.sizes[factor] == 0 else size % one.rule.sizes[factor] == 0), one
+
+
+def run_sharded(one: Equation, shards: Mapping[int, int]) -> tuple[list[Any], list[Collective]]:
+    """Results and collectives of an equation with each of some factors in so many shards."""
+    sizes = {f"axis{factor}": count for factor, count in shards.items()}
+    devices = jax.devices()[: math.prod(sizes.values())]
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=devices)
+
+    def shardings(every: Any) -> list[NamedSharding]:
+        specs = (PartitionSpec(*(f"axis{dim}" if dim in shards else None for dim in dims)) for dims in every)
+        return [NamedSharding(mesh, spec) for spec in specs]
+
+    before, after = shardings(one.rule.operands), shardings(one.rule.results)
+    operands = jax.device_put(list(one.operands), before)
+    compiled = jax.jit(one, in_shardings=tuple(before), out_shardings=after).lower(*operands).compile(_QUICKLY)
+    return compiled(*operands), collectives(program_text(compiled), sizes)
+
+
+def assert_holds(one: Equation, shards: Mapping[int, int]) -> None:
+    """Sharded so, the equation has the values that it has on one device, and exchanges what its rule says.
+
+    That is nothing, or where factors are reduced no more than an all-reduce of the partial results over their axes. Beside it
+    the sizes of groups of rows may be exchanged, and, of numbers that are drawn until all are accepted, whether they are.
+    """
+    results, found = run_sharded(one, shards)
+    if one.equation.primitive.name == "ragged_dot_general":
+        found = [each for each in found if each.bytes > one.operands[2].nbytes]
+    if one.equation.primitive.name == "random_gamma":
+        found = [each for each in found if each.bytes > 1]
+    for result, expected in zip(results, one.results, strict=True):
+        _assert_same(result, expected, told=str(one))
+    over = {f"axis{factor}": count for factor, count in shards.items() if one.rule.reduced(factor)}
+    bytes_ = sum(
+        math.prod(atom.aval.shape) * atom.aval.dtype.itemsize // math.prod(shards.get(dim, 1) for dim in dims)
+        for atom, dims in zip(one.equation.outvars, one.rule.results, strict=True)
+    )
+    most = sum(Collective("all-reduce", bytes_, count, 1.0, ()).bytes_on_wire for count in over.values())
+    told = f"{one}\nwith {dict(shards)} shards: {found}"
+    assert all(each.kind in ("all-reduce", "reduce-scatter", "all-gather") for each in found), told
+    assert all(set(each.axes) <= set(over) for each in found), told
+    assert sum(each.bytes_on_wire * each.count for each in found) <= most, told
+    assert {axis for each in found for axis in each.axes} == set(over), told
+
+
+def _assert_same(result: Any, expected: Any, told: str) -> None:
+    if jnp.issubdtype(result.dtype, jax.dtypes.prng_key):
+        result, expected = jax.random.key_data(result), jax.random.key_data(expected)
+    np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=2e-5, atol=2e-5, err_msg=told)

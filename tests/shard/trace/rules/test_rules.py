@@ -1,0 +1,68 @@
+"""Each rule says of its primitive what XLA makes of it: the same values, and communication for what is partial alone."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from jax import lax
+from tests.shard.rules import examples_contract, examples_index, examples_linalg, examples_random, examples_reduce, examples_shape
+from tests.shard.rules.examples import EXAMPLES
+from tests.shard.rules.sharded import Equation, assert_holds, assert_speaks_of_every_dimension, equations_of
+
+from penstock.shard.trace.rules import RULES, find_rule
+
+MODULES = (examples_contract, examples_index, examples_linalg, examples_random, examples_reduce, examples_shape)
+
+
+def layouts(one: Equation) -> list[dict[int, int]]:
+    """Each factor alone, and two of them at once on a mesh of 2 × 4."""
+    alone, fours = one.factors(2), one.factors(4)
+    pairs = [{a: 2, b: 4} for a in alone for b in fours if a != b]
+    return [{factor: 2} for factor in alone] + pairs[-1:]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_a_rule_lets_be_sharded_is_computed_in_place(name):
+    primitives, strategy = EXAMPLES[name]
+
+    @settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def check(example):
+        equations = equations_of(primitives, example)
+        assert {one.equation.primitive.name for one in equations} == set(primitives)
+        for one in equations:
+            assert_speaks_of_every_dimension(one)
+            for shards in layouts(one):
+                assert_holds(one, shards)
+
+    check()
+
+
+def test_every_rule_has_an_example():
+    newer = set() if hasattr(lax, "stack_p") else {"stack"}  # which JAX 0.10.0 does not have
+    assert set(RULES) - newer <= {primitive for primitives, _ in EXAMPLES.values() for primitive in primitives}
+
+
+def shaped(*shapes):
+    return [np.empty(shape) for shape in shapes]
+
+
+def test_what_has_no_rule_is_elementwise_where_shapes_agree():
+    rule = find_rule("of_another_library", {}, shaped((4, 8), (), (4, 8)), shaped((4, 8)))
+    assert rule.operands == ((0, 1), (), (0, 1))
+    assert rule.results == ((0, 1),)
+
+
+@pytest.mark.parametrize(
+    ("operands", "results"),
+    [
+        ([(4, 8)], [(4,)]),
+        ([(4, 8), (4, 1)], [(4, 8)]),
+        ([(4, 8)], [(4, 8), (4,)]),
+        ([(4, 8)], [()]),
+        ([(4, 8)], []),
+    ],
+)
+def test_what_has_no_rule_stays_whole_where_shapes_do_not_agree(operands, results):
+    rule = find_rule("of_another_library", {}, shaped(*operands), shaped(*results))
+    assert rule.sizes == ()
+    assert {factor for dims in (*rule.operands, *rule.results) for factor in dims} <= {None}
