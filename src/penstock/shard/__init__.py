@@ -1,7 +1,15 @@
-"""What lives where: a plan for any step function, found by a solver and held against the compiler."""
+"""Which device holds what: a plan for any step function, found by a search and checked by the compiler."""
 
-from penstock.shard.memory_check import PlanError as PlanError
-from penstock.shard.hlo.analysis import CompileError as CompileError
-from penstock.shard.mesh.hardware import Hardware as Hardware
+from penstock.shard._plan import Plan as Plan
 from penstock.shard._plan import plan as plan
-from penstock.shard._planned import Plan as Plan
+from penstock.shard.errors import CompileError as CompileError
+from penstock.shard.errors import PlanError as PlanError
+from penstock.shard.hlo.analysis import Measured as Measured
+from penstock.shard.hlo.collectives import Collective as Collective
+from penstock.shard.mesh.datasheets import find_hardware as find_hardware
+from penstock.shard.mesh.hardware import Hardware as Hardware
+from penstock.shard.record import LeafLayout as LeafLayout
+from penstock.shard.search.cost import Cost as Cost
+from penstock.shard.search.cost import Memory as Memory
+from penstock.shard.search.cost import PlannedCollective as PlannedCollective
+from penstock.shard.verify import Verified as Verified

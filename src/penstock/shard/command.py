@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec
 
 import penstock
 from penstock._doctor.cases import warn_of_known_faults
-from penstock.shard.memory_check import PlanError
-from penstock.shard.hlo.analysis import CompileError
+from penstock.shard._plan import plan
+from penstock.shard.errors import CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
-from penstock.shard._plan import bytes_of, plan
+from penstock.shard.units import parse_bytes
 
 DESCRIPTION = """\
 Find which device holds what, for a train step. It is traced on shapes: nothing is allocated, nothing runs, and without
@@ -209,7 +209,7 @@ def _mesh(text: str) -> dict[str, int]:
 
 
 def _memory(text: str) -> int:
-    return _or_refused(bytes_of, text)
+    return _or_refused(parse_bytes, text)
 
 
 def _constraint(text: str) -> tuple[str, PartitionSpec]:

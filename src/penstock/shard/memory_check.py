@@ -1,56 +1,63 @@
-"""Plans that are compiled before they are handed out."""
+"""Enforce the memory limit: compile a plan where its prediction is near the limit, and refuse one that does not fit."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.shard.hlo.analysis import CompileError, Measured
-from penstock.shard._planned import Plan
+from penstock.shard.errors import CompileError, PlanError
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.mesh.resharding import union
+from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.record import PlanRecord
+from penstock.shard.search.cost import largest_live_values, predict_cost
+from penstock.shard.search.mesh_search import MeshPlan
+from penstock.shard.trace.step import TracedStep
 from penstock.shard.units import format_bytes
-from penstock.shard.verify import compiled
 
 _NEAR = 0.6
-"""Predictions below this part of the limit are not checked unless asked: so far off few are (`penstock bench shard`)."""
+"""A prediction below this fraction of the limit is compiled only when asked: few are so far off (`penstock bench shard`)."""
 _ABOVE = 1.1
-"""Up to this many times the limit, what is predicted not to fit is compiled before it is refused."""
+"""A prediction above this multiple of the limit is refused without compiling."""
 _LARGEST = 6000
-"""Layouts in a step that is checked without being asked: it is compiled in some seconds."""
+"""Sharding constraints of the largest step that is compiled without being asked; it takes some seconds."""
 _ATTEMPTS = 3
 
-
-class PlanError(ValueError):
-    """No plan can be made: the message says of what, and what would be nearest."""
+Compile = Callable[[PlanRecord], tuple[Measured, str]]
 
 
-def checked(plan: Plan, again: Callable[[float], Plan | None], check: bool | None) -> Plan:
-    """The plan, or another one, that keeps its memory limit when it is compiled.
+def check_memory(
+    plan: PlanRecord, compile_plan: Compile, search_again: Callable[[float], PlanRecord | None], check: bool | None
+) -> PlanRecord:
+    """Return a plan that keeps its memory limit when it is compiled.
 
-    Where it does not, the limit of the search is lowered by as much as the prediction was wrong, and it is searched again.
+    Where the plan does not, the limit of the search is lowered by the error of the prediction, and the search is repeated.
 
     Args:
-      plan: to begin with.
-      again: makes a plan for a limit in bytes, or None if there is none.
-      check: False: it is not compiled; None: only where it might matter, does not take long, and can be done here.
+      plan: the first candidate.
+      compile_plan: returns the compiler's figures for a plan, and what it was compiled for.
+      search_again: makes a plan for a limit in bytes; None if there is none.
+      check: True compiles always, False never; None compiles where the prediction is near the limit and the program is small.
 
     Raises:
-      PlanError: none of those that were compiled keeps the limit.
-      CompileError: it does not compile, and `check` is True.
+      PlanError: no plan that was compiled keeps the limit.
+      CompileError: the plan does not compile, and `check` is True.
     """
-    if not _worth_it(plan, _NEAR, check):
+    if not _is_worth_compiling(plan, _NEAR, check):
         return plan
     limit, tried = float(plan.limit), []
     for _ in range(_ATTEMPTS):
-        measured, where = _compiled(plan, check)
+        measured, where = _measure_or_warn(plan, compile_plan, check)
         if measured is None:
             return plan
         tried.append(replace(plan, checked=measured))
         if measured.memory <= plan.limit:
             return tried[-1]
-        # A little lower still, so that the same plan is not found again.
+        # Slightly below the corrected limit, so that the search does not find the same plan again.
         limit = min(limit, float(plan.cost.memory.total)) * min(0.98, 0.98 * plan.limit / measured.memory)
-        other = again(limit)
+        other = search_again(limit)
         if other is None:
             break
         plan = other
@@ -60,27 +67,56 @@ def checked(plan: Plan, again: Callable[[float], Plan | None], check: bool | Non
         f"no layout that was found fits {format_bytes(plan.limit)} a device once compiled ({where}): the smallest needs "
         f"{format_bytes(smallest.checked.memory)}, {format_bytes(smallest.checked.memory - plan.limit)} too much, "
         f"of which {format_bytes(smallest.checked.arguments)} are arguments; it was predicted to need "
-        f"{format_bytes(smallest.cost.memory.total)}. More devices, a smaller batch, or jax.checkpoint around each layer would help."
+        f"{format_bytes(smallest.cost.memory.total)}. More devices, a smaller batch, or jax.checkpoint around each layer would "
+        "help."
     )
 
 
-def fits_after_all(plan: Plan, check: bool | None) -> Plan | None:
-    """A plan that is predicted to be above its limit, if the compiler needs less."""
-    if plan.cost.memory.total > _ABOVE * plan.limit or not _worth_it(plan, 0.0, check):
+def compile_before_refusing(plan: PlanRecord, compile_plan: Compile, check: bool | None) -> PlanRecord | None:
+    """Return a plan that is predicted to exceed its limit, if the compiler needs less; else None."""
+    if plan.cost.memory.total > _ABOVE * plan.limit or not _is_worth_compiling(plan, 0.0, check):
         return None
-    measured, _ = _compiled(plan, check)
+    measured, _ = _measure_or_warn(plan, compile_plan, check)
     return replace(plan, checked=measured) if measured is not None and measured.memory <= plan.limit else None
 
 
-def _worth_it(plan: Plan, near: float, check: bool | None) -> bool:
+def describe_excess(found: MeshPlan, traced: TracedStep, limit: int) -> str:
+    """Say by how much the smallest plan exceeds the limit, and what takes the most memory in it."""
+    prepared, assignment = found.prepared, found.candidate.assignment
+    problem, program = prepared.problem, prepared.model.program
+    memory = predict_cost(problem, assignment, prepared.roles, prepared.model.inputs, program.unknown).memory
+    stored = sorted(
+        (
+            (size / problem.links.shards(union(assignment[node])), leaf)
+            for leaf, (node, size) in zip(traced.inputs, problem.stored, strict=True)
+        ),
+        key=lambda each: -each[0],
+    )
+    leaves = [f"{format_bytes(size)} of {leaf.path!r} {leaf.dtype}{list(leaf.shape)}" for size, leaf in stored[:3]]
+    activations = [
+        f"{format_bytes(size)} of an activation {program.values[number].dtype}{list(program.values[number].shape)}"
+        for number, size in largest_live_values(problem, assignment, 3)
+    ]
+    return (
+        f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the smallest that was "
+        f"found needs {format_bytes(memory.total)} by prediction, {format_bytes(memory.total - limit)} too much: "
+        f"{format_bytes(memory.arguments)} of arguments and {format_bytes(memory.activations)} of activations. "
+        f"The largest on each device: {'; '.join((*leaves, *activations))}. "
+        f"More than {math.prod(prepared.mesh_shape.values())} devices, a smaller batch, or jax.checkpoint around each layer "
+        "would help."
+    )
+
+
+def _is_worth_compiling(plan: PlanRecord, near: float, check: bool | None) -> bool:
+    """Return whether to compile a plan, given the fraction of the limit from which a prediction counts as near."""
     small = len(plan.sharding_constraints.results) <= _LARGEST
     return check is True or (check is None and small and plan.cost.memory.total > near * plan.limit)
 
 
-def _compiled(plan: Plan, check: bool | None) -> tuple[Measured | None, str]:
-    """What the compiler says, and for what it compiled; None if it cannot, and nobody asked."""
+def _measure_or_warn(plan: PlanRecord, compile_plan: Compile, check: bool | None) -> tuple[Measured | None, str]:
+    """Return the compiler's figures and what they are for; warn and return None if it fails unasked."""
     try:
-        return compiled(plan)
+        return compile_plan(plan)
     except CompileError as error:
         if check:
             raise

@@ -9,20 +9,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.shard.apply.sharding_constraints import Spec, ShardingConstraints
-from penstock.shard.hlo.analysis import Measured
-from penstock.shard.search.cost import Cost, Memory, PlannedCollective
-from penstock.shard.present.leaf_table import bytes_of
-from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.constraints import ROLES
-from penstock.shard._planned import LeafLayout, Plan
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
+from penstock.shard.search.cost import Cost, Memory, PlannedCollective
 from penstock.shard.units import format_spec
 
 FORMAT = "penstock plan"
-VERSION = 1
+VERSION = 2
 
 
-def save(plan: Plan, path: Path) -> None:
+def save(plan: PlanRecord, path: Path) -> None:
     """Write a plan, whole or not at all."""
     written = {
         "format": FORMAT,
@@ -34,8 +33,8 @@ def save(plan: Plan, path: Path) -> None:
         "inputs": [asdict(leaf) for leaf in plan.inputs],
         "outputs": [asdict(leaf) for leaf in plan.outputs],
         "state": sorted(plan.state.items()),
-        "operands": [[list(place), specs] for place, specs in plan.sharding_constraints.operands.items()],
-        "results": [[list(place), specs] for place, specs in plan.sharding_constraints.results.items()],
+        "operands": [[list(index), specs] for index, specs in plan.sharding_constraints.operands.items()],
+        "results": [[list(index), specs] for index, specs in plan.sharding_constraints.results.items()],
         "cost": asdict(plan.cost),
         "checked": None if plan.checked is None else json.loads(plan.checked.to_json()),
         "axis_work": plan.axis_work,
@@ -46,7 +45,7 @@ def save(plan: Plan, path: Path) -> None:
     part.replace(path)
 
 
-def load(path: Path) -> Plan:
+def load(path: Path) -> PlanRecord:
     """Read a plan.
 
     Raises:
@@ -72,15 +71,15 @@ def load(path: Path) -> Plan:
     return plan
 
 
-def _plan(read: dict[str, Any]) -> Plan:
-    return Plan(
+def _plan(read: dict[str, Any]) -> PlanRecord:
+    return PlanRecord(
         mesh_shape={str(name): int(size) for name, size in read["mesh"].items()},
         hardware=read["hardware"],
         limit=int(read["limit"]),
         inputs=tuple(_leaf(each) for each in read["inputs"]),
         outputs=tuple(_leaf(each) for each in read["outputs"]),
-        state={int(place): int(source) for place, source in read["state"]},
-        sharding_constraints=ShardingConstraints(_places(read["operands"]), _places(read["results"])),
+        state={int(index): int(source) for index, source in read["state"]},
+        sharding_constraints=ShardingConstraints(_by_path(read["operands"]), _by_path(read["results"])),
         cost=_cost(read["cost"]),
         axis_work={axis: {kind: float(part) for kind, part in parts.items()} for axis, parts in read["axis_work"].items()},
         baselines={name: _cost(cost) for name, cost in read["baselines"].items()},
@@ -106,10 +105,10 @@ def _leaf(read: dict[str, Any]) -> LeafLayout:
     )
 
 
-def _places(read: list[Any]) -> dict[Any, Any]:
+def _by_path(read: list[Any]) -> dict[Any, Any]:
     return {
-        tuple(place): tuple(None if chain is None else tuple(_spec(spec) for spec in chain) for chain in specs)
-        for place, specs in read
+        tuple(index): tuple(None if chain is None else tuple(_spec(spec) for spec in chain) for chain in specs)
+        for index, specs in read
     }
 
 
@@ -119,7 +118,7 @@ def _cost(read: dict[str, Any]) -> Cost:
     return Cost(**{**read, **told})
 
 
-def _contradictions(plan: Plan) -> Iterator[str]:
+def _contradictions(plan: PlanRecord) -> Iterator[str]:
     """What of a plan does not agree with the rest of it, and would fail only where it is used."""
     mesh = plan.mesh_shape
     if not mesh or min(mesh.values()) < 1:
@@ -130,19 +129,19 @@ def _contradictions(plan: Plan) -> Iterator[str]:
         for spec in (leaf.stored, leaf.used):
             if spec is not None and (len(spec) != len(leaf.shape) or not _divides(spec, leaf.shape, mesh)):
                 yield f"{leaf.path!r}, shape {list(leaf.shape)}, cannot be {format_spec(spec)} on mesh {describe_mesh(mesh)}"
-    for places in (plan.sharding_constraints.operands, plan.sharding_constraints.results):
-        for chain in (chain for specs in places.values() for chain in specs if chain is not None):
+    for by_index in (plan.sharding_constraints.operands, plan.sharding_constraints.results):
+        for chain in (chain for specs in by_index.values() for chain in specs if chain is not None):
             for spec in chain:
                 if not _divides(spec, (0,) * len(spec), mesh):
                     yield f"inside of the step it has {format_spec(spec)}, and its mesh is {describe_mesh(mesh)}"
-    for place, source in plan.state.items():
-        if not (0 <= place < len(plan.outputs) and 0 <= source < len(plan.inputs)):
-            yield f"result {place} replaces argument {source}, of {len(plan.outputs)} results and {len(plan.inputs)} arguments"
-        elif (plan.outputs[place].shape, plan.outputs[place].stored) != (plan.inputs[source].shape, plan.inputs[source].stored):
-            yield f"{plan.outputs[place].path!r} replaces {plan.inputs[source].path!r}, and they differ in shape or layout"
+    for index, source in plan.state.items():
+        if not (0 <= index < len(plan.outputs) and 0 <= source < len(plan.inputs)):
+            yield f"result {index} replaces argument {source}, of {len(plan.outputs)} results and {len(plan.inputs)} arguments"
+        elif (plan.outputs[index].shape, plan.outputs[index].stored) != (plan.inputs[source].shape, plan.inputs[source].stored):
+            yield f"{plan.outputs[index].path!r} replaces {plan.inputs[source].path!r}, and they differ in shape or layout"
     for role in ROLES:
         leaves = [leaf for leaf in plan.inputs if leaf.role == role]
-        said, held = getattr(plan.cost.memory, role), sum(bytes_of(leaf, mesh) for leaf in leaves)
+        said, held = getattr(plan.cost.memory, role), sum(local_bytes(leaf, mesh) for leaf in leaves)
         # Of the keys of random numbers the name of the type does not say how many bytes they have.
         if not any(leaf.dtype.startswith("key<") for leaf in leaves) and not math.isclose(said, held, rel_tol=1e-6, abs_tol=1):
             yield f"leaves of role {role!r} take {said} bytes of a device, and those that it has take {held:.0f}"

@@ -1,22 +1,25 @@
-"""What the compiler says of a plan, beside what was predicted."""
+"""Compile a plan, and hold the compiler's memory, FLOPs and collectives against the prediction."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from penstock.shard import meshes
 from penstock.shard.apply.sharding_constraints import insert_constraints
-from penstock.shard.hlo.analysis import CompileError, Measured, export_program, measure, measure_exported
+from penstock.shard.errors import CompileError
+from penstock.shard.hlo.analysis import Measured, measure
+from penstock.shard.hlo.compile_exported import export_program, measure_exported
+from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh
+from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.search.cost import Cost
-from penstock.shard._planned import Plan, shardings_of
+from penstock.shard.trace.step import TracedStep
 from penstock.shard.units import format_bytes
 
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Options of XLA:CPU for a program that is looked at and not run: machine code is made in haste, and what is looked at stays."""
+"""Options of XLA:CPU that skip LLVM's expensive passes: the optimised HLO, which is all that is read, does not change."""
 
 
 @dataclass(frozen=True)
@@ -70,69 +73,81 @@ def _of(entry: tuple[float, float] | None) -> str:
     return "–" if entry is None else f"{entry[0]:.0f}× {format_bytes(entry[1])}"
 
 
-def verify(plan: Plan, topology: str | None) -> Verified:
-    """Compile a plan; see `Plan.verify`."""
-    measured, where = compiled(plan, topology)
+def verify(plan: PlanRecord, traced: TracedStep | None, devices: Sequence[Any] | None, topology: str | None) -> Verified:
+    """Compile a plan, and return the compiler's figures beside the prediction; see `Plan.verify`."""
+    measured, where = compile_plan(plan, traced, devices, topology)
     return Verified(plan.cost, measured, where, plan.limit)
 
 
-def compiled(plan: Plan, topology: str | None = None) -> tuple[Measured, str]:
-    """What the compiler says of a plan, and for what it was compiled.
+def compile_plan(
+    plan: PlanRecord, traced: TracedStep | None, devices: Sequence[Any] | None = None, topology: str | None = None
+) -> tuple[Measured, str]:
+    """Return the compiler's figures for a plan, and what it was compiled for.
+
+    Args:
+      plan: the layouts.
+      traced: the step; None raises.
+      devices: of the mesh, in order; None takes those that are present.
+      topology: of TPUs, as "v5e:2x4"; None compiles for the devices if they are enough, or else for virtual CPU devices in
+        another process.
 
     Raises:
       ValueError: the plan was loaded, and is not bound to its step.
       TypeError: the topology is no text.
       CompileError: it does not compile.
     """
-    if plan.traced is None:
+    if traced is None:
         raise ValueError("this plan was loaded from a file and has no step to compile; plan.bind(step, *args) first")
     if topology is not None and not isinstance(topology, str):
         raise TypeError(f"topology={topology!r}: a topology is text, as 'v5e:2x4'; None compiles for what is here")
     try:
-        return _compiled(plan, topology)
+        if topology is None and (devices is not None or jax.device_count() >= plan.device_count):
+            return _compile_for_devices(plan, traced, devices)
+        return _compile_in_worker(plan, traced, topology)
     except (CompileError, ImportError):
         raise
-    except Exception as error:  # of lowering: an operation that this platform has not, or that wants its devices
+    except Exception as error:  # lowering refuses operations that the platform lacks, or that want their own devices
         raise CompileError(f"{type(error).__name__}: {error}") from error
 
 
-def _compiled(plan: Plan, topology: str | None) -> tuple[Measured, str]:
-    needed = math.prod(plan.mesh_shape.values())
-    if topology is None and (plan.devices is not None or jax.device_count() >= needed):
-        lowered = lower(plan, meshes.concrete_mesh(plan.mesh_shape, plan.devices))
-        options = FAST_COMPILE if jax.default_backend() == "cpu" else None
-        return measure(lowered.compile(options), plan.mesh_shape), f"{needed} of this process's devices ({jax.default_backend()})"
+def _compile_for_devices(plan: PlanRecord, traced: TracedStep, devices: Sequence[Any] | None) -> tuple[Measured, str]:
+    """Compile in this process, for devices that it sees."""
+    lowered = lower(plan, traced, concrete_mesh(plan.mesh_shape, devices))
+    compiled = lowered.compile(FAST_COMPILE if jax.default_backend() == "cpu" else None)
+    return measure(compiled, plan.mesh_shape), f"{plan.device_count} of this process's devices ({jax.default_backend()})"
+
+
+def _compile_in_worker(plan: PlanRecord, traced: TracedStep, topology: str | None) -> tuple[Measured, str]:
+    """Compile in another process, for virtual CPU devices or for TPUs."""
+    mesh = abstract_mesh(plan.mesh_shape)
     platform = "cpu" if topology is None else "tpu"
-    mesh = meshes.abstract_mesh(plan.mesh_shape)
-    program = export_program(_jitted(plan, mesh), *arguments(plan, mesh), mesh=plan.mesh_shape, platform=platform)
+    arguments = abstract_arguments(plan, traced, mesh)
+    program = export_program(_jit(plan, traced, mesh), *arguments, mesh=plan.mesh_shape, platform=platform)
     (result,) = measure_exported([program], topology=topology)
     if isinstance(result, CompileError):
         raise result
-    return result, f"{needed} virtual CPU devices" if topology is None else f"TPU topology {topology}"
+    return result, f"{plan.device_count} virtual CPU devices" if topology is None else f"TPU topology {topology}"
 
 
-def lower(plan: Plan, mesh: Any) -> Any:
-    """The step as planned, lowered for a mesh, with the state donated."""
-    return _jitted(plan, mesh).lower(*arguments(plan, mesh))
+def lower(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
+    """Lower the step as planned for a mesh, with the state donated."""
+    return _jit(plan, traced, mesh).lower(*abstract_arguments(plan, traced, mesh))
 
 
-def arguments(plan: Plan, mesh: Any) -> list[jax.ShapeDtypeStruct]:
-    """The flat arguments of the step, on a mesh."""
-    assert plan.traced is not None
+def abstract_arguments(plan: PlanRecord, traced: TracedStep, mesh: Any) -> list[jax.ShapeDtypeStruct]:
+    """Return the flat arguments of the step, with their shardings on a mesh."""
     return [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        for leaf, sharding in zip(plan.traced.inputs, shardings_of(plan.inputs, mesh), strict=True)
+        for leaf, sharding in zip(traced.inputs, named_shardings(plan.inputs, mesh), strict=True)
     ]
 
 
-def _jitted(plan: Plan, mesh: Any) -> Any:
-    """Of the flat arguments."""
-    assert plan.traced is not None
-    function = insert_constraints(plan.traced.closed, plan.sharding_constraints, mesh)
+def _jit(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
+    """Return the jitted function of the flat arguments."""
     return jax.jit(
-        function,
-        in_shardings=shardings_of(plan.inputs, mesh),
-        out_shardings=shardings_of(plan.outputs, mesh),
+        insert_constraints(traced.closed, plan.sharding_constraints, mesh),
+        in_shardings=named_shardings(plan.inputs, mesh),
+        out_shardings=named_shardings(plan.outputs, mesh),
         donate_argnums=tuple(sorted(set(plan.state.values()))),
         keep_unused=True,
     )

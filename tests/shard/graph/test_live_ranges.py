@@ -96,7 +96,9 @@ def test_no_array_ends_before_it_starts():
 
         return jax.grad(loss)(w)
 
-    live_ranges = problem(step, jax.ShapeDtypeStruct((3, 64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.float32)).live_ranges
+    live_ranges = problem(
+        step, jax.ShapeDtypeStruct((3, 64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    ).live_ranges
     assert (live_ranges.start <= live_ranges.end).all()
     assert (live_ranges.start >= 0).all()
     assert (live_ranges.end < live_ranges.steps).all()

@@ -233,7 +233,9 @@ def test_leaves_are_sorted_by_size(opened: Callable[..., Chrome]):
     def sizes() -> list[str]:
         return [row.find_elements(By.TAG_NAME, "td")[1].text for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")]
 
-    ordered = [format_bytes(4 * rows * columns) for rows, columns in sorted(shapes.values(), key=lambda shape: -shape[0] * shape[1])]
+    ordered = [
+        format_bytes(4 * rows * columns) for rows, columns in sorted(shapes.values(), key=lambda shape: -shape[0] * shape[1])
+    ]
     assert sizes() == ordered
     next(each for each in table.find_elements(By.TAG_NAME, "button") if each.text == "a device").click()
     assert sizes() == ordered[::-1]

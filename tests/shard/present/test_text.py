@@ -166,7 +166,10 @@ def _loss(params, batch):
 
 
 def _arguments(rows, width, overlapped):
-    layer = {"up": jax.ShapeDtypeStruct((width, overlapped), "float32"), "down": jax.ShapeDtypeStruct((overlapped, width), "float32")}
+    layer = {
+        "up": jax.ShapeDtypeStruct((width, overlapped), "float32"),
+        "down": jax.ShapeDtypeStruct((overlapped, width), "float32"),
+    }
     params = {"layers": [layer, layer]}
     rows = jax.ShapeDtypeStruct((rows, width), "float32")
     return {"params": params, "moments": params}, {"x": rows, "y": rows}

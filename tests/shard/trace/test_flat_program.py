@@ -117,7 +117,12 @@ def test_slices_of_a_loop_are_tied_to_their_stack_and_carries_to_their_start_and
 def test_every_value_is_made_once_and_before_it_is_read(make):
     step, state, batch = make()
     made = program(step, *state, batch)
-    known = {*made.inputs, *made.constants, *(tie.inner for tie in made.same_sharding), *(tie.outer for tie in made.same_sharding)}
+    known = {
+        *made.inputs,
+        *made.constants,
+        *(tie.inner for tie in made.same_sharding),
+        *(tie.outer for tie in made.same_sharding),
+    }
     results = [result for op in made.ops for result in op.results]
     assert len(results) == len(set(results))
     literal = set(range(len(made.values))) - set(results) - known  # operands of calls that are literals
@@ -140,4 +145,6 @@ def test_values_of_a_group_have_the_sizes_that_it_has(make):
             assert dim is None or group.sizes[dim] == size
         placed = [dim for dim in groups.dims[number] if dim is not None]
         assert len(set(placed)) == len(placed)
-    assert sum(len(group.elementwise) for group in groups.groups if group is not None) + len(groups.non_elementwise) == len(made.ops)
+    assert sum(len(group.elementwise) for group in groups.groups if group is not None) + len(groups.non_elementwise) == len(
+        made.ops
+    )

@@ -14,7 +14,7 @@ from penstock.shard.graph.decisions import Graph, connect_dims
 from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.search.problem import Assignment
 
-_ROUNDS = 4
+_AGREEMENT_ROUNDS = 4
 
 Order = dict[tuple[int, int], tuple[int, ...]]
 """Of (node, slot) the numbers of the mesh axes, major first."""
@@ -39,31 +39,31 @@ def axis_orders(graph: Graph, links: MeshLinks, assignment: Assignment) -> Order
                     pairs.append(((edge.a, a), before, after, edge.bytes * edge.count))
     wasted: dict[int, dict[tuple[int, ...], float]] = {}
     orders = list(itertools.permutations(range(len(links.sizes))))
-    for slot, before, after, size in pairs:
-        costs = wasted.setdefault(dimension[slot], dict.fromkeys(orders, 0.0))
+    for dim, before, after, size in pairs:
+        costs = wasted.setdefault(dimension[dim], dict.fromkeys(orders, 0.0))
         for order in orders:
             if not _nested(order, before, after):
                 costs[order] += size
-    match_constraints = _prescribed(graph, links)
-    for slot, given in match_constraints.items():
+    fixed_orders = _fixed_orders(graph, links)
+    for dim, given in fixed_orders.items():
         # Others that go there follow, if they are not told otherwise.
-        costs = wasted.setdefault(dimension[slot], dict.fromkeys(orders, 0.0))
+        costs = wasted.setdefault(dimension[dim], dict.fromkeys(orders, 0.0))
         for order in orders:
             if [axis for axis in order if axis in given] != list(given):
                 costs[order] += float("inf")
-    together = [(dimension[one], dimension[other], moved, size) for one, other, moved, size in exchanged]
-    chosen = _agreed(wasted, [each for each in together if each[0] != each[1]], orders)
-    return {slot: chosen.get(number, orders[0]) for slot, number in dimension.items()} | match_constraints
+    exchanged_pairs = [(dimension[one], dimension[other], moved, size) for one, other, moved, size in exchanged]
+    chosen = _agreed(wasted, [each for each in exchanged_pairs if each[0] != each[1]], orders)
+    return {dim: chosen.get(number, orders[0]) for dim, number in dimension.items()} | fixed_orders
 
 
 def _agreed(
     wasted: dict[int, dict[tuple[int, ...], float]],
-    together: list[tuple[int, int, int, float]],
+    exchanged_pairs: list[tuple[int, int, int, float]],
     orders: list[tuple[int, ...]],
 ) -> dict[int, tuple[int, ...]]:
     """The best order of each, given those of the others that axes go to, in turn until nothing changes."""
     partners: dict[int, list[tuple[int, int, float]]] = {}
-    for one, other, moved, size in together:
+    for one, other, moved, size in exchanged_pairs:
         partners.setdefault(one, []).append((other, moved, size))
         partners.setdefault(other, []).append((one, moved, size))
     free = dict.fromkeys(orders, 0.0)
@@ -71,10 +71,10 @@ def _agreed(
 
     def cost(root: int, order: tuple[int, ...]) -> float:
         return wasted.get(root, free)[order] + sum(
-            size for other, moved, size in partners.get(root, ()) if _of(order, moved) != _of(chosen[other], moved)
+            size for other, moved, size in partners.get(root, ()) if _in_order(order, moved) != _in_order(chosen[other], moved)
         )
 
-    for _ in range(_ROUNDS):
+    for _ in range(_AGREEMENT_ROUNDS):
         before = dict(chosen)
         for root in chosen:
             chosen[root] = min(orders, key=lambda order: (cost(root, order), order != chosen[root]))
@@ -83,23 +83,23 @@ def _agreed(
     return chosen
 
 
-def _prescribed(graph: Graph, links: MeshLinks) -> Order:
+def _fixed_orders(graph: Graph, links: MeshLinks) -> Order:
     """The dimensions for which several axes are prescribed, in that order."""
     return {
-        (number, slot): tuple(links.names.index(axis) for axis in entry)
+        (number, dim): tuple(links.names.index(axis) for axis in entry)
         for number, node in enumerate(graph.nodes)
-        for slot, entry in enumerate(node.fixed or ())
+        for dim, entry in enumerate(node.fixed or ())
         if entry and len(entry) > 1
     }
 
 
 def _nested(order: tuple[int, ...], before: int, after: int) -> bool:
     """Whether of two sets of axes one is the beginning of the other."""
-    first, second = _of(order, before), _of(order, after)
+    first, second = _in_order(order, before), _in_order(order, after)
     shorter = min(len(first), len(second))
     return first[:shorter] == second[:shorter]
 
 
-def _of(order: tuple[int, ...], axes: int) -> list[int]:
+def _in_order(order: tuple[int, ...], axes: int) -> list[int]:
     """Some axes, in an order."""
     return [axis for axis in order if axes >> axis & 1]

@@ -79,7 +79,7 @@ class _Evaluation:
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else environment[atom]
 
-        def laid_out(atom: Any, specs: tuple[Spec, ...] | None) -> Any:
+        def constrain_operand(atom: Any, specs: tuple[Spec, ...] | None) -> Any:
             """The value in the last of some layouts, by way of the others; each step is made once."""
             array = given = read(atom)
             for spec in specs or ():
@@ -97,7 +97,7 @@ class _Evaluation:
             if wanted is None:
                 operands = [read(atom) for atom in equation.invars]
             else:
-                operands = [laid_out(atom, specs) for atom, specs in zip(equation.invars, wanted, strict=True)]
+                operands = [constrain_operand(atom, specs) for atom, specs in zip(equation.invars, wanted, strict=True)]
             if wanted is not None and equation.primitive.name.startswith("scatter") and self._keep_scatters_apart:
                 operands[0] = jax.lax.optimization_barrier(operands[0])
             results = self._equation(equation, operands, here, constrained)
@@ -168,8 +168,8 @@ class _Evaluation:
             own, beside = args[: len(avals)], args[len(avals) :]
             constrained = {(id(own[at]), spec): (own[at], other) for (at, spec), other in zip(ready, beside, strict=True)}
             results = self.evaluate(jaxpr, consts, own, path, constrained)
-            places = {id(each): at for at, each in enumerate(own)}
-            wanted.extend((places[key], spec) for key, spec in constrained if key in places)
+            indices = {id(each): at for at, each in enumerate(own)}
+            wanted.extend((indices[key], spec) for key, spec in constrained if key in indices)
             return results
 
         return jax.make_jaxpr(body)(*avals, *(avals[at] for at, _ in ready)), wanted

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.shard.trace.flat_program import Op, FlatProgram
+from penstock.shard.trace.flat_program import FlatProgram, Op
 
 Dims = tuple[int | None, ...]
 
@@ -30,7 +30,7 @@ class AxisGroup:
     """
 
     sizes: tuple[int, ...]
-    whole: set[int] = field(default_factory=set)
+    replicated: set[int] = field(default_factory=set)
     values: list[int] = field(default_factory=list)
     elementwise: list[Op] = field(default_factory=list)
 
@@ -65,31 +65,31 @@ def find_axis_groups(program: FlatProgram) -> AxisGroups:
         groups.dims.append(tuple(position.get(dim) for dim in range(len(value.shape))))
         groups.group.append(number)
     # Loops first: a carry has the layout of what it starts from, whatever else stands in the way.
-    for tie in program.same_sharding:
-        _tie(groups, tie.outer, tie.inner, tie.skip)
+    for pair in program.same_sharding:
+        _merge_same_sharding(groups, pair.outer, pair.inner, pair.skip)
     inputs = {*program.inputs, *program.constants}
     for op in program.ops:
-        if not op.rule.identity or op.fixed is not None or not _join(groups, op, inputs):
+        if not op.rule.identity or op.fixed is not None or not _merge_operation(groups, op, inputs):
             groups.non_elementwise.append(op)
     return groups
 
 
-def _tie(groups: AxisGroups, outer: int, inner: int, skip: int) -> None:
+def _merge_same_sharding(groups: AxisGroups, outer: int, inner: int, skip: int) -> None:
     into = groups.groups[groups.group[outer]]
     assert into is not None
     for dim in groups.dims[outer][:skip]:
         if dim is not None:
-            into.whole.add(dim)
+            into.replicated.add(dim)
     _merge(groups, outer, inner, list(zip(groups.dims[outer][skip:], groups.dims[inner], strict=True)))
 
 
-def _join(groups: AxisGroups, op: Op, inputs: set[int]) -> bool:
+def _merge_operation(groups: AxisGroups, op: Op, inputs: set[int]) -> bool:
     """Put the operands and results of an elementwise operation into one group, if that can be."""
     result = op.results[0]
-    place = dict(zip(op.rule.results[0], groups.dims[result], strict=True))
+    result_dims = dict(zip(op.rule.results[0], groups.dims[result], strict=True))
 
     def pairs(value: int, dims: Dims) -> list[tuple[int | None, int | None]]:
-        return [(place.get(factor), dim) for factor, dim in zip(dims, groups.dims[value], strict=True)]
+        return [(result_dims.get(factor), dim) for factor, dim in zip(dims, groups.dims[value], strict=True)]
 
     read = [(each, dims) for each, dims in zip(op.operands, op.rule.operands, strict=True) if each is not None and dims]
     full = len([size for size in op.rule.sizes if size > 1])
@@ -99,7 +99,7 @@ def _join(groups: AxisGroups, op: Op, inputs: set[int]) -> bool:
     for value, dims in (*zip(op.results[1:], op.rule.results[1:], strict=True), *shares):
         if not _merge(groups, result, value, pairs(value, dims)):
             return False
-        place = dict(zip(op.rule.results[0], groups.dims[result], strict=True))
+        result_dims = dict(zip(op.rule.results[0], groups.dims[result], strict=True))
     at = {factor: dim for dim, factor in enumerate(op.rule.results[0]) if factor is not None}
     for value, dims in read:
         if (value, dims) not in shares:
@@ -128,8 +128,8 @@ def _merge(groups: AxisGroups, first: int, second: int, pairs: list[tuple[int | 
         return False
     if len(gone.values) > len(into.values) and len(gone.sizes) == len(into.sizes):
         return _merge(groups, second, first, [(b, a) for a, b in pairs])
-    into.whole |= {renamed[dim] for dim in gone.whole}
-    into.whole |= set(range(len(into.sizes))) - set(renamed.values())
+    into.replicated |= {renamed[dim] for dim in gone.replicated}
+    into.replicated |= set(range(len(into.sizes))) - set(renamed.values())
     for value in gone.values:
         groups.group[value] = one
         groups.dims[value] = tuple(None if dim is None else renamed[dim] for dim in groups.dims[value])

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.trace.step import Leaf
 
-Fixed = tuple[tuple[str, ...] | None, ...]
+FixedLayout = tuple[tuple[str, ...] | None, ...]
 ROLES = ("parameters", "optimizer", "batch", "other")
 
 
@@ -29,8 +29,8 @@ def matching(pattern: str, leaves: Sequence[Leaf], what: str) -> list[int]:
       ValueError: it matches nothing; the message has the nearest paths.
     """
     names = [(leaf.path, leaf.path.partition("/")[2]) for leaf in leaves]
-    found = [place for place, each in enumerate(names) if pattern in each] or [
-        place for place, each in enumerate(names) if any(fnmatch.fnmatchcase(name, pattern) for name in each)
+    found = [index for index, each in enumerate(names) if pattern in each] or [
+        index for index, each in enumerate(names) if any(fnmatch.fnmatchcase(name, pattern) for name in each)
     ]
     if not found:
         paths = [leaf.path for leaf in leaves]
@@ -60,7 +60,9 @@ def axes_in_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[
     return {axis for _, spec in match_constraints(constraints, leaves).values() for entry in spec for axis in _axes(entry)}
 
 
-def fixed_layouts(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf], mesh: Mapping[str, int]) -> dict[int, Fixed]:
+def fixed_layouts(
+    constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf], mesh: Mapping[str, int]
+) -> dict[int, FixedLayout]:
     """Of each leaf that is pinned, by place: of each dimension the mesh axes.
 
     Of several patterns that match a leaf, the last counts.
@@ -69,7 +71,7 @@ def fixed_layouts(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf],
       TypeError, ValueError: a pattern that matches nothing, or a layout that does not fit its leaf or the mesh.
     """
     last = match_constraints(constraints, leaves)
-    return {place: _layout(spec, leaves[place], mesh, pattern) for place, (pattern, spec) in last.items()}
+    return {index: _layout(spec, leaves[index], mesh, pattern) for index, (pattern, spec) in last.items()}
 
 
 def _by_pattern(given: Any, what: str, example: str) -> Iterable[tuple[str, Any]]:
@@ -84,14 +86,14 @@ def _by_pattern(given: Any, what: str, example: str) -> Iterable[tuple[str, Any]
     return given.items()
 
 
-def _layout(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int], pattern: str) -> Fixed:
+def _layout(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int], pattern: str) -> FixedLayout:
     where = f"constraints[{pattern!r}] = {spec} for {leaf.path!r}, shape {list(leaf.shape)}, on mesh {describe_mesh(mesh)}"
     unknown = [axis for entry in spec for axis in _axes(entry) if axis not in mesh]
     if unknown:
         raise ValueError(f"{where}: the mesh has no axis {unknown[0]!r}; its axes are {', '.join(mesh)}")
     if len(spec) > len(leaf.shape):
         raise ValueError(
-            f"{where}: the layout has {len(spec)} dimensions and the leaf {len(leaf.shape)}; {_instead(spec, leaf, mesh)}"
+            f"{where}: the layout has {len(spec)} dimensions and the leaf {len(leaf.shape)}; {_suggestion(spec, leaf, mesh)}"
         )
     fixed: list[tuple[str, ...] | None] = []
     for dim, size in enumerate(leaf.shape):
@@ -103,12 +105,12 @@ def _layout(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int], pattern: s
         shards = _shards(axes, mesh)
         if size % shards:
             raise ValueError(
-                f"{where}: dimension {dim} of size {size} does not divide into {shards}; {_instead(spec, leaf, mesh)}"
+                f"{where}: dimension {dim} of size {size} does not divide into {shards}; {_suggestion(spec, leaf, mesh)}"
             )
         fixed.append(axes)
     used = [axis for entry in fixed if entry for axis in entry]
     if len(set(used)) < len(used):
-        raise ValueError(f"{where}: a mesh axis stands in it twice; {_instead(spec, leaf, mesh)}")
+        raise ValueError(f"{where}: a mesh axis stands in it twice; {_suggestion(spec, leaf, mesh)}")
     return tuple(fixed)
 
 
@@ -119,14 +121,14 @@ def _axes(entry: Any) -> tuple[str, ...]:
     return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
-def _instead(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int]) -> str:
+def _suggestion(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int]) -> str:
     """The nearest layout that would do.
 
     Each dimension keeps those of its axes that divide it furthest. Where none does, all of them go to the first dimension that
     has none and that they divide.
     """
     entries: list[Any] = [None] * len(leaf.shape)
-    homeless = []
+    unplaced = []
     used: set[str] = set()
     for dim, entry in enumerate(spec):
         if entry is PartitionSpec.UNCONSTRAINED and dim < len(entries):
@@ -138,19 +140,19 @@ def _instead(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int]) -> str:
             entries[dim] = max(fitting, key=lambda subset: _shards(subset, mesh))
             used.update(entries[dim])
         elif named:
-            homeless.append(named)
-    for named in homeless:
-        whole = (dim for dim, size in enumerate(leaf.shape) if entries[dim] is None and size % _shards(named, mesh) == 0)
-        to = next(whole, None)
+            unplaced.append(named)
+    for named in unplaced:
+        free = (dim for dim, size in enumerate(leaf.shape) if entries[dim] is None and size % _shards(named, mesh) == 0)
+        to = next(free, None)
         if to is not None and not used.intersection(named):
             entries[to] = named
             used.update(named)
     while entries and entries[-1] is None:
         entries.pop()
-    return f"P({', '.join(map(_written, entries))}) would do" if entries else "leave it whole with P()"
+    return f"P({', '.join(map(_as_source, entries))}) would do" if entries else "leave it whole with P()"
 
 
-def _written(entry: Any) -> str:
+def _as_source(entry: Any) -> str:
     """One dimension of a layout as it stands in a program."""
     if entry is PartitionSpec.UNCONSTRAINED:
         return "P.UNCONSTRAINED"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.shard.graph.axis_groups import AxisGroups
-from penstock.shard.trace.flat_program import Op, FlatProgram
-from penstock.shard.graph.fusion import CONTRACTIONS, traffic
+from penstock.shard.graph.fusion import CONTRACTIONS, hbm_traffic
+from penstock.shard.trace.flat_program import FlatProgram, Op
 
 Dims = tuple[int | None, ...]
 Work = tuple[str, float, tuple[tuple[float, Dims | None], ...]]
@@ -85,7 +85,7 @@ class Graph:
     edges: tuple[Edge, ...]
     leaf: Mapping[int, int]
     group: Mapping[int, int]
-    copy: Mapping[tuple[int, float], int]
+    shared_reshard: Mapping[tuple[int, float], int]
     op: tuple[int, ...]
 
 
@@ -109,92 +109,98 @@ class _Builder:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.leaf: dict[int, int] = {}
-        self.copy: dict[tuple[int, float], int] = {}
-        self.traffic = traffic(program)
+        self.shared_reshard: dict[tuple[int, float], int] = {}
+        self.hbm_traffic = hbm_traffic(program)
         self.time = {id(op): at for at, op in enumerate(program.ops)}
         self.group_of: dict[int, int] = {}
 
     def build(self, state: Mapping[int, int], fixed_layouts: Mapping[int, tuple]) -> Graph:
-        self._groups()
-        self._inputs(fixed_layouts)
-        self._copies()
-        ops = tuple(self._operation(op) for op in self.groups.non_elementwise)
-        self._stores(state)
-        return Graph(tuple(self.nodes), tuple(self.edges), self.leaf, self.group_of, self.copy, ops)
+        self._add_groups()
+        self._add_inputs(fixed_layouts)
+        self._shared_reshards()
+        ops = tuple(self._add_operation(op) for op in self.groups.non_elementwise)
+        self._add_stores(state)
+        return Graph(tuple(self.nodes), tuple(self.edges), self.leaf, self.group_of, self.shared_reshard, ops)
 
-    def _groups(self) -> None:
+    def _add_groups(self) -> None:
         node_of: dict[int, int] = {}
         for number, group in enumerate(self.groups.groups):
             if group is not None:
                 node_of[number] = len(self.nodes)
-                sizes = tuple(1 if dim in group.whole else size for dim, size in enumerate(group.sizes))
-                self.nodes.append(Node("group", sizes, tuple(self._work(op) for op in group.elementwise), None, number))
+                sizes = tuple(1 if dim in group.replicated else size for dim, size in enumerate(group.sizes))
+                self.nodes.append(Node("group", sizes, tuple(self._work_of(op) for op in group.elementwise), None, number))
         self.group_of = {value: node_of[number] for value, number in enumerate(self.groups.group)}
 
-    def _inputs(self, fixed_layouts: Mapping[int, tuple]) -> None:
+    def _add_inputs(self, fixed_layouts: Mapping[int, tuple]) -> None:
         program, groups = self.program, self.groups
-        used = _used(program, groups)
+        used = _read_inputs(program, groups)
         count_of = {result: op.count for op in program.ops for result in op.results}
-        for place, value in enumerate((*program.inputs, *program.constants)):
+        for index, value in enumerate((*program.inputs, *program.constants)):
             self.leaf[value] = len(self.nodes)
             shape = program.values[value].shape
-            fixed = fixed_layouts.get(place) if place < len(program.inputs) else ((),) * len(shape)
+            fixed = fixed_layouts.get(index) if index < len(program.inputs) else ((),) * len(shape)
             self.nodes.append(Node("leaf", shape, (), fixed, value))
             if value in used:
-                self._edge(self.leaf[value], self.group_of[value], value, range(len(shape)), groups.dims[value], "use")
+                self._add_edge(self.leaf[value], self.group_of[value], value, range(len(shape)), groups.dims[value], "use")
         for value, result, dims in groups.broadcast_uses:
             target = tuple(None if dim is None else groups.dims[result][dim] for dim in dims)
             of = self.leaf[value] if value in self.leaf else self.group_of[value]
-            self._edge(of, self.group_of[result], value, self._slots(value), target, "spread", count=count_of[result])
+            self._add_edge(
+                of, self.group_of[result], value, self._layout_dims(value), target, "broadcast", count=count_of[result]
+            )
 
-    def _copies(self) -> None:
+    def _shared_reshards(self) -> None:
         """A value that several operations read can be brought into another layout for all of them, once."""
         readers = Counter(
-            (operand, op.count) for op in self.groups.non_elementwise for operand in {each for each in op.operands if each is not None}
+            (operand, op.count)
+            for op in self.groups.non_elementwise
+            for operand in {each for each in op.operands if each is not None}
         )
         for (value, count), number in readers.items():
             dims = self.groups.dims[value]
             if number > 1 and any(dim is not None for dim in dims):
                 group = self.group_of[value]
-                self.copy[value, count] = len(self.nodes)
-                self.nodes.append(Node("copy", self.nodes[group].sizes, (), None, value))
-                self._edge(group, self.copy[value, count], value, dims, dims, "copy", count=count)
+                self.shared_reshard[value, count] = len(self.nodes)
+                self.nodes.append(Node("shared_reshard", self.nodes[group].sizes, (), None, value))
+                self._add_edge(group, self.shared_reshard[value, count], value, dims, dims, "shared_reshard", count=count)
 
-    def _operation(self, op: Op) -> int:
+    def _add_operation(self, op: Op) -> int:
         node = len(self.nodes)
-        self.nodes.append(Node("op", op.rule.sizes, (self._work(op),), _fixed(op), self.time[id(op)]))
+        self.nodes.append(Node("op", op.rule.sizes, (self._work_of(op),), _fixed_factors(op), self.time[id(op)]))
         for position, (operand, factors) in enumerate(zip(op.operands, op.rule.operands, strict=True)):
             if operand is not None and factors:
-                of = self.copy.get((operand, op.count), self.group_of[operand])
-                self._edge(of, node, operand, self.groups.dims[operand], factors, "operand", count=op.count, position=position)
+                of = self.shared_reshard.get((operand, op.count), self.group_of[operand])
+                self._add_edge(
+                    of, node, operand, self.groups.dims[operand], factors, "operand", count=op.count, position=position
+                )
         for position, (result, factors) in enumerate(zip(op.results, op.rule.results, strict=True)):
             partial = tuple(factor for factor in range(len(op.rule.sizes)) if factor not in factors) if op.fixed is None else ()
             target, into = self.groups.dims[result], self.group_of[result]
-            self._edge(node, into, result, factors, target, "result", partial=partial, count=op.count, position=position)
+            self._add_edge(node, into, result, factors, target, "result", partial=partial, count=op.count, position=position)
         return node
 
-    def _stores(self, state: Mapping[int, int]) -> None:
-        for place, replaced in state.items():
-            value, stored = self.program.outputs[place], self.program.inputs[replaced]
+    def _add_stores(self, state: Mapping[int, int]) -> None:
+        for index, replaced in state.items():
+            value, stored = self.program.outputs[index], self.program.inputs[replaced]
             if value is not None and value != stored:
                 of = self.leaf[value] if value in self.leaf else self.group_of[value]  # an input may come back in another's place
-                slots = self._slots(value)
-                self._edge(of, self.leaf[stored], value, slots, range(len(slots)), "store")
+                dims = self._layout_dims(value)
+                self._add_edge(of, self.leaf[stored], value, dims, range(len(dims)), "store")
 
-    def _slots(self, value: int) -> Dims:
+    def _layout_dims(self, value: int) -> Dims:
         """The slots that lay a value out: those of its leaf, if it is stored, or of its group."""
         return tuple(range(len(self.program.values[value].shape))) if value in self.leaf else self.groups.dims[value]
 
-    def _work(self, op: Op) -> Work:
+    def _work_of(self, op: Op) -> Work:
         """Operations that want their operands in memory read, on each device, what they have of each of them."""
         flops, count = op.flops * op.count, op.count
         if op.primitive not in CONTRACTIONS:
-            return _dtype(self.program, op), flops, ((self.traffic[self.time[id(op)]] * count, None),)
+            return _dtype(self.program, op), flops, ((self.hbm_traffic[self.time[id(op)]] * count, None),)
         read = [(each, dims) for each, dims in zip(op.operands, op.rule.operands, strict=True) if each is not None]
         moved = (*read, *zip(op.results, op.rule.results, strict=True))
         return _dtype(self.program, op), flops, tuple((self.program.values[each].bytes * count, dims) for each, dims in moved)
 
-    def _edge(
+    def _add_edge(
         self,
         a: int,
         b: int,
@@ -208,18 +214,18 @@ class _Builder:
         position: int = 0,
     ) -> None:
         large = [dim for dim, size in enumerate(self.program.values[value].shape) if size > 1]
-        slots = tuple(source[dim] for dim in large), tuple(target[dim] for dim in large)
-        self.edges.append(Edge(a, b, *slots, partial, self.program.values[value].bytes, count, value, kind, position))
+        dims = tuple(source[dim] for dim in large), tuple(target[dim] for dim in large)
+        self.edges.append(Edge(a, b, *dims, partial, self.program.values[value].bytes, count, value, kind, position))
 
 
-def _used(program: FlatProgram, groups: AxisGroups) -> set[int]:
+def _read_inputs(program: FlatProgram, groups: AxisGroups) -> set[int]:
     """Inputs that something other than an elementwise operation reads: all that have to have a layout to be used in."""
     read = {operand for op in groups.non_elementwise for operand in op.operands}
     tied = {tie.outer for tie in program.same_sharding}
     return {value for value in (*program.inputs, *program.constants) if value in read or value in tied}
 
 
-def _fixed(op: Op) -> tuple[tuple[str, ...] | None, ...] | None:
+def _fixed_factors(op: Op) -> tuple[tuple[str, ...] | None, ...] | None:
     """What the program prescribes for the factors of an operation."""
     if op.fixed is None:
         return None
@@ -243,7 +249,7 @@ def _dtype(program: FlatProgram, op: Op) -> str:
 
 def connect_dims(graph: Graph) -> dict[tuple[int, int], int]:
     """Of each node and slot a number that is the same for all slots that edges lead to from it, and back."""
-    above = {(number, slot): (number, slot) for number, node in enumerate(graph.nodes) for slot in range(len(node.sizes))}
+    above = {(number, dim): (number, dim) for number, node in enumerate(graph.nodes) for dim in range(len(node.sizes))}
 
     def top(each: tuple[int, int]) -> tuple[int, int]:
         while above[each] != each:

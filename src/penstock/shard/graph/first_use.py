@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.shard.graph.axis_groups import AxisGroups
-from penstock.shard.trace.flat_program import Op, FlatProgram
+from penstock.shard.trace.flat_program import FlatProgram, Op
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FirstUse:
     """
 
     op: Op
-    anchor: int
+    number: int
     factors: tuple[int | None, ...]
     scan_dims: int
 
@@ -36,27 +36,27 @@ def find_first_uses(program: FlatProgram, groups: AxisGroups) -> dict[int, First
 
     It is looked through what only copies an input: elementwise operations on nothing else, and the slices that a loop takes.
     """
-    copies = {value: (value, 0) for value in program.inputs}  # copy → input, and how many dimensions it lacks
-    _through_ties(program, copies, program.inputs)
+    aliases = {value: (value, 0) for value in program.inputs}  # copy → input, and how many dimensions it lacks
+    _follow_same_sharding(program, aliases, program.inputs)
     single = {op.path for group in groups.groups if group is not None for op in group.elementwise}
     non_elementwise = {op.path: number for number, op in enumerate(groups.non_elementwise)}
     found: dict[int, FirstUse] = {}
     for op in program.ops:
         read = [each for each in op.operands if each is not None]
-        if op.path in single and len(read) == 1 and read[0] in copies:
+        if op.path in single and len(read) == 1 and read[0] in aliases:
             if program.values[read[0]].shape == program.values[op.results[0]].shape:
-                copies.setdefault(op.results[0], copies[read[0]])
-                _through_ties(program, copies, op.results)
+                aliases.setdefault(op.results[0], aliases[read[0]])
+                _follow_same_sharding(program, aliases, op.results)
         elif op.path in non_elementwise and (op.flops or op.primitive == "gather"):
             for operand, factors in zip(op.operands, op.rule.operands, strict=True):
-                if operand in copies and factors and copies[operand][0] not in found:
-                    value, scan_dims = copies[operand]
+                if operand in aliases and factors and aliases[operand][0] not in found:
+                    value, scan_dims = aliases[operand]
                     found[value] = FirstUse(op, non_elementwise[op.path], factors, scan_dims)
     return found
 
 
-def _through_ties(program: FlatProgram, copies: dict[int, tuple[int, int]], values: Iterable[int]) -> None:
+def _follow_same_sharding(program: FlatProgram, aliases: dict[int, tuple[int, int]], values: Iterable[int]) -> None:
     wanted = set(values)
-    for tie in program.same_sharding:
-        if tie.outer in wanted:
-            copies.setdefault(tie.inner, (copies[tie.outer][0], copies[tie.outer][1] + tie.skip))
+    for pair in program.same_sharding:
+        if pair.outer in wanted:
+            aliases.setdefault(pair.inner, (aliases[pair.outer][0], aliases[pair.outer][1] + pair.skip))

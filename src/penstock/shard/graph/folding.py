@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.shard.graph.decisions import Edge, Graph
 
-_ROUNDS = 24
+_REFINEMENT_ROUNDS = 24
 """How far around a node is looked. It is about one layer of a transformer, so that a chain of equal products of matrices folds
 only in its middle: there, two that follow each other may want to be laid out differently."""
 
@@ -29,7 +29,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedGraph:
     """A graph with alike nodes taken together.
 
     Attributes:
@@ -43,13 +43,13 @@ class Folded:
     bundles: tuple[Bundle, ...]
 
 
-def fold(graph: Graph) -> Folded:
+def fold_layers(graph: Graph) -> FoldedGraph:
     """Find alike nodes."""
     colours = _numbered([(node.kind, node.sizes, node.work, node.fixed) for node in graph.nodes])
     kinds = _numbered(
         [(edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, edge.position) for edge in graph.edges]
     )
-    for _ in range(_ROUNDS):
+    for _ in range(_REFINEMENT_ROUNDS):
         around: list[list[tuple[int, int, int]]] = [[] for _ in graph.nodes]
         for edge, kind in zip(graph.edges, kinds, strict=True):
             around[edge.a].append((kind, 0, colours[edge.b]))
@@ -65,7 +65,7 @@ def fold(graph: Graph) -> Folded:
     bundles: dict[tuple, list[int]] = {}
     for number, edge in enumerate(graph.edges):
         bundles.setdefault((int(of_node[edge.a]), int(of_node[edge.b]), kinds[number]), []).append(number)
-    return Folded(
+    return FoldedGraph(
         of_node, first, tuple(Bundle(graph.edges[some[0]], a, b, np.array(some)) for (a, b, _), some in bundles.items())
     )
 

@@ -25,7 +25,7 @@ _ALIASES = frozenset(
     ]
 )
 CONTRACTIONS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
-_READ_IN_PLACE = frozenset(
+_READS_FROM_HBM = frozenset(
     [
         "dot_general",
         "ragged_dot_general",
@@ -53,7 +53,7 @@ _READ_IN_PLACE = frozenset(
     ]
 )
 """Their operands have to lie in memory, and so do their results."""
-_WRITES = frozenset(
+_WRITES_TO_HBM = frozenset(
     [
         "reduce_sum",
         "reduce_max",
@@ -107,48 +107,48 @@ def materialized_values(program: FlatProgram) -> tuple[set[int], dict[int, froze
             continue
         operands = {name.get(operand, operand) for operand in op.operands if operand is not None}
         readers.update(operands)
-        if op.primitive in _READ_IN_PLACE:
+        if op.primitive in _READS_FROM_HBM:
             virtual_operands |= operands
     virtual_operands |= {name.get(value, value) for loop in program.loops for value in loop.read}
-    kept: set[int] = set(inputs)
+    materialized: set[int] = set(inputs)
     for loop in program.loops:
-        kept.update(loop.made)
-        kept.update(loop.passed)
+        materialized.update(loop.results)
+        materialized.update(loop.carries)
     many = {value for value, count in readers.items() if count >= _MANY_READERS}
-    sources: dict[int, frozenset[int]] = {value: frozenset((value,)) for value in kept}
+    sources: dict[int, frozenset[int]] = {value: frozenset((value,)) for value in materialized}
     for op in program.ops:
         read = frozenset().union(*(sources.get(each, frozenset()) for each in op.operands if each is not None))
         for result in op.results:
             if op.primitive in _ALIASES:
                 sources[result] = read
             elif (
-                op.primitive in _READ_IN_PLACE
-                or op.primitive in _WRITES
+                op.primitive in _READS_FROM_HBM
+                or op.primitive in _WRITES_TO_HBM
                 or result in virtual_operands
                 or len(read) > _MOST_SOURCES
                 or (result in many and read and op.primitive not in _CHEAP)
             ):
-                kept.add(result)
+                materialized.add(result)
                 sources[result] = frozenset((result,))
             else:
                 sources[result] = read
-    return kept, sources
+    return materialized, sources
 
 
-def traffic(program: FlatProgram) -> list[float]:
+def hbm_traffic(program: FlatProgram) -> list[float]:
     """Of each operation the bytes that it reads from and writes to memory in one run, nothing being sharded; fused ones none."""
-    kept, sources = materialized_values(program)
-    kept |= {output for output in program.outputs if output is not None}
-    bytes_of = [value.bytes for value in program.values]
+    materialized, sources = materialized_values(program)
+    materialized |= {output for output in program.outputs if output is not None}
+    value_bytes = [value.bytes for value in program.values]
     moved = []
     for op in program.ops:
-        if op.primitive in _ALIASES or not any(result in kept for result in op.results):
+        if op.primitive in _ALIASES or not any(result in materialized for result in op.results):
             moved.append(0.0)
             continue
         read = frozenset().union(*(sources.get(each, frozenset()) for each in op.operands if each is not None))
         if op.primitive in _LOOKS_UP:
             touched = op.operands[2] if op.primitive.startswith("scatter") else None
-            moved.append(2.0 * bytes_of[op.results[0] if touched is None else touched])
+            moved.append(2.0 * value_bytes[op.results[0] if touched is None else touched])
         else:
-            moved.append(float(sum(bytes_of[each] for each in read) + sum(bytes_of[each] for each in op.results)))
+            moved.append(float(sum(value_bytes[each] for each in read) + sum(value_bytes[each] for each in op.results)))
     return moved

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.shard.graph.decisions import Graph
-from penstock.shard.trace.flat_program import FlatProgram
 from penstock.shard.graph.fusion import materialized_values
+from penstock.shard.trace.flat_program import FlatProgram
 
 TEMP_FACTOR = 1.25
 """By how much more memory XLA takes than the arrays that have to live: for copies in other orders of dimensions, and by an order
@@ -51,13 +51,13 @@ def find_live_ranges(program: FlatProgram, graph: Graph, state: frozenset[int]) 
       state: places of the outputs that take the place of inputs.
     """
     inputs = {*program.inputs, *program.constants}
-    kept, sources = materialized_values(program)
+    materialized, sources = materialized_values(program)
     birth: dict[int, int] = dict.fromkeys(inputs, -1)
     for time, op in enumerate(program.ops):
         for result in op.results:
             birth[result] = time
     for loop in program.loops:
-        birth.update(dict.fromkeys((*loop.made, *loop.passed), loop.start))
+        birth.update(dict.fromkeys((*loop.results, *loop.carries), loop.start))
     around: list[list[tuple[int, int]]] = [[] for _ in program.ops]
     for loop in program.loops:
         for time in range(loop.start, loop.end):
@@ -71,7 +71,7 @@ def find_live_ranges(program: FlatProgram, graph: Graph, state: frozenset[int]) 
             last[source] = max(last.get(source, -1), end)
 
     for time, op in enumerate(program.ops):
-        if any(result in kept for result in op.results):
+        if any(result in materialized for result in op.results):
             for operand in op.operands:
                 if operand is not None:
                     use(operand, time)
@@ -79,24 +79,24 @@ def find_live_ranges(program: FlatProgram, graph: Graph, state: frozenset[int]) 
         for value in loop.read:
             if loop.end > loop.start:
                 use(value, loop.end - 1)
-        for value in loop.made:
+        for value in loop.results:
             last[value] = max(last.get(value, -1), loop.end - 1)
-    for place, output in enumerate(program.outputs):
+    for index, output in enumerate(program.outputs):
         if output is None or output in inputs:
             continue
         time = min(birth.get(output, 0), len(program.ops) - 1)
-        if place in state:
+        if index in state:
             use(output, time)
         else:
             for source in sources.get(output, ()):
                 last[source] = len(program.ops) - 1
 
     rows: list[tuple[int, int, int, int, int, int]] = []
-    for value in kept:
+    for value in materialized:
         if value not in inputs:
             start = birth.get(value, 0)
             rows.append((value, graph.group[value], program.values[value].bytes, start, max(last.get(value, start), start), -1))
-    first = _first_uses(program, inputs)
+    first = _first_reads(program, inputs)
     for number, edge in enumerate(graph.edges):
         if edge.kind == "use" and graph.group.get(edge.value) == edge.b and edge.value in last:
             rows.append((edge.value, edge.b, edge.bytes, first.get(edge.value, 0), last[edge.value], number))
@@ -106,7 +106,7 @@ def find_live_ranges(program: FlatProgram, graph: Graph, state: frozenset[int]) 
         if edge.kind == "operand":
             readers[edge.a].append(edge)
     for number, edge in enumerate(graph.edges):
-        if edge.kind == "copy":
+        if edge.kind == "shared_reshard":
             read = [at[other.b] for other in readers[edge.b]]
             rows.append((edge.value, edge.b, edge.bytes, min(read), max(read), number))
         elif edge.kind == "operand":
@@ -125,7 +125,7 @@ def _times(program: FlatProgram, graph: Graph) -> dict[int, int]:
     return {time: non_elementwise[time] for time in range(len(program.ops)) if time in non_elementwise}
 
 
-def _first_uses(program: FlatProgram, inputs: set[int]) -> dict[int, int]:
+def _first_reads(program: FlatProgram, inputs: set[int]) -> dict[int, int]:
     first: dict[int, int] = {}
     for time, op in enumerate(program.ops):
         for operand in op.operands:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.shard.graph.axis_groups import AxisGroups, find_axis_groups
-from penstock.shard.graph.folding import Folded, fold
+from penstock.shard.graph.constraints import FixedLayout
 from penstock.shard.graph.decisions import Graph, build_graph
-from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.resharding import MeshLinks
+from penstock.shard.graph.folding import FoldedGraph, fold_layers
 from penstock.shard.graph.live_ranges import LiveRanges, find_live_ranges
-from penstock.shard.graph.constraints import Fixed
 from penstock.shard.trace.flat_program import FlatProgram
-from penstock.shard.search.problem import Problem
 from penstock.shard.trace.step import TracedStep
 
 
@@ -24,7 +21,7 @@ class StepModel:
     program: FlatProgram
     groups: AxisGroups
     graph: Graph
-    folded: Folded
+    folded: FoldedGraph
     live_ranges: LiveRanges
 
     @property
@@ -33,7 +30,7 @@ class StepModel:
         return tuple(self.graph.leaf[value] for value in self.program.inputs)
 
 
-def build_step_model(traced: TracedStep, pins: Mapping[int, Fixed]) -> StepModel:
+def build_step_model(traced: TracedStep, fixed: Mapping[int, FixedLayout]) -> StepModel:
     """Look at a step.
 
     Args:
@@ -42,19 +39,5 @@ def build_step_model(traced: TracedStep, pins: Mapping[int, Fixed]) -> StepModel
     """
     program = traced.program
     groups = find_axis_groups(program)
-    graph = build_graph(program, groups, traced.state, pins)
-    return StepModel(program, groups, graph, fold(graph), find_live_ranges(program, graph, frozenset(traced.state)))
-
-
-def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware) -> Problem:
-    """What is to be searched, on a mesh."""
-    names: Sequence[str] = tuple(mesh)
-    links = MeshLinks(
-        tuple(names),
-        tuple(mesh.values()),
-        tuple(hardware.bandwidth([name]) for name in names),
-        tuple(hardware.latency([name]) for name in names),
-    )
-    program = model.program
-    stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
-    return Problem(model.graph, model.folded, links, hardware, model.live_ranges, stored)
+    graph = build_graph(program, groups, traced.state, fixed)
+    return StepModel(program, groups, graph, fold_layers(graph), find_live_ranges(program, graph, frozenset(traced.state)))

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.shard.hlo.flops import flops as flops
-from penstock.shard.hlo.flops import unknown as unknown
-from penstock.shard.hlo.slices import depends_on_device, place, slices
-from penstock.shard.hlo.parse import Array, Computation, Instruction, HloProgram, parse
+from penstock.shard.hlo.parse import Array, Computation, HloProgram, Instruction, parse
+from penstock.shard.hlo.slices import depends_on_device, index_values, slices
+from penstock.shard.mesh.shapes import describe_mesh
 
 _KINDS = {
     "all-reduce": "all-reduce",
@@ -194,7 +193,7 @@ class _Collectives:
     def _parted(self, where: Computation, taken: Instruction, groups: DeviceGroups) -> tuple[DeviceGroups, bool]:
         """As `_scattered`, of one slice."""
         names = taken.operands[1:]
-        places = {name: place(self.program, where, name, self.devices.size) for name in names}
+        places = {name: index_values(self.program, where, name, self.devices.size) for name in names}
         known = [found for found in places.values() if found is not None]
         if any(found is None and depends_on_device(self.program, where, name) for name, found in places.items()):
             # The text does not tell the place (of a table too long for it, say): by size, of several axes the innermost.
@@ -227,9 +226,8 @@ class _Collectives:
         groups = _replica_groups(instruction.attributes, self.devices.size)
         last = max(itertools.chain.from_iterable(groups))
         if last >= self.devices.size:
-            sizes = "×".join(f"{name}={size}" for name, size in self.mesh.items())
             raise ValueError(
-                f"{instruction.name} runs on device {last}, and the mesh {sizes} has {self.devices.size}: "
+                f"{instruction.name} runs on device {last}, and the mesh {describe_mesh(self.mesh)} has {self.devices.size}: "
                 "give the mesh that the program was compiled for"
             )
         return groups

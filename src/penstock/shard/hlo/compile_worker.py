@@ -18,7 +18,10 @@ import jax.export
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from penstock.shard.hlo.analysis import CompileError, Measured, describe_mesh, measure, write_result
+from penstock.shard.errors import CompileError
+from penstock.shard.hlo.analysis import Measured, measure
+from penstock.shard.hlo.compile_exported import write_result
+from penstock.shard.mesh.shapes import describe_mesh
 
 _Meshes = Callable[[Mapping[str, int]], Mesh]
 

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from penstock.shard.hlo.parse import Array, Computation, Instruction, HloProgram, parse
+from penstock.shard.hlo.parse import Array, Computation, HloProgram, Instruction, parse
 from penstock.shard.unknown_costs import about_loops, about_operations
 
 # One operation per element of the result. exp, log, tanh, rsqrt and their like are not here: XLA counts them apart, as

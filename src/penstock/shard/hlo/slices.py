@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.shard.hlo.parse import CALLS, UNCHANGED, Array, Computation, Instruction, HloProgram
+from penstock.shard.hlo.parse import CALLS, UNCHANGED, Array, Computation, HloProgram, Instruction
 
-Place = np.ndarray  # int [devices, n]: n numbers on each device
+IndexValues = np.ndarray  # int [devices, n]: n numbers on each device
 
 # Shapes stay and each element depends on the one at its place: a slice of the result needs that slice of the operand.
 # fmt: off
@@ -18,7 +18,7 @@ _ELEMENTWISE = frozenset((
     "negate", "not", "or", "power", "remainder", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh",
 ))
 # fmt: on
-_BINARY: dict[str, Callable[[Place, Place], Place]] = {
+_BINARY: dict[str, Callable[[IndexValues, IndexValues], IndexValues]] = {
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,
@@ -30,7 +30,7 @@ _BINARY: dict[str, Callable[[Place, Place], Place]] = {
     "shift-right-logical": np.right_shift,
     "shift-left": np.left_shift,
 }
-_COMPARE: dict[str, Callable[[Place, Place], Place]] = {
+_COMPARE: dict[str, Callable[[IndexValues, IndexValues], IndexValues]] = {
     "EQ": np.equal,
     "NE": np.not_equal,
     "LT": np.less,
@@ -88,7 +88,7 @@ def slices(
     return found
 
 
-def place(program: HloProgram, where: Computation, name: str, devices: int) -> Place | None:
+def index_values(program: HloProgram, where: Computation, name: str, devices: int) -> IndexValues | None:
     """What a small integer value is on each device, [devices, n]; None if that is not to be known from the program."""
     where, instruction = program.source(where, name)
     opcode = instruction.opcode
@@ -101,7 +101,7 @@ def place(program: HloProgram, where: Computation, name: str, devices: int) -> P
             return None
         numbers = re.findall(r"-?\d+", instruction.literal.replace("true", "1").replace("false", "0"))
         return np.array([[int(number) for number in numbers]]) if len(numbers) == instruction.elements else None
-    inputs = [place(program, where, operand, devices) for operand in instruction.operands]
+    inputs = [index_values(program, where, operand, devices) for operand in instruction.operands]
     known = [each for each in inputs if each is not None]
     if not known or len(known) < len(inputs):
         return None

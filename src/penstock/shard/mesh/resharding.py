@@ -47,7 +47,7 @@ class MeshLinks:
     sizes: tuple[int, ...]
     bandwidth: tuple[float, ...]
     latency: tuple[float, ...]
-    _moves: dict = field(default_factory=dict, repr=False)
+    _steps: dict = field(default_factory=dict, repr=False)
     _shards: dict = field(default_factory=dict, repr=False)
     _speeds: dict = field(default_factory=dict, repr=False)
 
@@ -57,9 +57,9 @@ class MeshLinks:
             self._shards[axes] = math.prod(size for bit, size in enumerate(self.sizes) if axes >> bit & 1)
         return self._shards[axes]
 
-    def way(self, source: Layout, target: Layout, partial: int) -> tuple[Layout, ...]:
+    def waypoints(self, source: Layout, target: Layout, partial: int) -> tuple[Layout, ...]:
         """The layouts to go through from one to another, the last included; without the first, if that is not partial."""
-        stops = [move.after for move in self.moves(source, target, partial, 1)]
+        stops = [step.after for step in self.reshard_steps(source, target, partial, 1)]
         if not stops or stops[-1] != target:
             stops.append(target)
         return tuple(stops)
@@ -70,40 +70,42 @@ class MeshLinks:
     def bits(self, names: Mapping | tuple[str, ...]) -> int:
         return sum(1 << self.names.index(name) for name in names)
 
-    def moves(self, source: Layout, target: Layout, partial: int, size: int) -> tuple[ReshardStep, ...]:
+    def reshard_steps(self, source: Layout, target: Layout, partial: int, size: int) -> tuple[ReshardStep, ...]:
         """The collectives that take an array of `size` bytes from one layout to another, summed over the axes `partial`."""
         key = (source, target, partial, size)
-        if key not in self._moves:
+        if key not in self._steps:
             # Along axes of one device nothing moves.
-            self._moves[key] = tuple(move for move in self._find(source, target, partial, size) if self.shards(move.axes) > 1)
-        return self._moves[key]
+            self._steps[key] = tuple(
+                step for step in self._plan_steps(source, target, partial, size) if self.shards(step.axes) > 1
+            )
+        return self._steps[key]
 
-    def seconds(self, move: ReshardStep) -> float:
+    def seconds(self, step: ReshardStep) -> float:
         """α–β: the bytes over the slowest link that takes part, and one latency, as compilers combine small collectives."""
-        bandwidth, latency = self.speed(move)
-        return move.bytes_on_wire / bandwidth + latency
+        bandwidth, latency = self.speed(step)
+        return step.bytes_on_wire / bandwidth + latency
 
-    def speed(self, move: ReshardStep) -> tuple[float, float]:
+    def speed(self, step: ReshardStep) -> tuple[float, float]:
         """Bytes/s and latency of the slowest axis that a collective runs over."""
-        if move.axes not in self._speeds:
-            bits = [bit for bit in range(len(self.sizes)) if move.axes >> bit & 1]
-            self._speeds[move.axes] = (min(self.bandwidth[bit] for bit in bits), max(self.latency[bit] for bit in bits))
-        return self._speeds[move.axes]
+        if step.axes not in self._speeds:
+            bits = [bit for bit in range(len(self.sizes)) if step.axes >> bit & 1]
+            self._speeds[step.axes] = (min(self.bandwidth[bit] for bit in bits), max(self.latency[bit] for bit in bits))
+        return self._speeds[step.axes]
 
-    def _find(self, source: Layout, target: Layout, partial: int, size: int) -> list[ReshardStep]:
+    def _plan_steps(self, source: Layout, target: Layout, partial: int, size: int) -> list[ReshardStep]:
         """Sum first, scattering where the target is sharded; cut what need not travel; exchange; gather at last."""
-        moves = []
+        reshard_steps = []
         have, want = union(source), union(target)
         local = size / self.shards(have)
         now = list(source)
         if scattered := partial & want & ~have:
             n = self.shards(scattered)
             now = [mask | there & scattered for mask, there in zip(now, target, strict=True)]
-            moves.append(ReshardStep("reduce-scatter", scattered, local, local * (n - 1) / n, tuple(now)))
+            reshard_steps.append(ReshardStep("reduce-scatter", scattered, local, local * (n - 1) / n, tuple(now)))
             local /= n
         if left := partial & ~scattered & ~have:
             n = self.shards(left)
-            moves.append(ReshardStep("all-reduce", left, local, 2 * local * (n - 1) / n, tuple(now)))
+            reshard_steps.append(ReshardStep("all-reduce", left, local, 2 * local * (n - 1) / n, tuple(now)))
         cut = want & ~have & ~scattered
         local /= self.shards(cut)
         now = [mask | there & cut for mask, there in zip(now, target, strict=True)]
@@ -113,12 +115,12 @@ class MeshLinks:
         if exchanged:
             n = self.shards(exchanged)
             now = [mask & ~exchanged | there & exchanged for mask, there in zip(now, target, strict=True)]
-            moves.append(ReshardStep("all-to-all", exchanged, local, local * (n - 1) / n, tuple(now)))
+            reshard_steps.append(ReshardStep("all-to-all", exchanged, local, local * (n - 1) / n, tuple(now)))
         if gathered := have & ~want:
             n = self.shards(gathered)
             local *= n
-            moves.append(ReshardStep("all-gather", gathered, local, local * (n - 1) / n, tuple(target)))
-        return moves
+            reshard_steps.append(ReshardStep("all-gather", gathered, local, local * (n - 1) / n, tuple(target)))
+        return reshard_steps
 
 
 def union(layout: Layout) -> int:

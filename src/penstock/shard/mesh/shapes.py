@@ -36,8 +36,8 @@ def concrete_mesh(shape: Mapping[str, int], devices: Sequence[Any] | None = None
         present = jax.devices()
         if len(present) < needed:
             raise ValueError(
-                f"the plan is for {needed} devices ({describe_mesh(shape)}); this process has {len(present)} ({present[0].platform}): "
-                "run it where they are, or on CPU set jax_num_cpu_devices before JAX starts"
+                f"the plan is for {needed} devices ({describe_mesh(shape)}); this process has {len(present)} "
+                f"({present[0].platform}): run it where they are, or on CPU set jax_num_cpu_devices before JAX starts"
             )
         return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=types, devices=present[:needed])
     import numpy as np
@@ -51,7 +51,7 @@ def describe_mesh(shape: Mapping[str, int]) -> str:
 
 
 def candidate_shapes(
-    mesh: Any, devices: Any, fixed_layouts: Collection[str] = (), told: Collection[str] = ()
+    mesh: Any, devices: Any, constrained_axes: Collection[str] = (), distinct_axes: Collection[str] = ()
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
     """The shapes of mesh to plan for, and the devices, if they were given.
 
@@ -65,7 +65,7 @@ def candidate_shapes(
       TypeError, ValueError: it is no mesh, has no devices, more than three axes, or other devices than were given.
     """
     given, count = None, None
-    if _whole(devices):
+    if _is_integer(devices):
         count = int(devices)
     elif devices is not None:
         given = list(devices) if isinstance(devices, Iterable) else [devices]
@@ -80,7 +80,7 @@ def candidate_shapes(
     if mesh is None:
         if count is None:
             count = jax.device_count()
-        return list(_factorisations(count, fixed_layouts, told)), given
+        return list(_factorisations(count, constrained_axes, distinct_axes)), given
     shape = _shape(mesh)
     if count is not None and math.prod(shape.values()) != count:
         raise ValueError(
@@ -98,15 +98,15 @@ def candidate_shapes(
     return [shape], given
 
 
-def keep_with_axes(shapes: list[dict[str, int]], fixed_layouts: Collection[str]) -> list[dict[str, int]]:
+def keep_with_axes(shapes: list[dict[str, int]], constrained_axes: Collection[str]) -> list[dict[str, int]]:
     """Of the shapes of a mesh that is searched, those that have the axes that pinned layouts name.
 
     Raises:
       ValueError: none has.
     """
-    having = [shape for shape in shapes if set(fixed_layouts) <= set(shape)]
+    having = [shape for shape in shapes if set(constrained_axes) <= set(shape)]
     if not having:
-        other = min((axis for axis in fixed_layouts if axis not in _NAMES[-1]), key=str)
+        other = min((axis for axis in constrained_axes if axis not in _NAMES[-1]), key=str)
         raise ValueError(
             f"constraints name the mesh axis {other!r}, and the axes of a mesh that is searched are {', '.join(_NAMES[-1])}: "
             f"use these, or give mesh= with axes of your own, as mesh={{{other!r}: {math.prod(shapes[0].values())}}}"
@@ -135,8 +135,8 @@ def match_step_meshes(
             same = [inner]
         if not same:
             raise ValueError(
-                f"the step itself lays something out on mesh {describe_mesh(inner)} (with_sharding_constraint or shard_map), and the "
-                f"plan is for {' or '.join(describe_mesh(shape) for shape in shapes[:3])}: plan with mesh={inner!r}, or take it out"
+                f"the step itself lays something out on mesh {describe_mesh(inner)} (with_sharding_constraint or shard_map), and "
+                f"the plan is for {' or '.join(map(describe_mesh, shapes[:3]))}: plan with mesh={inner!r}, or take it out"
             )
         shapes, searched = same, False
         if isinstance(mesh, Mesh):
@@ -159,45 +159,49 @@ def _shape(mesh: Any) -> dict[str, int]:
     if isinstance(mesh, (Mesh, AbstractMesh)):
         shape = dict(mesh.shape)
     elif isinstance(mesh, Mapping):
-        shape = {name: int(size) if _whole(size) else size for name, size in mesh.items()}
+        shape = {name: int(size) if _is_integer(size) else size for name, size in mesh.items()}
     else:
         raise TypeError(
             f"mesh={mesh!r} is no jax.sharding.Mesh, AbstractMesh or dict of axis sizes such as {{'data': 2, 'model': 4}}"
         )
     for name, size in shape.items():
-        if not isinstance(name, str) or not _whole(size) or size < 1:
+        if not isinstance(name, str) or not _is_integer(size) or size < 1:
             raise ValueError(f"mesh axis {name!r} has size {size!r}; names are strings and sizes whole numbers of at least 1")
     if not 1 <= len(shape) <= 3:
         raise ValueError(f"mesh {describe_mesh(shape) or '{}'} has {len(shape)} axes; a plan is made for one, two or three")
     return shape
 
 
-def _whole(number: Any) -> bool:
+def _is_integer(number: Any) -> bool:
     """Whether it is a whole number, of Python or NumPy."""
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 
-def _factorisations(count: int, fixed_layouts: Collection[str] = (), told: Collection[str] = ()) -> Iterator[dict[str, int]]:
+def _factorisations(
+    count: int, constrained_axes: Collection[str] = (), distinct_axes: Collection[str] = ()
+) -> Iterator[dict[str, int]]:
     """Meshes of a number of devices: one axis, then two and three.
 
     Where nothing tells axes apart, the sizes rise, so that the last axis is the largest. An axis that is told apart from others,
     by a layout or its links, has each of the sizes in turn.
     """
-    names = [each for each in _NAMES if set(fixed_layouts) <= set(each)] or list(_NAMES)
-    shapes = [sizes for each in names for sizes in _rising(count, len(each))]
+    names = [each for each in _NAMES if set(constrained_axes) <= set(each)] or list(_NAMES)
+    shapes = [sizes for each in names for sizes in _ascending_factors(count, len(each))]
     if not shapes:  # It has too few factors for the axes that it should have.
-        shapes = _rising(count, len(names[0]), 1)
+        shapes = _ascending_factors(count, len(names[0]), 1)
     orders: Iterator[dict[str, int]] = (
         dict(zip(axes, order, strict=True))
         for sizes in shapes[:_MOST_SHAPES]
         for axes in (_NAMES[len(sizes) - 1],)
         for order in dict.fromkeys(itertools.permutations(sizes))
-        if _rise([size for axis, size in zip(axes, order, strict=True) if axis not in fixed_layouts and axis not in told])
+        if _is_ascending(
+            [size for axis, size in zip(axes, order, strict=True) if axis not in constrained_axes and axis not in distinct_axes]
+        )
     )
     return itertools.islice(orders, _MOST_ORDERS)
 
 
-def _rising(count: int, axes: int, least: int = 2) -> list[tuple[int, ...]]:
+def _ascending_factors(count: int, axes: int, least: int = 2) -> list[tuple[int, ...]]:
     """The ways to write a number as a product of so many numbers that rise; those first that are closest, if three."""
     if axes == 1:
         return [(count,)] if count >= least else []
@@ -205,10 +209,10 @@ def _rising(count: int, axes: int, least: int = 2) -> list[tuple[int, ...]]:
         (first, *rest)
         for first in range(least, math.isqrt(count) + 1)
         if count % first == 0
-        for rest in _rising(count // first, axes - 1, first)
+        for rest in _ascending_factors(count // first, axes - 1, first)
     ]
     return sorted(found, key=lambda sizes: sizes[-1] / sizes[0]) if axes == 3 else found
 
 
-def _rise(sizes: Sequence[int]) -> bool:
+def _is_ascending(sizes: Sequence[int]) -> bool:
     return list(sizes) == sorted(sizes)

@@ -8,21 +8,22 @@ from collections.abc import Mapping, Sequence
 
 from penstock.page import Content, Markup, asset, html_page, tag
 from penstock.page.table import Cell, Column, of_text, table
+
 from penstock.shard.apply.sharding_constraints import Spec
-from penstock.shard.search.cost import Cost
-from penstock.shard.present.drawing import layout_drawing
-from penstock.shard.present.leaf_table import LeafGroup, alike
 from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.present.drawing import layout_drawing
+from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
-from penstock.shard._planned import Plan
 from penstock.shard.present.text import memory_parts, share_of_limit
-from penstock.shard.units import format_spec, format_seconds, format_bytes
+from penstock.shard.record import PlanRecord
+from penstock.shard.search.cost import Cost
+from penstock.shard.units import format_bytes, format_seconds, format_spec
 
 _BAR = 1000.0  # the width of a bar, in units of its own
 _Part = tuple[str, float, str]  # what it is, its size, and that in words
 
 
-def page(plan: Plan) -> str:
+def plan_page(plan: PlanRecord) -> str:
     """The page of a plan; paths of leaves and names of axes, which may hold anything, are escaped."""
     title = f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}"
     return html_page(
@@ -30,11 +31,11 @@ def page(plan: Plan) -> str:
         tag("header", tag("h1", tag("span", "penstock plan ", class_="quiet"), title), _axes(plan)),
         tag("main", _time(plan), _memory(plan), _collectives(plan.cost), _leaves(plan)),
         tag("footer", tag("p", f"All numbers are predictions for one device and one step. Plan {plan.fingerprint}.")),
-        style=asset("penstock.shard", "page.css"),
+        style=asset("penstock.shard.present", "page.css"),
     )
 
 
-def _axes(plan: Plan) -> Content:
+def _axes(plan: PlanRecord) -> Content:
     said = [
         tag(
             "li",
@@ -50,7 +51,7 @@ def _axes(plan: Plan) -> Content:
     ]
 
 
-def _time(plan: Plan) -> Content:
+def _time(plan: PlanRecord) -> Content:
     costs = _costs(plan)
     rows = {name: _time_parts(cost) for name, cost in costs.items()}
     totals = {name: _total(format_seconds(cost.seconds), cost.seconds, plan.cost.seconds) for name, cost in costs.items()}
@@ -72,14 +73,15 @@ def _time_parts(cost: Cost) -> list[_Part]:
     return [(kind, seconds, format_seconds(seconds)) for kind, seconds in kinds.items()]
 
 
-def _memory(plan: Plan) -> Content:
+def _memory(plan: PlanRecord) -> Content:
     costs = _costs(plan)
     rows = {name: [(kind, size, format_bytes(size)) for kind, size in memory_parts(cost)] for name, cost in costs.items()}
     totals = {name: _memory_total(plan, cost) for name, cost in costs.items()}
     largest = max(plan.limit, *(cost.memory.total for cost in costs.values()))
     words = f"The upright line is the limit, {format_bytes(plan.limit)}."
     if plan.checked:
-        words += f" Of this plan the compiler says {format_bytes(plan.checked.memory)}, {share_of_limit(plan, plan.checked.memory)} of it."
+        share = share_of_limit(plan, plan.checked.memory)
+        words += f" The compiler says that this plan needs {format_bytes(plan.checked.memory)}, {share} of it."
     return [
         tag("h2", "Memory when it is fullest"),
         *_bars("memory", rows, totals, largest, plan.limit),
@@ -87,12 +89,12 @@ def _memory(plan: Plan) -> Content:
     ]
 
 
-def _memory_total(plan: Plan, cost: Cost) -> Content:
+def _memory_total(plan: PlanRecord, cost: Cost) -> Content:
     words = f"{format_bytes(cost.memory.total)} ({share_of_limit(plan, cost.memory.total)})"
     return tag("span", f"{words}, over the limit", class_="over") if cost.memory.total > plan.limit else words
 
 
-def _costs(plan: Plan) -> dict[str, Cost]:
+def _costs(plan: PlanRecord) -> dict[str, Cost]:
     return {"this plan": plan.cost, **{name: cost for name, cost in plan.baselines.items() if name != "this plan"}}
 
 
@@ -111,8 +113,8 @@ def _bars(
         )
         for name, parts in rows.items()
     ]
-    whole = tag("table", tag("tbody", body), class_="bars")
-    return [tag("ul", key, class_="key row"), tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=what)]
+    bars = tag("table", tag("tbody", body), class_="bars")
+    return [tag("ul", key, class_="key row"), tag("div", bars, class_="scroll", tabindex="0", role="region", aria_label=what)]
 
 
 def _bar(name: str, parts: Sequence[_Part], kinds: Sequence[str], largest: float, limit: float | None) -> Markup:
@@ -121,8 +123,8 @@ def _bar(name: str, parts: Sequence[_Part], kinds: Sequence[str], largest: float
     for kind, size, words in parts:
         if size:
             width = _BAR * size / largest
-            place = {"x": round(at, 2), "y": 0, "width": round(width, 2), "height": 20}
-            drawn.append(tag("rect", tag("title", f"{kind}: {words}"), class_=f"kind-{kinds.index(kind)}", **place))
+            position = {"x": round(at, 2), "y": 0, "width": round(width, 2), "height": 20}
+            drawn.append(tag("rect", tag("title", f"{kind}: {words}"), class_=f"kind-{kinds.index(kind)}", **position))
             at += width
     if limit is not None:
         line = {"x": round(min(_BAR * limit / largest, _BAR - 4), 2), "y": 0, "width": 4, "height": 20}
@@ -168,8 +170,8 @@ def _collectives(cost: Cost) -> Content:
     return [tag("h2", "Collectives"), table("of a step, and what a device sends for them", columns, rows, sortable=True)]
 
 
-def _leaves(plan: Plan) -> Content:
-    rows = alike(plan)
+def _leaves(plan: PlanRecord) -> Content:
+    rows = group_layers(plan)
     columns = [Column(name, numeric=name == "a device") for name in ("leaf", "shape", "a device", "stored", "used", "optimizer")]
     cells = [_row(plan, row) for row in rows]
     if not any(_used(row) for row in rows):
@@ -186,7 +188,7 @@ def _leaves(plan: Plan) -> Content:
     ]
 
 
-def _row(plan: Plan, row: LeafGroup) -> list[Cell]:
+def _row(plan: PlanRecord, row: LeafGroup) -> list[Cell]:
     leaf = row.leaf
     many = f" ×{len(row.leaves)}" if len(row.leaves) > 1 else ""
     return [
@@ -209,6 +211,6 @@ def _used(row: LeafGroup) -> list[Spec]:
     return [leaf.used] if leaf.used is not None and leaf.used != leaf.stored and leaf.role != "batch" else []
 
 
-def _layouts(plan: Plan, row: LeafGroup, specs: Sequence[Spec]) -> Cell:
+def _layouts(plan: PlanRecord, row: LeafGroup, specs: Sequence[Spec]) -> Cell:
     drawn = [[layout_drawing(row.leaf.shape, spec, plan.mesh_shape), tag("code", format_spec(spec))] for spec in specs]
     return Cell(drawn, " ".join(map(format_spec, specs)) or None)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import jax
-
 from penstock.shard.apply.sharding_constraints import Spec
-from penstock.shard._planned import LeafLayout, Plan
+from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
 
 
 @dataclass(frozen=True)
@@ -36,23 +33,23 @@ class LeafGroup:
         return self.leaves[0]
 
 
-def alike(plan: Plan) -> list[LeafGroup]:
+def group_layers(plan: PlanRecord) -> list[LeafGroup]:
     """All leaves of the arguments, those that take most of a device first."""
-    of = parameters_of(plan.inputs)
+    owner = parameters_of(plan.inputs)
     moments: dict[str, list[LeafLayout]] = defaultdict(list)
     for leaf in plan.inputs:
-        if leaf.path in of:
-            moments[of[leaf.path].path].append(leaf)
+        if leaf.path in owner:
+            moments[owner[leaf.path].path].append(leaf)
     found: dict[tuple, list[LeafLayout]] = defaultdict(list)
     for leaf in plan.inputs:
-        if leaf.path not in of:
+        if leaf.path not in owner:
             kept = tuple(dict.fromkeys(each.stored for each in moments[leaf.path]))
             layout = (leaf.shape, leaf.dtype, leaf.role, leaf.stored, leaf.used, kept)
             found[_without_numbers(leaf.path), layout].append(leaf)
     rows = []
     for (_, layout), leaves in found.items():
         all_of_them = [*leaves, *(each for leaf in leaves for each in moments[leaf.path])]
-        size = sum(bytes_of(leaf, plan.mesh_shape) for leaf in all_of_them)
+        size = sum(local_bytes(leaf, plan.mesh_shape) for leaf in all_of_them)
         rows.append(LeafGroup(_starred([leaf.path for leaf in leaves]), tuple(leaves), layout[-1], size))
     return sorted(rows, key=lambda row: -row.bytes)
 
@@ -72,23 +69,7 @@ def parameters_of(leaves: Iterable[LeafLayout]) -> dict[str, LeafLayout]:
     return found
 
 
-_KEYS = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
-"""Bytes of the keys of JAX's generators of random numbers."""
-
-
-def bytes_of(leaf: LeafLayout, mesh: dict[str, int]) -> float:
-    """Of a device."""
-    if leaf.dtype in _KEYS:
-        size = _KEYS[leaf.dtype]
-    else:
-        try:
-            size = jax.numpy.dtype(leaf.dtype).itemsize
-        except TypeError:  # a key of somebody's own, in a table for readers: it decides nothing
-            size = 8
-    return size * math.prod(leaf.shape) / math.prod(mesh[axis] for entry in leaf.stored for axis in entry)
-
-
-def layers(plan: Plan) -> tuple[int, str] | None:
+def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
     """How many alike parts the parameters have, numbered in their paths, and what they are called: (32, "layer").
 
     Alike are parts whose leaves have the same names and shapes, one matrix at least. None if there are no such parts, or

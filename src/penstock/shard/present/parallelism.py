@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.shard.apply.sharding_constraints import Spec
-from penstock.shard.present.leaf_table import layers, parameters_of
-from penstock.shard._planned import LeafLayout, Plan
+from penstock.shard.present.leaf_table import count_layers, parameters_of
+from penstock.shard.record import LeafLayout, PlanRecord
 
 _SOME = 0.05  # a share that is worth a word
 _KINDS = 3  # of collectives
 
 
-def describe_axis(plan: Plan, axis: str) -> list[str]:
+def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
     """What a mesh axis is used for: ["batch", "ZeRO-3", "3 all-gathers and 2 reduce-scatters a layer"].
 
     - *batch*, *tensor parallel*: computing that the axis shards along the batch, or along another dimension while it shards
@@ -30,7 +30,7 @@ def describe_axis(plan: Plan, axis: str) -> list[str]:
     return [*_computing(plan, axis, work), *_storing(plan, axis), *_sending(plan, axis)]
 
 
-def _computing(plan: Plan, axis: str, work: dict[str, float]) -> list[str]:
+def _computing(plan: PlanRecord, axis: str, work: dict[str, float]) -> list[str]:
     used = any(leaf.used is not None and _has(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
     names = {"batch": "batch", "tensor": "tensor parallel" if used else "other dimensions of activations", "idle": "idle"}
     said = {names[kind]: share for kind, share in work.items() if share >= _SOME}
@@ -39,7 +39,7 @@ def _computing(plan: Plan, axis: str, work: dict[str, float]) -> list[str]:
     return list(said) if len(said) == 1 else [f"{name} {share:.0%}" for name, share in said.items()]
 
 
-def _storing(plan: Plan, axis: str) -> list[str]:
+def _storing(plan: PlanRecord, axis: str) -> list[str]:
     said = []
     parameters = _matrices(plan.inputs, "parameters", "other")
     gathered = _share(parameters, lambda leaf: _has(leaf.stored, axis) and leaf.used is not None and not _has(leaf.used, axis))
@@ -53,7 +53,7 @@ def _storing(plan: Plan, axis: str) -> list[str]:
     return said
 
 
-def _sending(plan: Plan, axis: str) -> list[str]:
+def _sending(plan: PlanRecord, axis: str) -> list[str]:
     counts: dict[str, float] = defaultdict(float)
     sent: dict[str, float] = defaultdict(float)
     for each in plan.cost.collectives:
@@ -62,7 +62,7 @@ def _sending(plan: Plan, axis: str) -> list[str]:
             sent[each.kind] += each.bytes_on_wire
     total = sum(sent.values())
     kinds = sorted((kind for kind in sent if sent[kind] >= _SOME * total), key=lambda kind: -sent[kind])[:_KINDS]
-    return how_often({kind: round(counts[kind]) for kind in kinds}, layers(plan))
+    return how_often({kind: round(counts[kind]) for kind in kinds}, count_layers(plan))
 
 
 def how_often(counts: Mapping[str, int], repeated: tuple[int, str] | None) -> list[str]:

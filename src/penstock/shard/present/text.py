@@ -6,19 +6,19 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from penstock.shard.search.cost import Cost
-from penstock.shard.present.leaf_table import LeafGroup, alike
 from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
-from penstock.shard._planned import Plan
-from penstock.shard.units import format_spec, format_seconds, format_bytes
+from penstock.shard.record import PlanRecord
+from penstock.shard.search.cost import Cost
+from penstock.shard.units import format_bytes, format_seconds, format_spec
 
 _LINES, _COLUMNS = 40, 130
 _COLLECTIVES = 6
 _LEAST = 0.005  # the share of all arguments for which leaves have a line
 
 
-def report(plan: Plan) -> str:
+def plan_text(plan: PlanRecord) -> str:
     """The mesh and what each axis does, time and memory beside the baselines', collectives, and the largest leaves."""
     lines = [
         f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
@@ -37,7 +37,7 @@ def report(plan: Plan) -> str:
         *_collectives(plan.cost),
         "",
     ]
-    lines += _leaves(alike(plan), _LINES - len(lines))
+    lines += _leaves(group_layers(plan), _LINES - len(lines))
     return "\n".join(_cut(line.rstrip(), _COLUMNS) for line in lines)
 
 
@@ -48,13 +48,13 @@ def memory_parts(cost: Cost) -> list[tuple[str, int]]:
     return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
 
 
-def share_of_limit(plan: Plan, size: float) -> str:
+def share_of_limit(plan: PlanRecord, size: float) -> str:
     """Bytes as a share of the memory limit."""
     share = size / plan.limit
     return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
-def _axis(plan: Plan, axis: str) -> list[str]:
+def _axis(plan: PlanRecord, axis: str) -> list[str]:
     return _wrapped(f"{axis} ({plan.mesh_shape[axis]}): {', '.join(describe_axis(plan, axis))}")
 
 
@@ -62,7 +62,7 @@ def _wrapped(words: str) -> list[str]:
     return textwrap.wrap(words, _COLUMNS, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
 
 
-def _costs(plan: Plan) -> list[str]:
+def _costs(plan: PlanRecord) -> list[str]:
     rows = [("this plan", plan.cost), *plan.baselines.items()]
     heads = ("time", "× plan", "compute", "collectives", "sent", "memory", "of limit", "arguments")
     table = [("a step of one device, predicted", *heads)]
@@ -90,11 +90,16 @@ def _collectives(cost: Cost) -> list[str]:
     shown, rest = cost.collectives[:_COLLECTIVES], cost.collectives[_COLLECTIVES:]
     table = [("collectives, the slowest first", "count", "sent", "time")]
     table += [
-        (f"{each.kind} over {' and '.join(each.axes)}", f"{each.count:.0f}", format_bytes(each.bytes_on_wire), format_seconds(each.seconds))
+        (
+            f"{each.kind} over {' and '.join(each.axes)}",
+            f"{each.count:.0f}",
+            format_bytes(each.bytes_on_wire),
+            format_seconds(each.seconds),
+        )
         for each in shown
     ]
     if rest:
-        count, sent, seconds = (sum(getattr(each, name) for each in rest) for name in ("count", "wire", "seconds"))
+        count, sent, seconds = (sum(getattr(each, name) for each in rest) for name in ("count", "bytes_on_wire", "seconds"))
         table.append(("others", f"{count:.0f}", format_bytes(sent), format_seconds(seconds)))
     return _aligned(table, ">")
 
@@ -123,7 +128,11 @@ def _leaf(row: LeafGroup) -> tuple[str, ...]:
         format_bytes(row.bytes),
         format_spec(leaf.stored),
         format_spec(leaf.used) if leaf.used is not None and leaf.used != leaf.stored and leaf.role != "batch" else "",
-        " or ".join(format_spec(spec) for spec in row.moments) if {*row.moments} - {leaf.stored} else "same" if row.moments else "",
+        " or ".join(format_spec(spec) for spec in row.moments)
+        if {*row.moments} - {leaf.stored}
+        else "same"
+        if row.moments
+        else "",
     )
 
 

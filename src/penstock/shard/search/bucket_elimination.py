@@ -16,12 +16,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-_LARGEST = 1 << 18
+_LARGEST_TABLE = 1 << 18
 """Entries of the largest table that is made."""
 
 
 def bucket_eliminate(
-    unary: Sequence[np.ndarray], pairs: Mapping[tuple[int, int], np.ndarray], current: Sequence[int], largest: int = _LARGEST
+    unary: Sequence[np.ndarray],
+    pairs: Mapping[tuple[int, int], np.ndarray],
+    current: Sequence[int],
+    largest: int = _LARGEST_TABLE,
 ) -> list[int]:
     """Choose a state for each decision.
 
@@ -38,7 +41,7 @@ def bucket_eliminate(
     trail: list[tuple[int, tuple[int, ...], np.ndarray]] = []
     chosen: dict[int, int] = {}
     eliminated: set[int] = set()
-    queue = [(tables.width(variable), variable) for variable in range(len(unary)) if tables.holding[variable]]
+    queue = [(tables.width(variable), variable) for variable in range(len(unary)) if tables.tables_of[variable]]
     heapq.heapify(queue)
     while queue:
         width, variable = heapq.heappop(queue)
@@ -48,8 +51,8 @@ def bucket_eliminate(
         if actual > width:  # it was queued before a neighbour brought it others
             heapq.heappush(queue, (actual, variable))
             continue
-        if tables.holding[variable] and actual * tables.states(variable) > largest:
-            hub = tables.most_entangled()
+        if tables.tables_of[variable] and actual * tables.states(variable) > largest:
+            hub = tables.most_neighbours()
             chosen[hub] = current[hub]
             eliminated.add(hub)
             touched = tuple({*tables.neighbours(hub), variable} - {hub})
@@ -78,7 +81,7 @@ class _Tables:
 
     def __init__(self, unary: Sequence[np.ndarray], pairs: Mapping[tuple[int, int], np.ndarray]):
         self.own = [np.asarray(each, dtype=np.float64).copy() for each in unary]
-        self.holding: list[set[int]] = [set() for _ in unary]
+        self.tables_of: list[set[int]] = [set() for _ in unary]
         self._tables: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
         self._made = itertools.count()
         for (a, b), table in pairs.items():
@@ -93,15 +96,15 @@ class _Tables:
         return len(self.own[variable])
 
     def neighbours(self, variable: int) -> set[int]:
-        return {other for number in self.holding[variable] for other in self._tables[number][0]} - {variable}
+        return {other for number in self.tables_of[variable] for other in self._tables[number][0]} - {variable}
 
     def width(self, variable: int) -> int:
         """How many joint states the neighbours have."""
         return math.prod(self.states(other) for other in self.neighbours(variable))
 
-    def most_entangled(self) -> int:
+    def most_neighbours(self) -> int:
         return max(
-            (each for each in range(len(self.own)) if self.holding[each]), key=lambda each: (len(self.neighbours(each)), -each)
+            (each for each in range(len(self.own)) if self.tables_of[each]), key=lambda each: (len(self.neighbours(each)), -each)
         )
 
     def fix(self, variable: int, state: int) -> None:
@@ -113,14 +116,14 @@ class _Tables:
     def eliminate(self, variable: int) -> tuple[tuple[int, ...], np.ndarray]:
         """Take a decision out: its neighbours, and its cheapest state for each joint state of theirs."""
         order = tuple(sorted(self.neighbours(variable)))
-        place = {each: at for at, each in enumerate((*order, variable))}
+        axis_of = {each: at for at, each in enumerate((*order, variable))}
         total = self.own[variable].reshape((1,) * len(order) + (-1,))
         for variables, table in self._take(variable):
-            by_place = sorted(range(len(variables)), key=lambda at: place[variables[at]])
+            by_axis = sorted(range(len(variables)), key=lambda at: axis_of[variables[at]])
             shape = [1] * (len(order) + 1)
             for each in variables:
-                shape[place[each]] = self.states(each)
-            total = total + np.transpose(table, by_place).reshape(shape)
+                shape[axis_of[each]] = self.states(each)
+            total = total + np.transpose(table, by_axis).reshape(shape)
         if order:
             self._add(order, total.min(axis=-1))
         return order, np.argmin(total, axis=-1)
@@ -132,14 +135,14 @@ class _Tables:
             number = next(self._made)
             self._tables[number] = (variables, table)
             for variable in variables:
-                self.holding[variable].add(number)
+                self.tables_of[variable].add(number)
 
     def _take(self, variable: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """The tables that a decision occurs in; they are gone then."""
         taken = []
-        for number in sorted(self.holding[variable]):
+        for number in sorted(self.tables_of[variable]):
             variables, table = self._tables.pop(number)
             for each in variables:
-                self.holding[each].discard(number)
+                self.tables_of[each].discard(number)
             taken.append((variables, table))
         return taken

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.shard.search.baselines import find_batch_dims
-from penstock.shard.mesh.resharding import union
+from penstock.shard.graph.batch_dims import find_batch_dims
 from penstock.shard.graph.live_ranges import TEMP_FACTOR
+from penstock.shard.mesh.resharding import union
 from penstock.shard.search.problem import Assignment, Problem
 
 
@@ -99,12 +99,12 @@ def predict_cost(
       unknown: of the step (`Program.unknown`).
     """
     found: dict[tuple[str, tuple[str, ...]], list[float]] = {}
-    for edge, moves in problem.all_reshard_steps(assignment):
-        for move in moves:
-            entry = found.setdefault((move.kind, problem.links.axes(move.axes)), [0.0, 0.0, 0.0])
+    for edge, steps in problem.all_reshard_steps(assignment):
+        for step in steps:
+            entry = found.setdefault((step.kind, problem.links.axes(step.axes)), [0.0, 0.0, 0.0])
             entry[0] += edge.count
-            entry[1] += edge.count * move.bytes_on_wire
-            entry[2] += edge.count * problem.links.seconds(move)
+            entry[1] += edge.count * step.bytes_on_wire
+            entry[2] += edge.count * problem.links.seconds(step)
     flops = flops_seconds = 0.0
     for node, layout in zip(problem.graph.nodes, assignment, strict=True):
         shards = problem.links.shards(union(layout))
@@ -148,15 +148,15 @@ def axis_work(problem: Problem, assignment: Assignment, batch: Sequence[int]) ->
       assignment: the decisions.
       batch: nodes of the inputs that are batches.
     """
-    slots = find_batch_dims(problem.graph, batch)
+    batch_dims = find_batch_dims(problem.graph, batch)
     work = {name: {"batch": 0.0, "tensor": 0.0, "idle": 0.0} for name in problem.links.names}
     for number, layout in enumerate(assignment):
         seconds = problem.node_seconds(number, (0,) * len(layout))
         if not seconds:
             continue
         for axis, name in enumerate(problem.links.names):
-            held = [slot for slot, mask in enumerate(layout) if mask >> axis & 1]
-            kind = "idle" if not held else "batch" if set(held) & set(slots.get(number, ())) else "tensor"
+            held = [dim for dim, mask in enumerate(layout) if mask >> axis & 1]
+            kind = "idle" if not held else "batch" if set(held) & set(batch_dims.get(number, ())) else "tensor"
             work[name][kind] += seconds
     for parts in work.values():
         total = sum(parts.values()) or 1.0

@@ -8,26 +8,24 @@ plan fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.shard.search.bucket_elimination import bucket_eliminate
-from penstock.shard.graph.folding import Folded
 from penstock.shard.graph.decisions import Edge, Graph, Node
-from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
+from penstock.shard.graph.folding import FoldedGraph
 from penstock.shard.graph.live_ranges import LiveRanges
-
-if TYPE_CHECKING:
-    from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.graph.step_model import StepModel
+from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
+from penstock.shard.search.bucket_elimination import bucket_eliminate
 
 Assignment = list[Layout]
 """Of each node the layout of its slots."""
 
-_ROW = 128
-_TIE = 1e-3
+_ROW_ELEMENTS = 128
+_STORAGE_PRICE = 1e-3
 """What all that is stored costs, as a part of the seconds of computing: of layouts that take the same time, the smallest."""
 
 
@@ -45,7 +43,7 @@ class Problem:
     """
 
     graph: Graph
-    folded: Folded
+    folded: FoldedGraph
     links: MeshLinks
     hardware: Hardware
     live_ranges: LiveRanges
@@ -56,19 +54,22 @@ class Problem:
     def __post_init__(self) -> None:
         self._members = np.bincount(self.folded.of_node, minlength=len(self.folded.first))
         total = sum(size for _, size in self.stored)
-        self._tie = _TIE * self.compute_seconds(self.start()) / total if total else 0.0
+        self._storage_price = _STORAGE_PRICE * self.compute_seconds(self.start()) / total if total else 0.0
 
     def start(self) -> Assignment:
         """Nothing is sharded but what is fixed."""
-        return [self._fixed(node.fixed, len(node.sizes)) for node in self.graph.nodes]
+        return [self._fixed_layout(node.fixed, len(node.sizes)) for node in self.graph.nodes]
 
-    def _fixed(self, fixed: Sequence[tuple[str, ...] | None] | None, rank: int) -> Layout:
+    def _fixed_layout(self, fixed: Sequence[tuple[str, ...] | None] | None, rank: int) -> Layout:
         return tuple(self.links.bits(entry) if entry else 0 for entry in fixed) if fixed is not None else (0,) * rank
 
     def seconds(self, assignment: Assignment) -> float:
         """Of one step."""
-        moved = sum(edge.count * sum(self.links.seconds(move) for move in moves) for edge, moves in self.all_reshard_steps(assignment))
-        return self.compute_seconds(assignment) + moved
+        seconds = sum(
+            edge.count * sum(self.links.seconds(step) for step in reshard_steps)
+            for edge, reshard_steps in self.all_reshard_steps(assignment)
+        )
+        return self.compute_seconds(assignment) + seconds
 
     def ideal_seconds(self, assignment: Assignment) -> float:
         """What a step takes by its FLOPs at the peak and its bytes over the links alone: the score of a plan."""
@@ -79,7 +80,9 @@ class Problem:
             if flops
         )
         sent = (
-            edge.count * move.bytes_on_wire / self.links.speed(move)[0] for edge, moves in self.all_reshard_steps(assignment) for move in moves
+            edge.count * step.bytes_on_wire / self.links.speed(step)[0]
+            for edge, reshard_steps in self.all_reshard_steps(assignment)
+            for step in reshard_steps
         )
         return computed + sum(sent)
 
@@ -96,18 +99,18 @@ class Problem:
         key = (self.folded.of_node[node], layout)
         if key not in self._work:
             kind, sizes = self.graph.nodes[node].kind, self.graph.nodes[node].sizes
-            short = kind == "group" and len(sizes) > 1 and sizes[-1] < _ROW
+            short = kind == "group" and len(sizes) > 1 and sizes[-1] < _ROW_ELEMENTS
             parts = self.links.shards(union(layout[:-1] if short else layout))
             self._work[key] = sum(
                 max(
                     flops / self.hardware.peak(dtype) / parts,
                     sum(
-                        size / (parts if slots is None else self.links.shards(union(project(slots, layout))))
-                        for size, slots in moved
+                        size / (parts if dims is None else self.links.shards(union(project(dims, layout))))
+                        for size, dims in traffic
                     )
                     / self.hardware.memory_bandwidth,
                 )
-                for dtype, flops, moved in self.graph.nodes[node].work
+                for dtype, flops, traffic in self.graph.nodes[node].work
             )
         return self._work[key]
 
@@ -115,17 +118,17 @@ class Problem:
         """All collectives. An array that several read in one layout goes there once."""
         seen: set[tuple] = set()
         for edge in self.graph.edges:
-            moves = self.moves(edge, assignment)
-            if moves:
+            reshard_steps = self.reshard_steps(edge, assignment)
+            if reshard_steps:
                 key = (edge.value, edge.count, edge.kind == "result", project(edge.target, assignment[edge.b]))
                 if key not in seen:
                     seen.add(key)
-                    yield edge, moves
+                    yield edge, reshard_steps
 
-    def moves(self, edge: Edge, assignment: Assignment) -> tuple[ReshardStep, ...]:
+    def reshard_steps(self, edge: Edge, assignment: Assignment) -> tuple[ReshardStep, ...]:
         source, target = assignment[edge.a], assignment[edge.b]
-        partial = union(tuple(source[slot] for slot in edge.partial))
-        return self.links.moves(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
+        partial = union(tuple(source[dim] for dim in edge.partial))
+        return self.links.reshard_steps(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
 
     def local_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
         """Of each array of `lives` its bytes on one device, and of all that is stored."""
@@ -134,11 +137,11 @@ class Problem:
         each = live_ranges.bytes / shards[live_ranges.node]
         for row in np.flatnonzero(live_ranges.edge >= 0):
             edge = self.graph.edges[live_ranges.edge[row]]
-            if not self.moves(edge, assignment):
+            if not self.reshard_steps(edge, assignment):
                 each[row] = 0.0
             elif edge.kind in ("operand", "result"):
-                slots = edge.target if edge.kind == "operand" else edge.source
-                each[row] = live_ranges.bytes[row] / self.links.shards(union(project(slots, assignment[live_ranges.node[row]])))
+                dims = edge.target if edge.kind == "operand" else edge.source
+                each[row] = live_ranges.bytes[row] / self.links.shards(union(project(dims, assignment[live_ranges.node[row]])))
         stored = sum(size / shards[node] for node, size in self.stored)
         return each, stored
 
@@ -171,19 +174,19 @@ class Problem:
             if nodes[node].fixed is not None and all(entry is not None for entry in nodes[node].fixed):
                 layouts.append([layout])
             else:
-                layouts.append([_with(without, slot, bit) for slot in self._states(nodes[node], without, axis)])
+                layouts.append([_assign_axis(without, dim, bit) for dim in self._candidate_dims(nodes[node], without, axis)])
         shards = [np.array([self.links.shards(union(layout)) for layout in each], dtype=float) for each in layouts]
-        own, copies = self._priced(prices)
+        own, reshard_prices = self._memory_prices(prices)
         unary = [
             members * np.array([self.node_seconds(node, layout) for layout in each]) + cost / n
             for node, members, each, cost, n in zip(folded.first, self._members, layouts, own, shards, strict=True)
         ]
         pairs: dict[tuple[int, int], np.ndarray] = {}
-        for bundle, copy in zip(folded.bundles, copies, strict=True):
-            moved, copied = self._tables_of(bundle.edge, layouts[bundle.a], layouts[bundle.b])
-            if moved is None:
+        for bundle, price in zip(folded.bundles, reshard_prices, strict=True):
+            seconds, fraction = self._tables_of(bundle.edge, layouts[bundle.a], layouts[bundle.b])
+            if seconds is None:
                 continue
-            table = len(bundle.edges) * moved + copy * copied if copy else len(bundle.edges) * moved
+            table = len(bundle.edges) * seconds + price * fraction if price else len(bundle.edges) * seconds
             if bundle.a == bundle.b:
                 unary[bundle.a] = unary[bundle.a] + np.diagonal(table)
                 continue
@@ -196,10 +199,10 @@ class Problem:
         chosen = bucket_eliminate(unary, pairs, current)
         return [layouts[number][chosen[number]] for number in folded.of_node]
 
-    def _priced(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _memory_prices(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Seconds that memory costs: of each class where nothing is sharded, and of the copies of each bundle of edges."""
         live_ranges, folded = self.live_ranges, self.folded
-        everywhere = float(prices.sum()) + self._tie
+        everywhere = float(prices.sum()) + self._storage_price
         running = np.concatenate([[0.0], np.cumsum(prices)])
         cost = (running[live_ranges.end + 1] - running[live_ranges.start]) * live_ranges.bytes
         own = np.zeros(len(folded.first))
@@ -211,41 +214,55 @@ class Problem:
         np.add.at(of_edge, live_ranges.edge[~kept], cost[~kept])
         return own, np.array([of_edge[bundle.edges].sum() for bundle in folded.bundles])
 
-    def _states(self, node: Node, without: Layout, axis: int) -> list[int]:
+    def _candidate_dims(self, node: Node, without: Layout, axis: int) -> list[int]:
         """Slots that the axis may be given to; -1 is none."""
         if node.fixed is not None:
-            given = [slot for slot, entry in enumerate(node.fixed) if entry and self.links.names[axis] in entry]
+            given = [dim for dim, entry in enumerate(node.fixed) if entry and self.links.names[axis] in entry]
             if given:
                 return [given[0]]
         n = self.links.sizes[axis]
         states = [-1]
-        for slot, size in enumerate(node.sizes):
-            open_ = node.fixed is None or node.fixed[slot] is None
-            if open_ and size > 1 and size % (n * self.links.shards(without[slot])) == 0:
-                states.append(slot)
+        for dim, size in enumerate(node.sizes):
+            open_ = node.fixed is None or node.fixed[dim] is None
+            if open_ and size > 1 and size % (n * self.links.shards(without[dim])) == 0:
+                states.append(dim)
         return states
 
     def _tables_of(self, edge: Edge, of_a: list[Layout], of_b: list[Layout]) -> tuple[np.ndarray | None, np.ndarray]:
         """Seconds of an edge's collectives, for each two layouts, and the part of the array that a copy of it takes."""
         key = (edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, tuple(of_a), tuple(of_b))
         if key not in self._tables:
-            moved, copied = np.zeros((2, len(of_a), len(of_b)))
+            seconds, fraction = np.zeros((2, len(of_a), len(of_b)))
             for row, source in enumerate(of_a):
                 start = project(edge.source, source)
-                partial = union(tuple(source[slot] for slot in edge.partial))
+                partial = union(tuple(source[dim] for dim in edge.partial))
                 for column, target in enumerate(of_b):
                     end = project(edge.target, target)
-                    moves = self.links.moves(start, end, partial, edge.bytes)
-                    if moves:
-                        moved[row, column] = edge.count * sum(self.links.seconds(move) for move in moves)
-                        copied[row, column] = 1 / self.links.shards(union(start if edge.kind == "result" else end))
-            self._tables[key] = (moved, copied) if moved.any() else (None, copied)
+                    reshard_steps = self.links.reshard_steps(start, end, partial, edge.bytes)
+                    if reshard_steps:
+                        seconds[row, column] = edge.count * sum(self.links.seconds(step) for step in reshard_steps)
+                        fraction[row, column] = 1 / self.links.shards(union(start if edge.kind == "result" else end))
+            self._tables[key] = (seconds, fraction) if seconds.any() else (None, fraction)
         return self._tables[key]
 
 
-def project(slots: Sequence[int | None], layout: Layout) -> Layout:
-    return tuple(0 if slot is None else layout[slot] for slot in slots)
+def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware) -> Problem:
+    """What is to be searched, on a mesh."""
+    names: Sequence[str] = tuple(mesh)
+    links = MeshLinks(
+        tuple(names),
+        tuple(mesh.values()),
+        tuple(hardware.bandwidth([name]) for name in names),
+        tuple(hardware.latency([name]) for name in names),
+    )
+    program = model.program
+    stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
+    return Problem(model.graph, model.folded, links, hardware, model.live_ranges, stored)
 
 
-def _with(layout: Layout, slot: int, bit: int) -> Layout:
-    return layout if slot < 0 or layout[slot] & bit else (*layout[:slot], layout[slot] | bit, *layout[slot + 1 :])
+def project(dims: Sequence[int | None], layout: Layout) -> Layout:
+    return tuple(0 if dim is None else layout[dim] for dim in dims)
+
+
+def _assign_axis(layout: Layout, dim: int, bit: int) -> Layout:
+    return layout if dim < 0 or layout[dim] & bit else (*layout[:dim], layout[dim] | bit, *layout[dim + 1 :])

@@ -10,13 +10,13 @@ import numpy as np
 
 from penstock.shard.search.problem import Assignment, Problem
 
-_ROUNDS = 6
-_STEEPEST = 14
+_DESCENT_ROUNDS = 6
+_PRICE_STEPS = 14
 _BISECTIONS = 3
-_STUCK = 2
-_SIMPLER = 0.98
+_STUCK_STEPS = 2
+_BASELINE_BONUS = 0.98
 """A plan that everybody knows is taken for this much better than it is predicted to be: a stranger one has to be worth it."""
-_SLOWER = 1.5
+_SLOWDOWN = 1.5
 """By how much the plan that is taken may be slower than the fastest, for computing and sending less; it is never slower than one
 that everybody knows.
 
@@ -39,14 +39,14 @@ class Candidate:
 
     assignment: Assignment
     seconds: float
-    bare: float
+    ideal_seconds: float
     memory: float
     peak_op: int
 
     @property
-    def weight(self) -> float:
+    def objective(self) -> float:
         """By which plans are compared; see `_SLOWER`."""
-        return self.seconds * self.bare
+        return self.seconds * self.ideal_seconds
 
 
 def solve(problem: Problem, overlapped: Problem, limit: float, starts: Sequence[Assignment]) -> Candidate:
@@ -64,28 +64,28 @@ def solve(problem: Problem, overlapped: Problem, limit: float, starts: Sequence[
     """
     found: dict[tuple, Candidate] = {}
 
-    def weigh(assignment: Assignment) -> Candidate:
+    def evaluate(assignment: Assignment) -> Candidate:
         key = tuple(assignment)
         if key not in found:
-            seconds, bare = problem.seconds(assignment), problem.ideal_seconds(assignment)
-            found[key] = Candidate(assignment, seconds, bare, *problem.memory(assignment))
+            seconds, ideal_seconds = problem.seconds(assignment), problem.ideal_seconds(assignment)
+            found[key] = Candidate(assignment, seconds, ideal_seconds, *problem.memory(assignment))
         return found[key]
 
     def some_fit(starts: Iterable[Assignment], price: float, of: Problem = problem) -> bool:
         """Search at a price."""
-        return min(each.memory for each in descend(of, starts, price, weigh)) <= limit
+        return min(each.memory for each in descend(of, starts, price, evaluate)) <= limit
 
     def best_at(price: float) -> list[Assignment]:
         return [min(found.values(), key=lambda each: each.seconds + price * each.memory).assignment]
 
-    known = [weigh(start) for start in starts]
+    baselines = [evaluate(start) for start in starts]
     price = 0.0
     some_fit([problem.start(), *starts], price)
     fastest = min(found.values(), key=lambda each: each.seconds)
     if fastest.memory > limit:
         low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
         smallest, stuck = min(each.memory for each in found.values()), 0
-        for step in range(_STEEPEST):
+        for step in range(_PRICE_STEPS):
             fits = some_fit([*best_at(price), *(starts if step == 0 else ())], price)
             if fits:
                 break
@@ -93,7 +93,7 @@ def solve(problem: Problem, overlapped: Problem, limit: float, starts: Sequence[
             before, smallest = smallest, min(each.memory for each in found.values())
             dear = price * fastest.memory > max(each.seconds for each in found.values())
             stuck = stuck + 1 if dear and smallest > 0.995 * before else 0
-            if stuck == _STUCK:
+            if stuck == _STUCK_STEPS:
                 break
             low, price = price, price * 4
         for _ in range(_BISECTIONS if fits else 0):
@@ -104,10 +104,10 @@ def solve(problem: Problem, overlapped: Problem, limit: float, starts: Sequence[
                 low = middle
     if any(each.memory <= limit for each in found.values()):
         some_fit([*best_at(price), problem.start()], price, overlapped)
-    return _best(list(found.values()), known, limit)
+    return choose(list(found.values()), baselines, limit)
 
 
-def _best(found: Sequence[Candidate], known: Sequence[Candidate], limit: float) -> Candidate:
+def choose(found: Sequence[Candidate], baselines: Sequence[Candidate], limit: float) -> Candidate:
     """The candidate within the limit whose time and score have the least product; where none is, the smallest.
 
     What everybody knows is a bound to both: no plan is put before one of these that computes and sends less, whatever it saves
@@ -116,21 +116,21 @@ def _best(found: Sequence[Candidate], known: Sequence[Candidate], limit: float) 
     fitting = [each for each in found if each.memory <= limit]
     if not fitting:
         return min(found, key=lambda each: each.memory)
-    standards = [each for each in known if each.memory <= limit]
-    least = min((each.bare for each in standards), default=float("inf"))
-    bounded = [each for each in fitting if each.bare <= least * (1 + 1e-9)] or fitting
+    baselines_within = [each for each in baselines if each.memory <= limit]
+    least = min((each.ideal_seconds for each in baselines_within), default=float("inf"))
+    bounded = [each for each in fitting if each.ideal_seconds <= least * (1 + 1e-9)] or fitting
 
-    def simpler(each: Candidate) -> float:
-        return _SIMPLER if each in standards else 1.0
+    def bonus(each: Candidate) -> float:
+        return _BASELINE_BONUS if each in baselines_within else 1.0
 
-    quickest = min(each.seconds * simpler(each) for each in bounded)
-    slowest = max(quickest, min([quickest * _SLOWER, *(each.seconds for each in standards)]))
-    alike = [each for each in bounded if each.seconds * simpler(each) <= slowest]
-    return min(alike, key=lambda each: (each.weight * simpler(each), each.seconds))
+    quickest = min(each.seconds * bonus(each) for each in bounded)
+    slowest = max(quickest, min([quickest * _SLOWDOWN, *(each.seconds for each in baselines_within)]))
+    near_fastest = [each for each in bounded if each.seconds * bonus(each) <= slowest]
+    return min(near_fastest, key=lambda each: (each.objective * bonus(each), each.seconds))
 
 
 def descend(
-    problem: Problem, starts: Iterable[Assignment], price: float, weigh: Callable[[Assignment], Candidate]
+    problem: Problem, starts: Iterable[Assignment], price: float, evaluate: Callable[[Assignment], Candidate]
 ) -> Iterator[Candidate]:
     """Improve one mesh axis after the other, in each order that makes a difference, until a round brings nothing.
 
@@ -148,14 +148,14 @@ def descend(
     for start, order in itertools.product(starts, orders.values()):
         assignment, peaks = start, []
         best, stale = float("inf"), 0
-        for _ in range(_ROUNDS):
+        for _ in range(_DESCENT_ROUNDS):
             prices = np.zeros(problem.live_ranges.steps)
             if price:
-                peaks.append(weigh(assignment).peak_op)
+                peaks.append(evaluate(assignment).peak_op)
                 np.add.at(prices, peaks, price / len(peaks))
             for axis in order:
                 assignment = problem.improve(assignment, axis, prices)
-            candidate = weigh(assignment)
+            candidate = evaluate(assignment)
             yield candidate
             value = candidate.seconds + price * candidate.memory
             stale = 0 if value < best * (1 - 1e-9) else stale + 1

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend import core
 
 from penstock._jax import ClosedJaxpr, scan_counts
-from penstock.shard import flops
+from penstock.shard.trace import flops
 from penstock.shard.trace.rules import Rule, find_rule
 from penstock.shard.unknown_costs import about_loops, about_operations
 
@@ -102,8 +102,8 @@ class Loop:
     start: int
     end: int
     operands: tuple[int | None, ...]
-    made: tuple[int, ...]
-    passed: tuple[int, ...]
+    results: tuple[int, ...]
+    carries: tuple[int, ...]
     length: int | None
 
     @property
@@ -152,14 +152,14 @@ def flatten(closed: ClosedJaxpr) -> FlatProgram:
     environment: dict[Any, int] = {}
     for variables, numbers in ((closed.jaxpr.constvars, program.constants), (closed.jaxpr.invars, program.inputs)):
         for variable in variables:
-            environment[variable] = _new(program, variable.aval)
+            environment[variable] = _new_value(program, variable.aval)
             numbers.append(environment[variable])
-    _follow(program, closed.jaxpr, environment, (), 1.0)
+    _flatten_jaxpr(program, closed.jaxpr, environment, (), 1.0)
     program.outputs = [_read(environment, each) for each in closed.jaxpr.outvars]
     return program
 
 
-def bytes_of(aval: Any) -> int:
+def aval_bytes(aval: Any) -> int:
     """Return the bytes of a whole array; random keys count as what they are made of.
 
     Raises:
@@ -174,8 +174,8 @@ def bytes_of(aval: Any) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
-def _new(program: FlatProgram, aval: Any) -> int:
-    program.values.append(Value(tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None), bytes_of(aval)))
+def _new_value(program: FlatProgram, aval: Any) -> int:
+    program.values.append(Value(tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None), aval_bytes(aval)))
     return len(program.values) - 1
 
 
@@ -183,7 +183,7 @@ def _read(environment: Mapping[Any, int], atom: Any) -> int | None:
     return None if isinstance(atom, core.Literal) else environment[atom]
 
 
-def _follow(program: FlatProgram, jaxpr: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int], path: Path, count: float) -> None:
     for number, equation in enumerate(jaxpr.eqns):
         here = (*path, number)
         name = equation.primitive.name
@@ -203,10 +203,10 @@ def _operation(program: FlatProgram, equation: Any, environment: dict[Any, int],
     operands = [each.aval for each in equation.invars]
     results = [each.aval for each in equation.outvars]
     for variable in equation.outvars:
-        environment[variable] = _new(program, variable.aval)
+        environment[variable] = _new_value(program, variable.aval)
     name = equation.primitive.name
-    fixed = _fixed(equation)
-    rule = _any_layout(operands, results) if name == "shard_map" else find_rule(name, equation.params, operands, results)
+    fixed = _prescribed_layouts(equation)
+    rule = _independent_dims(operands, results) if name == "shard_map" else find_rule(name, equation.params, operands, results)
     program.ops.append(
         Op(
             path,
@@ -239,7 +239,7 @@ def find_meshes(jaxpr: Any) -> list[Any]:
     return found
 
 
-def _any_layout(operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+def _independent_dims(operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """A factor for each dimension of each operand and result: their layouts are prescribed one by one."""
     sizes: list[int] = []
     every: list[tuple[int, ...]] = []
@@ -249,23 +249,23 @@ def _any_layout(operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     return Rule(tuple(sizes), tuple(every[: len(operands)]), tuple(every[len(operands) :]))
 
 
-def _fixed(equation: Any) -> tuple[tuple[tuple[str, ...] | None, ...], ...] | None:
+def _prescribed_layouts(equation: Any) -> tuple[tuple[tuple[str, ...] | None, ...], ...] | None:
     """What the program itself says of the layouts of an equation."""
     name = equation.primitive.name
     if name == "sharding_constraint":
         sharding = equation.params["sharding"]
         if not isinstance(sharding, jax.sharding.NamedSharding):
             return None
-        dims = _dims(sharding.spec, equation.outvars[0].aval.ndim)
+        dims = _spec_entries(sharding.spec, equation.outvars[0].aval.ndim)
         return (dims, dims)
     if name == "shard_map":
         specs = (*equation.params["in_specs"], *equation.params["out_specs"])
         atoms = (*equation.invars, *equation.outvars)
-        return tuple(_dims(spec, len(atom.aval.shape)) for spec, atom in zip(specs, atoms, strict=True))
+        return tuple(_spec_entries(spec, len(atom.aval.shape)) for spec, atom in zip(specs, atoms, strict=True))
     return None
 
 
-def _dims(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
+def _spec_entries(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
     dims: list[tuple[str, ...] | None] = []
     for entry in (*spec, *(None,) * (rank - len(spec))):
         if entry is jax.sharding.PartitionSpec.UNCONSTRAINED:
@@ -282,24 +282,24 @@ def _open(jaxpr: Any) -> Any:
     return jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
 
 
-def _inner(program: FlatProgram, jaxpr: Any, operands: Sequence[int | None]) -> tuple[Any, dict[Any, int]]:
+def _enter(program: FlatProgram, jaxpr: Any, operands: Sequence[int | None]) -> tuple[Any, dict[Any, int]]:
     inside = _open(jaxpr)
     environment: dict[Any, int] = {}
     for variable in inside.constvars:
-        environment[variable] = _new(program, variable.aval)
+        environment[variable] = _new_value(program, variable.aval)
         program.constants.append(environment[variable])
     for variable, operand in zip(inside.invars, operands, strict=True):
-        environment[variable] = _new(program, variable.aval) if operand is None else operand
+        environment[variable] = _new_value(program, variable.aval) if operand is None else operand
     return inside, environment
 
 
 def _call(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
     operands = [_read(environment, each) for each in equation.invars]
-    inside, inner = _inner(program, equation.params[INLINED[equation.primitive.name]], operands)
-    _follow(program, inside, inner, path, count)
+    inside, inner = _enter(program, equation.params[INLINED[equation.primitive.name]], operands)
+    _flatten_jaxpr(program, inside, inner, path, count)
     for variable, result in zip(equation.outvars, inside.outvars, strict=True):
         number = _read(inner, result)
-        environment[variable] = _new(program, variable.aval) if number is None else number
+        environment[variable] = _new_value(program, variable.aval) if number is None else number
 
 
 def _scan(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
@@ -309,17 +309,17 @@ def _scan(program: FlatProgram, equation: Any, environment: dict[Any, int], path
     inside = _open(equation.params["jaxpr"])
     given: list[int | None] = list(outer[:consts])
     for number, variable in enumerate(inside.invars[consts:]):
-        given.append(_new(program, variable.aval))
-        _tie(program, outer[consts + number], given[-1], skip=0 if number < carries else 1)
-    inside, inner = _inner(program, equation.params["jaxpr"], given)
+        given.append(_new_value(program, variable.aval))
+        _share_sharding(program, outer[consts + number], given[-1], skip=0 if number < carries else 1)
+    inside, inner = _enter(program, equation.params["jaxpr"], given)
     start = len(program.ops)
-    _follow(program, inside, inner, (*path, "body"), count * equation.params["length"])
+    _flatten_jaxpr(program, inside, inner, (*path, "body"), count * equation.params["length"])
     end = len(program.ops)
     for number, (variable, result) in enumerate(zip(equation.outvars, inside.outvars, strict=True)):
-        environment[variable] = _new(program, variable.aval)
-        _tie(program, environment[variable], _read(inner, result), skip=0 if number < carries else 1)
+        environment[variable] = _new_value(program, variable.aval)
+        _share_sharding(program, environment[variable], _read(inner, result), skip=0 if number < carries else 1)
         if number < carries:
-            _tie(program, environment[variable], given[consts + number])
+            _share_sharding(program, environment[variable], given[consts + number])
     _loop(program, equation, environment, path, (start, end), given[consts:], equation.params["length"])
 
 
@@ -327,18 +327,18 @@ def _while(program: FlatProgram, equation: Any, environment: dict[Any, int], pat
     """How often it runs is unknown: it counts once, and `Program.unknown` says so."""
     of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
     outer = [_read(environment, each) for each in equation.invars]
-    carried = [_new(program, each.aval) for each in equation.outvars]
+    carried = [_new_value(program, each.aval) for each in equation.outvars]
     for start, value in zip(outer[of_condition + of_body :], carried, strict=True):
-        _tie(program, start, value)
+        _share_sharding(program, start, value)
     begin = len(program.ops)
-    inside, inner = _inner(program, equation.params["cond_jaxpr"], [*outer[:of_condition], *carried])
-    _follow(program, inside, inner, (*path, "cond"), count)
-    inside, inner = _inner(program, equation.params["body_jaxpr"], [*outer[of_condition : of_condition + of_body], *carried])
-    _follow(program, inside, inner, (*path, "body"), count)
+    inside, inner = _enter(program, equation.params["cond_jaxpr"], [*outer[:of_condition], *carried])
+    _flatten_jaxpr(program, inside, inner, (*path, "cond"), count)
+    inside, inner = _enter(program, equation.params["body_jaxpr"], [*outer[of_condition : of_condition + of_body], *carried])
+    _flatten_jaxpr(program, inside, inner, (*path, "body"), count)
     for variable, value, result in zip(equation.outvars, carried, inside.outvars, strict=True):
-        environment[variable] = _new(program, variable.aval)
-        _tie(program, environment[variable], value)
-        _tie(program, environment[variable], _read(inner, result))
+        environment[variable] = _new_value(program, variable.aval)
+        _share_sharding(program, environment[variable], value)
+        _share_sharding(program, environment[variable], _read(inner, result))
     _loop(program, equation, environment, path, (begin, len(program.ops)), carried, None)
 
 
@@ -348,28 +348,28 @@ def _loop(
     environment: Mapping[Any, int],
     path: Path,
     operations: tuple[int, int],
-    passed: Sequence[int | None],
+    carries: Sequence[int | None],
     length: int | None,
 ) -> None:
     operands = tuple(_read(environment, each) for each in equation.invars)
-    made = tuple(environment[each] for each in equation.outvars)
-    begin_with = tuple(each for each in passed if each is not None)
-    program.loops.append(Loop(path, *operations, operands, made, begin_with, length))
+    results = tuple(environment[each] for each in equation.outvars)
+    begin_with = tuple(each for each in carries if each is not None)
+    program.loops.append(Loop(path, *operations, operands, results, begin_with, length))
 
 
 def _cond(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
     """Each branch counts as often as if they took turns."""
     operands = [_read(environment, each) for each in equation.invars[1:]]
     for variable in equation.outvars:
-        environment[variable] = _new(program, variable.aval)
+        environment[variable] = _new_value(program, variable.aval)
     branches = equation.params["branches"]
     for number, branch in enumerate(branches):
-        inside, inner = _inner(program, branch, operands)
-        _follow(program, inside, inner, (*path, f"branch{number}"), count / len(branches))
+        inside, inner = _enter(program, branch, operands)
+        _flatten_jaxpr(program, inside, inner, (*path, f"branch{number}"), count / len(branches))
         for variable, result in zip(equation.outvars, inside.outvars, strict=True):
-            _tie(program, environment[variable], _read(inner, result))
+            _share_sharding(program, environment[variable], _read(inner, result))
 
 
-def _tie(program: FlatProgram, outer: int | None, inner: int | None, skip: int = 0) -> None:
+def _share_sharding(program: FlatProgram, outer: int | None, inner: int | None, skip: int = 0) -> None:
     if outer is not None and inner is not None:
         program.same_sharding.append(SameSharding(outer, inner, skip))

@@ -15,7 +15,7 @@ import jax
 
 from penstock.shard.trace.flat_program import FlatProgram
 
-_FAR = 400
+_MOST_VALUES = 400
 """Values that are looked at on the way back from a result."""
 
 
@@ -30,29 +30,29 @@ def find_state(program: FlatProgram, args: tuple, out: Any) -> dict[int, int]:
     flows = _Flows(program)
     found: dict[int, int] = {}
     taken: set[int] = set()
-    alike: dict[Any, list[tuple[int, bool]]] = {}
+    same_form: dict[Any, list[tuple[int, bool]]] = {}
     for start, arg in _children(args):
-        alike.setdefault(_form(arg), []).append((start, True))
-        for first, tree in _below(start, arg):
-            alike.setdefault(_form(tree), []).append((first, False))
+        same_form.setdefault(_form(arg), []).append((start, True))
+        for first, tree in _subtrees(start, arg):
+            same_form.setdefault(_form(tree), []).append((first, False))
     queue = deque([(0, out)])
     while queue:
-        place, part = queue.popleft()
+        index, part = queue.popleft()
         count = len(jax.tree_util.tree_leaves(part))
         best: tuple[float, int] | None = None
-        for first, is_argument in alike.get(_form(part), ()) if count else ():
+        for first, is_argument in same_form.get(_form(part), ()) if count else ():
             if taken.isdisjoint(range(first, first + count)):
-                distances = [flows.distance(place + leaf, first + leaf) for leaf in range(count)]
-                sure = is_argument and (not jax.tree_util.all_leaves([part]) or flows.given_back(place))
+                distances = [flows.distance(index + leaf, first + leaf) for leaf in range(count)]
+                sure = is_argument and (not jax.tree_util.all_leaves([part]) or flows.given_back(index))
                 # What is given back as it was tells nothing of which of two it replaces: (previous, current) → (current, next).
                 near = sum(1 / each for each in distances if each)
                 if (sure or any(each is not None for each in distances)) and (best is None or near > best[0]):
                     best = (near, first)
         if best is None:
-            queue.extend((place + first, child) for first, child in _children(part) if child is not part)
+            queue.extend((index + first, child) for first, child in _children(part) if child is not part)
         else:
             taken.update(range(best[1], best[1] + count))
-            found.update({place + leaf: best[1] + leaf for leaf in range(count)})
+            found.update({index + leaf: best[1] + leaf for leaf in range(count)})
     return dict(sorted(found.items()))
 
 
@@ -69,27 +69,27 @@ class _Flows:
                 for result in op.results:
                     read = [each for each in op.operands if each is not None and shapes[each] == shapes[result]]
                     self._sources.setdefault(result, []).extend(read)
-        for tie in program.same_sharding:
-            if not tie.skip:
-                self._sources.setdefault(tie.outer, []).append(tie.inner)
-                self._sources.setdefault(tie.inner, []).append(tie.outer)
+        for pair in program.same_sharding:
+            if not pair.skip:
+                self._sources.setdefault(pair.outer, []).append(pair.inner)
+                self._sources.setdefault(pair.inner, []).append(pair.outer)
 
     def given_back(self, output: int) -> bool:
         """Whether a result is an input."""
         return self._program.outputs[output] in self._program.inputs
 
-    def distance(self, output: int, place: int) -> int | None:
+    def distance(self, output: int, index: int) -> int | None:
         """How many operations are between an input and a result: 0 if it is given back; None where none leads there."""
         value = self._program.outputs[output]
         if value is None:
             return None
         if value not in self._known:
             self._known[value] = self._distances(value)
-        return self._known[value].get(self._program.inputs[place])
+        return self._known[value].get(self._program.inputs[index])
 
     def _distances(self, value: int) -> Mapping[int, int]:
         distances, queue = {value: 0}, deque([value])
-        while queue and len(distances) < _FAR:
+        while queue and len(distances) < _MOST_VALUES:
             each = queue.popleft()
             for source in self._sources.get(each, ()):
                 if source not in distances:
@@ -106,11 +106,11 @@ def _children(tree: Any) -> Iterator[tuple[int, Any]]:
         first += len(jax.tree_util.tree_leaves(child))
 
 
-def _below(start: int, tree: Any) -> Iterator[tuple[int, Any]]:
+def _subtrees(start: int, tree: Any) -> Iterator[tuple[int, Any]]:
     for first, child in _children(tree):
         if child is not tree:
             yield start + first, child
-            yield from _below(start + first, child)
+            yield from _subtrees(start + first, child)
 
 
 def _form(tree: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.trace.rules.rule import Rule, rule_for, whole
+from penstock.shard.trace.rules.rule import Rule, replicated, rule_for
 
 
 class _Factors:
@@ -59,7 +59,7 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
     dims_right: list[int | None] = [None] * len(right)
     result: list[int | None] = []
     if batch_left:
-        return whole(params, operands, results)
+        return replicated(params, operands, results)
     group = factors.new(operands[2].shape[-1])
     for one, other in zip(contract_left, contract_right, strict=True):
         dims_left[one] = dims_right[other] = factors.new(left[one])
@@ -73,7 +73,7 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
                 dims[dim] = factors.new(size)
                 result.append(dims[dim])
     if len(result) != len(results[0].shape):
-        return whole(params, operands, results)
+        return replicated(params, operands, results)
     return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right), (None,) * len(operands[2].shape)), (tuple(result),))
 
 

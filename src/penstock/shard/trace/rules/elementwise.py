@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.trace.rules.rule import Dims, Rule, rule_for, whole
+from penstock.shard.trace.rules.rule import Dims, Rule, replicated, rule_for
 
 
 @rule_for(
@@ -21,6 +21,6 @@ def broadcasting(params: Mapping[str, Any], operands: Sequence[Any], results: Se
         if each.shape and (
             len(each.shape) != len(shape) or any(one not in (1, size) for one, size in zip(each.shape, shape, strict=True))
         ):
-            return whole(params, operands, results)
+            return replicated(params, operands, results)
         placed.append(tuple(dim if each.shape[dim] == shape[dim] else None for dim in dims) if each.shape else ())
     return Rule(shape, tuple(placed), (dims,), identity=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.trace.rules.rule import Rule, leading, rule_for, whole
+from penstock.shard.trace.rules.rule import Rule, leading, replicated, rule_for
 
 
 @rule_for(
@@ -19,7 +19,7 @@ def of_matrices(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
 
 @rule_for("cholesky_update")
 def of_one_matrix(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    return whole(params, operands, results)
+    return replicated(params, operands, results)
 
 
 @rule_for("lu_pivots_to_permutation")
@@ -30,4 +30,4 @@ def of_vectors(params: Mapping[str, Any], operands: Sequence[Any], results: Sequ
 @rule_for("fft")
 def fft(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """The transforms of a batch are independent, but XLA's partitioner gathers the whole batch for them."""
-    return whole(params, operands, results)
+    return replicated(params, operands, results)

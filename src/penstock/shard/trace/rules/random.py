@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.trace.rules.rule import Rule, leading, rule_for, whole
+from penstock.shard.trace.rules.rule import Rule, leading, replicated, rule_for
 
 
 @rule_for("random_bits")
@@ -26,7 +26,7 @@ def of_keys(params: Mapping[str, Any], operands: Sequence[Any], results: Sequenc
 
 @rule_for("random_seed")
 def random_seed(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    return whole(params, operands, results)
+    return replicated(params, operands, results)
 
 
 @rule_for("random_gamma")
@@ -41,4 +41,4 @@ def random_gamma(params: Mapping[str, Any], operands: Sequence[Any], results: Se
 @rule_for("rng_bit_generator")
 def rng_bit_generator(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """A generator with a state that goes on: the compiler gives every device all of it."""
-    return whole(params, operands, results)
+    return replicated(params, operands, results)

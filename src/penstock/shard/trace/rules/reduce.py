@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.trace.rules.rule import Rule, batched, rule_for, whole
+from penstock.shard.trace.rules.rule import Rule, batched, replicated, rule_for
 
 
 @rule_for("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
@@ -49,7 +49,7 @@ def sort(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[A
 @rule_for("top_k")
 def top_k(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Independent along all dimensions but one, and yet XLA's partitioner gathers the operand, as for any call of a library."""
-    return whole(params, operands, results)
+    return replicated(params, operands, results)
 
 
 @rule_for("approx_top_k")

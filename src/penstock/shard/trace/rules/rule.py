@@ -81,18 +81,20 @@ def elementwise(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
     """Everything shares one layout, except for operands without dimensions."""
     shapes = {tuple(each.shape) for each in (*operands, *results) if each.shape} or {()}
     if len(shapes) != 1 or any(tuple(each.shape) not in shapes for each in results) or not results:
-        return whole(params, operands, results)
+        return replicated(params, operands, results)
     (shape,) = shapes
     dims = tuple(range(len(shape)))
     return Rule(shape, tuple(dims if each.shape else () for each in operands), (dims,) * len(results), identity=True)
 
 
-def whole(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+def replicated(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Nothing may be sharded: every device computes all of it."""
     return Rule((), tuple((None,) * len(each.shape) for each in operands), tuple((None,) * len(each.shape) for each in results))
 
 
-def batched(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any], *, replicated_dims: Sequence[int]) -> Rule:
+def batched(
+    params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any], *, replicated_dims: Sequence[int]
+) -> Rule:
     """All operands and results have the same rank, and may be sharded along every dimension except `whole_dims`."""
     rank = len(results[0].shape)
     kept = [dim for dim in range(rank) if dim not in replicated_dims]
@@ -106,7 +108,7 @@ def leading(params: Mapping[str, Any], operands: Sequence[Any], results: Sequenc
     """The first `count` dimensions of all operands and results are the same ones; the others stay whole."""
     sizes = tuple(results[0].shape[:count])
     if any(tuple(each.shape[:count]) != sizes for each in (*operands, *results) if each.shape):
-        return whole(params, operands, results)
+        return replicated(params, operands, results)
 
     def dims(each: Any) -> Dims:
         return (*range(count), *(None,) * (len(each.shape) - count)) if each.shape else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.trace.rules.rule import Rule, batched, elementwise, leading, rule_for, whole
+from penstock.shard.trace.rules.rule import Rule, batched, elementwise, leading, replicated, rule_for
 
 
 @rule_for("broadcast_in_dim")
@@ -41,7 +41,7 @@ def reshape(params: Mapping[str, Any], operands: Sequence[Any], results: Sequenc
     """
     before, after = tuple(operands[0].shape), tuple(results[0].shape)
     if params.get("dimensions") is not None or 0 in before:
-        return whole(params, operands, results)
+        return replicated(params, operands, results)
     sizes: list[int] = []
     ins: list[int | None] = [None] * len(before)
     outs: list[int | None] = [None] * len(after)

@@ -1,0 +1,149 @@
+"""The table of known devices, from their datasheets, and the lookup by name or by the device that JAX finds."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+
+from penstock.shard.mesh.calibration import THIS_MACHINE, this_machine
+from penstock.shard.mesh.hardware import Hardware
+
+_GB = 10**9
+_GIB = 2**30
+_TERA = 1e12
+
+# Order of magnitude of one step of a ring: a hop over ICI takes about 1 µs (Google, "How to scale your model", part 2),
+# NCCL some µs for a step over NVLink and over PCIe, most of it in starting kernels (nccl-tests, latency of small sizes
+# divided by the steps). No datasheet gives them; they decide only between exchanges of a few kB.
+_ICI, _NVLINK, _PCIE = 1e-6, 3e-6, 10e-6
+
+
+def _tpu(
+    version: str, bfloat16: float, int8: float, gib: int, gbps_memory: float, gbps_links: float, links: int, page: str
+) -> Hardware:
+    """`gbps_links`: of a chip in one direction over all its links, which Google gives in Gbit/s."""
+    return Hardware(
+        name=f"tpu-{version}",
+        flops={"bfloat16": bfloat16 * _TERA, "float32": bfloat16 * _TERA, "int8": int8 * _TERA},
+        memory=gib * _GIB,
+        memory_bandwidth=gbps_memory * _GB,
+        link_bandwidth=gbps_links / 8 / links * _GB,
+        link_latency=_ICI,
+        source=page,
+    )
+
+
+def _gpu(
+    name: str, tera: Mapping[str, float], gb: int, gbps_memory: float, gbps_link: float, sheet: str, latency: float = _NVLINK
+) -> Hardware:
+    flops = {dtype: peak * _TERA for dtype, peak in tera.items()}
+    return Hardware(name, flops, gb * _GB, gbps_memory * _GB, gbps_link * _GB, latency, sheet)
+
+
+_HOPPER = {"bfloat16": 989.4, "float32": 494.7, "float8": 1978.9, "int8": 1978.9, "float64": 66.9}
+
+_TABLE = {
+    each.name: each
+    for each in (
+        _tpu("v4", 275, 275, 32, 1228, 2400, 6, "Google Cloud, TPU v4; Jouppi et al., ISCA 2023, table 4: 6 links of 50 GB/s"),
+        _tpu("v5e", 197, 393, 16, 819, 1600, 4, "Google Cloud, TPU v5e (cloud.google.com/tpu/docs/v5e)"),
+        _tpu("v5p", 459, 918, 95, 2765, 4800, 6, "Google Cloud, TPU v5p (cloud.google.com/tpu/docs/v5p)"),
+        _tpu("v6e", 918, 1836, 32, 1600, 3200, 4, "Google Cloud, TPU v6e (cloud.google.com/tpu/docs/v6e)"),
+        _gpu(
+            "a100",
+            {"bfloat16": 312, "float32": 156, "int8": 624, "float64": 19.5},
+            80,
+            2039,
+            300,
+            "NVIDIA A100 datasheet, 80 GB SXM: NVLink 600 GB/s both ways",
+        ),
+        _gpu(
+            "h100",
+            _HOPPER,
+            80,
+            3350,
+            450,
+            "NVIDIA H100 datasheet, SXM, half of the peaks with sparsity: NVLink 900 GB/s both ways",
+        ),
+        _gpu(
+            "h200",
+            _HOPPER,
+            141,
+            4800,
+            450,
+            "NVIDIA H200 datasheet, SXM, half of the peaks with sparsity: NVLink 900 GB/s both ways",
+        ),
+        _gpu(
+            "b200",
+            {"bfloat16": 2250, "float32": 1100, "float8": 4500, "int8": 4500, "float64": 40},
+            180,
+            8000,
+            900,
+            "NVIDIA Blackwell architecture brief, HGX B200 at 1,000 W, dense: NVLink 1,800 GB/s both ways",
+        ),
+        _gpu(
+            "l4",
+            {"bfloat16": 121, "float32": 60, "float8": 242.5, "int8": 242.5},
+            24,
+            300,
+            32,
+            "NVIDIA L4 datasheet, half of the peaks with sparsity: PCIe 4.0 ×16, 32 GB/s one way",
+            _PCIE,
+        ),
+    )
+}
+
+
+def find_hardware(which: str | Hardware) -> Hardware:
+    """Hardware by its name: "tpu-v5e" or "v5e", "h100", …; "this machine" measures what is here (`this_machine`).
+
+    Raises:
+      TypeError, ValueError: it is no name, or there is none of that name; it tells the nearest names.
+
+    >>> find_hardware("tpu-v5e").link_bandwidth
+    50000000000.0
+    """
+    if isinstance(which, Hardware):
+        return which
+    if not isinstance(which, str):
+        raise TypeError(f"hardware={which!r} is neither a name, such as 'tpu-v5e', nor a penstock.shard.Hardware")
+    name = which.strip().lower().replace("_", "-").replace(" ", "-")
+    if name == THIS_MACHINE.replace(" ", "-"):
+        return this_machine()
+    found = _TABLE.get(name) or _TABLE.get(f"tpu-{name}")
+    if found:
+        return found
+    near = difflib.get_close_matches(name, _TABLE, n=3, cutoff=0.5)
+    raise ValueError(
+        f'hardware "{which}" is not known{"; nearest: " if near else ""}{", ".join(near)}. Give one of {", ".join(_TABLE)}, '
+        f'"{THIS_MACHINE}", or a penstock.shard.Hardware of your own'
+    )
+
+
+_KINDS = (
+    ("v5 lite", "tpu-v5e"),
+    ("v5e", "tpu-v5e"),
+    ("v6 lite", "tpu-v6e"),
+    ("v6e", "tpu-v6e"),
+    ("v5", "tpu-v5p"),
+    ("v4", "tpu-v4"),
+    ("a100", "a100"),
+    ("h100", "h100"),
+    ("h200", "h200"),
+    ("b200", "b200"),
+    ("l4", "l4"),
+)
+"""What `device_kind` of a JAX device has in it → name; the first that fits."""
+
+
+def present_hardware() -> Hardware:
+    """That of JAX's default device: from the table, if it is in there, else measured. Starts JAX."""
+    import jax
+
+    kind = jax.devices()[0].device_kind.lower()
+    if jax.default_backend() != "cpu":
+        for part, name in _KINDS:
+            if re.search(rf"\b{part}\b", kind):
+                return find_hardware(name)
+    return this_machine()

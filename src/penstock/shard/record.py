@@ -1,0 +1,119 @@
+"""A plan as data: the mesh, the layout of each leaf, the sharding constraints inside of the step, and the predicted cost.
+
+`_plan.py` makes records, and `verify.py`, `memory_check.py`, `serialization.py` and `present/` read them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.search.cost import Cost
+
+_KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
+"""Bytes of one key of each of JAX's random number generators."""
+
+
+@dataclass(frozen=True)
+class LeafLayout:
+    """The layout of one leaf of the arguments or results.
+
+    Attributes:
+      path: of the leaf, with the name of its argument first: "state/params/w".
+      shape, dtype: of the global array.
+      role: "parameters", "optimizer", "batch", "other", or "output".
+      stored: the layout between steps.
+      used: the layout in which the leaf enters the first operation that is not elementwise (a product of matrices, a
+        convolution, a lookup); None if there is no such operation.
+      weak: whether the dtype is weak, as that of a Python number.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+    stored: Spec
+    used: Spec | None
+    weak: bool = False
+
+    @property
+    def partition_spec(self) -> PartitionSpec:
+        """Return the layout between steps as JAX writes it."""
+        return PartitionSpec(*(entry[0] if len(entry) == 1 else entry or None for entry in self.stored))
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the global array. A key of an unknown random number generator counts 8 bytes."""
+        if self.dtype in _KEY_BYTES:
+            size = _KEY_BYTES[self.dtype]
+        else:
+            try:
+                size = jax.numpy.dtype(self.dtype).itemsize
+            except TypeError:
+                size = 8
+        return size * math.prod(self.shape)
+
+    @property
+    def mesh_axes(self) -> tuple[str, ...]:
+        """Return the mesh axes that shard the leaf between steps."""
+        return tuple(axis for entry in self.stored for axis in entry)
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """A plan as data.
+
+    Attributes:
+      mesh_shape: sizes of the mesh axes, in order.
+      hardware: name of the device that the plan was made for.
+      limit: bytes that a device may hold.
+      inputs, outputs: layouts of the leaves of the arguments and results.
+      state: for each output that replaces an input, by index, the index of the input.
+      sharding_constraints: the layouts inside of the step.
+      cost: the predicted cost of one step on one device.
+      axis_work: for each mesh axis, the fractions of the compute that it shards along the batch ("batch"), along other
+        dimensions ("tensor"), or not at all ("idle").
+      baselines: the predicted cost of data parallelism and fully sharded data parallelism.
+      fingerprint: identifies the step and the signature of its arguments.
+      checked: the compiler's figures, if the plan was compiled while it was made.
+    """
+
+    mesh_shape: dict[str, int]
+    hardware: str
+    limit: int
+    inputs: tuple[LeafLayout, ...]
+    outputs: tuple[LeafLayout, ...]
+    state: dict[int, int]
+    sharding_constraints: ShardingConstraints = field(repr=False)
+    cost: Cost
+    axis_work: dict[str, dict[str, float]]
+    baselines: dict[str, Cost]
+    fingerprint: str
+    checked: Measured | None = None
+
+    @property
+    def device_count(self) -> int:
+        """Return the number of devices of the mesh."""
+        return math.prod(self.mesh_shape.values())
+
+
+def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int]) -> float:
+    """Return the bytes that one device stores of a leaf.
+
+    Args:
+      leaf: the leaf.
+      mesh_shape: sizes of the mesh axes.
+    """
+    return leaf.bytes / math.prod(mesh_shape[axis] for axis in leaf.mesh_axes)
+
+
+def named_shardings(leaves: Sequence[LeafLayout], mesh: Any) -> list[NamedSharding]:
+    """Return the sharding of each leaf between steps, on a mesh."""
+    return [NamedSharding(mesh, leaf.partition_spec) for leaf in leaves]

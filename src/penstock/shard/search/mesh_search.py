@@ -1,0 +1,120 @@
+"""Search each candidate mesh shape, and take the best plan of all.
+
+In: a traced step, candidate mesh shapes, the hardware, and what the user prescribes. Out: a mesh shape and the decisions on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.shard.graph.constraints import FixedLayout, fixed_layouts
+from penstock.shard.graph.roles import infer_roles
+from penstock.shard.graph.step_model import StepModel, build_step_model
+from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.search.baselines import data_parallel, fully_sharded
+from penstock.shard.search.problem import Assignment, Problem, build_problem
+from penstock.shard.search.solver import Candidate, solve
+from penstock.shard.trace.step import TracedStep
+
+_OVERLAPPED = 0.75
+"""Fraction of memory traffic and latency that is hidden in the second problem, whose plans depend less on either."""
+
+
+@dataclass(frozen=True)
+class PreparedMesh:
+    """A mesh to search, with its cost tables.
+
+    Attributes:
+      model: the step, the same for each mesh unless constraints differ.
+      problem: the search on this mesh.
+      overlapped: the same search on hardware that overlaps most memory traffic and latency with compute.
+      mesh_shape: sizes of the mesh axes.
+      roles: the role of each input.
+      batch: the nodes of the inputs that are a batch.
+      baselines: decisions of layouts that are written by hand.
+    """
+
+    model: StepModel
+    problem: Problem
+    overlapped: Problem
+    mesh_shape: dict[str, int]
+    roles: Sequence[str]
+    batch: Sequence[int]
+    baselines: dict[str, Assignment]
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    """The best decisions for one mesh."""
+
+    prepared: PreparedMesh
+    candidate: Candidate
+
+
+def prepare_meshes(
+    traced: TracedStep,
+    shapes: Sequence[dict[str, int]],
+    hardware: Hardware,
+    constraints: Mapping[str, Any] | None,
+    given_roles: Mapping[int, str],
+) -> list[PreparedMesh]:
+    """Build the search problem of each mesh that the user's constraints allow.
+
+    Args:
+      traced: the step.
+      shapes: candidate mesh shapes.
+      hardware: the devices.
+      constraints: path pattern → `PartitionSpec`.
+      given_roles: roles that the user names, by index of the input.
+
+    Raises:
+      TypeError, ValueError: no shape allows the constraints; the error is that of the first shape.
+    """
+    prepared, errors = [], []
+    model: StepModel | None = None
+    last: dict[int, FixedLayout] = {}
+    roles: list[str] = []
+    for shape in shapes:
+        try:
+            fixed = fixed_layouts(constraints, traced.inputs, shape)
+        except ValueError as error:
+            errors.append(error)
+            continue
+        if model is None or fixed != last:
+            model, last = build_step_model(traced, fixed), fixed
+            roles = [given_roles.get(index, role) for index, role in enumerate(infer_roles(model, traced.state))]
+        prepared.append(_prepare(model, shape, hardware, roles))
+    if not prepared:
+        raise errors[0]
+    return prepared
+
+
+def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
+    """Return the best plan of all meshes: the least objective among those within the limit, else the least memory.
+
+    Args:
+      prepared: the meshes.
+      limit: bytes of one device.
+    """
+
+    def key(found: MeshPlan) -> tuple[bool, float]:
+        fits = found.candidate.memory <= limit
+        return (not fits, found.candidate.objective if fits else found.candidate.memory)
+
+    plans = (MeshPlan(each, solve(each.problem, each.overlapped, limit, list(each.baselines.values()))) for each in prepared)
+    return min(plans, key=key)
+
+
+def _prepare(model: StepModel, shape: dict[str, int], hardware: Hardware, roles: Sequence[str]) -> PreparedMesh:
+    """Build the search problem of one mesh, and its baselines."""
+    problem = build_problem(model, shape, hardware)
+    batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
+    kept = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
+    baselines = {
+        "replicated, data parallel": data_parallel(problem, batch),
+        "fully sharded, data parallel": fully_sharded(problem, batch, kept),
+    }
+    overlapped = build_problem(model, shape, hardware.overlapping(_OVERLAPPED))
+    return PreparedMesh(model, problem, overlapped, shape, roles, batch, baselines)
