@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.shard.apply.sharding_constraints import Spec, ShardingConstraints
+from penstock.shard._plan import Plan
+from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
+from penstock.shard.record import LeafLayout
 from penstock.shard.search.cost import Cost, Memory, PlannedCollective
-from penstock.shard._planned import LeafLayout, Plan
 
 GIB = 2**30
 BATCH = {"batch": 1.0, "tensor": 0.0, "idle": 0.0}
@@ -50,7 +51,7 @@ def plan(
         "inputs": tuple(leaves),
         "outputs": (),
         "state": {},
-        "steering": ShardingConstraints(),
+        "sharding_constraints": ShardingConstraints(),
         "cost": cost(*collectives),
         "axis_work": work,
         "baselines": {"replicated, data parallel": cost(activations=20 * GIB)},

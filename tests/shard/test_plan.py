@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tests.shard.alike import assert_close, assert_laid_out
+from tests.shard.assertions import assert_close, assert_laid_out
 from tests.shard.steps import STEPS, array, mlp, mlp_loss, mlp_step, prime_sizes, rows, sgd
 
 import penstock as ps
@@ -387,9 +387,9 @@ def test_a_limit_of_another_type_is_refused_in_words(memory):
     ("text", "number"), [("16GiB", 2**34), ("16 GB", 16 * 10**9), ("1.5kib", 1536), ("2048", 2048), (2048.9, 2048)]
 )
 def test_a_limit_is_read_with_its_unit(text, number):
-    from penstock.shard._plan import bytes_of
+    from penstock.shard.units import parse_bytes
 
-    assert bytes_of(text) == number
+    assert parse_bytes(text) == number
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["plain", "under jit"])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from tests.shard.alike import assert_close, assert_laid_out
+from tests.shard.assertions import assert_close, assert_laid_out
 from tests.shard.steps import array, mlp, mlp_loss, mlp_step, rows, sgd
 
 import penstock as ps

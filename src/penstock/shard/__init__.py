@@ -6,8 +6,8 @@ from penstock.shard.errors import CompileError as CompileError
 from penstock.shard.errors import PlanError as PlanError
 from penstock.shard.hlo.analysis import Measured as Measured
 from penstock.shard.hlo.collectives import Collective as Collective
-from penstock.shard.mesh.datasheets import find_hardware as find_hardware
 from penstock.shard.mesh.hardware import Hardware as Hardware
+from penstock.shard.mesh.lookup import find_hardware as find_hardware
 from penstock.shard.record import LeafLayout as LeafLayout
 from penstock.shard.search.cost import Cost as Cost
 from penstock.shard.search.cost import Memory as Memory

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.shard.apply.axis_order import axis_orders
 from penstock.shard.graph.decisions import Edge, Graph, Node
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import MeshLinks
-from penstock.shard.apply.axis_order import axis_orders
 
 A, B, C = 1, 2, 4
 CHEAP_LINKS = Hardware("made up", {"float32": 1e9}, 1 << 30, 1e9, 1e12, 1e-9, "")

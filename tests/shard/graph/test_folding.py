@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import pytest
 from tests.shard.steps import STEPS
 
-from penstock.shard.graph.folding import fold
-from penstock.shard.graph.decisions import Graph
-from penstock.shard.mesh.resharding import MeshLinks
-from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.apply.axis_order import axis_orders
+from penstock.shard.graph.decisions import Graph
+from penstock.shard.graph.folding import fold_layers
+from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.trace.step import trace
 
 
@@ -36,7 +36,7 @@ def stack(layers):
 
 
 def test_the_number_of_decisions_does_not_grow_with_the_number_of_equal_layers():
-    counts = [len(fold(stack(layers)).first) for layers in (16, 20, 30)]
+    counts = [len(fold_layers(stack(layers)).first) for layers in (16, 20, 30)]
     assert counts[0] == counts[1] == counts[2]
     assert counts[2] < len(stack(30).nodes) / 2
 
@@ -45,7 +45,7 @@ def test_the_number_of_decisions_does_not_grow_with_the_number_of_equal_layers()
 def test_only_nodes_of_the_same_kind_and_work_share_a_decision(make):
     step, state, batch = make()
     made = graph(step, *state, batch)
-    folded = fold(made)
+    folded = fold_layers(made)
     assert len(folded.of_node) == len(made.nodes)
     for number, node in enumerate(made.nodes):
         first = made.nodes[folded.first[folded.of_node[number]]]
@@ -59,7 +59,7 @@ def test_only_nodes_of_the_same_kind_and_work_share_a_decision(make):
 
 
 def test_an_empty_graph_folds():
-    folded = fold(Graph((), (), {}, {}, {}, ()))
+    folded = fold_layers(Graph((), (), {}, {}, {}, ()))
     assert len(folded.of_node) == len(folded.first) == len(folded.bundles) == 0
 
 

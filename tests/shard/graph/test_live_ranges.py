@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from penstock.shard.mesh.hardware import hardware
+from penstock.shard.graph.fusion import hbm_traffic, materialized_values
 from penstock.shard.graph.live_ranges import TEMP_FACTOR
-from penstock.shard.graph.step_model import build_step_model, build_problem
+from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.search.problem import build_problem
 from penstock.shard.trace.step import trace
-from penstock.shard.graph.fusion import materialized_values, traffic
 
 MB = 1 << 20
 
@@ -21,7 +22,7 @@ def square(dtype=jnp.float32):
 
 
 def problem(step, *args):
-    return build_problem(build_step_model(trace(step, args), {}), {"data": 2}, hardware("tpu-v5e"))
+    return build_problem(build_step_model(trace(step, args), {}), {"data": 2}, find_hardware("tpu-v5e"))
 
 
 def most(step, *args):
@@ -33,7 +34,7 @@ def most(step, *args):
 
 def moved(step, *args):
     program = build_step_model(trace(step, args), {}).program
-    return {op.primitive: size for op, size in zip(program.ops, traffic(program), strict=True)}
+    return {op.primitive: size for op, size in zip(program.ops, hbm_traffic(program), strict=True)}
 
 
 def test_what_is_given_is_stored_and_what_is_returned_lies_beside_it():

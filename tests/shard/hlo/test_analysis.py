@@ -21,11 +21,12 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from penstock._jax import program_text
-from penstock.shard import _compile_worker
-from penstock.shard import compiled as module
-from penstock.shard.hlo.analysis import CompileError, Measured, export_program, measure, measure_exported
-from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.errors import CompileError
+from penstock.shard.hlo import compile_exported, compile_worker
+from penstock.shard.hlo.analysis import Measured, measure
 from penstock.shard.hlo.collectives import Collective
+from penstock.shard.hlo.compile_exported import export_program, measure_exported
+from penstock.shard.mesh.hardware import Hardware
 
 MESH = {"data": 2, "model": 4}
 AUTO = (AxisType.Auto,) * 2
@@ -146,15 +147,15 @@ def test_meshes_of_several_sizes_and_dtypes_in_one_process():
 
 
 def test_a_compiler_that_dies_takes_one_program_along(monkeypatch):
-    start = module._start
+    start = compile_exported._start
 
     def dies_first(folder, share, topology):
-        monkeypatch.setattr(module, "_start", start)
+        monkeypatch.setattr(compile_exported, "_start", start)
         script = f"import os, sys; print('last words', file=sys.stderr, flush=True); os.kill(os.getpid(), {int(signal.SIGKILL)})"
         with (folder / f"{share[0]}.log").open("wb") as log:
             return subprocess.Popen([sys.executable, "-c", script], stderr=log, start_new_session=True)
 
-    monkeypatch.setattr(module, "_start", dies_first)
+    monkeypatch.setattr(compile_exported, "_start", dies_first)
     dead, alive = measure_exported([doubled()] * 2)
     assert str(dead) == "the process that compiled it ended with signal 9: last words"
     assert alive.arguments == 64 * 64 * 4 // 8
@@ -182,7 +183,7 @@ def measuring(tmp_path):
     script = f"""
     import signal, subprocess
     from pathlib import Path
-    from penstock.shard import compiled
+    from penstock.shard.hlo import compile_exported
 
     class Told(subprocess.Popen):
         def wait(self, *arguments):
@@ -191,7 +192,7 @@ def measuring(tmp_path):
 
     subprocess.Popen = Told
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    compiled.measure_exported([Path({str(tmp_path / "program")!r}).read_bytes()] * 100)
+    compile_exported.measure_exported([Path({str(tmp_path / "program")!r}).read_bytes()] * 100)
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
@@ -252,7 +253,7 @@ def compiler(monkeypatch):
 
 def test_a_topology_of_another_size_tells_both_sizes(compiler):
     with pytest.raises(CompileError) as found:
-        _compile_worker._tpus({"data": 4, "model": 4}, "v5e:2x4")
+        compile_worker._tpus({"data": 4, "model": 4}, "v5e:2x4")
     assert str(found.value) == (
         "topology v5e:2x4 has 8 devices, and the mesh data=4×model=4 needs 16: name a topology of 16 devices"
     )
@@ -261,7 +262,7 @@ def test_a_topology_of_another_size_tells_both_sizes(compiler):
 @pytest.mark.parametrize("name", ["v4:2x2x1", "TPU v4:2x2x1", "V4:2x2", "v4-8", "v5p:2x2x1", "v5e:2x4", "v6e:2x4", "v3:2x2"])
 def test_a_chip_of_v4_is_one_device(compiler, name):
     with pytest.raises(CompileError):
-        _compile_worker._tpus({"data": 4}, name)
+        compile_worker._tpus({"data": 4}, name)
     megacore = {"chip_config_name": "megacore"} if "v4" in name.lower() else {}
     assert compiler == [{"platform": "tpu", "topology_name": name, **megacore}]
 

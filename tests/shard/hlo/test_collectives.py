@@ -1,9 +1,10 @@
 """What is read from the text of a compiled program."""
 
 import pytest
-from tests.shard.hlo_text import MESH, only, program
+from tests.shard.hlo.hlo_text import MESH, only, program
 
-from penstock.shard.hlo.collectives import Collective, collectives, flops, unknown
+from penstock.shard.hlo.collectives import Collective, collectives
+from penstock.shard.hlo.flops import flops, unknown
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_what_is_not_hlo_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "size", "wire"),
+    ("line", "kind", "size", "bytes_on_wire"),
     [
         ("all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add", "all-reduce", 512, 2 * 384),
         ("all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}", "all-gather", 2048, 1536),

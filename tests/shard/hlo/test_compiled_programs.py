@@ -12,7 +12,8 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from penstock.shard.hlo.collectives import Collective, collectives, flops, unknown
+from penstock.shard.hlo.collectives import Collective, collectives
+from penstock.shard.hlo.flops import flops, unknown
 
 MESH = {"data": 2, "model": 4}
 

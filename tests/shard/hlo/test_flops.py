@@ -1,9 +1,9 @@
 """FLOPs of what only GPUs and gradients have, and what is unknown; the others are counted in programs that are compiled."""
 
 import pytest
-from tests.shard.hlo_text import program
+from tests.shard.hlo.hlo_text import program
 
-from penstock.shard.hlo.collectives import flops, unknown
+from penstock.shard.hlo.flops import flops, unknown
 
 
 # As XLA's own tests have what it makes for GPUs.

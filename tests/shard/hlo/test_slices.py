@@ -1,7 +1,7 @@
 """An all-reduce of which each device keeps a part stands for a reduce-scatter."""
 
 import pytest
-from tests.shard.hlo_text import MESH, only, program
+from tests.shard.hlo.hlo_text import MESH, only, program
 
 from penstock.shard.hlo.collectives import Collective, collectives
 

@@ -11,15 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.shard import hardware as module
-from penstock.shard.mesh.hardware import Hardware, hardware, this_machine
+from penstock.shard.mesh import calibration
+from penstock.shard.mesh.calibration import this_machine
+from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.mesh.lookup import find_hardware
 
 NAMES = ["tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "a100", "h100", "h200", "b200", "l4"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_has_what_a_cost_needs(name):
-    found = hardware(name)
+    found = find_hardware(name)
     assert found.name == name
     assert found.source
     assert found.peak("float32") <= found.peak("bfloat16") <= found.peak("int8")
@@ -43,32 +45,32 @@ def test_each_has_what_a_cost_needs(name):
     ],
 )
 def test_figures_of_the_datasheets(name, bfloat16, memory_bandwidth, link):
-    found = hardware(name)
+    found = find_hardware(name)
     assert (found.peak("bfloat16"), found.memory_bandwidth, found.link_bandwidth) == (bfloat16, memory_bandwidth, link)
 
 
 @pytest.mark.parametrize("name", ["v5e", "TPU-v5e", "tpu v5e", "tpu_v5e", " tpu-v5e "])
 def test_names_are_taken_as_people_write_them(name):
-    assert hardware(name) is hardware("tpu-v5e")
+    assert find_hardware(name) is find_hardware("tpu-v5e")
 
 
 def test_hardware_is_itself():
     own = Hardware("own", {"float32": 1.0}, 1, 1.0, 1.0, 1.0, "")
-    assert hardware(own) is own
+    assert find_hardware(own) is own
 
 
 def test_an_unknown_name_tells_the_nearest():
     with pytest.raises(ValueError, match=r'"tpu-v5" is not known; nearest: tpu-v5[ep], tpu-v5[ep]'):
-        hardware("tpu-v5")
+        find_hardware("tpu-v5")
     with pytest.raises(ValueError, match="h100") as raised:
-        hardware("abacus")
+        find_hardware("abacus")
     assert all(str(raised.value).count(name) == 1 for name in NAMES)
 
 
 @pytest.mark.parametrize("which", [5, None, ["h100"], Hardware])
 def test_what_is_no_name_is_refused(which):
     with pytest.raises(TypeError, match=r"hardware=.* is neither a name, such as 'tpu-v5e', nor a .*Hardware"):
-        hardware(which)
+        find_hardware(which)
 
 
 @pytest.mark.parametrize("number", [0, -1.0, float("nan"), "1 GB", None, True])
@@ -77,18 +79,18 @@ def test_speeds_and_sizes_are_above_zero(name, number):
     mapping = {"flops": "float32", "axis_bandwidth": "data"}.get(name)
     said = rf"Hardware 'tpu-v5e': {name}.*={number!r}"
     with pytest.raises((TypeError, ValueError), match=said):
-        dataclasses.replace(hardware("v5e"), **{name: {mapping: number} if mapping else number})
+        dataclasses.replace(find_hardware("v5e"), **{name: {mapping: number} if mapping else number})
 
 
 @pytest.mark.parametrize("number", [-1e-6, float("nan"), float("inf"), "1 us"])
 def test_latencies_are_times(number):
     for changed in ({"link_latency": number}, {"axis_latency": {"data": number}}):
         with pytest.raises((TypeError, ValueError), match=rf"{next(iter(changed))}.*={number!r}"):
-            dataclasses.replace(hardware("v5e"), **changed)
+            dataclasses.replace(find_hardware("v5e"), **changed)
 
 
 def test_what_a_device_does_at_once_takes_no_time():
-    fast = dataclasses.replace(hardware("v5e"), link_latency=0, memory_bandwidth=float("inf"), axis_latency={"data": 0.0})
+    fast = dataclasses.replace(find_hardware("v5e"), link_latency=0, memory_bandwidth=float("inf"), axis_latency={"data": 0.0})
     assert fast.latency(["data"]) == 0
     with pytest.raises(ValueError, match="memory=inf: it has to be above 0, and finite"):
         dataclasses.replace(fast, memory=float("inf"))
@@ -96,21 +98,21 @@ def test_what_a_device_does_at_once_takes_no_time():
 
 def test_peaks_and_axes_are_dicts():
     with pytest.raises(TypeError, match="flops=1 is no dict by dtype"):
-        dataclasses.replace(hardware("v5e"), flops=1)
+        dataclasses.replace(find_hardware("v5e"), flops=1)
     with pytest.raises(TypeError, match="axis_bandwidth=None is no dict by mesh axis"):
-        dataclasses.replace(hardware("v5e"), axis_bandwidth=None)
+        dataclasses.replace(find_hardware("v5e"), axis_bandwidth=None)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16, jnp.dtype("bfloat16"), "float16", np.float16])
 def test_a_dtype_in_any_form(dtype):
-    assert hardware("h100").peak(dtype) == 989.4e12
+    assert find_hardware("h100").peak(dtype) == 989.4e12
 
 
 def test_a_dtype_that_is_not_listed_has_the_peak_of_one_that_holds_it():
     own = Hardware("own", {"float32": 1.0, "bfloat16": 2.0}, 1, 1.0, 1.0, 1.0, "")
     assert [own.peak(name) for name in ("float8_e4m3fn", "int8", "float16", "float64", "int32")] == [2, 2, 2, 1, 1]
-    assert hardware("h100").peak("float8_e4m3fn") == hardware("h100").flops["float8"]
-    assert hardware("v5e").peak("uint8") == 393e12
+    assert find_hardware("h100").peak("float8_e4m3fn") == find_hardware("h100").flops["float8"]
+    assert find_hardware("v5e").peak("uint8") == 393e12
     with pytest.raises(ValueError, match="nothing has no peak for float32"):
         Hardware("nothing", {}, 1, 1.0, 1.0, 1.0, "").peak("float32")
 
@@ -122,7 +124,7 @@ def test_a_slow_axis_slows_what_spans_it():
 
 
 def test_looking_up_starts_no_jax():
-    script = "import sys; from penstock.shard.mesh.hardware import hardware; hardware('h100')\n"
+    script = "import sys; from penstock.shard.mesh.lookup import find_hardware; find_hardware('h100')\n"
     script += "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
@@ -137,23 +139,23 @@ def test_this_machine_is_measured_once(cache, monkeypatch):
     first = this_machine()
     assert first.name == "this machine"
     assert min(first.peak("float32"), first.memory, first.memory_bandwidth, first.link_bandwidth, first.link_latency) > 0
-    monkeypatch.setattr(module, "_measure", lambda devices: pytest.fail("measured again"))
-    assert hardware("this machine") == first
+    monkeypatch.setattr(calibration, "_measure", lambda devices: pytest.fail("measured again"))
+    assert find_hardware("this machine") == first
     assert list(cache.parent.iterdir()) == [cache]
 
 
 def test_links_that_one_device_does_not_have_are_said_to_be_unknown():
     devices = jax.devices()
-    assert "the links are unknown" in module._measure(devices[:1]).source
-    assert "unknown" not in module._measure(devices).source
+    assert "the links are unknown" in calibration._measure(devices[:1]).source
+    assert "unknown" not in calibration._measure(devices).source
 
 
 def test_an_accelerator_that_does_not_tell_its_memory_is_an_error():
     device = types.SimpleNamespace(device_kind="Chip 9", platform="chip", memory_stats=lambda: None)
     with pytest.raises(ValueError, match="Chip 9 does not tell how much memory it has: give hardware= one of tpu-v4"):
-        module._memory(device, 1)
+        calibration._memory(device, 1)
     device.memory_stats = lambda: {"bytes_limit": 7}
-    assert module._memory(device, 1) == 7
+    assert calibration._memory(device, 1) == 7
 
 
 @pytest.mark.parametrize("left", ["{", "[]", '{"other": {}}'])
@@ -161,7 +163,7 @@ def test_a_cache_that_cannot_be_used_is_replaced(cache, left, monkeypatch):
     cache.parent.mkdir()
     cache.write_text(left)
     measured = Hardware("this machine", {"float32": 1.0}, 1, 1.0, 1.0, 1.0, "")
-    monkeypatch.setattr(module, "_measure", lambda devices: measured)
+    monkeypatch.setattr(calibration, "_measure", lambda devices: measured)
     assert this_machine() == measured
     kept = json.loads(cache.read_text())
     assert len(kept) == 1 + ("other" in left)

@@ -37,19 +37,19 @@ WHOLE = 3600.0 * 1000
 @given(journeys())
 def test_there_is_nothing_to_move_to_where_it_is(journey):
     links, source, _, _ = journey
-    assert links.moves(source, source, 0, WHOLE) == ()
+    assert links.reshard_steps(source, source, 0, WHOLE) == ()
 
 
 @given(journeys())
 def test_the_way_ends_at_the_target(journey):
     links, source, target, partial = journey
-    assert links.way(source, target, partial)[-1] == target
+    assert links.waypoints(source, target, partial)[-1] == target
 
 
 @given(journeys())
 def test_no_layout_on_the_way_gives_an_axis_to_two_dimensions(journey):
     links, source, target, partial = journey
-    for stop in links.way(source, target, partial):
+    for stop in links.waypoints(source, target, partial):
         assert sum(mask.bit_count() for mask in stop) == union(stop).bit_count()
         assert len(stop) == len(source)
 
@@ -57,11 +57,11 @@ def test_no_layout_on_the_way_gives_an_axis_to_two_dimensions(journey):
 @given(journeys())
 def test_collectives_run_over_axes_of_several_devices_and_send_what_a_ring_sends(journey):
     links, source, target, partial = journey
-    for move in links.moves(source, target, partial, WHOLE):
-        n = links.shards(move.axes)
+    for step in links.reshard_steps(source, target, partial, WHOLE):
+        n = links.shards(step.axes)
         assert n > 1
-        turns = 2 if move.kind == "all-reduce" else 1
-        assert move.bytes_on_wire == pytest.approx(turns * move.bytes * (n - 1) / n)
+        turns = 2 if step.kind == "all-reduce" else 1
+        assert step.bytes_on_wire == pytest.approx(turns * step.bytes * (n - 1) / n)
 
 
 @given(journeys())
@@ -69,26 +69,26 @@ def test_what_each_collective_starts_from_is_what_the_one_before_it_left(journey
     links, source, target, partial = journey
     local = WHOLE / links.shards(union(source))
     held = union(source)
-    for move in links.moves(source, target, partial, WHOLE):
-        n = links.shards(move.axes)
-        if move.kind in ("reduce-scatter", "all-reduce"):
-            assert move.bytes == pytest.approx(local)
-            local /= n if move.kind == "reduce-scatter" else 1
-        elif move.kind == "all-to-all":
+    for step in links.reshard_steps(source, target, partial, WHOLE):
+        n = links.shards(step.axes)
+        if step.kind in ("reduce-scatter", "all-reduce"):
+            assert step.bytes == pytest.approx(local)
+            local /= n if step.kind == "reduce-scatter" else 1
+        elif step.kind == "all-to-all":
             local = WHOLE / links.shards(held | (union(target) & ~held))
-            assert move.bytes == pytest.approx(local)
+            assert step.bytes == pytest.approx(local)
         else:
-            assert move.bytes == pytest.approx(WHOLE / links.shards(union(target)))
+            assert step.bytes == pytest.approx(WHOLE / links.shards(union(target)))
 
 
 @given(journeys())
 def test_all_that_is_partial_is_summed_once(journey):
     links, source, target, partial = journey
     summed = 0
-    for move in links.moves(source, target, partial, WHOLE):
-        if move.kind in ("reduce-scatter", "all-reduce"):
-            assert not summed & move.axes
-            summed |= move.axes
+    for step in links.reshard_steps(source, target, partial, WHOLE):
+        if step.kind in ("reduce-scatter", "all-reduce"):
+            assert not summed & step.axes
+            summed |= step.axes
     several = sum(1 << axis for axis, size in enumerate(links.sizes) if size > 1)
     assert summed & several == partial & several
 
@@ -97,7 +97,7 @@ def test_all_that_is_partial_is_summed_once(journey):
 def test_to_cut_what_is_whole_costs_nothing(journey):
     links, source, target, _ = journey
     assume(all(one & other == one for one, other in zip(source, target, strict=True)))
-    assert links.moves(source, target, 0, WHOLE) == ()
+    assert links.reshard_steps(source, target, 0, WHOLE) == ()
 
 
 @given(journeys())
@@ -109,7 +109,7 @@ def test_sizes_of_parts_are_products_of_axis_sizes(journey):
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "partial", "kind", "wire"),
+    ("source", "target", "partial", "kind", "bytes_on_wire"),
     [
         ((0b01, 0), (0, 0), 0, "all-gather", 800 * 1 / 2),
         ((0b11, 0), (0, 0), 0, "all-gather", 800 * 7 / 8),
@@ -120,11 +120,11 @@ def test_sizes_of_parts_are_products_of_axis_sizes(journey):
     ],
 )
 def test_each_collective_by_hand(source, target, partial, kind, bytes_on_wire):
-    (move,) = links_of(2, 4).moves(source, target, partial, 800)
-    assert (move.kind, move.bytes_on_wire, move.after) == (kind, bytes_on_wire, target)
+    (step,) = links_of(2, 4).reshard_steps(source, target, partial, 800)
+    assert (step.kind, step.bytes_on_wire, step.after) == (kind, bytes_on_wire, target)
 
 
 def test_a_collective_takes_its_slowest_link_and_longest_latency():
     links = MeshLinks(("a", "b"), (2, 4), (100.0, 10.0), (1.0, 2.0))
-    (move,) = links.moves((0b11,), (0,), 0, 800)
-    assert links.seconds(move) == 800 * 7 / 8 / 10 + 2
+    (step,) = links.reshard_steps((0b11,), (0,), 0, 800)
+    assert links.seconds(step) == 800 * 7 / 8 / 10 + 2

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tests.shard.alike import assert_close
+from tests.shard.assertions import assert_close
 from tests.shard.steps import array, mlp, mlp_step, rows
 
 import penstock as ps
@@ -40,28 +40,28 @@ def test_where_nothing_tells_axes_apart_their_sizes_rise():
 
 
 def test_an_axis_that_is_told_apart_has_each_of_the_sizes():
-    assert searched(6, told={"data"}) == [(6,), (2, 3), (3, 2)]
-    assert searched(6, told={"node"}) == [(6,), (2, 3)]
-    assert searched(12, fixed_layouts={"fsdp"}) == [(2, 2, 3), (2, 3, 2)]
-    assert searched(12, fixed_layouts={"data", "fsdp", "model"}) == [(2, 2, 3), (2, 3, 2), (3, 2, 2)]
+    assert searched(6, distinct_axes={"data"}) == [(6,), (2, 3), (3, 2)]
+    assert searched(6, distinct_axes={"node"}) == [(6,), (2, 3)]
+    assert searched(12, constrained_axes={"fsdp"}) == [(2, 2, 3), (2, 3, 2)]
+    assert searched(12, constrained_axes={"data", "fsdp", "model"}) == [(2, 2, 3), (2, 3, 2), (3, 2, 2)]
 
 
 def test_a_mesh_has_the_axes_that_layouts_name_also_where_devices_do_not_divide():
-    assert searched(7, fixed_layouts={"model"}) == [(1, 7), (7, 1)]
-    assert searched(1, fixed_layouts={"fsdp"}) == [(1, 1, 1)]
+    assert searched(7, constrained_axes={"model"}) == [(1, 7), (7, 1)]
+    assert searched(1, constrained_axes={"fsdp"}) == [(1, 1, 1)]
 
 
 @pytest.mark.parametrize("count", [4096, 5040, 10**6])
 def test_the_meshes_that_are_searched_are_few(count):
     assert len(searched(count)) <= 12
-    assert 0 < len(searched(count, fixed_layouts={"data", "fsdp", "model"})) <= 24
-    assert all(np.prod(sizes) == count for sizes in searched(count, told={"model"}))
+    assert 0 < len(searched(count, constrained_axes={"data", "fsdp", "model"})) <= 24
+    assert all(np.prod(sizes) == count for sizes in searched(count, distinct_axes={"model"}))
 
 
 def test_a_pinned_axis_is_found_at_the_size_that_divides():
     plan = planned(double, array(64, 32), devices=6, constraints={"w": P("model")})
     assert plan.mesh_shape == {"data": 3, "model": 2}
-    assert plan.inputs[0].partition_spec() == P("model", None)
+    assert plan.inputs[0].partition_spec == P("model", None)
 
 
 @pytest.mark.parametrize(("slow", "found"), [("data", {"data": 3, "model": 2}), ("model", {"data": 2, "model": 3})])

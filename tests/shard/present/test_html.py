@@ -18,7 +18,7 @@ from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, pl
 from penstock.shard import Plan
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.present.drawing import layout_drawing
-from penstock.shard.present.html import page
+from penstock.shard.present.html import plan_page
 from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.units import format_bytes
 
@@ -65,7 +65,7 @@ def evil() -> Plan:
 
 def test_page_says_what_the_report_says():
     made = megatron()
-    text = _Reader(page(made)).text
+    text = _Reader(plan_page(made)).text
     for axis in made.mesh_shape:
         assert ", ".join(describe_axis(made, axis)) in text
     for words in [
@@ -84,7 +84,7 @@ def test_page_says_what_the_report_says():
 def test_bars_say_their_parts():
     said = [
         attributes["aria-label"]
-        for tag, attributes in _Reader(page(megatron())).tags
+        for tag, attributes in _Reader(plan_page(megatron())).tags
         if attributes.get("class") == "bars" and tag == "svg"
     ]
     assert said == [
@@ -97,20 +97,20 @@ def test_bars_say_their_parts():
 
 def test_page_has_what_the_compiler_said():
     made = replace(megatron(), checked=Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 1.0))
-    assert "the compiler says 8 GiB, 50% of it" in _Reader(page(made)).text
+    assert "the compiler says 8 GiB, 50% of it" in _Reader(plan_page(made)).text
 
 
 def test_page_says_what_is_unknown_below_the_times():
     made = megatron()
-    text = _Reader(page(replace(made, cost=replace(made.cost, unknown=("1 loop of unknown length counts once",))))).text
+    text = _Reader(plan_page(replace(made, cost=replace(made.cost, unknown=("1 loop of unknown length counts once",))))).text
     time, rest = text.split("Memory when it is fullest")
     assert "1 loop of unknown length counts once." in time
     assert "unknown" not in rest
-    assert "unknown" not in _Reader(page(made)).text
+    assert "unknown" not in _Reader(plan_page(made)).text
 
 
 def test_page_asks_the_network_for_nothing():
-    text = page(megatron())
+    text = plan_page(megatron())
     assert {*re.findall(r"[a-z]+://[^\s\"'<]*", text)} == {_SVG}
     assert "@import" not in text
     assert not {"src", "srcset", "action", "style", "onclick"} & {name for _, found in _Reader(text).tags for name in found}
@@ -120,7 +120,7 @@ def test_page_asks_the_network_for_nothing():
 
 
 def test_names_are_escaped_wherever_they_stand():
-    reader = _Reader(page(evil()))
+    reader = _Reader(plan_page(evil()))
     assert reader.open == []
     assert [tag for tag, _ in reader.tags].count("script") == 1
     for name in (f"own {_EVIL}", f"a{_EVIL} (2)", f"baseline {_EVIL}", f"state/params/{_EVIL}/w"):
@@ -128,14 +128,14 @@ def test_names_are_escaped_wherever_they_stand():
 
 
 def test_a_plan_of_nothing_has_a_page():
-    text = _Reader(page(plan([], {"data": 2}, {"data": BATCH}))).text
+    text = _Reader(plan_page(plan([], {"data": 2}, {"data": BATCH}))).text
     assert "There are none." in text
     assert "penstock plan 8" not in text
 
 
 def test_a_layout_used_and_not_stored_has_a_column():
     sharded, whole = spec("data", None), spec(None, None)
-    text = _Reader(page(plan(with_moments("w", (64, 64), sharded, whole, sharded), {"data": 2}, {"data": BATCH}))).text
+    text = _Reader(plan_page(plan(with_moments("w", (64, 64), sharded, whole, sharded), {"data": 2}, {"data": BATCH}))).text
     assert "stored used optimizer" in re.sub(r"(?<=[a-z])(?=used|optimizer)", " ", text)
     assert text.count("P('data')") == 2
 

@@ -8,9 +8,9 @@ from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, pl
 
 import penstock as ps
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.present.leaf_table import alike, layers
+from penstock.shard.present.leaf_table import count_layers, group_layers
 from penstock.shard.present.parallelism import describe_axis
-from penstock.shard.present.text import report
+from penstock.shard.present.text import plan_text
 
 WHOLE, ROWS = spec(None, None), spec("data", None)
 
@@ -70,7 +70,7 @@ def test_collectives_that_send_little_are_left_to_the_table():
         [], {"data": 2}, {"data": BATCH}, collective("all-reduce", ("data",), 3), collective("all-gather", ("data",), 90, 10.0)
     )
     assert describe_axis(made, "data") == ["batch", "3 all-reduces a step"]
-    assert "all-gather over data" in report(made)
+    assert "all-gather over data" in plan_text(made)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_collectives_that_send_little_are_left_to_the_table():
 )
 def test_layers_are_numbered_alike_parts(paths, found):
     made = plan([leaf(f"state/params/{path}", (512, 512), WHOLE) for path in paths], {"data": 2}, {"data": BATCH})
-    assert layers(made) == found
+    assert count_layers(made) == found
 
 
 def test_alike_leaves_are_one_line_with_their_moments():
-    rows = alike(megatron())
+    rows = group_layers(megatron())
     assert [(row.path, len(row.leaves)) for row in rows] == [
         ("state/params/layers/*/up", 4),
         ("state/params/layers/*/down", 4),
@@ -142,7 +142,7 @@ def test_report_is_one_screen(count):
     leaves = [leaf(f"{path}{chr(97 + n % 26) * (n // 26 + 1)}", (64, 64), spec(("data", "model"), None)) for n in range(count)]
     kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
     collectives = [collective(kind, axes, 1e6) for kind in kinds for axes in [("data",), ("model",), ("data", "model")]]
-    lines = report(plan(leaves, {"data": 2, "model": 4}, {"data": BATCH, "model": TENSOR}, *collectives)).splitlines()
+    lines = plan_text(plan(leaves, {"data": 2, "model": 4}, {"data": BATCH, "model": TENSOR}, *collectives)).splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 130
     assert [line for line in lines if line.endswith(" ")] == []

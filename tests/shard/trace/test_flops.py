@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from tests.shard.rules.examples import example, integers
-from tests.shard.rules.sharded import Equation, equations_of
+from tests.shard.trace.rules.examples import example, integers
+from tests.shard.trace.rules.sharded import Equation, equations_of
 
-from penstock.shard import flops
+from penstock.shard.trace import flops
 
 X = (8, 16)
 

@@ -11,8 +11,8 @@ from penstock._jax import program_text
 from penstock.shard.errors import CompileError
 from penstock.shard.hlo.collectives import Collective, collectives
 from penstock.shard.hlo.flops import flops, unknown
-from penstock.shard.mesh.datasheets import find_hardware
 from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.unknown_costs import about_collectives
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock.shard.mesh.datasheets import DATASHEETS
 from penstock.shard.mesh.hardware import Hardware
 
 THIS_MACHINE = "this machine"
@@ -104,7 +105,7 @@ def _memory(device: Any, devices: int) -> int:
     limit = (device.memory_stats() or {}).get("bytes_limit")
     if limit is None and device.platform != "cpu":
         raise ValueError(
-            f"{device.device_kind} does not tell how much memory it has: give hardware= a name such as 'tpu-v5e', or a "
+            f"{device.device_kind} does not tell how much memory it has: give hardware= one of {', '.join(DATASHEETS)}, or a "
             "penstock.shard.Hardware with its memory"
         )
     return _host_memory() // devices if limit is None else int(limit)  # CPU devices share the host's

@@ -1,12 +1,9 @@
-"""The table of known devices, from their datasheets, and the lookup by name or by the device that JAX finds."""
+"""The table of known devices, from their datasheets."""
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping
 
-from penstock.shard.mesh.calibration import THIS_MACHINE, this_machine
 from penstock.shard.mesh.hardware import Hardware
 
 _GB = 10**9
@@ -43,7 +40,7 @@ def _gpu(
 
 _HOPPER = {"bfloat16": 989.4, "float32": 494.7, "float8": 1978.9, "int8": 1978.9, "float64": 66.9}
 
-_TABLE = {
+DATASHEETS = {
     each.name: each
     for each in (
         _tpu("v4", 275, 275, 32, 1228, 2400, 6, "Google Cloud, TPU v4; Jouppi et al., ISCA 2023, table 4: 6 links of 50 GB/s"),
@@ -93,57 +90,3 @@ _TABLE = {
         ),
     )
 }
-
-
-def find_hardware(which: str | Hardware) -> Hardware:
-    """Hardware by its name: "tpu-v5e" or "v5e", "h100", …; "this machine" measures what is here (`this_machine`).
-
-    Raises:
-      TypeError, ValueError: it is no name, or there is none of that name; it tells the nearest names.
-
-    >>> find_hardware("tpu-v5e").link_bandwidth
-    50000000000.0
-    """
-    if isinstance(which, Hardware):
-        return which
-    if not isinstance(which, str):
-        raise TypeError(f"hardware={which!r} is neither a name, such as 'tpu-v5e', nor a penstock.shard.Hardware")
-    name = which.strip().lower().replace("_", "-").replace(" ", "-")
-    if name == THIS_MACHINE.replace(" ", "-"):
-        return this_machine()
-    found = _TABLE.get(name) or _TABLE.get(f"tpu-{name}")
-    if found:
-        return found
-    near = difflib.get_close_matches(name, _TABLE, n=3, cutoff=0.5)
-    raise ValueError(
-        f'hardware "{which}" is not known{"; nearest: " if near else ""}{", ".join(near)}. Give one of {", ".join(_TABLE)}, '
-        f'"{THIS_MACHINE}", or a penstock.shard.Hardware of your own'
-    )
-
-
-_KINDS = (
-    ("v5 lite", "tpu-v5e"),
-    ("v5e", "tpu-v5e"),
-    ("v6 lite", "tpu-v6e"),
-    ("v6e", "tpu-v6e"),
-    ("v5", "tpu-v5p"),
-    ("v4", "tpu-v4"),
-    ("a100", "a100"),
-    ("h100", "h100"),
-    ("h200", "h200"),
-    ("b200", "b200"),
-    ("l4", "l4"),
-)
-"""What `device_kind` of a JAX device has in it → name; the first that fits."""
-
-
-def present_hardware() -> Hardware:
-    """That of JAX's default device: from the table, if it is in there, else measured. Starts JAX."""
-    import jax
-
-    kind = jax.devices()[0].device_kind.lower()
-    if jax.default_backend() != "cpu":
-        for part, name in _KINDS:
-            if re.search(rf"\b{part}\b", kind):
-                return find_hardware(name)
-    return this_machine()

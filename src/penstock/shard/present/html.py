@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from penstock.page import Content, Markup, asset, html_page, tag
 from penstock.page.table import Cell, Column, of_text, table
-
 from penstock.shard.apply.sharding_constraints import Spec
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.drawing import layout_drawing
@@ -81,7 +80,7 @@ def _memory(plan: PlanRecord) -> Content:
     words = f"The upright line is the limit, {format_bytes(plan.limit)}."
     if plan.checked:
         share = share_of_limit(plan, plan.checked.memory)
-        words += f" The compiler says that this plan needs {format_bytes(plan.checked.memory)}, {share} of it."
+        words += f" For this plan the compiler says {format_bytes(plan.checked.memory)}, {share} of it."
     return [
         tag("h2", "Memory when it is fullest"),
         *_bars("memory", rows, totals, largest, plan.limit),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from hypothesis import strategies as st
 from jax import lax
-from tests.shard.rules.examples import even, example, examples, numbers, size
+from tests.shard.trace.rules.examples import even, example, examples, numbers, size
 
 
 @examples("dot_general")

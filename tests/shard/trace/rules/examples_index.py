@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from hypothesis import strategies as st
 from jax import lax
-from tests.shard.rules.examples import distinct, even, example, examples, integers, shapes, size
+from tests.shard.trace.rules.examples import distinct, even, example, examples, integers, shapes, size
 
 MODES = ["fill", "clip", "promise_in_bounds"]
 

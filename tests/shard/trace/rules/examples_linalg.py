@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
-from tests.shard.rules.examples import even, example, examples, numbers, size
+from tests.shard.trace.rules.examples import even, example, examples, numbers, size
 
 
 @st.composite

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from hypothesis import strategies as st
 from jax import lax
-from tests.shard.rules.examples import even, example, examples, shapes, size
+from tests.shard.trace.rules.examples import even, example, examples, shapes, size
 
 
 @examples("random_bits")

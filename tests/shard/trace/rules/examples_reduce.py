@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
-from tests.shard.rules.examples import distinct, even, example, examples, shapes, size
+from tests.shard.trace.rules.examples import distinct, even, example, examples, shapes, size
 
 ALONG = st.integers(0, 7)
 

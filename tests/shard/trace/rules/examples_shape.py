@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 from jax import lax
 from jax.interpreters.ad import add_jaxvals
-from tests.shard.rules.examples import example, examples, integers, shapes, size
+from tests.shard.trace.rules.examples import example, examples, integers, shapes, size
 
 ALONG = st.integers(0, 7)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from tests.shard.rules.examples import Example
+from tests.shard.trace.rules.examples import Example
 
 from penstock._jax import program_text
 from penstock.shard.hlo.collectives import Collective, collectives

@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from jax import lax
-from tests.shard.rules import examples_contract, examples_index, examples_linalg, examples_random, examples_reduce, examples_shape
-from tests.shard.rules.examples import EXAMPLES
-from tests.shard.rules.sharded import Equation, assert_holds, assert_speaks_of_every_dimension, equations_of
+from tests.shard.trace.rules import (
+    examples_contract,
+    examples_index,
+    examples_linalg,
+    examples_random,
+    examples_reduce,
+    examples_shape,
+)
+from tests.shard.trace.rules.examples import EXAMPLES
+from tests.shard.trace.rules.sharded import Equation, assert_holds, assert_speaks_of_every_dimension, equations_of
 
 from penstock.shard.trace.rules import RULES, find_rule
 

@@ -30,7 +30,7 @@ def training(loss):
 
 
 def layouts(plan):
-    return {leaf.path: leaf.partition_spec() for leaf in plan.inputs}
+    return {leaf.path: leaf.partition_spec for leaf in plan.inputs}
 
 
 def used(plan):

@@ -1,0 +1,1 @@
+"""The devices and their links: hardware figures, candidate mesh shapes, and the price of resharding over a mesh."""
