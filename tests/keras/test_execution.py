@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._makers import End
+from penstock._producers import Exhausted
 from penstock.feed.upstream import as_upstream
 from penstock.keras._execution import Executions, Ready, assemble, gather
 from penstock.keras._versions import behaviour, is_partial
@@ -30,7 +30,7 @@ def read(number):
     if number == 3:
         raise OSError("disk is gone")
     if number >= 6:
-        raise End
+        raise Exhausted
     return np.full(2, number)
 
 
@@ -42,7 +42,7 @@ def test_batches_are_gathered_up_to_an_error_or_the_end():
     at_error, at_end = gather(read, range(3, 6)), gather(read, range(4, 8))
     assert (at_error.batches, str(at_error.failure)) == ([], "disk is gone")
     assert (len(at_end.batches), at_end.failure) == (2, None)
-    with pytest.raises(End):
+    with pytest.raises(Exhausted):
         gather(read, range(6, 8))
 
 

@@ -13,8 +13,8 @@ import jax
 
 from penstock._arguments import at_least
 from penstock._clock import Clock
-from penstock._makers import End, Makers
-from penstock._stage import Stage
+from penstock._pipeline import PrefetchPipeline
+from penstock._producers import Exhausted, Producers
 from penstock.data.arrays import ArraySource
 from penstock.data.collate import add_mask, pad_to
 from penstock.data.load import Load
@@ -138,14 +138,14 @@ class Loader:
                 step += 1
             return
         clocks = [Clock() for _ in range(self.workers.count)]
-        stage: Stage[Batch] = Stage(self.makers(0, clocks), capacity=2 * len(clocks))
+        pipeline: PrefetchPipeline[Batch] = PrefetchPipeline(self.producers(0, clocks), capacity=2 * len(clocks))
         try:
             while True:
-                yield stage.get()
-        except End:
+                yield pipeline.get()
+        except Exhausted:
             return
         finally:
-            stage.close()
+            pipeline.close()
 
     def __repr__(self) -> str:
         epochs = "for ever" if self.epochs is None else f"{self.epochs} epochs"
@@ -169,20 +169,20 @@ class Loader:
             "remainder": order.remainder,
         }
 
-    def makers(self, start: int, clocks: Sequence[Clock]) -> Makers:
-        """What makes the batches from step `start` on in a `Stage`: the workers, with a clock for each."""
+    def producers(self, start: int, clocks: Sequence[Clock]) -> Producers:
+        """What makes the batches from step `start` on in a `PrefetchPipeline`: the workers, with a clock for each."""
 
         def work(number: int, load: Callable[[int, Clock], Batch], clock: Clock) -> Batch:
             if not self._has(start + number):
-                raise End
+                raise Exhausted
             return load(start + number, clock)
 
         if self.workers.kind != "process":
             works = [partial(work, load=self._load, clock=clock) for clock in clocks]
-            return Makers(works, portable=self.workers.kind == "none" and self._load.gathers)
+            return Producers(works, may_run_inline=self.workers.kind == "none" and self._load.gathers)
         pool = ProcessPool(self._load, len(clocks))
         works = [partial(work, load=load, clock=clock) for load, clock in zip(pool.loads, clocks, strict=True)]
-        return Makers(works, interrupt=pool.kill, cleanup=pool.release)
+        return Producers(works, interrupt=pool.kill, cleanup=pool.release)
 
 
 def _index_and_count(process: Any) -> tuple[int, int]:

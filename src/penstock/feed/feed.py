@@ -16,8 +16,8 @@ import numpy as np
 
 from penstock._arguments import at_least
 from penstock._clock import Clock
-from penstock._makers import Closed, End, Late
-from penstock._stage import Stage
+from penstock._pipeline import PrefetchPipeline
+from penstock._producers import Exhausted, GetTimeout, PipelineClosed
 from penstock.data.tree import Batch
 from penstock.feed.place import Placed, Placement, Places, To
 from penstock.feed.stats import Stats
@@ -103,7 +103,7 @@ class Feed(Iterator[Batch]):
         self._host_buffer, self._device_buffer = host_buffer, device_buffer
         self._timeout, self._strict = timeout, strict
         self._fingerprint = upstream.fingerprint()
-        self._stage: Stage[_Item] | None = None
+        self._pipeline: PrefetchPipeline[_Item] | None = None
         self._ended = self._closed = self._warned = False
         # The consumer's place: only what it has had counts, never what lies in a buffer.
         self._step = first  # number of the batch that comes next
@@ -123,24 +123,24 @@ class Feed(Iterator[Batch]):
         return self
 
     def __next__(self) -> Batch:
-        stage = self._stage
-        if stage is None or self._ended:
-            stage = self._start()
+        pipeline = self._pipeline
+        if pipeline is None or self._ended:
+            pipeline = self._start()
         begin = time.perf_counter()
         try:
             with jax.profiler.TraceAnnotation("penstock.wait"):
-                placed, position = stage.get(self._timeout)
+                placed, position = pipeline.get(self._timeout)
             if placed.change:
                 self._report(placed.change)
-        except Late:
+        except GetTimeout:
             raise TimeoutError(
                 f"batch {self._step} did not come within timeout={self._timeout} s: {self._upstream.name} is still making "
                 "it; next() may be called again to wait on"
             ) from None
-        except End:
+        except Exhausted:
             self._end()
             raise StopIteration from None
-        except Closed:
+        except PipelineClosed:
             raise RuntimeError(f"the feed was closed while batch {self._step} was awaited") from None
         except BaseException:  # of the upstream, of the placement, or Ctrl-C in this thread
             self._end()
@@ -181,7 +181,7 @@ class Feed(Iterator[Batch]):
           TypeError: the iterable has no state to go back to.
           RuntimeError: the feed has started.
         """
-        if self._stage or self._ended:
+        if self._pipeline or self._ended:
             raise RuntimeError("restore() comes before the first batch: make a new feed and restore that")
         _check_state(state, self._fingerprint)
         self._upstream.restore(state["step"], state.get("position"))
@@ -204,13 +204,13 @@ class Feed(Iterator[Batch]):
             bytes=self._bytes,
         )
 
-    def _start(self) -> Stage[_Item]:
+    def _start(self) -> PrefetchPipeline[_Item]:
         if self._closed:
             raise RuntimeError("the feed is closed: make a new one, and restore() the state() of this one to go on")
         if self._ended:
             raise StopIteration
-        self._stage = Stage(
-            self._upstream.makers(self._host_clocks),
+        self._pipeline = PrefetchPipeline(
+            self._upstream.producers(self._host_clocks),
             max(self._host_buffer, self._upstream.workers),
             finish=_placing(self._upstream, self._placement, self._place_clock, self._step),
             done_capacity=self._device_buffer,
@@ -218,15 +218,15 @@ class Feed(Iterator[Batch]):
             # With a timeout, nothing may keep the consumer's thread that it cannot leave.
             consumer_context=self._placement.consumer_context if self._timeout is None else lambda: None,
         )
-        # The stage knows nothing of the Feed, so an abandoned Feed can be collected; at interpreter exit the
-        # stages are closed by their own module, and waited for.
-        weakref.finalize(self, self._stage.close, wait=False).atexit = False
-        return self._stage
+        # The pipeline knows nothing of the Feed, so an abandoned Feed can be collected; at interpreter exit the
+        # pipelines are closed by their own module, and waited for.
+        weakref.finalize(self, self._pipeline.close, wait=False).atexit = False
+        return self._pipeline
 
     def _end(self) -> None:
         self._ended = True
-        if self._stage:
-            self._stage.close()
+        if self._pipeline:
+            self._pipeline.close()
 
     def _report(self, change: str) -> None:
         if self._warned and not self._strict:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from penstock._clock import Clock
-from penstock._makers import End, Makers
+from penstock._producers import Exhausted, Producers
 from penstock.data.loader import Loader
 from penstock.data.tree import Batch, to_numpy
 
@@ -45,10 +45,10 @@ class Upstream(Protocol):
         ...
 
     def restore(self, step: int, position: Any) -> None:
-        """Go to where `step` batches were had; before `makers`. TypeError if it cannot be moved."""
+        """Go to where `step` batches were had; before `producers`. TypeError if it cannot be moved."""
         ...
 
-    def makers(self, clocks: Sequence[Clock]) -> Makers:
+    def producers(self, clocks: Sequence[Clock]) -> Producers:
         """What makes its batches ahead of time, with one clock for each worker."""
         ...
 
@@ -105,8 +105,8 @@ class _LoaderUpstream:
             )
         self._start = step
 
-    def makers(self, clocks: Sequence[Clock]) -> Makers:
-        return self._loader.makers(self._start, clocks)
+    def producers(self, clocks: Sequence[Clock]) -> Producers:
+        return self._loader.producers(self._start, clocks)
 
     def split(self, item: Batch) -> Produced:
         return Produced(item, None)
@@ -167,7 +167,7 @@ class _IterableUpstream:
         self._restored = True
         self._start = step
 
-    def makers(self, clocks: Sequence[Clock]) -> Makers:
+    def producers(self, clocks: Sequence[Clock]) -> Producers:
         if self._is_iterator:
             self._claim(self._batches)
         (clock,) = clocks
@@ -177,12 +177,12 @@ class _IterableUpstream:
                 try:
                     return self._next()
                 except StopIteration:
-                    raise End from None
+                    raise Exhausted from None
                 except Exception as error:
                     error.add_note(f"penstock: while {self.name} made batch {self._start + number}")
                     raise
 
-        return Makers([work], cleanup=self._close)
+        return Producers([work], cleanup=self._close)
 
     def _next(self) -> Produced:
         iterator = self._open()

@@ -22,7 +22,7 @@ from jax.experimental.sparse import JAXSparse
 from keras.src import tree
 
 from penstock._clock import Clock
-from penstock._makers import End, Makers
+from penstock._producers import Exhausted, Producers
 from penstock.data.tree import Batch, is_numeric
 from penstock.feed.upstream import Produced, Upstream
 from penstock.keras._aligned import empty
@@ -58,13 +58,13 @@ def gather(read: Callable[[int], Batch], numbers: Iterable[int]) -> Execution:
     """Read the batches of those numbers, as far as there are any.
 
     Raises:
-      End, StopIteration: there is not even the first; whatever `read` raises for that.
+      Exhausted, StopIteration: there is not even the first; whatever `read` raises for that.
     """
     batches: list[Batch] = []
     try:
         for number in numbers:
             batches.append(read(number))
-    except (End, StopIteration):
+    except (Exhausted, StopIteration):
         if not batches:
             raise
     except Exception as error:
@@ -142,13 +142,13 @@ class Executions:
     def restore(self, step: int, position: Any) -> None:
         self._upstream.restore(step, position)
 
-    def makers(self, clocks: Sequence[Clock]) -> Makers:
-        makers = self._upstream.makers(clocks)
+    def producers(self, clocks: Sequence[Clock]) -> Producers:
+        producers = self._upstream.producers(clocks)
 
         def gather_execution(work: Callable[[int], Batch], number: int) -> Execution:
             return gather(work, self.numbers(number))
 
-        return makers._replace(works=[partial(gather_execution, work) for work in makers.works], portable=False)
+        return producers._replace(works=[partial(gather_execution, work) for work in producers.works], may_run_inline=False)
 
     def split(self, item: Execution) -> Produced:
         return Produced(item._replace(batches=[self._upstream.split(batch).batch for batch in item.batches]), None)

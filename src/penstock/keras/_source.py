@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock._clock import Clock
-from penstock._makers import End, Makers
+from penstock._producers import Exhausted, Producers
 from penstock.data.loader import Loader
 from penstock.data.tree import Batch
 from penstock.feed.upstream import Produced, Upstream, as_upstream
@@ -114,19 +114,19 @@ class _Reader:
     def restore(self, step: int, position: Any) -> None:
         raise TypeError(_NO_STATE)
 
-    def makers(self, clocks: Sequence[Clock]) -> Makers:
+    def producers(self, clocks: Sequence[Clock]) -> Producers:
         (clock,) = clocks
 
         def work(number: int) -> Batch:
             if self._limit is not None and number >= self._limit:
-                raise End
+                raise Exhausted
             with clock.time("iterate"):
                 try:
                     return self._read(number)
                 except StopIteration:
-                    raise End from None
+                    raise Exhausted from None
 
-        return Makers([work])
+        return Producers([work])
 
     def split(self, item: Batch) -> Produced:
         return Produced(item, None)
@@ -178,8 +178,8 @@ class _Kept:
     def restore(self, step: int, position: Any) -> None:
         raise TypeError(_NO_STATE)
 
-    def makers(self, clocks: Sequence[Clock]) -> Makers:
-        makers = self._upstream.makers(clocks)
+    def producers(self, clocks: Sequence[Clock]) -> Producers:
+        producers = self._upstream.producers(clocks)
 
         def keeping(work: Callable[[int], Batch]) -> Callable[[int], Batch]:
             def kept_work(number: int) -> Batch:
@@ -191,7 +191,7 @@ class _Kept:
 
             return kept_work
 
-        return makers._replace(works=[keeping(work) for work in makers.works], portable=False)
+        return producers._replace(works=[keeping(work) for work in producers.works], may_run_inline=False)
 
     def split(self, item: Batch) -> Produced:
         return Produced(item, None)

@@ -1,24 +1,24 @@
 """Threads that run ahead of a consumer and hand their results over in order, within bounds.
 
-Every thread in penstock belongs to a `Stage`; buffers, errors, waiting and closing are written here and
+Every thread in penstock belongs to a `PrefetchPipeline`; buffers, errors, waiting and closing are written here and
 nowhere else.
 
 What it does
 ------------
-Items are numbered 0, 1, 2, … *Makers* make them, several at a time and in any order. If there is a
+Items are numbered 0, 1, 2, … *Producers* make them, several at a time and in any order. If there is a
 `finish`, made items are finished in order, one at a time. The consumer takes them in order.
 
-    makers ──► made (≤ capacity) ──► finish ──► done (≤ done_capacity) ──► get()
+    producers ──► made (≤ capacity) ──► finish ──► done (≤ done_capacity) ──► get()
 
 Handing an item to another thread costs two changes of the interpreter lock, about 100 µs on two busy
 cores: several times what it costs to make a small batch or to place it on a device. So, where finishing
-is quick (`_QUICK`), whoever is awake does it: the maker of the next item, or the consumer that finds
+is quick (`_QUICK`), whoever is awake does it: the producer of the next item, or the consumer that finds
 nothing done. Where it is slow, or making is, a *finisher* thread finishes, so that making and finishing
 overlap, and what was made is finished while the next item takes long. And where working side by side
-would save no more than `_TINY` an item, a second thread only costs: maker and consumer take turns, one fills
-all the room, the other empties it; or, if the makers are *portable*, the consumer works *alone*, as far ahead as
-`done` holds, while the maker sleeps and only looks, every `_AWAY` seconds, whether the consumer has
-gone to do something else, in which case it fills the room. A portable stage begins like that, and the maker
+would save no more than `_TINY` an item, a second thread only costs: producer and consumer take turns, one fills
+all the room, the other empties it; or, if the producers *may run inline*, the consumer works *alone*, as far ahead as
+`done` holds, while the producer sleeps and only looks, every `_AWAY` seconds, whether the consumer has
+gone to do something else, in which case it fills the room. An inline pipeline begins like that, and the producer
 takes over as soon as one item takes longer than `_SLOW`.
 
 How it is correct
@@ -26,37 +26,37 @@ How it is correct
 All state lies under one lock, but for `_tiny` and `_patient`, which the consumer alone sets, between two of its
 waits, and which others take for a hint.
 
-*Who owns an item.* The maker, then the stage, then whoever finishes it, then the stage, then the consumer;
+*Who owns an item.* The producer, then the pipeline, then whoever finishes it, then the pipeline, then the consumer;
 each drops its reference when it hands over. No item is written to after it was handed over and no
 memory is used for a second item, so there is nothing to race for.
 
-*Who makes.* A number is claimed under the lock, by one thread. The works of several makers may run at once;
-that of a single maker never does: the consumer turns `_alone` on only while that maker sleeps, the maker
+*Who makes.* A number is claimed under the lock, by one thread. The works of several producers may run at once;
+that of a single producer never does: the consumer turns `_alone` on only while that producer sleeps, the producer
 claims nothing while it is on, and turns it off only while nothing is `_lent` to the consumer.
 
 *Order.* `_next` is the number to be finished next. Only the thread that set `_finishing` finishes. It looks
-for the next made item again after clearing the flag, under the lock, and a maker looks after adding its
+for the next made item again after clearing the flag, under the lock, and a producer looks after adding its
 own: an item that became ready in between is seen by at least one of them.
 
 *Bounds.* A number is claimed for making only while `claimed - next < capacity`, and finished only while
 `next - taken < done_capacity`; without `finish`, claimed only while `claimed - taken < capacity`.
 
-*Who may block.* A maker on `_room` or in its work; the finisher on `_finishable` or in `finish`; the
+*Who may block.* A producer on `_room` or in its work; the finisher on `_finishable` or in `finish`; the
 consumer on `_ready`, or in a `finish` that has been quick. Nobody holds the lock while blocked or at work.
 
 *What wakes whom.* The item that the consumer waits for wakes it when it is done. While items are tiny it is
-patient: for the first `_QUICK` seconds of a wait, and only then, it is woken when a maker goes to sleep.
-Taking an item, or one leaving `made`, wakes who can use the room: a single maker when half of its capacity
+patient: for the first `_QUICK` seconds of a wait, and only then, it is woken when a producer goes to sleep.
+Taking an item, or one leaving `made`, wakes who can use the room: a single producer when half of its capacity
 is free, while items are tiny when nothing is left. Nobody sleeps on what it missed: a consumer that finds nothing
-to take wakes a maker that has room, and the finisher (or starts it, the first time) if there is something to
+to take wakes a producer that has room, and the finisher (or starts it, the first time) if there is something to
 finish, before it waits.
 
-*The end.* `End` or an error at number `n` means that nothing from `n` on is handed over; what lies
-before `n` comes first. An error is handed over once, `End` ever after.
+*The end.* `Exhausted` or an error at number `n` means that nothing from `n` on is handed over; what lies
+before `n` comes first. An error is handed over once, `Exhausted` ever after.
 
 *close()* drops all items, wakes everybody, calls `interrupt` (which makes blocked work return, where that is
 possible), and waits at most `JOIN_SECONDS` for the threads. A thread inside of a read that nothing can
-interrupt ends by itself when the read returns: it hands nothing over, and the last maker runs
+interrupt ends by itself when the read returns: it hands nothing over, and the last producer runs
 `cleanup`. Threads are daemons, so such a read does not hold up interpreter exit either.
 
 *Garbage collection* may call `close()` on any thread at any allocation, even on a worker inside of a
@@ -79,7 +79,7 @@ from typing import Any, Generic, TypeVar
 
 import jax  # noqa: F401 - registers its exit hook first, so that ours, below, runs while JAX still works
 
-from penstock._makers import Closed, End, Late, Makers, Pace
+from penstock._producers import Exhausted, GetTimeout, Pace, PipelineClosed, Producers
 
 T = TypeVar("T")
 
@@ -90,17 +90,17 @@ JOIN_SECONDS = 0.5
 _QUICK = 0.5e-3
 _TINY = 0.2e-3
 
-# Seconds for one item, after which a consumer that works alone leaves the next ones to the maker.
+# Seconds for one item, after which a consumer that works alone leaves the next ones to the producer.
 _SLOW = 2e-3
 _AWAY = 10e-3
 _LOOK = 1.0
 
 
-class Stage(Generic[T]):
-    """Makes items 0, 1, 2, … ahead of `get()`, on one thread a maker.
+class PrefetchPipeline(Generic[T]):
+    """Makes items 0, 1, 2, … ahead of `get()`, on one thread a producer.
 
     Args:
-      makers: what makes the items.
+      producers: what makes the items.
       capacity: made items that may be in work or waiting, at least 1.
       finish: from (number, made item) to the item that `get` returns; None hands over what was made.
       done_capacity: finished items that may be in work or waiting, at least 1.
@@ -108,12 +108,12 @@ class Stage(Generic[T]):
       consumer_context: asked by each `get`: the context for work on the consumer's thread, None if it may not work.
 
     Raises:
-      ValueError: portable makers without `finish`.
+      ValueError: producers that may run inline, without `finish`.
     """
 
     def __init__(
         self,
-        makers: Makers,
+        producers: Producers,
         capacity: int,
         *,
         finish: Callable[[int, Any], T] | None = None,
@@ -121,11 +121,11 @@ class Stage(Generic[T]):
         context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
         consumer_context: Callable[[], contextlib.AbstractContextManager[object] | None] = contextlib.nullcontext,
     ):
-        if makers.portable and finish is None:
-            raise ValueError("portable makers need a finish, which is what bounds them")
+        if producers.may_run_inline and finish is None:
+            raise ValueError("producers with may_run_inline=True need a finish: it is what bounds them")
         self._capacity, self._done_capacity = capacity, done_capacity
         self._finish, self._context, self._consumer_context = finish, context, consumer_context
-        self._interrupt, self._cleanup = makers.interrupt, makers.cleanup
+        self._interrupt, self._cleanup = producers.interrupt, producers.cleanup
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
@@ -139,20 +139,20 @@ class Stage(Generic[T]):
         self._had_at = 0.0
         self._end: int | None = None
         self._error: BaseException | None = None
-        self._sleeping = 0  # makers
-        # The work of the only maker, for the consumer to do while the maker sleeps.
-        self._portable = makers.works[0] if makers.portable and len(makers.works) == 1 else None
-        self._alone = self._portable is not None  # whether the consumer makes, and the maker leaves it all to that
+        self._sleeping = 0  # producers
+        # The work of the only producer, for the consumer to do while the producer sleeps.
+        self._inline = producers.works[0] if producers.may_run_inline and len(producers.works) == 1 else None
+        self._alone = self._inline is not None  # whether the consumer makes, and the producer leaves it all to that
         self._lent = False  # whether the consumer is making now
         self._tiny = False  # whether working side by side saves less than it costs
         self._helps: contextlib.AbstractContextManager[object] | None = None  # where the consumer's thread may work
-        self._patient = False  # whether the consumer waits, for a moment, until a maker sleeps
-        self._makers = len(makers.works)
-        self._wake_at = (capacity + 1) // 2 if self._makers == 1 else 1
+        self._patient = False  # whether the consumer waits, for a moment, until a producer sleeps
+        self._producers = len(producers.works)
+        self._wake_at = (capacity + 1) // 2 if self._producers == 1 else 1
         self._threads: list[threading.Thread] = []
         self._has_finisher = False
-        _stages.add(self)
-        for work in makers.works:
+        _pipelines.add(self)
+        for work in producers.works:
             self._start(partial(self._make, work))
 
     def _start(self, life: Callable[[], None]) -> None:
@@ -164,9 +164,9 @@ class Stage(Generic[T]):
         """Return the next item, waiting for it.
 
         Raises:
-          End: all items were taken.
-          Closed: the stage was closed.
-          Late: nothing came within `timeout` seconds; the next call waits again.
+          Exhausted: all items were taken.
+          PipelineClosed: the pipeline was closed.
+          GetTimeout: nothing came within `timeout` seconds; the next call waits again.
           BaseException: what making or finishing this item raised, once.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -212,8 +212,8 @@ class Stage(Generic[T]):
         return use <= _TINY and longest <= _QUICK and sum(paces) - longest <= _TINY
 
     def _borrow(self) -> bool:
-        """Claim an item for the consumer to make, if it is tiny and the maker sleeps, which then sleeps on."""
-        if not (self._tiny and self._helps and self._portable and (self._alone or self._sleeping) and self._has_done_room()):
+        """Claim an item for the consumer to make, if it is tiny and the producer sleeps, which then sleeps on."""
+        if not (self._tiny and self._helps and self._inline and (self._alone or self._sleeping) and self._has_done_room()):
             return False
         if self._made or self._finishing or self._over(self._claimed):
             return False
@@ -234,11 +234,11 @@ class Stage(Generic[T]):
                 self._finish_ready()
 
     def _make_and_finish(self, number: int) -> None:
-        assert self._portable is not None
+        assert self._inline is not None
         assert self._finish is not None
         begin = time.perf_counter()
         try:
-            item = self._portable(number)
+            item = self._inline(number)
             made = time.perf_counter()
             item = self._finish(number, item)
         except BaseException as error:
@@ -263,16 +263,16 @@ class Stage(Generic[T]):
     def _wait(self, deadline: float | None) -> None:
         """Wait for a change, unless there is a reason not to."""
         if self._closed:
-            raise Closed
+            raise PipelineClosed
         if self._end is not None and self._taken >= self._end:
             error, self._error = self._error, None
             try:
-                raise error or End
+                raise error or Exhausted
             finally:
                 del error  # or its traceback would hold this frame, and this frame it
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            raise Late
+            raise GetTimeout
         if self._can_finish():
             self._wake_finisher()
         if self._sleeping and self._free() > 0:
@@ -284,7 +284,7 @@ class Stage(Generic[T]):
             self._ready.wait(_LOOK if left is None else min(_LOOK, left))
 
     def close(self, wait: bool = True) -> None:
-        """End the stage and drop its items; idempotent. See the module's text for what it guarantees."""
+        """End the pipeline and drop its items; idempotent. See the module's text for what it guarantees."""
         with self._lock:
             first, self._closed = not self._closed, True
             self._made.clear()
@@ -309,7 +309,7 @@ class Stage(Generic[T]):
         except BaseException as error:  # of the context, or of ours: not to be lost with the thread
             self._stop_at(self._taken, error)
 
-    # The makers.
+    # The producers.
 
     def _make(self, work: Callable[[int], Any]) -> None:
         try:
@@ -317,8 +317,8 @@ class Stage(Generic[T]):
                 self._make_one(work, number)
         finally:
             with self._lock:
-                self._makers -= 1
-                last = self._makers == 0
+                self._producers -= 1
+                last = self._producers == 0
             if last and self._cleanup:
                 self._clean_up(self._cleanup)
 
@@ -382,7 +382,7 @@ class Stage(Generic[T]):
                 return
         self._finish_ready()
 
-    # Finishing, by a maker or by the finisher.
+    # Finishing, by a producer or by the finisher.
 
     def _has_done_room(self) -> bool:
         return self._next - self._taken < self._done_capacity
@@ -401,7 +401,7 @@ class Stage(Generic[T]):
                 self._finishing = True
                 self._next += 1
                 if self._sleeping and not self._tiny:
-                    self._wake_maker()
+                    self._wake_producer()
             begin = time.perf_counter()
             try:
                 done = self._finish(number, item)
@@ -429,10 +429,10 @@ class Stage(Generic[T]):
 
     def _wake_for_room(self) -> None:
         """The consumer took an item: wake whoever can use the room, but nobody who is awake and will see it soon."""
-        if self._tiny and (self._done or (self._helps and (self._portable or self._made))):
-            return  # the consumer works alone, or uses what is there, and the makers then fill all of the room at once
+        if self._tiny and (self._done or (self._helps and (self._inline or self._made))):
+            return  # the consumer works alone, or uses what is there, and the producers then fill all of the room at once
         if self._finish is None or not self._can_finish():
-            self._wake_maker()
+            self._wake_producer()
         elif self._finish_seconds.seconds > _QUICK:
             self._wake_finisher()
         elif 2 * len(self._done) < self._done_capacity:  # waking somebody takes the consumer's time: not for each item
@@ -445,7 +445,7 @@ class Stage(Generic[T]):
             self._has_finisher = True
             self._start(self._finish_all)
 
-    def _wake_maker(self) -> None:
+    def _wake_producer(self) -> None:
         if self._sleeping and self._free() >= self._wake_at:
             self._room.notify()
 
@@ -469,7 +469,7 @@ class Stage(Generic[T]):
             if self._over(number):
                 return
             self._end = number
-            self._error = None if isinstance(error, End) else error
+            self._error = None if isinstance(error, Exhausted) else error
             self._wake_all()
 
     def _wake_all(self) -> None:
@@ -478,15 +478,15 @@ class Stage(Generic[T]):
         self._finishable.notify_all()
 
 
-_stages: weakref.WeakSet[Stage] = weakref.WeakSet()
+_pipelines: weakref.WeakSet[PrefetchPipeline] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     """End all threads while the interpreter and the JAX backends still work."""
     deadline = time.monotonic() + JOIN_SECONDS
-    stages = list(_stages)
-    for stage in stages:
-        stage.close(wait=False)
-    for stage in stages:
-        stage.join(deadline)
+    pipelines = list(_pipelines)
+    for pipeline in pipelines:
+        pipeline.close(wait=False)
+    for pipeline in pipelines:
+        pipeline.join(deadline)

@@ -1,4 +1,4 @@
-"""What a `Stage` works with: its makers, what ends it, and how long things take."""
+"""What a `PrefetchPipeline` works with: its producers, what ends it, and how long things take."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 
-class End(Exception):  # noqa: N818 - no error
+class Exhausted(Exception):  # noqa: N818 - no error
     """Raised by work that has no item of that number, and by `get` when all items were taken."""
 
 
-class Closed(Exception):  # noqa: N818 - no error
-    """Raised by `get` on a stage that was closed."""
+class PipelineClosed(Exception):  # noqa: N818 - no error
+    """Raised by `get` on a pipeline that was closed."""
 
 
-class Late(Exception):  # noqa: N818 - no error
+class GetTimeout(Exception):  # noqa: N818 - no error
     """Raised by `get` when nothing came in time; a source may raise TimeoutErrors of its own."""
 
 
@@ -28,19 +28,19 @@ class Pace:
         self.seconds, self._last = min(seconds, self._last), seconds
 
 
-class Makers(NamedTuple):
-    """The first half of a stage.
+class Producers(NamedTuple):
+    """The first half of a pipeline.
 
     Attributes:
-      works: one callable a maker, from an item's number to the item. With several makers a number goes
+      works: one callable a producer, from an item's number to the item. With several producers a number goes
         to whichever is free, so every callable must give the same item for the same number. A
-        callable raises `End` for a number past the last.
+        callable raises `Exhausted` for a number past the last.
       interrupt: called by `close` to make blocked work return.
-      cleanup: called once by the last maker to end.
-      portable: whether the consumer's thread may work as well, while the (only) maker does not.
+      cleanup: called once by the last producer to end.
+      may_run_inline: whether the consumer's thread may work as well, while the (only) producer does not.
     """
 
     works: Sequence[Callable[[int], Any]]
     interrupt: Callable[[], None] | None = None
     cleanup: Callable[[], None] | None = None
-    portable: bool = False
+    may_run_inline: bool = False

@@ -1,0 +1,288 @@
+"""Threads that run ahead: order, bounds, errors and the end, whatever is quick and whatever is slow."""
+
+import gc
+import itertools
+import threading
+import time
+import weakref
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import _pipeline
+from penstock._pipeline import PrefetchPipeline
+from penstock._producers import Exhausted, GetTimeout, PipelineClosed, Producers
+
+
+def numbers(n, make=lambda i: i, producers=1):
+    def work(i):
+        if i >= n:
+            raise Exhausted
+        return make(i)
+
+    return Producers([work] * producers)
+
+
+def drain(pipeline):
+    items = []
+    try:
+        while True:
+            items.append(pipeline.get())
+    except Exhausted:
+        return items
+    finally:
+        pipeline.close()
+
+
+@pytest.fixture(params=["quick", "slow"])
+def pace(request, monkeypatch):
+    """Whether producers finish what they made, or a separate finisher thread does."""
+    if request.param == "slow":
+        monkeypatch.setattr(_pipeline, "_QUICK", -1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(0, 200),
+    producers=st.integers(1, 4),
+    capacity=st.integers(1, 6),
+    done=st.integers(1, 5),
+    quick=st.sampled_from([-1.0, 0.5e-3, 10.0]),
+)
+def test_items_come_in_order_once_each(n, producers, capacity, done, quick):
+    before, _pipeline._QUICK = _pipeline._QUICK, quick
+    try:
+        finishing = drain(
+            PrefetchPipeline(numbers(n, producers=producers), capacity, finish=lambda i, x: (i, x), done_capacity=done)
+        )
+        assert finishing == [(i, i) for i in range(n)]
+        assert drain(PrefetchPipeline(numbers(n, producers=producers), capacity)) == list(range(n))
+    finally:
+        _pipeline._QUICK = before
+
+
+@pytest.mark.parametrize("producers", [1, 3])
+@pytest.mark.parametrize(("capacity", "done"), [(1, 1), (4, 2), (3, 5)])
+def test_it_never_runs_further_ahead_than_its_bounds(pace, producers, capacity, done):
+    started, finished, taken = itertools.count(), itertools.count(), 0
+    most_made = most_finished = 0
+
+    def make(i):
+        nonlocal most_made
+        most_made = max(most_made, next(started) + 1 - taken)
+        return i
+
+    def finish(i, x):
+        nonlocal most_finished
+        most_finished = max(most_finished, next(finished) + 1 - taken)
+        return x
+
+    pipeline = PrefetchPipeline(numbers(100, make, producers), capacity, finish=finish, done_capacity=done)
+    while True:
+        try:
+            pipeline.get()
+        except Exhausted:
+            break
+        taken += 1
+    pipeline.close()
+    # The count of `taken` here lags by the item that is being handed over.
+    assert most_finished <= done + 1
+    assert most_made <= max(capacity, producers) + done + 1
+
+
+@pytest.mark.parametrize("where", ["make", "finish"])
+@pytest.mark.parametrize("producers", [1, 3])
+def test_an_error_comes_in_its_place_once_and_then_the_end(pace, where, producers):
+    def fail_at_7(i):
+        if i == 7:
+            raise KeyError("seven")
+        return i
+
+    if where == "make":
+        pipeline = PrefetchPipeline(numbers(20, fail_at_7, producers), 4, finish=lambda i, x: x, done_capacity=2)
+    else:
+        pipeline = PrefetchPipeline(numbers(20, producers=producers), 4, finish=lambda i, x: fail_at_7(x), done_capacity=2)
+    assert [pipeline.get() for _ in range(7)] == list(range(7))
+    with pytest.raises(KeyError, match="seven"):
+        pipeline.get()
+    for _ in range(2):
+        with pytest.raises(Exhausted):
+            pipeline.get()
+    pipeline.close()
+
+
+def test_stop_iteration_from_inside_is_an_error_and_no_end():
+    def stop(i):
+        raise StopIteration
+
+    pipeline = PrefetchPipeline(Producers([stop]), 2)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        pipeline.get()
+    pipeline.close()
+
+
+def test_a_ready_item_is_had_while_the_next_one_takes_for_ever():
+    """The consumer waits for a full buffer for a moment at most."""
+    blocked = threading.Event()
+
+    def make(i):
+        if i == 1:
+            blocked.wait()
+        return i
+
+    pipeline = PrefetchPipeline(numbers(5, make), 4, finish=lambda i, x: x, done_capacity=4)
+    assert pipeline.get(timeout=60) == 0
+    blocked.set()
+    assert drain(pipeline) == [1, 2, 3, 4]
+
+
+def test_made_items_are_finished_while_the_maker_is_at_work():
+    """A hiccup of the source is hidden by all that was made before, not only by what was finished."""
+    blocked, reached = threading.Event(), threading.Event()
+
+    def make(i):
+        if i == 5:
+            reached.set()
+            blocked.wait()
+        return i
+
+    pipeline = PrefetchPipeline(numbers(6, make), 4, finish=lambda i, x: x, done_capacity=2)
+    got = [pipeline.get()]
+    got += [pipeline.get(timeout=60) for _ in range(4)]
+    assert got == [0, 1, 2, 3, 4]
+    assert reached.wait(60)
+    blocked.set()
+    assert drain(pipeline) == [5]
+
+
+def test_slow_makers_work_at_the_same_time():
+    together = threading.Barrier(3)
+    pipeline = PrefetchPipeline(numbers(3, lambda i: together.wait(60) >= 0, producers=3), 3)
+    assert drain(pipeline) == [True] * 3
+
+
+def test_slow_finishing_runs_beside_making(monkeypatch):
+    """Item 0 is being finished until item 2 is made: on one thread this would never end."""
+    monkeypatch.setattr(_pipeline, "_QUICK", -1.0)
+    made = threading.Event()
+
+    def make(i):
+        if i == 2:
+            made.set()
+        return i
+
+    def finish(i, x):
+        assert made.wait(60)
+        return x
+
+    assert drain(PrefetchPipeline(numbers(4, make), 3, finish=finish, done_capacity=1)) == [0, 1, 2, 3]
+
+
+def test_late_is_told_and_can_be_waited_on():
+    release = threading.Event()
+    pipeline = PrefetchPipeline(numbers(1, lambda i: release.wait()), 1)
+    for _ in range(2):
+        with pytest.raises(GetTimeout):
+            pipeline.get(timeout=0.01)
+    release.set()
+    assert pipeline.get() is True
+    pipeline.close()
+
+
+def test_close_returns_at_once_while_a_maker_is_blocked_and_cleanup_follows():
+    blocked, cleaned = threading.Event(), threading.Event()
+    pipeline = PrefetchPipeline(Producers([lambda i: blocked.wait()], cleanup=cleaned.set), 1)
+    pipeline.close()
+    pipeline.close()
+    assert not cleaned.is_set()
+    with pytest.raises(PipelineClosed):
+        pipeline.get()
+    blocked.set()
+    assert cleaned.wait(60)
+
+
+def test_interrupt_ends_blocked_work():
+    blocked, cleaned = threading.Event(), threading.Event()
+    pipeline = PrefetchPipeline(Producers([lambda i: blocked.wait()], interrupt=blocked.set, cleanup=cleaned.set), 1)
+    pipeline.close()
+    assert cleaned.is_set()
+
+
+def test_close_wakes_a_waiting_consumer():
+    blocked, outcome = threading.Event(), []
+    pipeline = PrefetchPipeline(Producers([lambda i: blocked.wait()]), 1)
+
+    def consume():
+        with pytest.raises(PipelineClosed):
+            pipeline.get()
+        outcome.append("closed")
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    pipeline.close()
+    consumer.join(60)
+    blocked.set()
+    assert outcome == ["closed"]
+
+
+def test_items_are_let_go_when_they_are_taken_or_dropped():
+    class Item:
+        pass
+
+    alive = []
+
+    def make(i):
+        item = Item()
+        alive.append(weakref.ref(item))
+        return item
+
+    pipeline = PrefetchPipeline(numbers(100, make), 4, finish=lambda i, x: x, done_capacity=2)
+    for _ in range(20):
+        pipeline.get()
+    pipeline.close()
+    gc.collect()
+    assert [ref() for ref in alive if ref() is not None] == []
+
+
+def test_an_error_of_the_context_is_not_lost():
+    class Bad:
+        def __enter__(self):
+            raise OSError("no context")
+
+        def __exit__(self, *error):
+            pass
+
+    pipeline = PrefetchPipeline(numbers(3), 1, context=Bad)
+    with pytest.raises(OSError, match="no context"):
+        pipeline.get()
+    pipeline.close()
+
+
+def test_many_stages_opened_and_closed_at_any_moment_leave_no_thread():
+    threads = threading.active_count()
+    for k in range(300):
+        pipeline = PrefetchPipeline(numbers(50, producers=1 + k % 3), 4, finish=lambda i, x: x, done_capacity=2)
+        for _ in range(k % 7):
+            pipeline.get()
+        pipeline.close()
+    deadline = time.monotonic() + 60
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert threading.active_count() == threads
+
+
+def test_a_close_between_a_workers_look_and_its_sleep_is_not_missed():
+    """As garbage collection may do, on the worker's own thread: nobody is there yet to be woken."""
+    pipeline = PrefetchPipeline(numbers(100), 1)
+    wait = pipeline._room.wait
+
+    def close_first(timeout=None):
+        pipeline.close(wait=False)
+        return wait(timeout)
+
+    pipeline._room.wait = close_first
+    pipeline.get()
+    for thread in pipeline._threads:
+        thread.join(60)
+        assert not thread.is_alive()
