@@ -15,8 +15,8 @@ from penstock.data import Loader as Loader
 from penstock.data import Source as Source
 from penstock.data import pad_to as pad_to
 from penstock.data import per_record as per_record
-from penstock.feed import Feed as Feed
-from penstock.feed import feed as feed
+from penstock._feed import Feed as Feed
+from penstock._feed import feed as feed
 from penstock.shard import Plan as Plan
 from penstock.shard import PlanError as PlanError
 from penstock.shard import plan as plan

@@ -41,19 +41,19 @@ class Fault:
 SCATTER_OF_A_SLICE = Fault(
     "On the CPU, a scatter into an array that was cut to a device's shard gives wrong values: XLA fuses the two.",
     "An optimisation barrier between the cut and the scatter.",
-    "shard/apply.py, _Evaluation.evaluate",
+    "shard/apply/sharding_constraints.py, _Evaluation.evaluate",
     fixed=(0, 12),
 )
 PATCHES_SHARDED_TWICE = Fault(
     "A convolution of windows that do not overlap (patches) gives wrong values where positions are sharded over one mesh axis "
     "and output features over another.",
     "Plans leave the positions of such a convolution unsharded.",
-    "shard/rules/contract.py, conv_general_dilated, which then needs a factor for them",
+    "shard/trace/rules/contract.py, conv_general_dilated, which then needs a factor for them",
 )
 DENSE_DEPTHWISE_GRADIENT = Fault(
     "On the CPU, the gradient of a depthwise kernel is computed for every pair of features, of which all but the equal ones are "
     "thrown away.",
     "Plans count the FLOPs of the dense convolution.",
-    "shard/flops.py, _convolution",
+    "shard/trace/flops.py, _convolution",
 )
 FAULTS = (SCATTER_OF_A_SLICE, PATCHES_SHARDED_TWICE, DENSE_DEPTHWISE_GRADIENT)

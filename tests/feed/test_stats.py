@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.feed import Stats
+from penstock._feed import Stats
 
 
 def stats(**changes):

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock._feed.adapters import adapt
 from penstock._producers import Exhausted
-from penstock.feed.upstream import as_upstream
 from penstock.keras._execution import Executions, Ready, assemble, gather
 from penstock.keras._versions import behaviour, is_partial
 
 
 @given(steps=st.integers(1, 9), whole=st.none() | st.integers(1, 20), begun=st.integers(0, 30), executions=st.integers(1, 12))
 def test_executions_are_all_batches_in_order_and_end_where_an_epoch_does(steps, whole, begun, executions):
-    upstream = Executions(as_upstream([]), steps, whole, begun)
-    numbers = [upstream.numbers(execution) for execution in range(executions)]
+    batch_adapter = Executions(adapt([]), steps, whole, begun)
+    numbers = [batch_adapter.numbers(execution) for execution in range(executions)]
     batches = list(itertools.chain(*numbers))
     assert batches == list(range(len(batches)))
     for execution in numbers:

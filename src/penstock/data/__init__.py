@@ -9,4 +9,4 @@ from penstock.data.records import array_record as array_record
 from penstock.data.source import Source as Source
 from penstock.data.source import as_source as as_source
 from penstock.data.transform import per_record as per_record
-from penstock.data.workers import WorkerDied as WorkerDied
+from penstock.data.worker_processes import WorkerDiedError as WorkerDiedError

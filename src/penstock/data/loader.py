@@ -17,12 +17,12 @@ from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, Producers
 from penstock.data.arrays import ArraySource
 from penstock.data.collate import add_mask, pad_to
-from penstock.data.load import Load
 from penstock.data.order import Order, Remainder
+from penstock.data.read_batch import BatchReader
 from penstock.data.source import as_source, describe_source
 from penstock.data.transform import Transform, per_record
 from penstock.data.tree import Batch, Record
-from penstock.data.workers import ProcessPool, Workers
+from penstock.data.worker_processes import ProcessPool, Workers
 
 _NO_LIST_OF_ARRAYS = ". A list holds one record an item: arrays with one row a record are given as a tuple or dict"
 
@@ -92,7 +92,7 @@ class Loader:
         if collate is not None and not callable(collate):
             raise TypeError(f"collate={collate!r} is no function from a list of records to a batch")
         lifted = None if transform is None else Transform(transform, seed)
-        self._load = Load(source, self._order, lifted, collate, self.process)
+        self._load = BatchReader(source, self._order, lifted, collate, self.process)
         _check(self._load, self.batch_sizes)
         if self.workers.kind == "process":
             _check_pickles(self._load)
@@ -195,7 +195,7 @@ def _index_and_count(process: Any) -> tuple[int, int]:
     return index, count
 
 
-def _check(load: Load, batch_sizes: Sequence[int]) -> None:
+def _check(load: BatchReader, batch_sizes: Sequence[int]) -> None:
     order, count = load.order, load.process[1]
     if order.records == 0:
         raise ValueError(f"no records: {type(load.source).__name__} has length 0")
@@ -221,7 +221,7 @@ def _check(load: Load, batch_sizes: Sequence[int]) -> None:
         )
 
 
-def _check_pickles(load: Load) -> None:
+def _check_pickles(load: BatchReader) -> None:
     for name in ("source", "transform", "collate"):
         try:
             pickle.dumps(getattr(load, name), protocol=5, buffer_callback=lambda _: None)

@@ -11,11 +11,11 @@ from keras.src import tree
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights, unpack_x_y_sample_weight
 
+from penstock._feed.adapters import adapt, iterate, length_of, mark_as_used, may_change
+from penstock._feed.device_feed import Feed
+from penstock._feed.stats import Stats
 from penstock.data.loader import Loader
 from penstock.data.tree import Batch, to_numpy
-from penstock.feed.feed import Feed
-from penstock.feed.stats import Stats
-from penstock.feed.upstream import as_upstream, iterate, length_of, mark_as_used, may_change
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay, is_replayed, opening, replay_of
 from penstock.keras._source import Loaded, Read, Source
@@ -34,7 +34,7 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
         self._batches, self._unpack = batches, unpack
         self._once = _replay_once(batches) if isinstance(batches, Iterator) else None
         if self._once is None:
-            as_upstream(batches)
+            adapt(batches)
         self._class_weight: Mapping[int, float] | None = None
         self.has_steps = False  # an epoch of Keras is so many steps, and not one of the data's
         self.epochs = ThreadedEpochs()
@@ -159,7 +159,7 @@ def _replay_once(batches: Iterator[Batch]) -> Replay:
     if isinstance(batches, Feed):
         return replay_of(batches, copy=False)
     if not is_replayed(batches):
-        as_upstream(batches)
+        adapt(batches)
         mark_as_used(batches)
     try:
         return replay_of(batches)

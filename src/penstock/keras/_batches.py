@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from keras.src import tree
 
+from penstock._feed.device_feed import Feed
+from penstock._feed.stats import Stats
 from penstock.data.tree import Batch, describe
-from penstock.feed.feed import Feed
-from penstock.feed.stats import Stats
 from penstock.keras._execution import Executions, Ready, assemble, gather
 from penstock.keras._place import KerasPlacement
 from penstock.keras._source import Source
@@ -195,13 +195,17 @@ class Batches(Iterator[Batch]):
     def _start(self) -> Feed:
         self._placement.take_settings()
         self._feed_ends = -1 if self._limit is None else self._had + self._limit
-        upstream, host_buffer, device_buffer = self._source.upstream(self._limit), max(_HOST_BUFFER, self._steps), _DEVICE_BUFFER
+        batch_adapter, host_buffer, device_buffer = (
+            self._source.batch_adapter(self._limit),
+            max(_HOST_BUFFER, self._steps),
+            _DEVICE_BUFFER,
+        )
         if self._at_once > 1:
-            upstream = Executions(upstream, self._at_once, self._whole, self._had)
+            batch_adapter = Executions(batch_adapter, self._at_once, self._whole, self._had)
             # An execution lies ready while another runs: as many batches as without stacks, or more.
             host_buffer, device_buffer = -(-host_buffer // self._at_once), 1
         return Feed(
-            upstream,
+            batch_adapter,
             self._placement,
             host_buffer=host_buffer,
             device_buffer=device_buffer,

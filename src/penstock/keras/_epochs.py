@@ -45,7 +45,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import get_jax_iterator
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
-from penstock.feed.stats import Stats
+from penstock._feed.stats import Stats
 from penstock.keras import _switch
 from penstock.keras._adapter import PenstockAdapter
 from penstock.keras._aligned import copied

@@ -22,9 +22,9 @@ from jax.experimental.sparse import JAXSparse
 from keras.src import tree
 
 from penstock._clock import Clock
+from penstock._feed.adapters import BatchAdapter, Produced
 from penstock._producers import Exhausted, Producers
 from penstock.data.tree import Batch, is_numeric
-from penstock.feed.upstream import Produced, Upstream
 from penstock.keras._aligned import empty
 from penstock.keras._versions import partial_batches
 
@@ -132,18 +132,18 @@ class Executions:
       first: number of the first batch, from which multiples are counted.
     """
 
-    def __init__(self, upstream: Upstream, steps: int, whole: int | None, first: int):
-        self._upstream, self._steps, self._whole, self._first = upstream, steps, whole, first
-        self.name, self.workers, self.batch_sizes = upstream.name, upstream.workers, upstream.batch_sizes
+    def __init__(self, batch_adapter: BatchAdapter, steps: int, whole: int | None, first: int):
+        self._batch_adapter, self._steps, self._whole, self._first = batch_adapter, steps, whole, first
+        self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
 
     def fingerprint(self) -> dict[str, Any]:
-        return self._upstream.fingerprint()
+        return self._batch_adapter.fingerprint()
 
     def restore(self, step: int, position: Any) -> None:
-        self._upstream.restore(step, position)
+        self._batch_adapter.restore(step, position)
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
-        producers = self._upstream.producers(clocks)
+        producers = self._batch_adapter.producers(clocks)
 
         def gather_execution(work: Callable[[int], Batch], number: int) -> Execution:
             return gather(work, self.numbers(number))
@@ -151,7 +151,7 @@ class Executions:
         return producers._replace(works=[partial(gather_execution, work) for work in producers.works], may_run_inline=False)
 
     def split(self, item: Execution) -> Produced:
-        return Produced(item._replace(batches=[self._upstream.split(batch).batch for batch in item.batches]), None)
+        return Produced(item._replace(batches=[self._batch_adapter.split(batch).batch for batch in item.batches]), None)
 
     def numbers(self, execution: int) -> range:
         """Return the numbers that the upstream gives the batches of an execution."""

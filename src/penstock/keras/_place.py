@@ -13,8 +13,8 @@ from keras.src.distribution import distribution_lib
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 
+from penstock._feed.placement import Context, Placed, Placement
 from penstock.data.tree import Batch, leaves_with_names
-from penstock.feed.place import Context, Placed, Placement
 from penstock.keras._aligned import aligned
 from penstock.keras._execution import Execution, assemble
 from penstock.keras._versions import behaviour

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock._clock import Clock
+from penstock._feed.adapters import BatchAdapter, Produced, adapt
 from penstock._producers import Exhausted, Producers
 from penstock.data.loader import Loader
 from penstock.data.tree import Batch
-from penstock.feed.upstream import Produced, Upstream, as_upstream
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay
 
@@ -30,7 +30,7 @@ class Source(Protocol):
     quick: Iterator[Batch] | None
     slow_to_start: bool
 
-    def upstream(self, limit: int | None) -> Upstream:
+    def batch_adapter(self, limit: int | None) -> BatchAdapter:
         """The batches from the first one on that was not had, no more than `limit`."""
         ...
 
@@ -68,7 +68,7 @@ class Read:
         self._peeked = list(peeked)
         self._converted: dict[int, Batch] = {}  # by number in the replay
 
-    def upstream(self, limit: int | None) -> Upstream:
+    def batch_adapter(self, limit: int | None) -> BatchAdapter:
         first = self._first
         return _Reader(self.name, lambda number: self._read(first + number), limit)
 
@@ -149,8 +149,8 @@ class Loaded:
         self._first = 0
         self._kept: dict[int, Batch] = {}  # by number: made, and not had
 
-    def upstream(self, limit: int | None) -> Upstream:
-        return _Kept(as_upstream(self._loader), self._first, self._kept, self._convert)
+    def batch_adapter(self, limit: int | None) -> BatchAdapter:
+        return _Kept(adapt(self._loader), self._first, self._kept, self._convert)
 
     def take(self, ahead: int) -> Batch:
         raise NotImplementedError  # it is never direct
@@ -167,19 +167,19 @@ class _Kept:
     next upstream.
     """
 
-    def __init__(self, upstream: Upstream, first: int, kept: dict[int, Batch], convert: Callable[[Batch], Batch] | None):
-        upstream.restore(first, None)
-        self._upstream, self._first, self._kept, self._convert = upstream, first, kept, convert
-        self.name, self.workers, self.batch_sizes = upstream.name, upstream.workers, upstream.batch_sizes
+    def __init__(self, batch_adapter: BatchAdapter, first: int, kept: dict[int, Batch], convert: Callable[[Batch], Batch] | None):
+        batch_adapter.restore(first, None)
+        self._batch_adapter, self._first, self._kept, self._convert = batch_adapter, first, kept, convert
+        self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
 
     def fingerprint(self) -> dict[str, Any]:
-        return self._upstream.fingerprint()
+        return self._batch_adapter.fingerprint()
 
     def restore(self, step: int, position: Any) -> None:
         raise TypeError(_NO_STATE)
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
-        producers = self._upstream.producers(clocks)
+        producers = self._batch_adapter.producers(clocks)
 
         def keeping(work: Callable[[int], Batch]) -> Callable[[int], Batch]:
             def kept_work(number: int) -> Batch:

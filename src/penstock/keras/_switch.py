@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.feed.stats import Stats
+from penstock._feed.stats import Stats
 from penstock.keras._versions import behaviour, require_keras
 
 _VARIABLE = "KERAS_JAX_EPOCH_ITERATOR"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 
 from penstock._clock import Clock
-from penstock.feed import Feed
+from penstock._feed import Feed
 from penstock.recipes.classifier import Classifier, State, Totals
 from penstock.recipes.log import Log, Point, Times
 

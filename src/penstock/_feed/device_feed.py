@@ -16,12 +16,12 @@ import numpy as np
 
 from penstock._arguments import at_least
 from penstock._clock import Clock
+from penstock._feed.adapters import BatchAdapter, adapt
+from penstock._feed.placement import Placed, Placement, Places, To
+from penstock._feed.stats import Stats
 from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, GetTimeout, PipelineClosed
 from penstock.data.tree import Batch
-from penstock.feed.place import Placed, Placement, Places, To
-from penstock.feed.stats import Stats
-from penstock.feed.upstream import Upstream, as_upstream
 
 _STATE_VERSION = 1
 
@@ -66,7 +66,7 @@ def feed(
     if transform is not None and not callable(transform):
         raise TypeError(f"transform={transform!r} is no function from a batch to a batch")
     return Feed(
-        as_upstream(batches),
+        adapt(batches),
         Placement(to, transform),
         host_buffer=at_least(1, "host_buffer", host_buffer),
         device_buffer=at_least(1, "device_buffer", device_buffer),
@@ -89,7 +89,7 @@ class Feed(Iterator[Batch]):
 
     def __init__(
         self,
-        upstream: Upstream,
+        adapter: BatchAdapter,
         placement: Places,
         *,
         host_buffer: int,
@@ -98,11 +98,11 @@ class Feed(Iterator[Batch]):
         strict: bool,
         first: int = 0,
     ):
-        placement.check_rows(upstream.batch_sizes)
-        self._upstream, self._placement = upstream, placement
+        placement.check_rows(adapter.batch_sizes)
+        self._adapter, self._placement = adapter, placement
         self._host_buffer, self._device_buffer = host_buffer, device_buffer
         self._timeout, self._strict = timeout, strict
-        self._fingerprint = upstream.fingerprint()
+        self._fingerprint = adapter.fingerprint()
         self._pipeline: PrefetchPipeline[_Item] | None = None
         self._ended = self._closed = self._warned = False
         # The consumer's place: only what it has had counts, never what lies in a buffer.
@@ -110,7 +110,7 @@ class Feed(Iterator[Batch]):
         self._position: Any = None
         self._had = self._bytes = 0
         self._first_at = self._last_at = self._startup = self._wait = 0.0
-        self._host_clocks = [Clock() for _ in range(upstream.workers)]
+        self._host_clocks = [Clock() for _ in range(adapter.workers)]
         self._place_clock = Clock()
 
     def __enter__(self) -> Feed:
@@ -134,7 +134,7 @@ class Feed(Iterator[Batch]):
                 self._report(placed.change)
         except GetTimeout:
             raise TimeoutError(
-                f"batch {self._step} did not come within timeout={self._timeout} s: {self._upstream.name} is still making "
+                f"batch {self._step} did not come within timeout={self._timeout} s: {self._adapter.name} is still making "
                 "it; next() may be called again to wait on"
             ) from None
         except Exhausted:
@@ -184,7 +184,7 @@ class Feed(Iterator[Batch]):
         if self._pipeline or self._ended:
             raise RuntimeError("restore() comes before the first batch: make a new feed and restore that")
         _check_state(state, self._fingerprint)
-        self._upstream.restore(state["step"], state.get("position"))
+        self._adapter.restore(state["step"], state.get("position"))
         self._step, self._position = state["step"], state.get("position")
 
     def stats(self) -> Stats:
@@ -199,7 +199,7 @@ class Feed(Iterator[Batch]):
             seconds=self._last_at - self._first_at,
             wait=self._wait,
             host=host,
-            workers=self._upstream.workers,
+            workers=self._adapter.workers,
             place=self._place_clock.get("place", 0.0),
             bytes=self._bytes,
         )
@@ -210,9 +210,9 @@ class Feed(Iterator[Batch]):
         if self._ended:
             raise StopIteration
         self._pipeline = PrefetchPipeline(
-            self._upstream.producers(self._host_clocks),
-            max(self._host_buffer, self._upstream.workers),
-            finish=_placing(self._upstream, self._placement, self._place_clock, self._step),
+            self._adapter.producers(self._host_clocks),
+            max(self._host_buffer, self._adapter.workers),
+            finish=_placing(self._adapter, self._placement, self._place_clock, self._step),
             done_capacity=self._device_buffer,
             context=self._placement.context,
             # With a timeout, nothing may keep the consumer's thread that it cannot leave.
@@ -242,10 +242,10 @@ class Feed(Iterator[Batch]):
         )
 
 
-def _placing(upstream: Upstream, placement: Places, clock: Clock, first: int) -> Callable[[int, Any], _Item]:
+def _placing(adapter: BatchAdapter, placement: Places, clock: Clock, first: int) -> Callable[[int, Any], _Item]:
     def finish(number: int, item: Any) -> _Item:
         try:
-            batch, position = upstream.split(item)
+            batch, position = adapter.split(item)
             with clock.time("place"):
                 return _Item(placement(batch), position)
         except Exception as error:

@@ -27,7 +27,7 @@ class Produced(NamedTuple):
     position: Any
 
 
-class Upstream(Protocol):
+class BatchAdapter(Protocol):
     """A run of host batches.
 
     Attributes:
@@ -57,7 +57,7 @@ class Upstream(Protocol):
         ...
 
 
-def as_upstream(batches: Any) -> Upstream:
+def adapt(batches: Any) -> BatchAdapter:
     """Wrap what can be fed.
 
     Raises:
@@ -65,13 +65,13 @@ def as_upstream(batches: Any) -> Upstream:
       ValueError: a generator or other iterator that was fed before, or that has been started or used up.
     """
     if isinstance(batches, Loader):
-        return _LoaderUpstream(batches)
+        return _LoaderAdapter(batches)
     if isinstance(batches, (str, bytes, Mapping)) or _is_data(batches) or not isinstance(batches, Iterable):
         raise TypeError(
             f"feed needs an iterable of batches, got {_describe(batches)}: for arrays of records, "
             "ps.feed(ps.Loader(arrays, batch_size=...)); for a single batch, ps.feed([batch])"
         )
-    return _IterableUpstream(batches)
+    return _IterableAdapter(batches)
 
 
 def _is_data(batches: Any) -> bool:
@@ -86,7 +86,7 @@ def _describe(batches: Any) -> str:
     return type(batches).__name__ + parts
 
 
-class _LoaderUpstream:
+class _LoaderAdapter:
     name = "the Loader"
 
     def __init__(self, loader: Loader):
@@ -118,7 +118,7 @@ _fed: weakref.WeakSet[Any] = weakref.WeakSet()
 _fed_lately: deque[Any] = deque(maxlen=8)
 
 
-class _IterableUpstream:
+class _IterableAdapter:
     """Any iterable. One whose iterator has `get_state` and `set_state`, as Grain's have, can be restored."""
 
     workers = 1

@@ -19,7 +19,7 @@ from penstock.data.tree import Batch, Record, describe_array, leaves_with_names,
 
 
 @dataclass
-class Load:
+class BatchReader:
     """The pure function of a Loader. It is what worker processes get a copy of.
 
     Attributes:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.data import WorkerDied
+from penstock.data import WorkerDiedError
 
 X = np.arange(60)
 
@@ -72,7 +72,7 @@ def test_an_error_that_does_not_pickle_keeps_its_words():
 
 
 def test_a_killed_worker_is_an_error_and_no_hang():
-    with pytest.raises(WorkerDied, match=r"batch 7 ended with exit code -9"):
+    with pytest.raises(WorkerDiedError, match=r"batch 7 ended with exit code -9"):
         list(ps.Loader({"x": X}, 4, epochs=1, transform=die_at_30, workers="process:2"))
 
 

@@ -35,10 +35,10 @@ import numpy as np
 from penstock._clock import Clock
 from penstock.data.tree import Batch
 
-Load = Callable[[int, Clock], Batch]  # from a step to its batch; the time it took goes to the clock
+BatchReader = Callable[[int, Clock], Batch]  # from a step to its batch; the time it took goes to the clock
 
 
-class WorkerDied(RuntimeError):  # noqa: N818 - says what happened
+class WorkerDiedError(RuntimeError):
     """A worker process ended by itself: killed for memory, crashed, or never came up."""
 
 
@@ -65,7 +65,7 @@ class Workers:
 class ProcessPool:
     """N processes that hold a copy of `load`; `loads` are the functions that drive them, one for each thread."""
 
-    def __init__(self, load: Load, count: int):
+    def __init__(self, load: BatchReader, count: int):
         context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._shared, payload, sizes = _share(load)
@@ -83,7 +83,7 @@ class ProcessPool:
             raise
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[BatchReader]:
         return [worker.load for worker in self._workers]
 
     def kill(self) -> None:
@@ -113,7 +113,7 @@ class _Worker:
             reply = self._ask(step)
         except (EOFError, OSError) as error:
             self.process.join(1)
-            raise WorkerDied(
+            raise WorkerDiedError(
                 f"the worker process for batch {step} ended with exit code {self.process.exitcode}. -9 is mostly the kernel "
                 "short of memory, -7 a full /dev/shm or a memory-mapped file that was cut short; if its output above speaks of "
                 "bootstrapping, put the script's entry under `if __name__ == '__main__':`, which spawned processes need"
@@ -167,7 +167,7 @@ class _Failure(NamedTuple):
         return error
 
 
-def _share(load: Load) -> tuple[SharedMemory | None, bytes, list[int]]:
+def _share(load: BatchReader) -> tuple[SharedMemory | None, bytes, list[int]]:
     """Pickle `load` with the bytes of its arrays in one shared segment, so that N workers need one copy."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(load, protocol=5, buffer_callback=buffers.append)
