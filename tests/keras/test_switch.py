@@ -11,6 +11,7 @@ from tests.keras.training import batches, make_model
 import penstock.keras as pk
 from penstock._versions import UnsupportedVersionError
 from penstock.keras import _switch, _versions
+from penstock.keras._session import Session
 
 
 def in_use():
@@ -26,7 +27,7 @@ def run(script, **environment):
 @pytest.fixture
 def _no_data_was_made(monkeypatch):
     pk.disable_threaded_epochs()
-    monkeypatch.setattr(_switch._Switch, "data_was_made", False)
+    monkeypatch.setattr(Session, "data_was_made", False)
     _switch._put_back()
 
 

@@ -46,11 +46,11 @@ from keras.src.trainers.data_adapters.data_adapter_utils import get_jax_iterator
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from penstock._feed.stats import Stats
-from penstock.keras import _switch
 from penstock.keras._adapter import PenstockAdapter
 from penstock.keras._aligned import copied
 from penstock.keras._batches import Batches
 from penstock.keras._replay import Replay, opening, replay_of
+from penstock.keras._session import Session
 from penstock.keras._source import Read, Source
 
 
@@ -78,7 +78,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         class_weight: Any = None,
         steps_per_execution: int = 1,
     ):
-        epochs = _switch.current()
+        epochs = Session.epochs
         self._threaded = epochs is not None or isinstance(x, PenstockAdapter)
         self._looping = False
         self._batches: Batches | None = None

@@ -4,46 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from penstock._feed.stats import Stats
+from penstock.keras._session import Session, ThreadedEpochs
 from penstock.keras._versions import behaviour, require_keras
 
 _VARIABLE = "KERAS_JAX_EPOCH_ITERATOR"
 _CHOICES = ("default", "threaded")
-
-_REMEMBERED = 64  # runs whose statistics are kept: a process may train for months
-
-
-class ThreadedEpochs:
-    """What threaded epochs did since they were turned on."""
-
-    def __init__(self) -> None:
-        self._runs: deque[list[Stats]] = deque(maxlen=_REMEMBERED)
-
-    def begin(self) -> list[Stats]:
-        """A new run: a list for its statistics, once there are any."""
-        run: list[Stats] = []
-        self._runs.append(run)
-        return run
-
-    def stats(self) -> list[Stats]:
-        """Where the time of each run went: one for each `fit`, `evaluate` and `predict`, and for the validation data of a `fit`.
-
-        In the order in which they began to read, the last 64; their epochs are added up. What lies between epochs
-        is left out.
-        """
-        return [stats for run in self._runs for stats in run]
-
-
-class _Switch:
-    """The state of the switch. Runs that are going on keep what they began with."""
-
-    epochs: ThreadedEpochs | None = None  # None: off
-    original: Any = None  # Keras's own class, while ours is in its place
-    data_was_made = False  # our class serves data made by `data()`, whether threaded epochs are on or not
 
 
 def enable_threaded_epochs() -> ThreadedEpochs:
@@ -59,15 +27,15 @@ def enable_threaded_epochs() -> ThreadedEpochs:
       RuntimeError: Keras runs on another backend.
     """
     _exchange()
-    if _Switch.epochs is None:
-        _Switch.epochs = ThreadedEpochs()
-    return _Switch.epochs
+    if Session.epochs is None:
+        Session.epochs = ThreadedEpochs()
+    return Session.epochs
 
 
 def disable_threaded_epochs() -> None:
     """Undo `enable_threaded_epochs`. Runs that are going on go on as they began."""
-    _Switch.epochs = None
-    if not _Switch.data_was_made:
+    Session.epochs = None
+    if not Session.data_was_made:
         _put_back()
 
 
@@ -88,8 +56,8 @@ def threaded_epochs() -> Iterator[ThreadedEpochs]:
       >>> [stats.steps for stats in epochs.stats()]
       [4]
     """
-    before = _Switch.epochs
-    _Switch.epochs = None
+    before = Session.epochs
+    Session.epochs = None
     try:
         yield enable_threaded_epochs()
     finally:
@@ -97,18 +65,13 @@ def threaded_epochs() -> Iterator[ThreadedEpochs]:
             disable_threaded_epochs()
         else:
             _exchange()
-            _Switch.epochs = before
+            Session.epochs = before
 
 
 def enable_for_data() -> None:
     """Put our class in place for the sake of data made by `data()`; other data is left to Keras."""
     _exchange()
-    _Switch.data_was_made = True
-
-
-def current() -> ThreadedEpochs | None:
-    """None while threaded epochs are off."""
-    return _Switch.epochs
+    Session.data_was_made = True
 
 
 def follow_environment() -> None:
@@ -126,18 +89,18 @@ def follow_environment() -> None:
 
 
 def _exchange() -> None:
-    if _Switch.original is not None:
+    if Session.original is not None:
         return
     trainer = _trainer_module()
     from penstock.keras._epochs import ThreadedEpochIterator
 
-    _Switch.original, trainer.JAXEpochIterator = trainer.JAXEpochIterator, ThreadedEpochIterator
+    Session.original, trainer.JAXEpochIterator = trainer.JAXEpochIterator, ThreadedEpochIterator
 
 
 def _put_back() -> None:
-    if _Switch.original is not None:
-        _trainer_module().JAXEpochIterator = _Switch.original
-        _Switch.original = None
+    if Session.original is not None:
+        _trainer_module().JAXEpochIterator = Session.original
+        Session.original = None
 
 
 def _trainer_module() -> Any:

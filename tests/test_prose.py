@@ -1,0 +1,84 @@
+"""Docstrings are sentences: that of a function begins with a verb, and no sentence begins with a word that leaves a fragment."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = [file for folder in ("src", "benchmarks", "examples", ".ci") for file in sorted((ROOT / folder).rglob("*.py"))]
+VERBS = frozenset(
+    """
+    accept account add adopt align allocate allow answer append apply arrange ask assemble assert assign attach average back begin
+    bind block bound break bring build cache calibrate call cancel capture cast check choose claim classify clean clear close
+    collect colour combine compare compile complete compute configure connect consume contract convert copy correct count cover
+    create cut decide decode decrease deduplicate define delete deliver derive describe descend deserialize detach detect determine
+    disable discard divide do download draw drop dump eliminate embed empty enable encode end ensure enter enumerate escape
+    estimate evaluate examine exchange execute exit expand explain export extend extract fail feed fetch fill filter find finish
+    fit flatten flush fold follow forget format forward free freeze gather generate get give group guess handle hash hold improve
+    index infer initialize insert inspect install interpolate interrupt invoke iterate join judge keep kill label launch lay leave
+    lend let limit list load locate lock log look lower make map mark match mean measure merge minimize mix model multiply name
+    normalize note number offer open order pack pad parse partition pass patch pause peek permute pick place plan plot pop predict
+    prefetch prepare present press price print produce project propagate prove publish pull push put quantize quote raise rank
+    reach read rebuild record reduce refine refuse register release remember remove rename render repeat replace replay report
+    request require reset reshape reshard resize resolve restore resume retry return reverse rotate round run sample save say scale
+    scan schedule score search seed select send separate serialize serve set shard share shorten show shuffle shut simulate
+    sketch skip sleep slice solve sort sow spawn split spread stack start state step stop store stream strip substitute subtract
+    sum summarize swap switch take tell test time touch trace train transform translate transpose traverse treat trim try tune
+    turn uninstall unpack unwrap update use validate verify visit wait walk warm warn weigh widen work wrap write yield zip
+    """.split()
+)
+FRAGMENT = re.compile(r"(?:\A|(?<=[.!?:]\s)|(?<=\n\n))\s*(?:Of|What|Which|That of)\b[^\n]*")
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings and the comments, the latter joined over adjacent lines, with their line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+    block: list[tuple[int, str]] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if block and token.start[0] != block[-1][0] + 1:
+                yield block[0][0], " ".join(text for _, text in block)
+                block = []
+            block.append((token.start[0], token.string.lstrip("#: ")))
+    if block:
+        yield block[0][0], " ".join(text for _, text in block)
+
+
+def fragments(source: str) -> list[str]:
+    return [f"{line}: {found.strip()}" for line, text in texts(source) for found in FRAGMENT.findall(text)]
+
+
+def without_verb(source: str) -> list[str]:
+    found = []
+    for node in functions(ast.parse(source)):
+        text = ast.get_docstring(node)
+        first = re.match(r"[A-Za-z]+", text or "")
+        if text and (first is None or first[0].lower() not in VERBS):
+            found.append(f"{node.lineno}: {text.splitlines()[0]}")
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_docstrings_are_sentences(file):
+    source = file.read_text()
+    assert without_verb(source) == []
+    assert fragments(source) == []
+
+
+def test_the_check_finds_what_it_is_for():
+    source = 'def f():\n    """Of a step."""\n\n\ndef g():\n    """Return it. What is kept stays."""\n'
+    assert without_verb(source) == ["1: Of a step."]
+    assert len(fragments(source)) == 2
+    assert fragments("# Which of them is taken\n# is said here\nx = 1\n") == ["1: Which of them is taken is said here"]
+    assert fragments('"""Read it, which of them there are. One of those."""\n') == []
