@@ -224,6 +224,27 @@ def test_drawings_are_seen_and_nothing_but_boxes_scrolls_sideways(opened: Callab
     assert colour == {"light": "rgb(160, 74, 18)", "dark": "rgb(240, 168, 104)"}[colours]
 
 
+def test_a_table_scrolls_in_its_frame_on_a_phone(opened: Callable[..., Chrome]):
+    seen = opened(megatron(), 390)
+    assert seen.execute_script("return document.documentElement.scrollWidth") <= 390
+    frame = seen.find_elements(By.CSS_SELECTOR, ".scroll")[-1]
+    assert frame.rect["x"] + frame.rect["width"] <= 390
+    name, last = frame.find_element(By.CSS_SELECTOR, "tbody th"), frame.find_elements(By.CSS_SELECTOR, "thead th")[-1]
+    caption = frame.find_element(By.CSS_SELECTOR, "caption span")
+    assert last.rect["x"] > 390
+    seen.execute_script("arguments[0].scrollLeft = arguments[0].scrollWidth", frame)
+    for kept in (name, caption, last):  # in sight now: the leaf's name, the caption and the last column
+        left, width = seen.execute_script("const box = arguments[0].getBoundingClientRect(); return [box.left, box.width];", kept)
+        assert left >= 0
+        assert left + width <= 390
+
+
+def test_bars_are_as_wide_as_a_phone(opened: Callable[..., Chrome]):
+    seen = opened(megatron(), 390)
+    widths = [bar.rect["width"] for bar in seen.find_elements(By.CSS_SELECTOR, "svg.bars")]
+    assert min(widths) > 300
+
+
 def test_leaves_are_sorted_by_size(opened: Callable[..., Chrome]):
     shapes = {"a": (64, 64), "b": (640, 64), "c": (64, 65)}
     leaves = [leaf(f"state/params/{name}", shape, spec(None, None)) for name, shape in shapes.items()]

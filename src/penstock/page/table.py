@@ -32,7 +32,7 @@ def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]
     body = [tag("tr", [_cell(column, cell, not place) for place, (column, cell) in _placed(columns, row)]) for row in rows]
     whole = tag(
         "table",
-        tag("caption", caption),
+        tag("caption", tag("span", caption)),
         tag("thead", tag("tr", head)),
         tag("tbody", body),
         class_="sortable" if sortable else None,
