@@ -61,7 +61,7 @@ def plan(
     Raises:
       PlanError: no layout fits the memory limit.
       TypeError, ValueError: an argument is not what it should be; the message names the leaf, its shape and what would do.
-      Whatever the step raises when it is traced.
+      Exception: whatever the step raises when it is traced.
     """
     traced = trace(step, args)
     machine = _machine(hardware)
