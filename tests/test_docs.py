@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import pydoc
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -58,6 +59,15 @@ def test_every_public_name_is_in_the_api_reference(package):
     shown = set(re.findall(rf"^::: {re.escape(package.__name__)}\.(\w+)$", written, re.MULTILINE))
     public = {name for name, each in vars(package).items() if callable(each) and not name.startswith("_")}
     assert public - shown == set()
+
+
+def test_every_member_of_the_api_reference_exists():
+    written = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md")))
+    listed = re.findall(r"^::: (\S+)\n    options:\n(?:      .*\n)*?      members: \[(.*)\]$", written, re.MULTILINE)
+    assert len(listed) >= 5
+    for path, members in listed:
+        documented = pydoc.locate(path)
+        assert [name for name in members.split(", ") if not hasattr(documented, name)] == [], path
 
 
 @pytest.mark.parametrize("arguments", ["train digits", "plan", "bench feed", "doctor"])
