@@ -1,18 +1,30 @@
-"""The examples of the README and the documentation run as they stand."""
+"""The examples of the README and the documentation run as they stand, and the site says what the code and the reports say."""
 
 import argparse
+import inspect
+import pydoc
 import re
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import penstock as ps
+import penstock.keras
+from penstock import cli
 from penstock.bench import command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+REPORTS = ROOT / "benchmarks" / "results"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_examples_of_a_page_run(page):
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     scope = {"__name__": page.stem}
@@ -35,7 +47,66 @@ def test_benchmark_commands_of_the_pages_are_ones_that_can_be_typed():
         parser.parse_args(arguments)
 
 
-def test_links_of_the_pages_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_of_a_page_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("package", [ps, penstock.keras], ids=lambda package: package.__name__)
+def test_every_public_name_is_in_the_api_reference(package):
+    written = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    shown = set(re.findall(rf"^::: {re.escape(package.__name__)}\.(\w+)$", written, re.MULTILINE))
+    public = {name for name, each in vars(package).items() if callable(each) and not name.startswith("_")}
+    assert public - shown == set()
+
+
+def test_every_member_of_the_api_reference_exists():
+    written = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md")))
+    listed = re.findall(r"^::: (\S+)\n    options:\n(?:      .*\n)*?      members: \[(.*)\]$", written, re.MULTILINE)
+    assert len(listed) >= 5
+    for path, members in listed:
+        documented = pydoc.locate(path)
+        assert [name for name in members.split(", ") if not hasattr(documented, name)] == [], path
+
+
+@pytest.mark.parametrize("arguments", ["train digits", "plan", "bench feed", "doctor"])
+def test_the_page_of_the_command_line_has_every_option(arguments, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*arguments.split(), "--help"])
+    written = (ROOT / "docs" / "api" / "command-line.md").read_text()
+    section = re.search(rf"^## penstock {arguments.removesuffix(' feed')}\n(.*?)(?=^## |\Z)", written, re.MULTILINE | re.DOTALL)
+    options = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
+    assert options == set(re.findall(r"^\| `(--[a-z-]+)", section[1], re.MULTILINE))
+
+
+def test_the_page_of_the_feed_has_every_field_of_its_statistics():
+    with ps.feed([]) as batches:
+        names = [field.name for field in fields(batches.stats())]
+    names += [name for name, each in inspect.getmembers(type(batches.stats())) if isinstance(each, property)]
+    written = (ROOT / "docs" / "feed.md").read_text()
+    assert [name for name in names if f"| `{name}` |" not in written] == []
+
+
+def figures() -> Iterator[tuple[str, set[float]]]:
+    """Yield each figure that the home page or the README shows as a result, with the numbers of its report."""
+    home = (ROOT / "docs" / "index.md").read_text().partition('class="measured"')[2]
+    parts = [part for part in home.split("\n\n") if "{ .figure }" in part]
+    parts += [line for line in (ROOT / "README.md").read_text().partition("## Results")[2].splitlines() if line.startswith("| ")]
+    report = ""
+    for part in parts:
+        if links := re.findall(r"results/([\w-]+\.md)", part):
+            report = (REPORTS / links[0]).read_text()
+        if report:
+            numbers = {float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", report)}
+            text = re.sub(r"\]\([^)]*\)", "", part)
+            yield from ((figure, numbers) for figure in re.findall(r"(?<![\w×])\d[\d,]*(?:\.\d+)?(?![\w])", text))
+
+
+def test_figures_of_the_home_page_and_the_readme_are_in_the_reports():
+    found = list(figures())
+    assert len(found) > 30
+    for figure, numbers in found:
+        plain = figure.replace(",", "")
+        digits = len(plain.replace(".", "").lstrip("0"))
+        assert any(float(f"{number:.{digits}g}") == float(plain) for number in numbers), f"{figure} is in no report"

@@ -77,7 +77,7 @@ def plan(
     Raises:
       PlanError: no layout fits the memory limit.
       TypeError, ValueError: an argument is not what it should be; the message names the leaf, its shape and what would do.
-      Whatever the step raises when it is traced.
+      Exception: whatever the step raises when it is traced.
     """
     traced = trace(step, args)
     chosen = find_hardware(hardware) if hardware is not None else present_hardware()
