@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 import penstock.keras
+import penstock.shard
 from penstock import cli
 from penstock.bench import command
 
@@ -53,10 +54,10 @@ def test_links_of_a_page_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("package", [ps, penstock.keras], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", [ps, penstock.keras, penstock.shard], ids=lambda package: package.__name__)
 def test_every_public_name_is_in_the_api_reference(package):
     written = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
-    shown = set(re.findall(rf"^::: {re.escape(package.__name__)}\.(\w+)$", written, re.MULTILINE))
+    shown = set(re.findall(r"^::: penstock(?:\.\w+)*\.(\w+)$", written, re.MULTILINE))
     public = {name for name, each in vars(package).items() if callable(each) and not name.startswith("_")}
     assert public - shown == set()
 
@@ -110,3 +111,15 @@ def test_figures_of_the_home_page_and_the_readme_are_in_the_reports():
         plain = figure.replace(",", "")
         digits = len(plain.replace(".", "").lstrip("0"))
         assert any(float(f"{number:.{digits}g}") == float(plain) for number in numbers), f"{figure} is in no report"
+
+
+def test_the_files_of_the_map_exist_and_its_roads_are_short():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "src" / "penstock"
+    folders = [ROOT, package, package / "shard", package / "bench", package / "shard" / "hlo"]
+    named = set(re.findall(r"`((?:[\w-]+/)*[\w-]+(?:\.py|/))`", text))
+    assert len(named) > 50
+    assert [each for each in sorted(named) if not any((folder / each).exists() for folder in folders)] == []
+    batch, plan, *_ = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert [int(number) for number in re.findall(r"^\| (\d+) ", batch, re.MULTILINE)][-1] <= 7
+    assert [int(number) for number in re.findall(r"^\| (\d+) ", plan, re.MULTILINE)][-1] <= 15
