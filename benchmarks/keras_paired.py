@@ -28,10 +28,10 @@ _KINDS = ("default", "threaded", "control")
 
 def measure(name: str, pairs: int) -> dict[str, list[float]]:
     """Milliseconds a step of so many epochs of each kind."""
-    from penstock.bench.settle import settle
-    from penstock.bench.suites.frameworks.clock import milliseconds
+    from penstock.bench.garbage_collector import freeze_gc
+    from penstock.bench.step_clock import milliseconds
     from penstock.bench.suites.keras import cache
-    from penstock.bench.suites.keras.clock import new_clock
+    from penstock.bench.suites.keras.callbacks import new_clock
     from penstock.bench.suites.keras.keras_setup import configure
     from penstock.bench.suites.keras.measure import mean_step, run_epoch, warm_up
 
@@ -44,7 +44,7 @@ def measure(name: str, pairs: int) -> dict[str, list[float]]:
         for kind in _KINDS:
             with pk.threaded_epochs() if kind == "threaded" else contextlib.nullcontext():
                 warm_up(task, job, size)
-        settle()
+        freeze_gc()
         taken: dict[str, list[float]] = {kind: [] for kind in _KINDS}
         for number in range(pairs):
             for kind in _KINDS if number % 2 else _KINDS[::-1]:

@@ -20,10 +20,10 @@ from pathlib import Path
 from scipy import stats
 
 from penstock.bench import machine
-from penstock.bench.harness import round_order
 from penstock.bench.model import Measurement, Metric, Outcome, Run, Sample, Variant, Workload
+from penstock.bench.rounds import round_order
 from penstock.bench.statistics import FEWEST_PAIRS, typical
-from penstock.bench.summary import judge
+from penstock.bench.verdict import judge
 
 # Work of a fixed size rather than a sleep, since a sleep does not feel the machine; the delay is a share of the step itself.
 _WORKER = """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.bench.number_format import number, times
 from penstock.bench.page import _plot
 from penstock.bench.page._axis import Axis, ratio_axis
-from penstock.bench.text import number, times
 from penstock.page import Content, Markup, tag
 
 _RIGHT = 384.0  # the numbers are right of it

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.bench.number_format import number
 from penstock.bench.page import _plot
 from penstock.bench.page._axis import Axis, value_axis
-from penstock.bench.text import number
 from penstock.page import Markup, tag
 
 _RIGHT = _plot.WIDTH - 16

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 import penstock as ps
+from penstock.bench.garbage_collector import freeze_gc
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
-from penstock.bench.settle import settle
 from penstock.bench.suites.feed.batch import Batch, block_until_ready
 from penstock.bench.suites.feed.check import check_leaf
 from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT
@@ -85,7 +85,7 @@ def _milliseconds(batches: Iterator[Batch], step: float, size: Size, device: jax
         step_until(handed_over + step)
         end = time.perf_counter()
         if number == size.warm_up - 1:
-            settle()
+            freeze_gc()
             ends.append(time.perf_counter())
         elif number >= size.warm_up:
             ends.append(end)

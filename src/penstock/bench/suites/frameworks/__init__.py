@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 
 from penstock.bench.model import Workload
-from penstock.bench.suites.frameworks.choices import add_arguments as add_arguments
-from penstock.bench.suites.frameworks.choices import choose as choose
+from penstock.bench.suites.frameworks.arguments import add_arguments as add_arguments
+from penstock.bench.suites.frameworks.arguments import choose as choose
 from penstock.bench.suites.frameworks.experiment import Experiment
 from penstock.bench.suites.frameworks.workload import workload_of
 

@@ -14,8 +14,8 @@ import optax
 from flax import nnx
 from jax import Array
 
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks import jax_setup
-from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
 from penstock.bench.suites.frameworks.flax_vit import ViT, canonical, load
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial

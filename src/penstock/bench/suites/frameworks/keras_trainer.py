@@ -12,8 +12,8 @@ import keras
 import numpy as np
 
 from penstock.bench.model import VerificationError
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks import jax_setup
-from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
 from penstock.bench.suites.frameworks.keras_vit import canonical, load, vit
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.bench.garbage_collector import freeze_gc
 from penstock.bench.model import Measurement, Outputs, VerificationError
-from penstock.bench.settle import settle
+from penstock.bench.step_clock import StepClock, milliseconds
 from penstock.bench.suites.frameworks import heap
-from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
 from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores, nvidia_gpu
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
@@ -54,7 +54,7 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
         del before
         for _ in range(trainer.warm_up - 1):
             trainer.loss(batch)
-        settle()
+        freeze_gc()
 
         compute = StepClock(size.least, size.most, size.compute_seconds, alone)
         trainer.train(itertools.repeat(batch), compute)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.bench.model import VerificationError
-from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights
 

@@ -15,7 +15,7 @@ import torch_xla.distributed.parallel_loader as parallel_loader
 import torch_xla.runtime
 from torch import Tensor, nn
 
-from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.torch_data import data_loader
 from penstock.bench.suites.frameworks.torch_trainer import Placed, make_optimizer, to_torch

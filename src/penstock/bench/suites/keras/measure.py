@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.bench.garbage_collector import freeze_gc
 from penstock.bench.model import Measurement, Outputs, VerificationError
-from penstock.bench.settle import settle
-from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
+from penstock.bench.step_clock import StepClock, milliseconds
 from penstock.bench.suites.keras import cache
-from penstock.bench.suites.keras.clock import AfterEachStep, OneInFlight, new_clock
+from penstock.bench.suites.keras.callbacks import AfterEachStep, OneInFlight, new_clock
 from penstock.bench.suites.keras.epochs import Epochs, begin, check_iterator, check_threads, waited
 from penstock.bench.suites.keras.keras_setup import configure, jax, keras
 from penstock.bench.suites.keras.task import Job, Size, Task
@@ -32,7 +32,7 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
         warm = time.perf_counter()
         if job.batches is not None:
             job.batches.forget()
-        settle()
+        freeze_gc()
         clock = new_clock()
         evidence = run_epoch(task, job, clock)
         clock.finish()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.harness import Harness, round_order
 from penstock.bench.model import Missing, Outcome
+from penstock.bench.rounds import Harness, round_order
 from penstock.bench.suites import find
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.keras.keras_setup import jax, keras
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.suites.shard.baselines import Baseline, baselines, leaf_paths
-from penstock.bench.suites.shard.task import MESHES, Task, parse
+from penstock.bench.suites.shard.task import MESHES, Task
 from penstock.bench.suites.shard.zoo import ZOO, Model, load
 
 EVERY = ("data", "model")
@@ -82,7 +82,7 @@ def test_megatron_with_fsdp_splits_the_other_dimension_over_the_other_axes():
     assert by_path(found, used=True)["params/up"] == ((), ("model",))
 
 
-def test_on_one_axis_the_tensors_have_it_and_the_batch_is_whole():
+def test_on_one_axis_the_tensors_have_it_and_the_batch_is_replicated():
     found = layouts(tiny(), "8")
     assert found["Megatron"].batch == found["largest axis"].batch == (((), ()),)
     assert by_path(found["Megatron"])["params/down"] == (("data",), ())
@@ -105,7 +105,6 @@ def test_leaves_of_the_optimizer_are_known_in_every_front_end(name):
     assert share > 0.8 if name == "lora" else 0.2 < share < 0.36
 
 
-def test_a_task_is_known_by_its_name():
+def test_a_task_knows_its_axes_and_its_devices():
     task = Task("gpt2", "2x2x2", "h100")
-    assert parse(task.name) == task
     assert (task.axes, task.devices) == ({"data": 2, "fsdp": 2, "model": 2}, 8)

@@ -1,4 +1,4 @@
-"""The files that a benchmark's reports are written to."""
+"""Write the files of a report whole or not at all, and find out beforehand that they can be written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pathlib import Path
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file whole, or leave it as it was."""
-    if path.exists() and not path.is_file():  # a pipe or a terminal
+    """Replace a file's content by the text, so that a reader sees the old file or the new one and nothing between.
+
+    Args:
+      path: a pipe or a terminal is written to as it is.
+    """
+    if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
     part = _part(path)
@@ -16,13 +20,8 @@ def replace(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def _part(path: Path) -> Path:
-    """Beside the file, as what replaces it must be on the same file system."""
-    return path.with_name(path.name + ".part")
-
-
-def check(reports: Mapping[str, Path | None]) -> None:
-    """Find a file that a report cannot be written to while nothing was measured that would be lost.
+def check_writable(reports: Mapping[str, Path | None]) -> None:
+    """Check that each file can be written, before anything is measured that would be lost.
 
     Args:
       reports: the files that are asked for, by their flags.
@@ -34,7 +33,7 @@ def check(reports: Mapping[str, Path | None]) -> None:
     for flag, path in reports.items():
         if path is None:
             continue
-        regular = path.is_file() or not path.exists()  # and no pipe or terminal, which may get several
+        regular = path.is_file() or not path.exists()  # a pipe or a terminal may get several reports
         if regular and (other := taken.setdefault(path.resolve(), flag)) != flag:
             raise ValueError(f"{flag} {path}: is the file of {other}; name another file")
         try:
@@ -44,3 +43,8 @@ def check(reports: Mapping[str, Path | None]) -> None:
                 _part(path).unlink()
         except OSError as error:
             raise ValueError(f"{flag} {path}: cannot be written ({error.strerror}); name another file") from error
+
+
+def _part(path: Path) -> Path:
+    """Return the name of the unfinished file, in the same folder: a rename works within one file system only."""
+    return path.with_name(path.name + ".part")

@@ -1,10 +1,10 @@
-"""Numbers as a report writes them, on the terminal and on the page."""
+"""Numbers as every report writes them: on the terminal, in Markdown and on the page."""
 
 from __future__ import annotations
 
 
 def number(value: float) -> str:
-    """Four significant digits, and all digits left of the point.
+    """Return a number with four significant digits, and all digits left of the point.
 
     >>> number(1234567.0), number(99.999), number(0.01), number(1.5e15)
     ('1,234,567', '100.0', '0.01000', '1.5e+15')
@@ -21,7 +21,7 @@ def number(value: float) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """A ratio; a dash where there is none.
+    """Return a ratio with its sign; a dash where there is none.
 
     >>> times(0.98765), times(None)
     ('0.9877×', '–')

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
+from penstock.bench.step_clock import StepClock, milliseconds
 
 
 class Device:

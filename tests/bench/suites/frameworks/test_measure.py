@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from penstock.bench import worker
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites import frameworks
 from penstock.bench.suites.frameworks import find, jpeg, measure, torch_data
 from penstock.bench.suites.frameworks import reference as frameworks_reference
-from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import LEARNING_RATE, QUICK, Experiment, Geometry
 from penstock.bench.suites.frameworks.random_images import RandomImages
 from penstock.bench.suites.frameworks.trainer import nvidia_gpu

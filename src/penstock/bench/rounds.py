@@ -1,8 +1,8 @@
-"""Runs the variants of workloads, interleaved, each in a fresh process.
+"""Run the variants of workloads in interleaved rounds, each run in a fresh process: from workloads to their outcomes.
 
 Machines drift: they warm up, and others use them too. So a round runs every variant of every workload once, in an order of
 its own, and variants are compared within rounds. A fresh process for each run keeps one variant's threads, caches and imports
-away from the next.
+away from the next. A scored workload has one round, in the order of its variants.
 """
 
 from __future__ import annotations
@@ -22,22 +22,34 @@ from typing import Any
 import numpy as np
 
 from penstock.bench import statistics
-from penstock.bench.model import Agreement, Failure, Missing, Outcome, Outputs, Parity, Sample, SizeName, Variant, Workload
+from penstock.bench.model import (
+    Agreement,
+    Failure,
+    Missing,
+    Outcome,
+    Outputs,
+    Parity,
+    Remarks,
+    Sample,
+    SizeName,
+    Variant,
+    Workload,
+)
 from penstock.bench.parity import compare_outputs
 from penstock.bench.process import Finished, run_variant
 
-# Names on the package index that differ from the module's.
+# The names of packages on the index, where they differ from the module's.
 _PACKAGES = {"keras_hub": "keras-hub", "PIL": "pillow"}
 
 
 @dataclass
 class Progress:
-    """What was measured of one workload so far.
+    """The measurements of one workload so far.
 
     Attributes:
-      module: that the workload's suite is in; worker processes import it by this name.
+      module: the module of the workload's suite; worker processes import it by this name.
       running: names of the variants that take part in the next round.
-      control: the one that runs twice in each; None before the first round.
+      control: the variant that runs twice in each round; None before the first one, and in a scored workload.
     """
 
     module: str
@@ -50,6 +62,7 @@ class Progress:
     parity: list[Parity] = field(default_factory=list)
 
     def outcome(self, size: SizeName) -> Outcome:
+        """Return all that was measured, as data that does not change."""
         return Outcome(
             self.workload,
             size,
@@ -61,34 +74,35 @@ class Progress:
         )
 
     def fail(self, variant: str, number: int | None, reason: str, output: str = "") -> None:
-        """Leave the variant out from now on. Its reason stays the first one."""
+        """Leave the variant out from now on. The first failure is the one that is kept."""
         if variant in self.running:
             self.running.remove(variant)
             self.failures.append(Failure(variant, number, reason, output))
-            self.compare_with_one_that_runs()
+            self.replace_absent_baseline()
 
-    def compare_with_one_that_runs(self) -> None:
-        """Where the baseline takes no part, the first that does is the baseline: what is measured is compared with something."""
+    def replace_absent_baseline(self) -> None:
+        """Make the first variant that runs the baseline, where the baseline takes no part."""
         if self.workload.baseline and self.running and self.workload.baseline not in self.running:
             self.workload = replace(self.workload, baseline=self.running[0])
 
 
 @dataclass
 class _Compared:
-    """What is known of an agreement: the reference's outputs, and how far each variant is from them, or why it has none."""
+    """The outputs of an agreement's reference and each variant's distance from them, or why there are none."""
 
     reference: Outputs | Failure
     variants: dict[str, list[Parity] | Failure] = field(default_factory=dict)
 
 
 class Harness:
-    """Measures workloads round by round. `close` it, or use it as a context manager: it has a temporary folder.
+    """A tool that measures workloads round by round. `close` it, or use it as a context manager: it has a temporary folder.
 
     Args:
       chosen: pairs of a suite's module, by name, and one of its workloads.
       variants: names of those that are to run; None for all.
       seed: of the order of the runs within each round.
-      say: is told what runs next.
+      say: is called with what runs next.
+      after_score: is called after each run of a scored workload, which may take minutes and has no later round.
     """
 
     def __init__(
@@ -98,12 +112,14 @@ class Harness:
         seed: int,
         variants: Collection[str] | None = None,
         say: Callable[[str], None] = lambda text: None,
+        after_score: Callable[[], None] = lambda: None,
     ):
         self.size: SizeName = size
         self.seed = seed
         self._say = say
+        self._after_score = after_score
         self._begin = time.perf_counter()
-        # What a library leaves running may still write there.
+        # A process that a library leaves running may still write there.
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True)
         self._cache = Path(self._folder.name) / "cache"
         self._cache.mkdir()
@@ -117,18 +133,20 @@ class Harness:
         self.close()
 
     def close(self) -> None:
+        """Remove the temporary folder."""
         self._folder.cleanup()
 
     @property
     def seconds(self) -> float:
-        """Since the harness was made."""
+        """Return the seconds since the harness was made."""
         return time.perf_counter() - self._begin
 
     def outcomes(self) -> tuple[Outcome, ...]:
+        """Return what was measured so far, for each workload."""
         return tuple(progress.outcome(self.size) for progress in self.progress)
 
     def check_agreement(self) -> None:
-        """Compute what the variants of each workload must agree on, and leave out those that do not."""
+        """Compute what the variants of each workload must agree on, and leave out those that do not agree."""
         for progress in self.progress:
             if progress.workload.agreement and progress.running:
                 self._check(progress, progress.workload.agreement)
@@ -148,12 +166,9 @@ class Harness:
                 self._round(progress, number)
 
     def _round(self, progress: Progress, number: int) -> None:
-        progress.control = _control(progress)
-        # All that there are, so that the order of the others stays as it is when one fails.
-        runs = [(variant.name, False) for variant in progress.workload.variants]
-        runs += [(progress.control, True)] if progress.control else []
+        """Run each variant of a workload that is still running, and the control twice."""
         evidence: list[tuple[str, Mapping[str, float]]] = []
-        for variant, again in round_order(runs, self.seed, progress.workload.name, number):
+        for variant, again in self._order(progress, number):
             if variant not in progress.running:
                 continue
             position = len(evidence)
@@ -164,15 +179,32 @@ class Harness:
             if reason or finished.result is None:
                 progress.fail(variant, number, reason or "wrote no result", finished.output)
                 continue
-            values, steps = _numbers(finished.result)
             seconds = self.seconds - started
-            progress.samples.append(
-                Sample(variant, again, number, position, started, seconds, load, values, steps, finished.result["details"])
-            )
+            for name, result in _parts(variant, finished.result).items():
+                values, steps = _numbers(result)
+                details, remarks = result["details"], Remarks(**result["remarks"])
+                progress.samples.append(
+                    Sample(name, again, number, position, started, seconds, load, values, steps, details, remarks)
+                )
+                if remarks.failure:
+                    progress.failures.append(Failure(name, number, remarks.failure, ""))
             evidence.append((variant, finished.result["evidence"]))
+            if progress.workload.scored:
+                self._after_score()
         _check_evidence(progress, number, evidence)
 
+    def _order(self, progress: Progress, number: int) -> Sequence[tuple[str, bool]]:
+        """Return the runs of a round in their order: the variant's name, and whether it is the control's second run."""
+        # All variants that there are, so that the order of the others stays as it is when one fails.
+        runs = [(variant.name, False) for variant in progress.workload.variants]
+        if progress.workload.scored:
+            return runs
+        progress.control = _control(progress)
+        runs += [(progress.control, True)] if progress.control else []
+        return round_order(runs, self.seed, progress.workload.name, number)
+
     def _check(self, progress: Progress, agreement: Agreement) -> None:
+        """Compare each variant's outputs with the reference's; an agreement is computed once for all workloads that share it."""
         if agreement.name not in self._compared:
             self._compared[agreement.name] = _Compared(self._compute(progress, agreement, agreement.reference))
         compared = self._compared[agreement.name]
@@ -196,11 +228,12 @@ class Harness:
                 progress.fail(name, None, "not timed: it computes something else; " + "; ".join(map(_apart, apart)))
 
     def _compute(self, progress: Progress, agreement: Agreement, variant: Variant) -> Outputs | Failure:
+        """Return what a variant computes in a process of its own, or why it has no outputs."""
         if variant.outputs is None:
             return {}
         self._say(f"parity, {agreement.name}: {variant.name}")
         path = Path(self._folder.name) / "outputs.npz"
-        path.unlink(missing_ok=True)  # nobody is judged by another's
+        path.unlink(missing_ok=True)  # no variant is judged by another's outputs
         finished = self._run(progress, variant, path)
         reason = finished.reason
         if reason is None:
@@ -212,11 +245,12 @@ class Harness:
         return Failure(variant.name, None, f"computing what is compared: {reason}", finished.output)
 
     def _run(self, progress: Progress, variant: Variant, outputs: Path | None = None) -> Finished:
+        """Run a variant once in a process of its own."""
         return run_variant(progress.module, progress.workload, variant, self.size, self._cache, outputs)
 
 
 def lacks(variant: Variant) -> Missing | None:
-    """Why the variant can take no part, with the command that installs what it needs; None where it can."""
+    """Return why the variant can take no part, with the command that installs what it needs; None where it can."""
     if variant.unsuited:
         return Missing(variant.name, variant.unsuited)
     command = ""
@@ -228,9 +262,9 @@ def lacks(variant: Variant) -> Missing | None:
 
 
 def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, number: int) -> list[tuple[str, bool]]:
-    """The runs in the order of this round, which is the same for the same seed.
+    """Return the runs in the order of this round, which is the same for the same seed.
 
-    Every second round has the order of the one before it backwards, so that what gets slower at a steady pace does as
+    Every second round has the order of the one before it backwards. So a machine that gets slower at a steady pace does as
     much harm to each variant as to any other.
     """
     order = list(runs)
@@ -239,16 +273,17 @@ def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, numb
 
 
 def _begin(module: str, workload: Workload, variants: Collection[str] | None) -> Progress:
+    """Return the progress of a workload of which nothing has run, without the variants that cannot run."""
     names = [variant.name for variant in workload.variants if variants is None or variant.name in variants]
     missing = tuple(found for name in names if (found := lacks(workload.variant(name))))
     absent = {one.variant for one in missing}
     progress = Progress(module, workload, [name for name in names if name not in absent], missing)
-    progress.compare_with_one_that_runs()
+    progress.replace_absent_baseline()
     return progress
 
 
 def _control(progress: Progress) -> str | None:
-    """The baseline where it runs, or else the first that does; the same in all rounds as long as it lasts."""
+    """Return the baseline where it runs, or else the first variant that does; the same in all rounds as long as it lasts."""
     for name in (progress.control, progress.workload.baseline, *progress.running):
         if name in progress.running:
             return name
@@ -256,14 +291,23 @@ def _control(progress: Progress) -> str | None:
 
 
 def _numbers(result: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Return the number of each metric of a run, and its steps."""
     steps = {name: [float(step) for step in series] for name, series in result["steps"].items()}
     return {**{name: statistics.typical(series) for name, series in steps.items()}, **result["values"]}, steps
 
 
+def _parts(variant: str, result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the results that a run has given, by the names of the variants in the report."""
+    return {f"{variant} {name}": part for name, part in result["parts"].items()} or {variant: result}
+
+
 def _lacks(workload: Workload, result: Mapping[str, Any] | None) -> str | None:
-    """Why a worker's result is none."""
+    """Return why a worker's result cannot be used; None where it can. A scored variant may lack a metric."""
     wanted = {metric.name for metric in workload.metrics}
-    if result is None or {*result.get("values", ()), *result.get("steps", ())} != wanted:
+    if result is not None and result.get("parts"):
+        return next((reason for part in result["parts"].values() if (reason := _lacks(workload, part))), None)
+    measured = {*result.get("values", ()), *result.get("steps", ())} if result is not None else set()
+    if result is None or measured - wanted or (wanted - measured and not workload.scored):
         return "ended without a measurement of every metric"
     if empty := [name for name, series in result["steps"].items() if not series]:
         return f"timed no step of {', '.join(empty)}"
@@ -274,9 +318,9 @@ def _lacks(workload: Workload, result: Mapping[str, Any] | None) -> str | None:
 
 
 def _check_evidence(progress: Progress, number: int, evidence: Sequence[tuple[str, Mapping[str, float]]]) -> None:
-    """Leave out the variants that computed something else than most when they were timed: both, where there are two.
+    """Leave out the variants that computed something else than most when they were timed; both, where there are two.
 
-    Each may be off the truth by the tolerance of the workload's agreement, and so may the median.
+    A variant may be off the truth by the tolerance of the workload's agreement, and so may the median.
     """
     agreement = progress.workload.agreement
     for name, tolerance in (agreement.tolerances if agreement else {}).items():
@@ -291,6 +335,7 @@ def _check_evidence(progress: Progress, number: int, evidence: Sequence[tuple[st
 
 
 def _apart(row: Parity) -> str:
+    """Say how far a variant is from the reference."""
     if row.difference < row.least:
         return (
             f"{row.worst} is only {row.difference:.2g} from the reference, which this precision cannot be (least {row.least:g})"
@@ -299,4 +344,5 @@ def _apart(row: Parity) -> str:
 
 
 def _load() -> float | None:
+    """Return the machine's load average over the last minute; None where the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

@@ -6,7 +6,7 @@ import pytest
 from tests.bench import simulation
 
 from penstock.bench.model import Failure, Outcome, Run, Sample, Target
-from penstock.bench.summary import judge, rows
+from penstock.bench.verdict import judge, rows
 
 
 def _run(values: dict[str, list[float]], targets: tuple[Target, ...] = (), size="full", **changed) -> Run:

@@ -1,20 +1,30 @@
-"""What a run says, in plain words."""
+"""Say the claims and verdicts of a run in plain words: one sentence each."""
 
 from __future__ import annotations
 
 from penstock.bench.model import Metric, Outcome, Run
+from penstock.bench.number_format import number, times
 from penstock.bench.statistics import FEWEST_PAIRS
-from penstock.bench.summary import CONTROL_LEVEL, Claim, Judgement, Verdict
-from penstock.bench.text import number, times
+from penstock.bench.verdict import CONTROL_LEVEL, Claim, Judgement, Verdict
 
-QUICK = "Quick sizes: these numbers show that all works, not how fast it is. The targets are for the full sizes."
+_QUICK = "Quick sizes: these numbers show that all works, not how fast it is. The targets are for the full sizes."
 
 
-def trust(run: Run, judgement: Judgement) -> str:
-    """What the A/A controls make of the report."""
+_SCORED = "Scores are counted, not timed: they are the same in each run, so one run is enough and needs no A/A control."
+
+
+def trust(run: Run, judgement: Judgement) -> list[str]:
+    """Say how far the report can be believed: of what is timed, what the A/A controls showed; and what is scored."""
+    scored = [outcome.workload.scored for outcome in run.outcomes]
+    timed = [] if scored and all(scored) else [_control_text(run, judgement)]
+    return [*timed, *[_SCORED] * any(scored)]
+
+
+def _control_text(run: Run, judgement: Judgement) -> str:
+    """Say what the A/A controls make of the report."""
     controls = [claim for claims in judgement.claims for claim in claims if claim.control]
     if run.size == "quick":
-        return QUICK
+        return _QUICK
     if judgement.trusted is None:
         return f"No A/A control could be judged (that takes {FEWEST_PAIRS} rounds), so nothing is claimed."
     judged = [claim for claim in controls if claim.call != "not judged"]
@@ -36,7 +46,7 @@ def trust(run: Run, judgement: Judgement) -> str:
 
 
 def claim_text(outcome: Outcome, claim: Claim) -> str:
-    """One sentence."""
+    """Say how two variants compare, with the interval, the p-value and the smallest difference that could have been shown."""
     comparison, unit = claim.comparison, claim.metric.unit
     of_metric = f" ({claim.metric.name})" if len(outcome.workload.metrics) > 1 else ""
     if claim.control:
@@ -61,9 +71,11 @@ def claim_text(outcome: Outcome, claim: Claim) -> str:
 
 
 def verdict_text(outcome: Outcome, verdict: Verdict) -> str:
-    """What a target is and whether it was met."""
+    """Say what a target is and whether it was met."""
     target = verdict.target
-    metric = next(metric for metric in outcome.workload.metrics if metric.name == target.metric)
+    metric = outcome.workload.metric(target.metric)
+    if outcome.workload.scored:
+        return _scored_text(verdict, metric)
     words = "at least" if metric.better == "higher" else "at most"
     unit = f"× {target.relative_to}" if target.relative_to else f" {metric.unit}"
     which = f" ({metric.name})" if len(outcome.workload.metrics) > 1 else ""
@@ -76,25 +88,47 @@ def verdict_text(outcome: Outcome, verdict: Verdict) -> str:
     return head + f"{reached}, {'met' if verdict.met else 'NOT MET'}"
 
 
+def _scored_text(verdict: Verdict, metric: Metric) -> str:
+    """Say how many variants are within the bound of a target of a scored workload."""
+    target = verdict.target
+    whose = {"every": "every variant", "half": "at least half of the variants", "median": "the median of all"}[target.over]
+    words = {"higher": "at least", "lower": "at most", "zero": "an error of at most"}[metric.better]
+    head = f"target: {metric.name}, {target.variant or whose}: {words} {target.bound:,g} {metric.unit}: "
+    exempt = "".join(f"; not counted: {count}, {reason}" for reason, count in verdict.exempt.items())
+    if verdict.met is None:
+        return f"{head}not judged: {verdict.why_not}{exempt}"
+    seen = [("median", verdict.reached)] + [("worst", verdict.worst)] * (verdict.worst != verdict.reached)
+    numbers = ", ".join(f"{name} {_plain(value)}" for name, value in seen if value is not None)
+    met = "met" if verdict.met else "NOT MET"
+    return f"{head}{verdict.within} of {verdict.counted}{numbers and f' ({numbers})'}, {met}{exempt}"
+
+
+def _plain(value: float) -> str:
+    """Return a number with at most four significant digits."""
+    return f"{value:,.4g}"
+
+
 def table_title(outcome: Outcome, metric: Metric) -> str:
+    """Return the title of a metric's table."""
     workload = outcome.workload
     which = f", {metric.name}" if len(workload.metrics) > 1 else ""
     return f"{workload.fill(workload.title, outcome.size)}{which} ({metric.better} is better)"
 
 
 def _better(claim: Claim) -> str:
+    """Say which of two variants is better."""
     more = (claim.comparison.ratio or 1) > 1
     return f"{claim.variant if more == (claim.metric.better == 'higher') else claim.baseline} is better, beyond chance"
 
 
 def _apart(claim: Claim) -> float:
-    """The ratio or its inverse, whichever is > 1."""
+    """Return the ratio or its inverse, whichever is > 1."""
     ratio = claim.comparison.ratio or 1.0
     return max(ratio, 1 / ratio)
 
 
 def _percent(ratio: float) -> str:
-    """How far a ratio > 1 is from 1."""
+    """Say how far a ratio > 1 is from 1."""
     return f"{(ratio - 1) * 100:.2g} %" if ratio < 1.995 else times(ratio)
 
 
