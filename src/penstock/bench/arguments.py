@@ -18,7 +18,7 @@ def add_timing(suite: argparse.ArgumentParser, rounds: int, minutes: float | Non
     Args:
       rounds, minutes: the suite's defaults, for the help texts.
     """
-    from penstock.bench.statistics import FEWEST_PAIRS  # SciPy, which a suite that imports this module may not have
+    from penstock.bench.statistics import FEWEST_PAIRS  # needs SciPy, unlike this module
 
     limit = f" (default: {minutes:g})" if minutes else ""
     suite.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast")

@@ -127,7 +127,7 @@ def _measure(chosen: Sequence[tuple[str, Workload]], args: argparse.Namespace, s
         try:
             harness.check_agreement()
             while True:
-                # The files say that the run is not finished until it is, so a process that is killed leaves files that say so.
+                # Files say "not finished" until the run is: a killed process leaves files that say so.
                 current = so_far(f"not finished, rounds done: {done}")
                 wanted = _unfinished(current, done, budget)
                 if not wanted:

@@ -1,4 +1,4 @@
-"""The data of a benchmark: what it is made of, and what running it gives. No behaviour but properties.
+"""Define the data of a benchmark: what it is made of, and what running it gives. No behaviour but properties.
 
 A *suite* is a module of *workloads*. A workload is one task; its *variants* do it with different libraries. A *round* runs
 every variant once, and one of them once more: the A/A *control*, which differs from its twin by nothing but chance. Each run

@@ -1,4 +1,4 @@
-"""Numbers as every report writes them: on the terminal, in Markdown and on the page."""
+"""Format numbers as every report writes them: on the terminal, in Markdown and on the page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""When steps end, with one step always in flight.
+"""Time steps by their ends, with one step always in flight.
 
 The next step is queued before the one before it is waited for. A loop that waits after every step would charge an asynchronous
-framework for queueing, which a training loop hides behind the step before; one that never waits cannot tell steps apart.
+framework for queueing, which a training loop hides behind the step before. A loop that never waits cannot tell steps apart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class StepClock:
-    """Tells when to stop, and how long each step took: from the end of the one before to its own.
+    """A clock that says when to stop, and how long each step took: from the end of the one before to its own.
 
     The first step is not timed: its end is where the clock starts. Nor is one that is in flight when the clock wants no more: as
     no other is queued behind it, its end would be seen earlier than those of the others, by what queueing and loading take.
@@ -32,17 +32,17 @@ class StepClock:
         self.ends: list[float] = []
 
     def begin(self) -> None:
-        """The first batch is about to be loaded, and nothing is in flight."""
+        """Note that the first batch is about to be loaded, and nothing is in flight."""
         if self._alone:
             self.ended()
 
     def more(self) -> bool:
-        """Whether another step is to be queued."""
+        """Tell whether another step should be queued."""
         timed = len(self.ends) - 1
         return timed < self._least or (timed < self._most and self.ends[-1] - self.ends[0] < self._seconds)
 
     def queued(self, wait: Callable[[], Any]) -> None:
-        """A step was queued, whose end `wait` waits for; this waits for the one before.
+        """Wait for the step before the one that was just queued; `wait` waits for this one's end.
 
         Not for a step that ends before it returns, as PyTorch's do on a CPU: it would be seen to end with the one after it.
         """
@@ -56,7 +56,7 @@ class StepClock:
         self._in_flight = wait
 
     def ended(self) -> None:
-        """A step has just ended, and none is in flight or the next one is."""
+        """Note that a step has just ended, with no other in flight but the next."""
         self.ends.append(self._now())
 
     def finish(self) -> None:
@@ -67,5 +67,5 @@ class StepClock:
 
 
 def milliseconds(ends: Sequence[float]) -> list[float]:
-    """Between one end and the next."""
+    """Return the time between one end and the next."""
     return [float(ms) for ms in np.diff(ends) * 1e3]

@@ -252,7 +252,7 @@ def _scored_verdict(outcome: Outcome, target: Target) -> Verdict:
         "median": middle is not None and _within(metric, middle, target.bound),
     }[target.over]
     worst = (min if metric.better == "higher" else max)(finite, default=None)
-    # The many variants beyond a bound that half of them should reach are no news.
+    # Half of the variants may be beyond the bound, so they are not listed.
     named = () if target.over == "half" else tuple(f"{entry.variant}: {entry.said}" for entry in misses)
     if not entries:
         return Verdict(target, None, None, "nothing to judge", exempt=exempt)

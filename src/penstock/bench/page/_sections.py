@@ -104,7 +104,7 @@ def _contents(workloads: Sequence[_Numbered]) -> Markup:
 
 def _verdict(document: _Json, workloads: Sequence[_Numbered]) -> Markup:
     verdict = document["verdict"]
-    # Where the control failed, its words are in the banner.
+    # The banner has the words where the control failed.
     overall = None if verdict["trusted"] is False else [tag("p", sentence) for sentence in verdict["sentences"]]
     return tag(
         "section",

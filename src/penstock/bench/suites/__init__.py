@@ -1,4 +1,4 @@
-"""The suites of benchmarks, by the name that `penstock bench` has for them. Each is workloads, in data that the tool runs."""
+"""Name the suites of `penstock bench`. Each is a module of workloads, as data that the tool runs."""
 
 from __future__ import annotations
 

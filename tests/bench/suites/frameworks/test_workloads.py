@@ -11,7 +11,7 @@ import penstock
 from penstock.bench.model import VerificationError
 from penstock.bench.suites import find as find_in_module
 from penstock.bench.suites import frameworks
-from penstock.bench.suites.frameworks import choices, trainer, workload
+from penstock.bench.suites.frameworks import arguments, trainer, workload
 from penstock.bench.suites.frameworks.experiment import Experiment
 
 NAME = "vit-tiny-b8-fp32-eager-sgd-random"
@@ -25,13 +25,13 @@ def chosen(*flags: str) -> list[str]:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    for module in (trainer, choices, workload):
+    for module in (trainer, arguments, workload):
         monkeypatch.setattr(module, "nvidia_gpu", lambda: True)
 
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    for module in (trainer, choices, workload):
+    for module in (trainer, arguments, workload):
         monkeypatch.setattr(module, "nvidia_gpu", lambda: False)
 
 

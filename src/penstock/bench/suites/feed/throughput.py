@@ -1,4 +1,4 @@
-"""Records per second through a pipeline, over whole epochs."""
+"""Measure records per second through a pipeline, over whole epochs."""
 
 from __future__ import annotations
 

@@ -27,5 +27,5 @@ WORKLOADS = _default_workloads()
 
 
 def find(name: str) -> Workload:
-    """The workload of any experiment, such as "vit-tiny-b8-fp32-eager-sgd-random"; ValueError for what is no such name."""
+    """Return the workload of any experiment, such as "vit-tiny-b8-fp32-eager-sgd-random"; raise ValueError for another name."""
     return workload_of(Experiment.parse(name))

@@ -1,4 +1,4 @@
-"""The flags of `penstock bench frameworks`, and the workloads that run without any."""
+"""Declare the flags of `penstock bench frameworks`, and return the workloads that they choose."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HELP = {
 
 
 def defaults() -> dict[str, tuple[str, ...]]:
-    """For each flag; they depend on the machine, as a step should take neither days nor no time."""
+    """Return the default of each flag; it depends on the machine, as a step should take neither days nor no time."""
     common = {"attention": ("eager",), "optimizer": ("sgd",), "data": ("random",)}
     if nvidia_gpu():
         return {"model": ("base",), "batch": ("32", "256"), "precision": ("tf32", "bf16"), **common}
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
-    """A workload for each combination of what the flags list.
+    """Return a workload for each combination of what the flags list.
 
     Raises:
       ValueError: a word that is no choice, or a combination that this machine cannot run.

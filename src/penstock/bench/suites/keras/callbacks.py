@@ -1,4 +1,4 @@
-"""When the steps of `fit` and `predict` end, in the two ways in which Keras waits for them, and does not.
+"""Time the steps of `fit` and `predict`, in the two ways in which Keras waits for them or does not.
 
 Where a user gives Keras a callback that wants to know of each step, it waits for the step's loss before it calls it, so that
 nothing is computed while the next batch is made. Where the user gives none, it queues the next step while this one is computed.
@@ -15,12 +15,12 @@ from penstock.bench.suites.keras.keras_setup import jax, keras
 
 
 def new_clock() -> StepClock:
-    """One that never says that it wants no more: the input ends by itself."""
+    """Return a clock that never stops a run: the input ends by itself."""
     return StepClock(least=0, most=0, seconds=0.0)
 
 
 class AfterEachStep(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """As TensorBoard's and ModelCheckpoint's callbacks are: called with the loss as a number, so after the step's end."""
+    """A callback as TensorBoard's and ModelCheckpoint's: it gets the loss as a number, so after the step's end."""
 
     def __init__(self, clock: StepClock):
         super().__init__()
@@ -31,7 +31,7 @@ class AfterEachStep(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
 
 
 class OneInFlight(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
-    """In the place of the list that Keras makes by itself, as only it is given arrays that may not be there yet."""
+    """A callback list in the place of Keras's own, as only the list gets arrays that may not be there yet."""
 
     def __init__(self, clock: StepClock, model: Any):
         super().__init__(add_history=True, model=model)

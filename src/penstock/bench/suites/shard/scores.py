@@ -1,4 +1,4 @@
-"""The scores of baselines and plans for a model on a mesh, as data. All numbers are of one device and one step."""
+"""Define the scores of baselines and plans for a model on a mesh. All numbers are of one device and one step."""
 
 from __future__ import annotations
 
