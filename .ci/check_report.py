@@ -1,4 +1,4 @@
-"""Is a JSON report of `penstock bench all --quick` whole? PyTorch/XLA, which has an interpreter of its own, may be missing."""
+"""Check that a JSON report of `penstock bench all --quick` is whole; PyTorch/XLA, in an interpreter of its own, may be missing."""
 
 import json
 import sys

@@ -110,7 +110,7 @@ def _measure(chosen: Sequence[tuple[str, Workload]], args: argparse.Namespace, s
       The run, and whether Ctrl-C ended it.
     """
     size: SizeName = "quick" if args.quick else "full"
-    budget, described = _budget(args, size), machine.describe()
+    budget = _budget(args, size)
     done, stage, partial = 0, "before the first round", None
     late: set[str] = set()  # workloads that have missed a round
 
@@ -123,6 +123,7 @@ def _measure(chosen: Sequence[tuple[str, Workload]], args: argparse.Namespace, s
         so_far(f"not finished, interrupted {stage}")
 
     with Harness(chosen, size, secrets.randbits(32), args.variant, say, unfinished) as harness:
+        described = machine.describe()
         unfinished()
         try:
             harness.check_agreement()

@@ -63,7 +63,10 @@ class _Numbered:
 
 def _heading(document: _Json) -> Content:
     machine = document["machine"]
-    names = dict.fromkeys(row["variant"] for one in document["workloads"] for metric in one["metrics"] for row in metric["rows"])
+    timed = [one for one in document["workloads"] if not one["scored"]]
+    scores = sum(len(one["samples"]) for one in document["workloads"] if one["scored"])
+    names = list(dict.fromkeys(row["variant"] for one in timed for metric in one["metrics"] for row in metric["rows"]))
+    names += [_count(scores, "score")] if scores else []
     compared = _listed(names) if names else "nothing"
     commit = f"commit {machine['commit']}" if machine["commit"] else "commit unknown"
     return [

@@ -201,4 +201,4 @@ def test_weights_survive_each_framework_bit_for_bit():
 
 
 def test_nothing_here_is_the_installed_package_of_another_checkout():
-    assert Path(weights.__file__).is_relative_to(Path(__file__).parents[3] / "src"), sys.path
+    assert Path(weights.__file__).is_relative_to(Path(__file__).parents[4] / "src"), sys.path
