@@ -2,8 +2,8 @@
 
     python benchmarks/alternatives.py
 
-It prints, for each way and 2,000 benchmarks with one comparison, how often it says "different" where nothing differs, and where one variant
-is 2 % slower.
+It prints, for each way and 2,000 benchmarks with one comparison, how often it says "different" where nothing differs, and where
+one variant is 2 % slower.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ _PATHS = ("trainers", "distribution", "backend/jax/trainer_test.py")
 # With one device, tests of distribution are skipped or fail.
 _ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
-# No configuration of this repository counts. A test that hangs ends the run and shows where its threads are; the longest takes half a minute.
+# No configuration of this repository counts.
+# A test that hangs ends the run and shows where its threads are; the longest takes half a minute.
 _CONFIGURATION = "[pytest]\nfaulthandler_timeout = 300\nfaulthandler_exit_on_timeout = true\n"
 
 

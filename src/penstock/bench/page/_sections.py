@@ -89,9 +89,14 @@ def _banners(document: _Json) -> Content:
         made.append(_banner("The A/A control failed: this report claims nothing.", said, "bad"))
     if document["partial"] is not None:
         made.append(_banner("This run is partial.", f"It ended before it was done: {document['partial']}", "bad"))
-    if document["size"] == "quick":
+    if document["size"] == "quick" and not _all_scored(document):
         made.append(_banner("Quick sizes.", "The numbers show that all works, not how fast it is."))
     return made
+
+
+def _all_scored(document: _Json) -> bool:
+    """Tell whether nothing of the run was timed."""
+    return bool(document["workloads"]) and all(workload["scored"] for workload in document["workloads"])
 
 
 def _banner(strong: str, words: str, class_: str = "") -> Markup:
@@ -114,14 +119,12 @@ def _verdict(document: _Json, workloads: Sequence[_Numbered]) -> Markup:
         tag("h2", "Verdict", id="verdict"),
         overall,
         [_verdict_of(one, verdict["trusted"]) for one in workloads],
-        _control_section(workloads),
+        None if _all_scored(document) else _control_section(workloads),
     )
 
 
 def _control_section(workloads: Sequence[_Numbered]) -> Content:
-    """Return what the controls showed, where something was timed."""
-    if workloads and all(one.json["scored"] for one in workloads):
-        return None
+    """Return what the controls showed."""
     return [tag("h3", "A/A control"), tag("p", _CONTROL), _controls(workloads) or tag("p", "No control ran.")]
 
 
@@ -282,8 +285,8 @@ def _parity(workload: _Json) -> Content:
 
 def _method(document: _Json) -> Markup:
     """Return how the numbers were made."""
-    timed = not document["workloads"] or any(not workload["scored"] for workload in document["workloads"])
-    order = f"The order within each round was shuffled with seed {document['order_seed']}; the" if timed else "The"
+    shuffled = f"The order within each round was shuffled with seed {document['order_seed']}; the"
+    order = "The" if _all_scored(document) else shuffled
     return tag(
         "section",
         tag("h2", "Method", id="method"),
