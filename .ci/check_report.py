@@ -1,4 +1,4 @@
-"""Is a JSON report of `penstock bench all --quick` whole? PyTorch/XLA, which has an interpreter of its own, may be missing."""
+"""Check a JSON report of `penstock bench all --quick`; PyTorch/XLA, which has its own interpreter, may be missing."""
 
 import json
 import sys

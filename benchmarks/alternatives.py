@@ -1,9 +1,9 @@
-"""What else could have been done with the pairs of a benchmark, on simulated machines: the table at the end of docs/measuring.md.
+"""Try other statistics on the pairs of benchmarks of simulated machines: the table at the end of docs/measuring.md.
 
     python benchmarks/alternatives.py
 
-For each way, of 2,000 benchmarks with one comparison: how often it says "different" where nothing differs, and where one variant
-is 2 % slower.
+It prints, for each way and 2,000 benchmarks with one comparison, how often it says "different" where nothing differs, and where
+one variant is 2 % slower.
 """
 
 from __future__ import annotations

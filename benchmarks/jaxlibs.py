@@ -1,4 +1,4 @@
-"""The same training step on several releases of JAX, with and without XLA's YNNPACK fusions: what differs in results and speed?
+"""Compare the same training step on several releases of JAX, with and without XLA's YNNPACK fusions, in results and speed.
 
     python benchmarks/jaxlibs.py old=.venv311/bin/python new=.venv312/bin/python --json jaxlibs.json
 
@@ -48,7 +48,7 @@ class Setting(Environment):
 
 
 def settings_of(named: list[str]) -> list[Setting]:
-    """Two settings for each NAME=PYTHON: as it comes, and without YNNPACK fusions."""
+    """Return two settings for each NAME=PYTHON: as it comes, and without YNNPACK fusions."""
     found = []
     for text in named:
         name, _, path = text.partition("=")
@@ -77,7 +77,7 @@ def run(setting: Setting, workload: Workload, cache: Path, outputs: Path | None 
 
 
 def parity(settings: list[Setting], workload: Workload, cache: Path) -> dict[str, dict[str, float]]:
-    """The largest relative difference to float64, by setting and quantity."""
+    """Return the largest relative difference to float64, by setting and quantity."""
     assert workload.agreement is not None
     reference: Outputs = workload.agreement.reference.outputs(workload.sizes["full"])
     found = {}
@@ -93,7 +93,7 @@ def parity(settings: list[Setting], workload: Workload, cache: Path) -> dict[str
 
 
 def speed(settings: list[Setting], workload: Workload, rounds: int, cache: Path) -> dict[str, list[float]]:
-    """Milliseconds a step by setting, one number a round; "control" is the first setting again."""
+    """Return milliseconds a step by setting, one number a round; "control" is the first setting again."""
     order = random.Random(0)
     taken: dict[str, list[float]] = {name: [] for name in [*(setting.name for setting in settings), "control"]}
     turns = [*((setting.name, setting) for setting in settings), ("control", settings[0])]

@@ -1,14 +1,14 @@
-"""Do Keras's own tests of its JAX trainer pass with threaded epochs as they do without?
+"""Run Keras's own tests of its JAX trainer with threaded epochs and without, and compare how they end.
 
     python benchmarks/keras_own_tests.py
     python benchmarks/keras_own_tests.py trainers/trainer_test.py --json own-tests.json
     python benchmarks/keras_own_tests.py --tests ../keras           # a checkout of Keras, for a version without tests
 
-The package of Keras 3.15 has its tests in it. That of 3.16 has none: `--tests` then names a checkout of Keras's repository, as
-near to the version as can be had, whose tests are run in a copy of the package. Tests of what has changed since fail in both
+The package of Keras 3.15 has its tests in it, the package of 3.16 has none. `--tests` then names a checkout of Keras's
+repository, as near to the version as can be had; its tests are run in a copy of the package. Tests of later changes fail in both
 runs.
 
-Runs them twice, side by side, with KERAS_JAX_EPOCH_ITERATOR=default and =threaded, on 8 virtual devices. Exit status 0: every
+The tests run twice, side by side, with KERAS_JAX_EPOCH_ITERATOR=default and =threaded, on 8 virtual devices. Exit status 0: every
 test ended alike, and threads of penstock read batches in the one run and not in the other. Needs what Keras's tests import:
 `pip install -e ".[test]"`.
 """
@@ -39,7 +39,8 @@ _PATHS = ("trainers", "distribution", "backend/jax/trainer_test.py")
 # With one device, tests of distribution are skipped or fail.
 _ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
-# Nothing of our configuration. A test that hangs ends the run and shows where its threads are; the longest takes half a minute.
+# No configuration of this repository counts.
+# A test that hangs ends the run and shows where its threads are; the longest takes half a minute.
 _CONFIGURATION = "[pytest]\nfaulthandler_timeout = 300\nfaulthandler_exit_on_timeout = true\n"
 
 
@@ -51,12 +52,12 @@ class Result:
 
     @property
     def by_penstock(self) -> bool:
-        """Whether it had batches from an epoch iterator of penstock."""
+        """Tell whether it had batches from an epoch iterator of penstock."""
         return any(module.startswith("penstock.") for module, _ in self.readers)
 
     @property
     def by_thread(self) -> bool:
-        """Whether a thread of penstock read batches."""
+        """Tell whether a thread of penstock read batches."""
         return any(module.startswith("penstock.") and thread.startswith("penstock-") for module, thread in self.readers)
 
 
@@ -82,7 +83,7 @@ class Comparison:
 
 
 def compare(default: Report, threaded: Report) -> Comparison:
-    """Whether every test ended alike, and one run, and only that, was threaded."""
+    """Tell whether every test ended alike, and one run, and only that, was threaded."""
     ends = {
         name: tuple(report.tests[name].outcome if name in report.tests else "absent" for report in (default, threaded))
         for name in default.tests | threaded.tests
@@ -108,7 +109,7 @@ def compare(default: Report, threaded: Report) -> Comparison:
 
 
 class _Session:
-    """Keras's tests in a process of their own, which begins at once."""
+    """Run Keras's tests in a process of their own, which begins at once."""
 
     def __init__(self, choice: str, package: Path, paths: list[str], folder: Path):
         self.choice, self._report, self._output = choice, folder / f"{choice}.json", folder / f"{choice}.txt"
@@ -127,7 +128,7 @@ class _Session:
             self.process = subprocess.Popen(command, env=environment, cwd=home, stdout=output, stderr=subprocess.STDOUT)
 
     def report(self) -> tuple[Report, float]:
-        """The report, and the seconds that it took.
+        """Wait for the report, and return it with the seconds that it took.
 
         Raises:
           RuntimeError: pytest did not come to an end.
@@ -146,7 +147,7 @@ class _Session:
 
 
 def package_with_tests(paths: list[str], checkout: Path | None, folder: Path) -> Path:
-    """The package `keras` with the tests of those paths in it: the installed one, or a copy with those of a checkout.
+    """Return the package `keras` with the tests of those paths in it: the installed one, or a copy with a checkout's tests.
 
     Raises:
       SystemExit: there are no tests to run.
@@ -176,7 +177,7 @@ def _tests(path: Path) -> list[Path]:
 
 
 def run(paths: list[str], checkout: Path | None = None) -> dict[str, tuple[Report, float]]:
-    """Reports of both runs, and seconds, by choice of the epoch iterator."""
+    """Run the tests twice; return the reports and seconds by choice of the epoch iterator."""
     with tempfile.TemporaryDirectory() as folder:
         package = package_with_tests(paths, checkout, Path(folder))
         sessions: list[_Session] = []

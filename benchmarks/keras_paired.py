@@ -1,11 +1,11 @@
-"""Threaded epochs beside Keras alone in one and the same process, epoch by epoch: what a noisy machine hides between processes.
+"""Compare threaded epochs with Keras alone in one process, epoch by epoch: differences that noise hides between processes.
 
     python benchmarks/keras_paired.py --pairs 20 --json benchmarks/results/keras-paired-cpu.json
 
-`penstock bench keras` compares processes, as that is what users start, and what differs from process to process on a shared
-machine is more than what threaded epochs could cost. Here one process per task trains one model, epochs with and without
-them taking turns, there and back; a third of the epochs are once more without, as the A/A control. The interval is over pairs
-of epochs of this one process, so it is true of nothing but this process: what it shows is the cost of the threads.
+`penstock bench keras` compares processes, as users start processes. On a shared machine these differ by more than threaded
+epochs could cost. Here one process per task trains one model, and epochs with and without threads take turns, there and back;
+another third of the epochs runs without them, as the A/A control. The interval is over pairs of epochs of this one process, so it
+is true of nothing but this process: it shows the cost of the threads.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KINDS = ("default", "threaded", "control")
 
 
 def measure(name: str, pairs: int) -> dict[str, list[float]]:
-    """Milliseconds a step of so many epochs of each kind."""
-    from penstock.bench.settle import settle
-    from penstock.bench.suites.frameworks.clock import milliseconds
+    """Return milliseconds a step of so many epochs of each kind."""
+    from penstock.bench.garbage_collector import freeze_gc
+    from penstock.bench.step_clock import milliseconds
     from penstock.bench.suites.keras import cache
-    from penstock.bench.suites.keras.clock import new_clock
+    from penstock.bench.suites.keras.callbacks import new_clock
     from penstock.bench.suites.keras.keras_setup import configure
     from penstock.bench.suites.keras.measure import mean_step, run_epoch, warm_up
 
@@ -44,7 +44,7 @@ def measure(name: str, pairs: int) -> dict[str, list[float]]:
         for kind in _KINDS:
             with pk.threaded_epochs() if kind == "threaded" else contextlib.nullcontext():
                 warm_up(task, job, size)
-        settle()
+        freeze_gc()
         taken: dict[str, list[float]] = {kind: [] for kind in _KINDS}
         for number in range(pairs):
             for kind in _KINDS if number % 2 else _KINDS[::-1]:

@@ -1,8 +1,8 @@
-"""A plugin of pytest: how each test ended, and who read the batches of its epochs.
+"""Note as a plugin of pytest how each test ended, and which thread read the batches of its epochs.
 
     python -m pytest -p keras_watch --watch-report PATH ...
 
-Written as JSON when pytest is done, for `keras_own_tests.py`.
+The notes are written as JSON when pytest is done, for `keras_own_tests.py`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _watch(adapter: Any) -> None:
 
 
 def _watch_generators(epochs: Any) -> None:
-    """Penstock asks a generator itself, and not Keras's adapter of it."""
+    """Watch generators themselves: penstock reads a generator, and not Keras's adapter of it."""
     convert = epochs._as_jax_takes_it
 
     @functools.wraps(convert)

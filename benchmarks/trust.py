@@ -1,4 +1,4 @@
-"""Are our statistics to be believed on this machine? Reports about real processes of which the truth is known.
+"""Put the statistics to the test on this machine: reports about real processes of which the truth is known.
 
     python benchmarks/trust.py --reports 200 --json benchmarks/results/trust-cpu.json
 
@@ -20,10 +20,10 @@ from pathlib import Path
 from scipy import stats
 
 from penstock.bench import machine
-from penstock.bench.harness import round_order
 from penstock.bench.model import Measurement, Metric, Outcome, Run, Sample, Variant, Workload
+from penstock.bench.rounds import round_order
 from penstock.bench.statistics import FEWEST_PAIRS, typical
-from penstock.bench.summary import judge
+from penstock.bench.verdict import judge
 
 # Work of a fixed size rather than a sleep, since a sleep does not feel the machine; the delay is a share of the step itself.
 _WORKER = """
@@ -50,7 +50,7 @@ _NAMES = ("plain", "other")
 
 
 def report(delay: float, rounds: int) -> Run:
-    """One report in which "other" is slower than "plain" by the share `delay`."""
+    """Return a report in which "other" is slower than "plain" by the share `delay`."""
     seed, samples = secrets.randbits(32), []
     for number in range(rounds):
         order = round_order([*((name, False) for name in _NAMES), (_NAMES[0], True)], seed, "trust", number)

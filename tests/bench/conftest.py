@@ -15,7 +15,7 @@ import json, os, pathlib, signal, sys, time
 from dataclasses import dataclass
 import numpy as np
 from penstock.bench.environment import Environment
-from penstock.bench.model import Agreement, Measurement, Metric, Target, Variant, VerificationError, Workload
+from penstock.bench.model import Agreement, Measurement, Metric, Remarks, Target, Variant, VerificationError, Workload
 
 @dataclass(frozen=True)
 class Size:
@@ -97,6 +97,17 @@ def outputs(error, **more):
 def shown(loss):
     return lambda size: Measurement({"speed": 2.0}, evidence={"loss": loss})
 
+def scores(size):
+    exempt = Remarks({"why": "too hot"}, notes=["<b>"], exempt={"speed": "nothing moves"})
+    broken = Remarks(failure="it fell over", missed={"speed": "it fell over"})
+    table = Remarks({"why": "-"}, {"Parts": [{"part": "wing", "count": "2"}]})
+    return Measurement(parts={
+        "fast": Measurement({"speed": 3.0, "error": -1.0}, remarks=table),
+        "slow": Measurement({"speed": 1.0, "error": 0.5}, remarks=table),
+        "still": Measurement(remarks=exempt),
+        "broken": Measurement({"error": 0.0}, remarks=broken),
+    })
+
 def crashing_outputs(size):
     raise RuntimeError("cannot be computed")
 
@@ -124,6 +135,15 @@ WORKLOADS = (
     workload("here", ONE, Variant("two", elsewhere, ("json",), environment=Environment("here", ("numpy",)))),
     workload("unsuited", ONE, Variant("two", fixed(2.0), unsuited="it has no wings")),
     workload("waiting", Variant("waiting", waiting)),
+    Workload(
+        "scored", "scores", (Metric("speed", "m/s", "higher"), Metric("error", "%", "zero")), None,
+        (Variant("bird", scores),), SIZES,
+        targets=(
+            Target(None, "speed", 2.0), Target(None, "speed", 2.0, over="half"), Target(None, "error", 0.5, over="median"),
+            Target("bird fast", "speed", 2.0),
+        ),
+        scored=True, method="Counted.",
+    ),
     workload("noisy", Variant("one", noisy(1.0)), Variant("two", noisy(2.0))),
     workload("steps", Variant("one", stepping), Variant("none", no_steps)),
     workload(

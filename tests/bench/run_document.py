@@ -1,4 +1,4 @@
-"""The JSON of a run that never was, with something of everything that a run may have."""
+"""Make up the JSON of a run, with something of everything that a run may have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def document(seed: int = 5) -> dict[str, Any]:
     """Two workloads, three metrics, one of them of single steps; trusted, complete, of full size."""
     rng = np.random.default_rng(seed)
     return {
-        "format": 1,
+        "format": 2,
         "suite": "feed",
         "size": "full",
         "partial": None,
@@ -47,11 +47,11 @@ def document(seed: int = 5) -> dict[str, Any]:
             "Python 3.12.4, jax 0.10.0, numpy 2.4.6; XLA_FLAGS=--xla_cpu_multi_thread_eigen=false",
             "load average at start 0.31, 0.22, 0.18",
         ],
-        "method": (
+        "method": [
             "Each variant ran in a fresh process in every one of 8 rounds, in a shuffled order, and one of them once more. "
             "Ratios are medians of the ratios within rounds; intervals are bootstrapped over rounds; p-values are of a "
             "permutation test and corrected after Holm for all comparisons of the run."
-        ),
+        ],
         "verdict": {"trusted": True, "sentences": ["All A/A controls passed: no variant was shown to differ from itself."]},
         "workloads": [_images(rng), _training(rng)],
     }
@@ -193,6 +193,9 @@ def _workload(
         "comparisons": comparisons,
         "targets": [],
         "parity": [],
+        "scored": False,
+        "tables": [],
+        "score_notes": [],
         "samples": samples,
         "failures": [],
         "missing": [],
@@ -237,7 +240,7 @@ def _sample(
 
 def _target(variant: str, metric: str, bound: float, reached: float, met: bool, text: str) -> dict[str, Any]:
     made = {"variant": variant, "metric": metric, "bound": bound, "relative_to": "grain", "reached": reached}
-    return {**made, "met": met, "text": text}
+    return {**made, "met": met, "text": text, "misses": []}
 
 
 def _parity(variant: str, quantity: str, difference: float | None, tolerance: float, worst: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.bench.harness import round_order
 from penstock.bench.model import Measurement, Metric, Outcome, Run, Sample, Target, Variant, Workload
+from penstock.bench.rounds import round_order
 from penstock.bench.statistics import typical
 
 MACHINE = {

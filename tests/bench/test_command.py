@@ -107,6 +107,29 @@ def test_status_is_1_only_where_a_variant_failed(suite, workload, status, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir() if "part" in path.name) == []
 
 
+def test_scored_workload_has_one_round_no_control_and_targets_over_its_parts(suite, tmp_path, capsys):
+    pages = tmp_path / "out.md", tmp_path / "out.html"
+    files = ["--markdown", str(pages[0]), "--html", str(pages[1])]
+    status, document = _run_fake(tmp_path, "--rounds", "3", "--only", "scored", *files)
+    assert status == 1  # a part failed
+    (outcome,) = document["workloads"]
+    assert [sample["variant"] for sample in outcome["samples"]] == [
+        f"bird {part}" for part in ("fast", "slow", "still", "broken")
+    ]
+    assert outcome["control"] is None
+    assert [target["met"] for target in outcome["targets"]] == [False, False, True, True]
+    assert outcome["targets"][0]["misses"] == ["bird broken: it fell over", "bird slow: 1.000 m/s"]
+    assert "not counted: 1, nothing moves" in outcome["targets"][0]["text"]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Counted." in printed
+    assert "Scores are counted, not timed" in printed
+    assert "| wing | 2 |" in pages[0].read_text()
+    page = pages[1].read_text()
+    assert "A/A control, a variant" not in page
+    assert "bird still: &lt;b&gt;" in page
+    assert "it fell over" in page
+
+
 def test_only_the_variants_that_were_asked_for_run(suite, tmp_path):
     _, document = _run_fake(tmp_path, "--quick", "--only", "plain", "--variant", "three")
     assert {sample["variant"] for sample in document["workloads"][0]["samples"]} == {"three"}

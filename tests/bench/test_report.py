@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from penstock.bench import machine, report
-from penstock.bench.document import as_document, as_json
+from penstock.bench.json_report import as_document, as_json
 from penstock.bench.model import (
     Agreement,
     Failure,

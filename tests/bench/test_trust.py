@@ -16,7 +16,7 @@ from tests.bench import simulation
 
 from penstock.bench.model import Run
 from penstock.bench.statistics import FEWEST_PAIRS, compare
-from penstock.bench.summary import Claim, judge
+from penstock.bench.verdict import Claim, judge
 
 REPORTS = 200
 MACHINES = [simulation.quiet, simulation.drift, simulation.outliers, simulation.autocorrelated]

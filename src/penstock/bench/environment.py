@@ -1,4 +1,4 @@
-"""Interpreters of their own, for variants that need other versions than those beside penstock."""
+"""Describe interpreters of their own, for variants that need other versions than those beside penstock."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Environment:
 
     @property
     def command(self) -> str:
-        """What to type to have it."""
+        """Return the shell command that makes the environment."""
         folder = shlex.quote(str(self.folder))
         return f"python -m venv {folder} && {shlex.quote(str(self.python))} -m pip install {' '.join(self.packages)}"
 
     def lacks(self, modules: tuple[str, ...]) -> bool:
-        """Whether it is not there, or without one of the modules."""
+        """Tell whether the environment is not there, or without one of the modules."""
         look = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
         try:
             found = subprocess.run([self.python, "-c", look, *modules], capture_output=True, timeout=60, check=False)

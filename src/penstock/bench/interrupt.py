@@ -1,4 +1,4 @@
-"""How a benchmark ends before it is done."""
+"""End a benchmark from outside as Ctrl-C does: its workers end too, and what was measured is kept."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def ended_like_ctrl_c() -> Iterator[None]:
-    """What ends a process from outside, a closed terminal or a time limit, ends the workers too and keeps what was measured."""
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Turn the signals of a closed terminal and of a time limit (SIGHUP, SIGTERM) into `KeyboardInterrupt`."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

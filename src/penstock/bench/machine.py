@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""Describe the machine that the numbers are measured on: hardware, versions, flags and load, as JSON holds them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
 
 
 def describe() -> dict[str, Any]:
-    """CPU, GPUs, memory, clocks, versions, flags, load and the like, as JSON holds it; None for what cannot be known."""
+    """Return CPU, GPUs, memory, clocks, versions, flags, load and the like, as JSON holds them; None for what cannot be known."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cases.processor(),
@@ -60,13 +60,13 @@ def known_faults(described: Mapping[str, Any]) -> str:
 
 
 def flags() -> dict[str, str]:
-    """The environment variables that may change what is measured, but none that may hold a secret."""
+    """Return the environment variables that may change what is measured, but none that may hold a secret."""
     known = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)}
     return {name: value for name, value in known.items() if not any(word in name.upper() for word in _SECRET)}
 
 
 def _clocks() -> str | None:
-    """What the cores run at now, and what decides that."""
+    """Return the clocks of the cores and the governor that sets them."""
     found = [line.partition(":")[2] for line in _read("/proc/cpuinfo").splitlines() if line.startswith("cpu MHz")]
     if not found:
         return None
@@ -76,12 +76,12 @@ def _clocks() -> str | None:
 
 
 def _chosen(path: str) -> str | None:
-    """Of a kernel's setting, "always [madvise] never", the one in brackets."""
+    """Return the word in brackets of a kernel's setting such as "always [madvise] never"."""
     return _read(path).partition("[")[2].partition("]")[0] or None
 
 
 def _gpus() -> list[str]:
-    """Name, driver, clocks and power limit of each NVIDIA GPU."""
+    """Return name, driver, clocks and power limit of each NVIDIA GPU."""
     query = "name,driver_version,clocks.sm,clocks.max.sm,power.limit"
     try:
         done = subprocess.run(
@@ -117,7 +117,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit that penstock is at, with "+changes" where its files differ from it; None if it is no checkout."""
+    """Return the commit of penstock, with "+changes" where its files differ from it; None if it is no checkout."""
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None  # installed somewhere inside of another project's repository
     commit = _git("rev-parse", "HEAD")

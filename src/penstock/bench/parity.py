@@ -1,4 +1,4 @@
-"""Whether variants compute the same thing, shown before they are timed."""
+"""Compare the outputs of variants with a reference's before they are timed: from arrays to one difference for each quantity."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 
 from penstock.bench.model import Agreement, Outputs, Parity
 
-# An output that is next to nothing beside the others of its quantity (the gradient of a bias that cancels out, say) is
-# rounding noise: it is compared with a hundredth of the others' typical size, not with itself.
+# An output that is tiny beside the others of its quantity is rounding noise: the gradient of a bias that cancels out, say. Its
+# difference is relative to a hundredth of the others' typical size, not to its own.
 _FLOOR = 0.01
 
 
 def compare_outputs(variant: str, ours: Outputs, reference: Outputs, agreement: Agreement) -> list[Parity]:
-    """One entry for each quantity, with the output of it that differs most."""
+    """Return one entry for each quantity, with the output that differs most."""
     differences = relative_differences(ours, reference)
     by_quantity: dict[str, dict[str, float]] = defaultdict(dict)
     for name, difference in differences.items():
         by_quantity[_quantity(name)][name] = difference
     rows = []
     for quantity, tolerance in agreement.tolerances.items():
-        # Nothing to compare is no agreement.
+        # A quantity without outputs does not agree.
         found = by_quantity.get(quantity, {quantity: float("inf")})
         worst = max(found, key=found.__getitem__)
         rows.append(Parity(variant, quantity, found[worst], tolerance, worst, agreement.least.get(quantity, 0.0)))
@@ -30,7 +30,7 @@ def compare_outputs(variant: str, ours: Outputs, reference: Outputs, agreement: 
 
 
 def relative_differences(ours: Outputs, reference: Outputs) -> dict[str, float]:
-    """For each output of either, |ours - reference| / max(|reference|, 1 % of the quantity's root mean square · √size).
+    """Return, for each output of either, |ours - reference| / max(|reference|, 1 % of the quantity's root mean square · √size).
 
     |·| is the Euclidean norm over all of the output, in float64. Infinite for an output that one of them lacks, that has
     another shape, or that is not finite.

@@ -1,4 +1,4 @@
-"""One run of a variant: a fresh process of its own, whatever becomes of it."""
+"""Start a variant's process, wait for it, and end it where it takes too long; return what it measured and wrote."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_variant(
       KeyboardInterrupt: Ctrl-C; the process is gone then.
     """
     python = str(variant.environment.python) if variant.environment else sys.executable
-    # In a file, as libraries print what they like.
+    # The result is in a file: libraries may print anything.
     result = cache / "result.json"
     result.unlink(missing_ok=True)
     written = ["--outputs", str(outputs)] if outputs else ["--result", str(result)]
@@ -84,7 +84,7 @@ class _Ended:
 
 
 def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, str]) -> _Ended:
-    # A session of its own, so that what the worker started ends with it.
+    # A session of its own: the processes that the worker starts end with it.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -109,7 +109,7 @@ def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, st
 
 
 def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a killed process has written. What it has started in yet another session may keep its pipes open for ever."""
+    """Return what a killed process has written. A process that it started in another session may keep its pipes open for ever."""
     try:
         return process.communicate(timeout=_LAST_WORDS)
     except subprocess.TimeoutExpired as late:
@@ -125,7 +125,7 @@ def _text(written: bytes | str | None) -> str:
 
 
 def _ends(output: str) -> str:
-    """The output, without its middle where it is long: it goes into every file of the report."""
+    """Return the output without its middle where it is long: it goes into every file of the report."""
     if len(output) <= 2 * _KEPT:
         return output
     return f"{output[:_KEPT]}\n… {len(output) - 2 * _KEPT:,} characters …\n{output[-_KEPT:]}"
@@ -140,7 +140,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _reason(stderr: str, status: int) -> str:
-    """The error below the last Python traceback; or what ended the process."""
+    """Return the error below the last Python traceback; without one, say how the process ended."""
     if status < 0:
         return f"ended by signal {-status}"
     _, found, traceback = stderr.rpartition("Traceback (most recent call last):")

@@ -1,74 +1,70 @@
-"""A run as tables on the terminal and as Markdown."""
+"""Report a run as tables and sentences, on the terminal and as Markdown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from penstock.bench import sentences
+from penstock.bench import wording
 from penstock.bench.machine import known_faults
-from penstock.bench.model import Failure, Metric, Outcome, Run
-from penstock.bench.summary import Claim, Judgement, Row, judge, rows
-from penstock.bench.text import number, times
+from penstock.bench.model import Failure, Outcome, Run
+from penstock.bench.tables import Table, parity_table, score_tables, timed_tables
+from penstock.bench.verdict import Judgement, Verdict, judge
 
-
-@dataclass(frozen=True)
-class _Section:
-    """The table of one metric, as text; the first column names the variants."""
-
-    title: str
-    columns: Sequence[str]
-    cells: Sequence[Sequence[str]]
+_MOST_MISSES = 8  # of a target, on the terminal
 
 
 def print_report(console: Console, run: Run) -> None:
-    """Print what the controls say, the tables of each workload and what they mean, and how all was measured."""
+    """Print the result of the controls, each workload's tables and their meaning, and how all was measured."""
     judgement = judge(run)
+    timed = any(not outcome.workload.scored for outcome in run.outcomes)
+    alarming = bool(run.partial) or (timed and not judgement.trusted)
     for line in opening(run, judgement):
-        console.print(line, style="bold" if judgement.trusted else "bold red", markup=False, highlight=False)
+        console.print(line, style="bold red" if alarming else "bold", markup=False, highlight=False)
     console.print()
-    for place, outcome in enumerate(run.outcomes):
-        _print_outcome(console, outcome, judgement, place)
-    for line in (*machine_lines(run), method(run)):
+    for index, outcome in enumerate(run.outcomes):
+        _print_outcome(console, outcome, judgement, index)
+    for line in (*machine_lines(run), *method(run)):
         console.print(line, style="dim", markup=False, highlight=False)
 
 
 def as_markdown(run: Run) -> str:
-    """The same as Markdown, for a pull request."""
+    """Return the same as Markdown, for a pull request, with all columns and tables."""
     judgement = judge(run)
     lines = [f"# penstock bench {run.suite}", ""]
     for line in opening(run, judgement):
         lines += [f"**{line}**", ""]
-    lines += [*[f"- {line}" for line in machine_lines(run)], "", method(run), ""]
-    for place, outcome in enumerate(run.outcomes):
+    lines += [*[f"- {line}" for line in machine_lines(run)], ""]
+    for paragraph in method(run):
+        lines += [paragraph, ""]
+    for index, outcome in enumerate(run.outcomes):
         lines += [f"## {outcome.workload.name}", ""]
-        for section in _sections(outcome, judgement.claims[place]):
-            lines += [section.title, "", *_markdown_table(section), ""]
-        if outcome.parity:
-            parity = _parity_section(outcome)
-            lines += [parity.title, "", *_markdown_table(parity), ""]
-        lines += [f"- {sentences.claim_text(outcome, claim)}" for claim in judgement.claims[place]]
-        lines += [f"- {sentences.verdict_text(outcome, verdict)}" for verdict in judgement.verdicts[place]]
-        lines += [f"- {line}" for line in (*absences(outcome), *_notes(outcome))]
+        for table in _tables(outcome, judgement, index):
+            lines += [table.title, "", *_markdown_table(table), ""]
+        lines += [f"- {wording.claim_text(outcome, claim)}" for claim in judgement.claims[index]]
+        for verdict in judgement.verdicts[index]:
+            lines += [f"- {wording.verdict_text(outcome, verdict)}", *(f"  - {miss}" for miss in verdict.misses)]
+        lines += [f"- {line}" for line in (*absences(outcome), *notes(outcome))]
         for failure in outcome.failures:
-            lines += ["", *_fenced(_tail(failure))]
+            lines += ["", *_fenced(_tail(failure))] if failure.output else []
         lines += [""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def opening(run: Run, judgement: Judgement) -> list[str]:
-    """What a reader must know before any number."""
+    """Return the lines that a reader must know before any number."""
     partial = [f"PARTIAL: {run.partial}."] if run.partial else []
-    return [*partial, sentences.trust(run, judgement)]
+    return [*partial, *wording.trust(run, judgement)]
 
 
 def absences(outcome: Outcome) -> Iterator[str]:
-    """What is not in the tables, and why."""
+    """Yield what is not in the tables, and why."""
     ran, baseline = {sample.variant for sample in outcome.samples}, outcome.workload.baseline
     if ran and baseline and baseline not in ran:
         yield f"nothing is compared: {baseline}, the baseline, did not run"
@@ -79,8 +75,21 @@ def absences(outcome: Outcome) -> Iterator[str]:
         yield f"{failure.variant}: left out, it failed {when}: {failure.reason}"
 
 
+def notes(outcome: Outcome) -> Iterator[str]:
+    """Yield the notes of the variants, and those of their scores; one that several variants have comes once."""
+    for variant in outcome.workload.variants:
+        if variant.note:
+            yield f"{variant.name}: {outcome.workload.fill(variant.note, outcome.size)}"
+    variants: dict[str, list[str]] = {}
+    for sample in outcome.samples:
+        for text in dict.fromkeys(sample.remarks.notes):
+            variants.setdefault(text, []).append(sample.variant)
+    for text, names in variants.items():
+        yield f"{'all variants' if 1 < len(names) == len(outcome.samples) else ', '.join(names)}: {text}"
+
+
 def machine_lines(run: Run) -> list[str]:
-    """What the numbers were measured on."""
+    """Return lines about the machine that the numbers were measured on."""
     machine = run.machine
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else "unknown memory"
     samples = [sample for outcome in run.outcomes for sample in outcome.samples]
@@ -107,7 +116,7 @@ def _versions(versions: Mapping[str, str]) -> str:
 
 
 def _versions_elsewhere(run: Run) -> list[str]:
-    """Of the variants that have an interpreter of their own."""
+    """Return the versions that variants with an interpreter of their own have."""
     found: dict[str, None] = {}
     for outcome in run.outcomes:
         elsewhere = {variant.name for variant in outcome.workload.variants if variant.environment}
@@ -117,107 +126,94 @@ def _versions_elsewhere(run: Run) -> list[str]:
     return list(found)
 
 
-def method(run: Run) -> str:
-    """How the numbers were made."""
-    counts = sorted({outcome.rounds for outcome in run.outcomes})
-    rounds = (
-        "1 round"
-        if counts == [1]
-        else f"{' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))} rounds"
-        if counts
-        else "no round"
-    )
-    return (
+def method(run: Run) -> list[str]:
+    """Return a paragraph about how timed numbers are made, and one for each method of scoring."""
+    timed = [outcome for outcome in run.outcomes if not outcome.workload.scored]
+    scored = dict.fromkeys(outcome.workload.method for outcome in run.outcomes if outcome.workload.method)
+    if not timed:
+        return list(scored)
+    counts = sorted({outcome.rounds for outcome in timed})
+    rounds = "1 round" if counts == [1] else f"{' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))} rounds"
+    return [
         f"Each variant ran in a fresh process in each of {rounds}, in a shuffled order (seed {run.seed}, every second round "
         "backwards), and was verified outside of the timed part. Where steps are timed, a run's number is the median of "
         "them without warm-up and, of ten or more, without their first and last tenth; where stalls count, as with a loader, it "
         "is their mean. Ratios are 20 % trimmed means over rounds, with "
-        "bootstrap intervals over rounds; p-values are Yuen's, corrected by Holm over the report. docs/measuring.md says why."
-    )
+        "bootstrap intervals over rounds; p-values are Yuen's, corrected by Holm over the report. docs/measuring.md says why.",
+        *scored,
+    ]
 
 
-def _print_outcome(console: Console, outcome: Outcome, judgement: Judgement, place: int) -> None:
-    sections = _sections(outcome, judgement.claims[place])
-    if outcome.parity:
-        sections.append(_parity_section(outcome))
-    for section in sections:
-        table = Table(title=escape(section.title), title_justify="left", title_style="bold", min_width=60)
-        for place_in_row, column in enumerate(section.columns):
-            table.add_column(escape(column), justify="right" if place_in_row else "left")
-        for cells in section.cells:
-            table.add_row(*map(escape, cells))
-        console.print(table)
-    for claim in judgement.claims[place]:
-        console.print(sentences.claim_text(outcome, claim), markup=False, highlight=False)
-    for verdict in judgement.verdicts[place]:
-        style = {True: "green", False: "red", None: "yellow"}[verdict.met]
-        console.print(sentences.verdict_text(outcome, verdict), style=style, markup=False, highlight=False)
+def _tables(outcome: Outcome, judgement: Judgement, index: int) -> list[Table]:
+    """Return the tables of a workload."""
+    tables = score_tables(outcome) if outcome.workload.scored else timed_tables(outcome, judgement.claims[index])
+    return [*tables, parity_table(outcome)] if outcome.parity else tables
+
+
+def _print_outcome(console: Console, outcome: Outcome, judgement: Judgement, index: int) -> None:
+    tables = _tables(outcome, judgement, index)
+    if outcome.workload.scored:
+        _print_table(console, tables[0], [_style(outcome, row[0]) for row in tables[0].cells])
+    else:
+        for table in tables:
+            _print_table(console, table)
+    for claim in judgement.claims[index]:
+        console.print(wording.claim_text(outcome, claim), markup=False, highlight=False)
+    for verdict in judgement.verdicts[index]:
+        _print_verdict(console, outcome, verdict)
     for line in absences(outcome):
         console.print(line, style="yellow", markup=False, highlight=False)
-    for line in [*_notes(outcome), *map(_tail, outcome.failures)]:
+    for line in [*notes(outcome), *(_tail(failure) for failure in outcome.failures if failure.output)]:
         console.print(line, style="dim", markup=False, highlight=False)
     console.print()
 
 
-def _sections(outcome: Outcome, claims: Sequence[Claim]) -> list[_Section]:
-    workload = outcome.workload
-    sections = []
-    for metric in workload.metrics:
-        columns = ["variant", metric.unit, "min – max"]
-        if workload.baseline:
-            columns += [f"vs {workload.baseline}", "95 % interval", "verdict"]
-        if metric.ideal:
-            columns.append(f"vs ideal {metric.ideal:g} {metric.unit}")
-        cells = [_cells(outcome, metric, row, claims) for row in rows(outcome, metric)]
-        sections.append(_Section(sentences.table_title(outcome, metric), columns, cells))
-    return sections
+def _print_table(console: Console, table: Table, styles: list[str | None] | None = None) -> None:
+    """Print as many columns as a terminal shows."""
+    narrow = table.narrow < len(table.columns)
+    printed = RichTable(title=escape(table.title), title_justify="left", title_style="bold", min_width=60)
+    if narrow:
+        printed.box = SIMPLE_HEAD
+    for index, column in enumerate(table.columns[: table.narrow]):
+        number = table.numeric[index]
+        printed.add_column(escape(column), justify="right" if number else "left", no_wrap=narrow and index == 0)
+    for cells, style in zip_longest(table.cells, styles or ()):
+        printed.add_row(*map(escape, cells[: table.narrow]), style=style)
+    console.print(printed)
 
 
-def _cells(outcome: Outcome, metric: Metric, row: Row, claims: Sequence[Claim]) -> list[str]:
-    baseline = outcome.workload.baseline
-    cells = [row.variant, number(row.median), f"{number(row.low)} – {number(row.high)}"]
-    if baseline:
-        found = [c for c in claims if (c.metric, c.variant, c.baseline) == (metric, row.variant, baseline) and not c.control]
-        cells += _compared(found[0]) if found else ["1" if row.variant == baseline else "–", "", ""]
-    if metric.ideal:
-        cells.append(times(row.of_ideal))
-    return cells
+def _print_verdict(console: Console, outcome: Outcome, verdict: Verdict) -> None:
+    style = {True: "green", False: "red", None: "yellow"}[verdict.met]
+    console.print(wording.verdict_text(outcome, verdict), style=style, markup=False, highlight=False)
+    if verdict.met is not False:
+        return
+    for miss in verdict.misses[:_MOST_MISSES]:
+        console.print(f"    {miss}", style="dim", markup=False, highlight=False)
+    if len(verdict.misses) > _MOST_MISSES:
+        console.print(f"    and {len(verdict.misses) - _MOST_MISSES} more", style="dim")
 
 
-def _compared(claim: Claim) -> list[str]:
-    low, high = claim.comparison.low, claim.comparison.high
-    return [times(claim.comparison.ratio), "–" if low is None else f"{times(low)} – {times(high)}", claim.call]
-
-
-def _parity_section(outcome: Outcome) -> _Section:
-    agreement = outcome.workload.agreement
-    title = f"parity, before anything was timed: relative difference from {agreement.reference.name if agreement else '–'}"
-    cells = [
-        [p.variant, p.quantity, f"{p.difference:.2g}", f"{p.tolerance:g}", "yes" if p.agreed else "NO"] for p in outcome.parity
-    ]
-    return _Section(title, ["variant", "quantity", "difference", "tolerance", "agrees"], cells)
-
-
-def _notes(outcome: Outcome) -> Iterator[str]:
-    for variant in outcome.workload.variants:
-        if variant.note:
-            yield f"{variant.name}: {outcome.workload.fill(variant.note, outcome.size)}"
+def _style(outcome: Outcome, variant: str) -> str | None:
+    """Return the colour of a scored variant's row: red where it missed a target, yellow where one does not count it."""
+    remarks = next(sample.remarks for sample in outcome.samples if sample.variant == variant)
+    return "red" if remarks.missed or remarks.failure else "yellow" if remarks.exempt else None
 
 
 def _tail(failure: Failure, lines: int = 40) -> str:
+    """Return the last lines that a variant wrote before it failed."""
     written = failure.output.splitlines()
     left_out = [f"… {len(written) - lines} lines before …"] if len(written) > lines else []
     return "\n".join([f"{failure.variant} wrote:", *left_out, *written[-lines:]])
 
 
-def _markdown_table(section: _Section) -> list[str]:
-    rule = ["---", *["---:"] * (len(section.columns) - 1)]
-    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (section.columns, rule, *section.cells)]
+def _markdown_table(table: Table) -> list[str]:
+    rule = ["---:" if numeric else "---" for numeric in table.numeric]
+    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (table.columns, rule, *table.cells)]
     return [f"| {' | '.join(cells)} |" for cells in escaped]
 
 
 def _fenced(text: str) -> list[str]:
-    """A block that nothing inside of it ends."""
+    """Return a block of code that no line inside of it can end."""
     longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", text, fence]

@@ -1,4 +1,4 @@
-"""What a benchmark's numbers say, and how sure that is.
+"""Compare runs and say how sure the result is: ratio, interval, p-value and the smallest difference that could be shown.
 
 The unit is the *run*: a fresh process, of which one number is kept. Steps within a run share its memory layout, its
 neighbours on the machine and its luck, so ten thousand of them are still one observation of what the next run will do.
@@ -16,11 +16,11 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-# No fewer pairs are judged: all n of them lie on one side of the truth once in 2^(n-1) times, so no interval that stays
-# within what was seen, as a bootstrap's does, can hold the truth 95 times of 100 where n < 6.
+# No fewer pairs are judged. All n pairs lie on one side of the truth once in 2^(n-1) times. A bootstrap's interval stays within
+# the pairs, so with n < 6 it cannot hold the truth 95 times of 100.
 FEWEST_PAIRS = 6
-LEVEL = 0.05  # of the tests, and 1 minus the confidence of intervals
-POWER = 0.8  # with which the "smallest difference that would have been shown" would have been
+LEVEL = 0.05  # the level of the tests, and 1 minus the confidence of intervals
+POWER = 0.8  # the chance with which the "smallest difference that would have been shown" is shown
 
 _TRIM = 0.2  # of the pairs, at each end: Yuen's and Wilcox's choice
 _DRAWS = 400_000
@@ -29,7 +29,7 @@ _RESAMPLES = 20_000
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two variants' runs compare.
+    """The comparison of two variants' runs.
 
     Attributes:
       pairs: rounds in which both have a positive number.
@@ -47,11 +47,11 @@ class Comparison:
     error: float | None = None
 
     def may_be(self, ratio: float) -> bool:
-        """Whether the interval holds the ratio, or there is none."""
+        """Tell whether the interval holds the ratio, or there is none."""
         return self.low is None or self.high is None or self.low <= ratio <= self.high
 
     def detectable(self, level: float, by_interval: bool) -> float | None:
-        """The smallest ratio > 1 that would have been called different in 8 of 10 benchmarks as noisy as this one.
+        """Return the smallest ratio > 1 that would have been called different in 8 of 10 benchmarks as noisy as this one.
 
         Args:
           level: of the test, with which it would have to be found.
@@ -65,7 +65,7 @@ class Comparison:
 
 
 def typical(steps: Sequence[float]) -> float:
-    """The median of a run's steps, after the first and the last tenth of them are taken off.
+    """Return the median of a run's steps, after the first and the last tenth of them are taken off.
 
     Raises:
       ValueError: there is no step.
@@ -97,7 +97,7 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values for as many comparisons as there are: the chance of any false one among them stays below the level.
+    """Return p-values corrected for their number: the chance of any false one among them stays below the level.
 
     Holm (1979): the smallest is multiplied by their number, the next by one less, and so on; none is smaller than one
     before it, nor greater than 1.
@@ -115,13 +115,13 @@ def _cut(pairs: int) -> int:
 
 
 def _trimmed_mean(logs: np.ndarray) -> np.ndarray:
-    """Over the last axis, which is sorted."""
+    """Return the trimmed mean over the last axis, which is sorted."""
     pairs = logs.shape[-1]
     return logs[..., _cut(pairs) : pairs - _cut(pairs)].mean(axis=-1)
 
 
 def _standard_error(logs: np.ndarray) -> np.ndarray:
-    """Of the trimmed mean, over the last axis, which is sorted: from the winsorized variance."""
+    """Return the trimmed mean's standard error over the last axis, which is sorted: from the winsorized variance."""
     pairs = logs.shape[-1]
     cut = _cut(pairs)
     winsorized = np.clip(logs, logs[..., cut, None], logs[..., pairs - cut - 1, None])
@@ -130,7 +130,7 @@ def _standard_error(logs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Null:
-    """What comes of many benchmarks without a difference, whose pairs are normal with a standard deviation of 1.
+    """Results of many benchmarks without a difference, whose pairs are normal with a standard deviation of 1.
 
     Attributes:
       centers, errors: trimmed means and their standard errors, [draws].
@@ -144,7 +144,7 @@ class _Null:
 
 @lru_cache(maxsize=8)  # 10 MB each
 def _null(pairs: int) -> _Null:
-    """The distribution that Yuen's statistic really has.
+    """Draw the distribution that Yuen's statistic really has.
 
     Student's t with `pairs - 2 cut - 1` degrees of freedom, which is what books give for it, is too narrow by a tenth at
     ten pairs. Heavier tails than the normal's make the statistic smaller.
@@ -159,8 +159,8 @@ def _null(pairs: int) -> _Null:
 
 @lru_cache(maxsize=256)
 def _detectable(pairs: int, level: float) -> tuple[float, float]:
-    """Two distances of the truth from no difference, in typical errors, so that `POWER` of the time the test says so; and so
-    that the estimate is beyond a threshold, counted from the threshold.
+    """Return two distances of the truth from no difference, in typical errors. At the first, the test says so `POWER` of the
+    time. At the second, the estimate is beyond a threshold that often, counted from the threshold.
     """
     null = _null(pairs)
     critical = np.quantile(null.sizes, 1 - level)
@@ -171,7 +171,7 @@ def _detectable(pairs: int, level: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=8)
 def _resampling(pairs: int) -> np.ndarray:
-    """What each of the sorted pairs counts for in the trimmed mean of each resample, [resamples, pairs]."""
+    """Return the weight of each sorted pair in the trimmed mean of each resample, [resamples, pairs]."""
     rng = np.random.default_rng(0)  # the same runs give the same interval
     drawn = np.sort(rng.integers(0, pairs, (_RESAMPLES, pairs)), axis=-1)[:, _cut(pairs) : pairs - _cut(pairs)]
     weights = np.stack([(drawn == place).sum(axis=-1) for place in range(pairs)], axis=-1)
@@ -179,7 +179,7 @@ def _resampling(pairs: int) -> np.ndarray:
 
 
 def _p_value(center: float, error: float, pairs: int) -> float:
-    """At least 1 / 400,001: as much as the draws of the null distribution can tell."""
+    """Return the p-value: at least 1 / 400,001, as the null distribution has no more draws."""
     if error == 0:
         return 1.0 if center == 0 else 1 / (_DRAWS + 1)
     as_large = _DRAWS - int(np.searchsorted(_null(pairs).sizes, abs(center) / error, side="left"))
@@ -194,5 +194,5 @@ def _bootstrap_interval(logs: np.ndarray) -> tuple[float, float]:
 
 
 def _exp(value: float) -> float:
-    """`math.exp`, which does not overflow: a ratio beyond 10^300 is one all the same."""
+    """Return `math.exp`, but for very large values, where it would overflow."""
     return math.exp(min(value, 690.0))

@@ -1,4 +1,4 @@
-"""Measures one variant, once, and writes what it measured to a file. The harness starts it as a process.
+"""Measure one variant, once, and write what it measured to a file. The harness starts this program as a process.
 
 It is run by its path, in whichever interpreter the variant needs, where penstock and JAX may not be installed.
 """
@@ -10,10 +10,16 @@ import importlib.util
 import json
 import sys
 import types
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.bench.model import Measurement
 
 
 def main() -> None:
+    """Measure a variant, or compute its outputs, as the arguments say."""
     parser = argparse.ArgumentParser(prog="penstock bench worker")
     for name in ("module", "workload", "variant", "size"):
         parser.add_argument(name)
@@ -33,14 +39,19 @@ def main() -> None:
         assert variant.outputs is not None, f"{variant.name} has no outputs"
         np.savez(args.outputs, allow_pickle=False, **variant.outputs(size))
         return
-    measurement = variant.measure(size)
-    result = {
+    args.result.write_text(json.dumps(_result(variant.measure(size))))
+
+
+def _result(measurement: Measurement) -> dict[str, Any]:
+    """Return a measurement as the harness reads it from JSON."""
+    return {
         "values": dict(measurement.values),
         "steps": {name: list(steps) for name, steps in measurement.steps.items()},
         "evidence": dict(measurement.evidence),
+        "remarks": asdict(measurement.remarks),
+        "parts": {name: _result(part) for name, part in measurement.parts.items()},
         "details": {**(_device() if "device" not in measurement.details else {}), **measurement.details},
     }
-    args.result.write_text(json.dumps(result))
 
 
 def _find_penstock() -> None:
@@ -52,7 +63,7 @@ def _find_penstock() -> None:
 
 
 def _device() -> dict[str, str]:
-    """JAX's, where the variant has used JAX."""
+    """Return JAX's device as a detail, where the variant has used JAX."""
     if (jax := sys.modules.get("jax")) is None:
         return {}
     device = jax.devices()[0]
@@ -61,5 +72,5 @@ def _device() -> dict[str, str]:
 
 if __name__ == "__main__":
     main()
-elif __name__ == "__mp_main__":  # in a process that a library under test has spawned, which will look for our classes
+elif __name__ == "__mp_main__":  # a process that a library under test has spawned, and which looks for our classes
     _find_penstock()

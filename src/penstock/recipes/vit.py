@@ -49,7 +49,7 @@ class ViT(nnx.Module):
         self.stem = nnx.Conv(1, sizes.stem, kernel_size=(3, 3), rngs=rngs)
         self.patches = nnx.Conv(sizes.stem, sizes.width, kernel_size=patch, strides=patch, rngs=rngs)
         self.position = nnx.Param(0.5 * jax.random.normal(rngs.params(), (sizes.tokens, sizes.width)))
-        self.blocks = nnx.List([Block(sizes.width, sizes.heads, rngs=rngs) for _ in range(sizes.depth)])
+        self.blocks = nnx.List([Block(sizes.width, sizes.heads, 2 * sizes.width, rngs=rngs) for _ in range(sizes.depth)])
         self.norm = nnx.LayerNorm(sizes.width, rngs=rngs)
         self.head = nnx.Linear(sizes.width, sizes.classes, rngs=rngs)
 
@@ -62,15 +62,19 @@ class ViT(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention between the tokens, then a two-layer network on each: [B, T, D] → [B, T, D]."""
+    """Attention between the tokens, then a two-layer network on each: [B, T, D] → [B, T, D].
 
-    def __init__(self, width: int, heads: int, *, rngs: nnx.Rngs):
-        self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
+    Args:
+      hidden: channels between the two layers.
+    """
+
+    def __init__(self, width: int, heads: int, hidden: int, *, rngs: nnx.Rngs):
+        self.norm1 = nnx.LayerNorm(width, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(heads, width, decode=False, rngs=rngs)
-        self.mlp_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.widen = nnx.Linear(width, 2 * width, rngs=rngs)
-        self.narrow = nnx.Linear(2 * width, width, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(width, rngs=rngs)
+        self.widen = nnx.Linear(width, hidden, rngs=rngs)
+        self.narrow = nnx.Linear(hidden, width, rngs=rngs)
 
     def __call__(self, tokens: Array) -> Array:
-        tokens = tokens + self.attention(self.attention_norm(tokens))
-        return tokens + self.narrow(jax.nn.gelu(self.widen(self.mlp_norm(tokens))))
+        tokens = tokens + self.attention(self.norm1(tokens))
+        return tokens + self.narrow(jax.nn.gelu(self.widen(self.norm2(tokens))))

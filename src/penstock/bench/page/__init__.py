@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs no network: words, plots, tables, and the run's JSON itself.
+"""Make a run one HTML page that needs no network: words, plots, tables, and the run's JSON itself.
 
 The page is a function of the JSON alone, so that a page can be made again from what was saved.
 """
@@ -16,7 +16,7 @@ __all__ = ["as_html"]
 
 
 def as_html(document: Mapping[str, Any]) -> str:
-    """The page of a run.
+    """Return the page of a run.
 
     Args:
       document: the run as `penstock bench --json` writes it.

@@ -1,4 +1,4 @@
-"""Where a value is on a plot, and which values are written under it."""
+"""Map values to positions on a plot, and choose the values that are written under its axis."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 _CHARACTER = 7.5  # the width of one, at most
-_LEAST = 1e-200  # what is less leaves floats no room for a margin
+_LEAST = 1e-200  # a smaller value leaves floats no room for a margin
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From values in [low, high] to positions in [left, right]."""
+    """A map from values in [low, high] to positions in [left, right]."""
 
     low: float
     high: float
@@ -23,7 +23,7 @@ class Axis:
     log: bool
 
     def at(self, value: float) -> float:
-        """The position of a value; what is beyond an end is put there."""
+        """Return the position of a value; a value beyond an end is put at the end."""
         if value <= self.low:
             return self.left
         if value >= self.high:
@@ -32,7 +32,7 @@ class Axis:
         return round(self.left + (self.right - self.left) * (here - low) / (high - low), 1)
 
     def ticks(self) -> list[float]:
-        """As many round values as have room for what is written under them; 1 is one of them wherever a log axis holds it."""
+        """Return as many round values as there is room to write; 1 is one of them wherever a log axis holds it."""
         found: list[float] = []
         for choice in self._choices():
             found = choice or found
@@ -41,7 +41,7 @@ class Axis:
         return found
 
     def _choices(self) -> Iterator[list[float]]:
-        """From many ticks to few."""
+        """Yield choices of ticks, from many ticks to few."""
         decades = math.log10(self.high) - math.log10(self.low) if self.log else 0.0
         if decades < 0.45:
             yield from map(self._even, (8, 5, 3, 2))
@@ -59,7 +59,7 @@ class Axis:
         return [k * step for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
     def _powers(self, apart: int, mantissas: Sequence[int]) -> list[float]:
-        """Multiples of every so manyth power of ten."""
+        """Return multiples of every n-th power of ten, where n is `apart`."""
         first, last = math.floor(math.log10(self.low) / apart), math.floor(math.log10(self.high) / apart)
         values = (mantissa * _power(apart * k) for k, mantissa in product(range(first, last + 1), mantissas))
         return [value for value in values if self.low <= value <= self.high]
@@ -73,7 +73,7 @@ class Axis:
 
 
 def ratio_axis(ratios: Iterable[float], bounds: Iterable[float], left: float, right: float) -> Axis:
-    """A log axis that holds 1 and all ratios but 0, and the intervals' bounds unless they are very far from these.
+    """Return a log axis that holds 1 and all ratios but 0, and the intervals' bounds unless they are very far from these.
 
     An interval may reach past the ratios by as much as they span, or by a decade; one that goes further would leave the
     others no room.
@@ -87,7 +87,7 @@ def ratio_axis(ratios: Iterable[float], bounds: Iterable[float], left: float, ri
 
 
 def value_axis(values: Sequence[float], left: float, right: float) -> Axis:
-    """An axis that holds all values: a log one where the largest is more than three times the smallest."""
+    """Return an axis that holds all values: a log one where the largest is more than three times the smallest."""
     low, high = min(values), max(values)
     if low > _LEAST and high > 3 * low:
         margin = math.exp(0.03 * (math.log(high) - math.log(low)))
@@ -99,7 +99,7 @@ def value_axis(values: Sequence[float], left: float, right: float) -> Axis:
 
 
 def tick_text(value: float, ticks: Sequence[float]) -> str:
-    """A tick's value, with as many decimals as even ticks need; a power of ten that is far from 1 as such."""
+    """Format a tick's value: as many decimals as even ticks need, and far powers of ten as such."""
     exponent = round(math.log10(value)) if value > 0 else 0
     if abs(exponent) > 4 and math.isclose(value, _power(exponent)):
         return "10" + str(exponent).translate(_SUPERSCRIPTS)
@@ -110,10 +110,10 @@ def tick_text(value: float, ticks: Sequence[float]) -> str:
 
 
 def _log(ratio: float) -> float:
-    """The logarithm, as far from 0 as leaves room for a margin."""
+    """Return the logarithm, limited so that there is room for a margin."""
     return min(max(math.log(ratio), -600.0), 600.0) if ratio > 0 else -600.0
 
 
 def _power(exponent: int) -> float:
-    """A power of ten, the closest float to it."""
+    """Return the float that is closest to a power of ten."""
     return float(f"1e{exponent}")

@@ -1,13 +1,13 @@
-"""The ratios of one metric with their intervals, below each other: a forest plot."""
+"""Draw the ratios of one metric with their intervals, below each other: a forest plot (Lewis and Clarke 2001)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.bench.number_format import number, times
 from penstock.bench.page import _plot
 from penstock.bench.page._axis import Axis, ratio_axis
-from penstock.bench.text import number, times
 from penstock.page import Content, Markup, tag
 
 _RIGHT = 384.0  # the numbers are right of it
@@ -16,7 +16,7 @@ _ARROW = 6.0
 
 
 def forest(comparisons: Sequence[Mapping[str, Any]], metric: Mapping[str, Any], claims: bool) -> Markup:
-    """The control first, then the others in their order.
+    """Draw the control first, then the others in their order.
 
     Args:
       claims: whether a mark may say that a difference was shown.
@@ -73,7 +73,7 @@ def _row(name: str, comparison: Mapping[str, Any], y: float, scale: Axis, claims
 
 
 def _interval(low: float, high: float, y: float, scale: Axis) -> Content:
-    """From low to high with a stroke at each end, or with an arrowhead where it goes on beyond the plot."""
+    """Draw a line from low to high with a stroke at each end, or with an arrowhead where it goes on beyond the plot."""
     start, end = scale.at(low), scale.at(high)
     return [
         _plot.line(start, y, end, y, "whisker"),

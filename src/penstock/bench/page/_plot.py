@@ -1,4 +1,8 @@
-"""What the plots share: the frame, names at the left, and an axis below."""
+"""Draw what the plots have in common: the frame, names at the left, and an axis below.
+
+The SVG is written by hand. Matplotlib's has styles inline, which the page's policy forbids and dark mode cannot change; it is
+four times as long, and the ticks of a log axis and the columns of numbers would be ours all the same.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ _CHARACTER = 6.9  # the width of one, in the widest of the usual fonts
 
 
 def svg(kind: str, title: str, height: float, *content: Content) -> Markup:
-    """The image; it scales as a whole, and a screen reader says its title."""
+    """Return the image; it scales as a whole, and a screen reader says its title."""
     return tag(
         "svg",
         tag("title", title),
@@ -31,7 +35,7 @@ def svg(kind: str, title: str, height: float, *content: Content) -> Markup:
 
 
 def text(x: float, y: float, words: str, class_: str, anchor: str = "start", room: float = math.inf) -> Markup:
-    """Words that are pressed together where they would take more than the room."""
+    """Write words that are pressed together where they would take more than the room."""
     tight = len(words) * _CHARACTER > room
     return tag(
         "text",
@@ -50,7 +54,7 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 
 
 def name(words: str, y: float, small: str | None = None) -> Markup:
-    """A row's name in at most two lines that are centred on y, and a smaller one below."""
+    """Write a row's name in at most two lines that are centred on y, and a smaller line below."""
     first, second = _folded(words)
     lines = [part for part in (first, second) if part]
     top = y + 4 - _LINE / 2 * (len(lines) + bool(small) - 1)
@@ -59,18 +63,18 @@ def name(words: str, y: float, small: str | None = None) -> Markup:
 
 
 def left_of(names: Iterable[str]) -> float:
-    """Where the plot begins right of the names."""
+    """Return where the plot begins right of the names."""
     longest = max(len(part) for words in names for part in _folded(words))
     return round(_CHARACTER * max(longest, 16)) + 16.0
 
 
 def height_below(y: float) -> float:
-    """The image's height, where the rows end at y."""
+    """Return the image's height, where the rows end at y."""
     return y + _AXIS_HEIGHT
 
 
 def axis(scale: Axis, y: float, left: str, right: str, middle: str = "", suffix: str = "") -> Markup:
-    """Grid lines down to y, the values below them, and what its ends and its middle mean."""
+    """Draw grid lines down to y, the values below them, and the meaning of the axis' ends and middle."""
     ticks = scale.ticks()
     return tag(
         "g",
@@ -85,12 +89,12 @@ def axis(scale: Axis, y: float, left: str, right: str, middle: str = "", suffix:
 
 
 def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
-    """A filled outline."""
+    """Draw a filled outline."""
     return tag("path", class_=class_, d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z")
 
 
 def _folded(words: str) -> tuple[str, str]:
-    """The words in two lines; what is too long for these ends with dots."""
+    """Fold words into two lines; longer ones end with dots."""
     if len(words) <= _COLUMN:
         return words, ""
     space = words.rfind(" ", _COLUMN // 3, _COLUMN + 1)

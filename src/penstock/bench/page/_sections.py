@@ -1,14 +1,16 @@
-"""The page's sections, in its order, from the JSON of a run."""
+"""Make the page's sections, in its order, from the JSON of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from penstock.bench.number_format import number, times
+from penstock.bench.page._cells import of_number
 from penstock.bench.page._forest import forest
+from penstock.bench.page._missing import absences, definitions, sizes
+from penstock.bench.page._scores import score_tables, target_count, target_list
 from penstock.bench.page._spread import has_steps, spread
-from penstock.bench.page._table import of_number
-from penstock.bench.text import number, times
 from penstock.page import Content, Markup, tag
 from penstock.page.table import Cell, Column, of_text, table
 
@@ -30,10 +32,12 @@ _RUNS_KEY = "Dots: the runs, the first round at the top. Upright stroke: their m
 
 
 def title(document: _Json) -> str:
+    """Return the title of the window."""
     return f"penstock bench {document['suite']}, {document['machine']['date']}"
 
 
 def body(document: _Json) -> Content:
+    """Return all sections of the page."""
     workloads = [_Numbered(index, workload) for index, workload in enumerate(document["workloads"], 1)]
     trusted = document["verdict"]["trusted"]
     return [
@@ -50,7 +54,7 @@ def body(document: _Json) -> Content:
 
 
 class _Numbered:
-    """A workload and what the page calls it; two may have one name, and a name may not be fit for an anchor."""
+    """A workload and its anchor on the page: two workloads may have one name, and a name may not be fit for an anchor."""
 
     def __init__(self, index: int, workload: _Json) -> None:
         self.anchor = f"workload-{index}"
@@ -59,7 +63,10 @@ class _Numbered:
 
 def _heading(document: _Json) -> Content:
     machine = document["machine"]
-    names = dict.fromkeys(row["variant"] for one in document["workloads"] for metric in one["metrics"] for row in metric["rows"])
+    timed = [one for one in document["workloads"] if not one["scored"]]
+    scores = sum(len(one["samples"]) for one in document["workloads"] if one["scored"])
+    names = list(dict.fromkeys(row["variant"] for one in timed for metric in one["metrics"] for row in metric["rows"]))
+    names += [_count(scores, "score")] if scores else []
     compared = _listed(names) if names else "nothing"
     commit = f"commit {machine['commit']}" if machine["commit"] else "commit unknown"
     return [
@@ -82,9 +89,14 @@ def _banners(document: _Json) -> Content:
         made.append(_banner("The A/A control failed: this report claims nothing.", said, "bad"))
     if document["partial"] is not None:
         made.append(_banner("This run is partial.", f"It ended before it was done: {document['partial']}", "bad"))
-    if document["size"] == "quick":
+    if document["size"] == "quick" and not _all_scored(document):
         made.append(_banner("Quick sizes.", "The numbers show that all works, not how fast it is."))
     return made
+
+
+def _all_scored(document: _Json) -> bool:
+    """Tell whether nothing of the run was timed."""
+    return bool(document["workloads"]) and all(workload["scored"] for workload in document["workloads"])
 
 
 def _banner(strong: str, words: str, class_: str = "") -> Markup:
@@ -100,31 +112,38 @@ def _contents(workloads: Sequence[_Numbered]) -> Markup:
 
 def _verdict(document: _Json, workloads: Sequence[_Numbered]) -> Markup:
     verdict = document["verdict"]
-    # Where the control failed, its words are in the banner.
+    # The banner has the words where the control failed.
     overall = None if verdict["trusted"] is False else [tag("p", sentence) for sentence in verdict["sentences"]]
     return tag(
         "section",
         tag("h2", "Verdict", id="verdict"),
         overall,
         [_verdict_of(one, verdict["trusted"]) for one in workloads],
-        tag("h3", "A/A control"),
-        tag("p", _CONTROL),
-        _controls(workloads) or tag("p", "No control ran."),
+        None if _all_scored(document) else _control_section(workloads),
     )
 
 
+def _control_section(workloads: Sequence[_Numbered]) -> Content:
+    """Return what the controls showed."""
+    return [tag("h3", "A/A control"), tag("p", _CONTROL), _controls(workloads) or tag("p", "No control ran.")]
+
+
 def _verdict_of(one: _Numbered, trusted: bool | None) -> Content:
+    """Return a workload's comparisons as sentences; the targets of a scored one."""
+    link = tag("h3", tag("a", one.json["name"], href=f"#{one.anchor}"))
+    if one.json["scored"]:
+        return [link, tag("p", target_count(one.json["targets"]))]
     said = [
         tag("li", tag("strong", _word(comparison, trusted), class_="word"), " ", comparison["sentence"])
         for comparison in one.json["comparisons"]
         if not comparison["control"]
     ]
     words: Content = tag("ul", said, class_="said") if said else tag("p", "Nothing was compared.")
-    return [tag("h3", tag("a", one.json["name"], href=f"#{one.anchor}")), _unless_failed(trusted, words, "comparisons")]
+    return [link, _unless_failed(trusted, words, "comparisons")]
 
 
 def _unless_failed(trusted: bool | None, words: Content, of: str) -> Content:
-    """The words as they are; where the control failed, folded, under a line that says that they are no claims."""
+    """Return the words; where the control failed, folded under a line that says that they are no claims."""
     if trusted is not False:
         return words
     warning = f"No claim: what the {of} would say, had the control passed"
@@ -147,23 +166,25 @@ def _controls(workloads: Sequence[_Numbered]) -> Content:
 
 
 def _workload(one: _Numbered, trusted: bool | None) -> Markup:
+    """Return the section of a workload."""
     workload = one.json
-    targets = [tag("li", target["text"]) for target in workload["targets"]]
+    targets = workload["targets"]
     notes = [(variant, note) for variant, note in workload["notes"].items() if note]
     return tag(
         "section",
         tag("h2", workload["name"], id=one.anchor),
         tag("p", workload["title"], class_="lead"),
-        [_metric(workload, metric, trusted) for metric in workload["metrics"]],
-        [tag("h3", "Targets"), _unless_failed(trusted, tag("ul", targets), "targets")] if targets else None,
+        score_tables(workload) if workload["scored"] else [_metric(workload, metric, trusted) for metric in workload["metrics"]],
+        [tag("h3", "Targets"), _unless_failed(trusted, target_list(targets), "targets")] if targets else None,
         _parity(workload),
-        _absences(workload),
-        [tag("h3", "The variants"), _definitions(notes)] if notes else None,
-        _sizes(workload["sizes"]),
+        absences(workload),
+        [tag("h3", "The variants"), definitions(notes)] if notes else None,
+        sizes(workload["sizes"]),
     )
 
 
 def _metric(workload: _Json, metric: _Json, trusted: bool | None) -> Content:
+    """Return the table and the plots of a metric."""
     compared = [comparison for comparison in workload["comparisons"] if comparison["metric"] == metric["name"]]
     what = f"{metric['name']}, in {metric['unit']}; {metric['better']} is better"
     plots: list[Content] = []
@@ -189,6 +210,7 @@ def _figure(image: Markup, heading: str, key: str) -> Markup:
 
 
 def _medians(workload: _Json, metric: _Json, trusted: bool | None) -> Markup:
+    """Return the table of a metric: a row for each variant."""
     comparisons = {
         one["variant"]: one
         for one in workload["comparisons"]
@@ -225,7 +247,7 @@ def _medians(workload: _Json, metric: _Json, trusted: bool | None) -> Markup:
 
 
 def _compared(comparison: _Json | None, baseline: bool, trusted: bool | None) -> list[Cell]:
-    """The cells of ratio, interval, p and verdict."""
+    """Return the cells of ratio, interval, p and verdict."""
     if comparison is None:
         return [of_number(None), of_number(None), of_number(None), of_text("baseline" if baseline else "–")]
     ratio, p = comparison["ratio"], comparison["p_corrected"]
@@ -261,47 +283,15 @@ def _parity(workload: _Json) -> Content:
     ]
 
 
-def _absences(workload: _Json) -> Content:
-    missing = [
-        tag(
-            "li",
-            tag("strong", one["variant"]),
-            f": {one['reason']}",
-            [". To have it: ", tag("code", one["command"])] if one["command"] else None,
-        )
-        for one in workload["missing"]
-    ]
-    failed = [
-        tag(
-            "li",
-            tag("strong", one["variant"]),
-            " was left out, it failed ",
-            "before the first round: " if one["round"] is None else f"in round {one['round'] + 1}: ",
-            one["reason"],
-            tag("details", tag("summary", "What it wrote"), tag("pre", one["output"])) if one["output"] else None,
-        )
-        for one in workload["failures"]
-    ]
-    return [
-        [tag("h3", "Not measured"), tag("ul", missing)] if missing else None,
-        [tag("h3", "Failed"), tag("ul", failed)] if failed else None,
-    ]
-
-
-def _sizes(sizes: _Json) -> Content:
-    if not sizes:
-        return None
-    written = [(key, f"{value:,}" if type(value) is int else str(value)) for key, value in sizes.items()]
-    return tag("details", tag("summary", "Sizes of the workload"), _definitions(written))
-
-
 def _method(document: _Json) -> Markup:
-    took = f"The order within each round was shuffled with seed {document['order_seed']}; the run took "
+    """Return how the numbers were made."""
+    shuffled = f"The order within each round was shuffled with seed {document['order_seed']}; the"
+    order = "The" if _all_scored(document) else shuffled
     return tag(
         "section",
         tag("h2", "Method", id="method"),
-        tag("p", document["method"]),
-        tag("p", f"{took}{_duration(document['seconds'])}. "),
+        [tag("p", paragraph) for paragraph in document["method"]],
+        tag("p", f"{order} run took {_duration(document['seconds'])}. "),
         tag("p", "More is under ", tag("cite", "How we measure"), " in the documentation of penstock."),
     )
 
@@ -314,12 +304,8 @@ def _machine(document: _Json) -> Markup:
     )
 
 
-def _definitions(pairs: Iterable[tuple[str, str]]) -> Markup:
-    return tag("dl", [tag("div", tag("dt", term), tag("dd", words)) for term, words in pairs])
-
-
 def _word(comparison: _Json, trusted: bool | None) -> str:
-    """The verdict, as far as the run may claim it."""
+    """Return the verdict, as far as the run may claim it."""
     if trusted is False:
         return "no claim"
     return comparison["verdict"] if trusted else "not judged"

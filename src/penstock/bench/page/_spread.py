@@ -1,4 +1,4 @@
-"""How the numbers of one metric spread: those of single steps by their density, those of runs as dots."""
+"""Draw the spread of one metric's numbers: single steps by their density, runs as dots."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.bench.number_format import number
 from penstock.bench.page import _plot
 from penstock.bench.page._axis import Axis, value_axis
-from penstock.bench.text import number
 from penstock.page import Markup, tag
 
 _RIGHT = _plot.WIDTH - 16
@@ -42,7 +42,7 @@ class _Row:
 
 
 def spread(workload: Mapping[str, Any], metric: Mapping[str, Any]) -> Markup | None:
-    """The variants of the metric's table in its order; None where there is nothing to show."""
+    """Draw the variants of the metric's table in its order; return None where there is nothing to show."""
     rows = _rows(workload, metric)
     if not rows:
         return None
@@ -97,7 +97,7 @@ def _draw(row: _Row, y: float, scale: Axis, rounds: Sequence[int], unit: str) ->
     middle = float(np.median([value for _, value in row.runs]))
     top, bottom = y + _GAP, y + row.height
     base = bottom - _DOTS
-    # Positions are rounded to the grid that one can see, and each is drawn once, however many runs there are.
+    # Positions are rounded to a grid as fine as one can see. Each is drawn once, however many runs there are.
     dots = {
         (scale.at(value), round(base + 5 + (_DOTS - 8) * (rounds.index(at) + 0.5) / len(rounds), 1)): None
         for at, value in row.runs
@@ -115,7 +115,7 @@ def _draw(row: _Row, y: float, scale: Axis, rounds: Sequence[int], unit: str) ->
 
 
 def _density(steps: np.ndarray, base: float, scale: Axis) -> Markup:
-    """The share of the steps in each of the bins, as heights over the base; as wide on the plot everywhere."""
+    """Draw the share of the steps in each bin as a height over the base; all bins are equally wide on the plot."""
     positions = [scale.at(value) for value in steps.tolist()]
     counts, edges = np.histogram(positions, bins=_BINS, range=(scale.left, scale.right))
     heights = np.where(counts > 0, np.maximum(_DENSITY * counts / counts.max(), _LEAST), 0.0)

@@ -1,4 +1,4 @@
-"""The suites, by the name that `penstock bench` knows them by."""
+"""Name the suites of `penstock bench`. Each is a module of workloads, as data that the tool runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ SUITES = {
 
 
 def load(suite: str) -> ModuleType:
-    """A suite's module. It has `WORKLOADS`, those that run unless others are asked for, and `QUICK` where some of them are
-    alike in their quick sizes: those that are not.
+    """Import a suite's module.
 
-    It may have `add_arguments(parser)` and `choose(args)`, from the parsed arguments to the workloads to run, where there are
-    more than can be listed; then it has `find(name)`, from a name to any of them. `choose` raises `ValueError`.
+    The module has `WORKLOADS`, which run unless others are asked for. It has `QUICK` where some of them do not differ in
+    their quick sizes: the list without those.
 
-    A suite that times nothing has `run(args)`, from the arguments of its `add_arguments` to the exit status: then the harness
-    runs its `WORKLOADS` in a report of all suites only.
+    It may have `add_arguments(parser)` and `choose(args)`, where there are more workloads than can be listed: `choose` takes
+    the parsed arguments, returns the workloads to run, and raises `ValueError`. Such a module also has `find(name)`, which
+    returns any of them by its name.
     """
     return importlib.import_module(SUITES[suite])
 
 
 def find(module_name: str, name: str) -> Workload:
-    """A workload of a suite's module, by its name."""
+    """Return a workload of a suite's module, by its name."""
     module = importlib.import_module(module_name)
     if hasattr(module, "find"):
         return module.find(name)

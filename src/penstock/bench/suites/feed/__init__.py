@@ -1,4 +1,4 @@
-"""The road from storage to the device: throughput, overlap, overhead, memory and restoring."""
+"""The way from storage to the device: throughput, overlap, overhead, memory and restoring."""
 
 from penstock.bench.suites.feed import images, memory, overhead, overlap, restore, tokens
 

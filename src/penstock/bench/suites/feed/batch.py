@@ -1,4 +1,4 @@
-"""A batch on the device, as consumers of all variants see it."""
+"""Define a batch on the device, as consumers of all variants see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what a variant delivered. They run outside of what is timed."""
+"""Check what a variant delivered, outside of what is timed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.bench.suites.feed.batch import Batch
 
 
 def check_leaf(name: str, leaf: Any, shape: tuple[int, ...], dtype: Any, device: jax.Device) -> np.ndarray:
-    """The leaf's values, if it is an array on the device with this shape and dtype."""
+    """Return the leaf's values, if it is an array on the device with this shape and dtype."""
     if not isinstance(leaf, jax.Array):
         raise VerificationError(f"{name} is {type(leaf).__name__}, not a jax.Array")
     if leaf.devices() != {device}:

@@ -1,4 +1,4 @@
-"""The same pipeline as users of each library write it: from records, device and seed to its epochs of device batches."""
+"""Write the same pipeline as users of each library do: from records, device and seed to its epochs of device batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Records(NamedTuple):
 
 
 class _Source:
-    """Random access to single records, as Grain wants it."""
+    """A data source with random access to single records, as Grain requires."""
 
     def __init__(self, records: Records):
         self._images, self._labels = records
@@ -125,7 +125,7 @@ def numpy_loop(records: Records, device: jax.Device, seed: int) -> Epoch:
 
 
 def scale_on_device(batch: Batch) -> Batch:
-    """The transform of a feed that gets uint8 images."""
+    """Scale a batch of uint8 images; the transform of a feed."""
     return {"image": batch["image"].astype(jnp.float32) / 255.0, "label": batch["label"]}
 
 

@@ -1,4 +1,4 @@
-"""Shuffled 28x28 images as float32 batches on the device: the pipeline of Grain's guide to training with JAX."""
+"""Measure shuffled 28x28 images as float32 batches on the device: the pipeline of Grain's guide to training with JAX."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ _SEED = 42
 
 @dataclass(frozen=True)
 class Size:
-    """Attributes:
-    records: in an epoch.
-    slow_records: in an epoch of the slow variants; each record costs the same in a short epoch as in a long one.
-    seconds: to time at least.
+    """The number of images, and how long to time them.
+
+    Attributes:
+      records: in an epoch.
+      slow_records: in an epoch of the slow variants; each record costs the same in a short epoch as in a long one.
+      seconds: to time at least.
     """
 
     records: int
@@ -34,7 +36,7 @@ class Size:
 
 
 def make_records(records: int) -> Records:
-    """Random images whose first four pixels spell the record's index, so that a delivered one tells where it came from."""
+    """Return random images whose first four pixels spell the record's index, so that a delivered one tells where it came from."""
     images = np.random.default_rng(_SEED).integers(0, 256, (records, 28, 28, 1), np.uint8)
     indices = np.arange(records, dtype="<u4")
     images[:, 0, :4, 0] = indices.view(np.uint8).reshape(records, 4)
@@ -42,7 +44,7 @@ def make_records(records: int) -> Records:
 
 
 def read_ids(batch: Batch, records: Records, device: jax.Device) -> np.ndarray:
-    """The record indices that a batch's pixels spell, after a check that it holds exactly those records."""
+    """Return the record indices that a batch's pixels spell, after a check that it holds exactly those records."""
     if set(batch) != {"image", "label"}:
         raise VerificationError(f"a batch has the leaves {sorted(batch)}")
     images = check_leaf("image", batch["image"], (BATCH, 28, 28, 1), np.float32, device)
@@ -62,7 +64,7 @@ def read_ids(batch: Batch, records: Records, device: jax.Device) -> np.ndarray:
 
 
 def measure(make: Callable[[Records, jax.Device, int], Epoch], slow: bool, size: Size) -> Measurement:
-    """Throughput of one pipeline: `make` gets the records, the device and the seed."""
+    """Measure the throughput of one pipeline: `make` gets the records, the device and the seed."""
     count = size.slow_records if slow else size.records
     records, device = make_records(count), jax.devices()[0]
 

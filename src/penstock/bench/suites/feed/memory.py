@@ -1,4 +1,4 @@
-"""Whether memory grows while batches go through a feed."""
+"""Measure how much memory grows while batches go through a feed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _penstock(count: int, device: jax.Device) -> Iterator[Batch]:
 
 
 def measure(make: Callable[[int, jax.Device], Iterator[Batch]], size: Size) -> Measurement:
-    """Resident memory at its most after the warm-up, less what it was then; looked at after every batch."""
+    """Measure the peak of resident memory after the warm-up, less its level then; it is read after every batch."""
     import psutil
 
     device, resident = jax.devices()[0], psutil.Process().memory_info

@@ -1,4 +1,4 @@
-"""What a feed itself costs: tiny batches that are ready and only have to be handed over."""
+"""Measure the cost of a feed itself: tiny batches that are ready and only have to be handed over."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 import penstock as ps
+from penstock.bench.garbage_collector import freeze_gc
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
-from penstock.bench.settle import settle
 from penstock.bench.suites.feed.batch import Batch, block_until_ready
 from penstock.bench.suites.feed.check import check_leaf
 from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT, GRAIN_IN_MEMORY
@@ -71,7 +71,7 @@ def measure(make: Callable[[Sequence[Batch], jax.Device], Iterator[Batch]], size
     batches = make(host, device)
     for batch in islice(batches, size.warm_up):
         block_until_ready(batch)
-    settle()
+    freeze_gc()
     timed = 0
     begin = time.perf_counter()
     for batch in batches:

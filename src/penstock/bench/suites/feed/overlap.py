@@ -1,4 +1,4 @@
-"""A producer and a step that take known times: a feed that overlaps them runs at the pace of the step."""
+"""Measure the overlap of a producer and a step that take known times: with it, a feed runs at the pace of the step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 import penstock as ps
+from penstock.bench.garbage_collector import freeze_gc
 from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
-from penstock.bench.settle import settle
 from penstock.bench.suites.feed.batch import Batch, block_until_ready
 from penstock.bench.suites.feed.check import check_leaf
 from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT
@@ -23,9 +23,9 @@ from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT
 # (producer, step), in milliseconds
 _PACES = {"4 ms, 5 ms": (4.0, 5.0), "1 ms, 1 ms": (1.0, 1.0)}
 
-# Seconds before the deadline at which sleeping gives way to looking at the clock: on a virtual machine a sleep ends late
-# by some 0.1 ms, and often by 0.5. Others may have the interpreter between two looks, as they have it while a device
-# computes, but for the last moment: letting it go takes some 0.05 ms.
+# Seconds before the deadline at which to stop sleeping and look at the clock instead: on a virtual machine a sleep ends late
+# by some 0.1 ms, and often by 0.5. Between two looks other threads may have the interpreter, as they do while a device
+# computes. They may not in the last moment: letting it go takes some 0.05 ms.
 _LOOK, _SPIN = 2e-3, 0.1e-3
 
 
@@ -76,7 +76,7 @@ def measure(make: Callable[[int, float, jax.Device], Iterator[Batch]], size: Siz
 
 
 def _milliseconds(batches: Iterator[Batch], step: float, size: Size, device: jax.Device) -> tuple[list[float], float]:
-    """Milliseconds from each step's end to the next one's, and what a step itself took; checks that none was lost."""
+    """Return milliseconds from each step's end to the next one's, and those of the step itself; check that none was lost."""
     in_steps, ends, had = 0.0, [], []
     for number, batch in enumerate(batches):
         handed_over = time.perf_counter()
@@ -85,7 +85,7 @@ def _milliseconds(batches: Iterator[Batch], step: float, size: Size, device: jax
         step_until(handed_over + step)
         end = time.perf_counter()
         if number == size.warm_up - 1:
-            settle()
+            freeze_gc()
             ends.append(time.perf_counter())
         elif number >= size.warm_up:
             ends.append(end)

@@ -1,12 +1,12 @@
-"""Records per second through a pipeline, over whole epochs."""
+"""Measure records per second through a pipeline, over whole epochs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 
+from penstock.bench.garbage_collector import freeze_gc
 from penstock.bench.model import Measurement, VerificationError
-from penstock.bench.settle import settle
 from penstock.bench.suites.feed.batch import Batch, block_until_ready
 
 Epoch = Callable[[int], Iterator[Batch]]  # from an epoch's number to its device batches
@@ -25,7 +25,7 @@ def rows_per_second(
       seconds: epochs are added until at least this much was timed.
     """
     check(epoch(0))
-    settle()
+    freeze_gc()
     spent, epochs = 0.0, 0
     while spent < seconds or not epochs:
         epochs += 1

@@ -1,4 +1,4 @@
-"""Rows of tokens out of a Hugging Face dataset, shuffled, batches of 128 and of 1,024 on the device."""
+"""Measure rows of tokens from a Hugging Face dataset, shuffled, in batches of 128 and of 1,024 on the device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ _SEED = 42
 
 @dataclass(frozen=True)
 class Size:
-    """Attributes:
-    rows: in an epoch.
-    slow_rows: in an epoch of the slow variants; each row costs the same in a short epoch as in a long one.
-    shards: files that the saved dataset is in.
-    seconds: to time at least.
+    """The amount of tokens, and how long to time them.
+
+    Attributes:
+      rows: in an epoch.
+      slow_rows: in an epoch of the slow variants; each row costs the same in a short epoch as in a long one.
+      shards: files that the saved dataset is in.
+      seconds: to time at least.
     """
 
     rows: int
@@ -39,14 +41,14 @@ class Size:
 
 
 def make_tokens(rows: int) -> np.ndarray:
-    """Random tokens, int32 [rows, 256]; the first of a row is its index."""
+    """Return random tokens, int32 [rows, 256]; the first of a row is its index."""
     tokens = np.random.default_rng(_SEED).integers(0, 50_000, (rows, _LENGTH), np.int32)
     tokens[:, 0] = np.arange(rows)
     return tokens
 
 
 def read_ids(batch: Batch, tokens: np.ndarray, device: jax.Device, batch_size: int) -> np.ndarray:
-    """The row indices in a batch, after a check that it holds exactly those rows."""
+    """Return the row indices in a batch, after a check that it holds exactly those rows."""
     got = check_leaf("tokens", batch["tokens"], (batch_size, _LENGTH), np.int32, device)
     ids = got[:, 0]
     if ids.min() < 0 or ids.max() >= len(tokens) or not np.array_equal(got, tokens[ids]):
@@ -96,7 +98,7 @@ def _penstock(dataset: Any, device: jax.Device, batch_size: int) -> Epoch:
 
 
 def measure(make: Callable[[Any, jax.Device, int], Epoch], slow: bool, saved: bool, size: Size) -> Measurement:
-    """Throughput of one pipeline over a dataset in memory, or one that was saved to disk and loaded from there."""
+    """Measure the throughput of one pipeline over a dataset in memory, or one that was saved to disk and loaded from there."""
     import datasets
 
     rows, device = size.slow_rows if slow else size.rows, jax.devices()[0]

@@ -1,4 +1,4 @@
-"""The images as a torch `Dataset` and `DataLoader`; at the top of a module, so that spawned workers find it."""
+"""Load the images with a torch `Dataset` and `DataLoader`, defined at the top of a module so that spawned workers find them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Images(Dataset):
 
 
 def data_loader(images: np.ndarray, labels: np.ndarray, batch_size: int, seed: int, workers: int) -> DataLoader:
-    """Shuffled batches (images float32, labels int64), without the remainder."""
+    """Yield shuffled batches (images float32, labels int64), without the remainder."""
     return DataLoader(
         Images(images, labels),
         batch_size=batch_size,

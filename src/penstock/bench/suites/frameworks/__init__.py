@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 
 from penstock.bench.model import Workload
-from penstock.bench.suites.frameworks.choices import add_arguments as add_arguments
-from penstock.bench.suites.frameworks.choices import choose as choose
+from penstock.bench.suites.frameworks.arguments import add_arguments as add_arguments
+from penstock.bench.suites.frameworks.arguments import choose as choose
 from penstock.bench.suites.frameworks.experiment import Experiment
 from penstock.bench.suites.frameworks.workload import workload_of
 
@@ -27,5 +27,5 @@ WORKLOADS = _default_workloads()
 
 
 def find(name: str) -> Workload:
-    """The workload of any experiment, such as "vit-tiny-b8-fp32-eager-sgd-random"; ValueError for what is no such name."""
+    """Return the workload of any experiment, such as "vit-tiny-b8-fp32-eager-sgd-random"; raise ValueError for another name."""
     return workload_of(Experiment.parse(name))

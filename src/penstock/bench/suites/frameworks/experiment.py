@@ -1,4 +1,4 @@
-"""What is trained and how: everything that the frameworks must have in common.
+"""Define what is trained and how: everything that the frameworks must have in common.
 
 Words: an *experiment* is one training step in all its choices but for the framework; its *geometry* is how large the images and
 the model are; a *size* is a geometry and how long to time it.
@@ -19,9 +19,9 @@ CHOICES = {
 LAYER_NORM_EPSILON = 1e-6
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.999)
-# Much above the usual 1e-8, with which an update is nearly the gradient's sign: where that is close to 0 it would be one of
-# rounding, which no two correct programs have alike. It is added to the root of the bias-corrected second moment, as PyTorch and
-# Optax do. What its value is costs no time.
+# Much above the usual 1e-8. With that, an update is nearly the gradient's sign, and the sign of a gradient close to 0 is one of
+# rounding: no two correct programs have it alike. Epsilon is added to the root of the bias-corrected second moment, as PyTorch
+# and Optax do. Its value does not change the time of a step.
 ADAMW_EPSILON = 1e-4
 WEIGHT_DECAY = 0.01
 PARITY_STEPS = 5
@@ -46,11 +46,13 @@ class Geometry:
 
     @property
     def tokens(self) -> int:
-        """Patches and the class token."""
+        """Count the patches and the class token."""
         return (self.image // self.patch) ** 2 + 1
 
     def step_flops(self, batch: int) -> float:
-        """Of a training step: 6 for each token and parameter of the blocks' kernels (Kaplan et al. 2020, arXiv:2001.08361)."""
+        """Return the FLOPs of a training step: 6 for each token and parameter of the blocks' kernels (Kaplan et al. 2020,
+        arXiv:2001.08361).
+        """
         return 6 * 12 * self.depth * self.width**2 * self.tokens * batch
 
 
@@ -64,10 +66,12 @@ QUICK = Geometry(width=32, depth=2, heads=2, image=32, patch=16)
 
 @dataclass(frozen=True)
 class Size:
-    """Attributes:
-    least, most: steps to time, of each kind.
-    compute_seconds, together_seconds, loading_seconds: steps are added until so much was timed.
-    files: JPEGs in the folder.
+    """A geometry, and how long to time its steps.
+
+    Attributes:
+      least, most: steps to time, of each kind.
+      compute_seconds, together_seconds, loading_seconds: steps are added until so much was timed.
+      files: JPEGs in the folder.
     """
 
     geometry: Geometry
@@ -101,7 +105,7 @@ class Experiment:
 
     @classmethod
     def parse(cls, name: str) -> Experiment:
-        """The experiment of this name, such as "vit-tiny-b8-fp32-eager-sgd-random"."""
+        """Return the experiment of this name, such as "vit-tiny-b8-fp32-eager-sgd-random"."""
         try:
             vit, model, batch, precision, attention, optimizer, data = name.split("-")
             if vit != "vit" or batch[:1] != "b":
@@ -113,12 +117,14 @@ class Experiment:
 
     @property
     def parity_batch(self) -> int:
-        """Records in a batch on which variants are compared."""
+        """Return the number of records in a batch on which variants are compared."""
         return min(self.batch, PARITY_BATCH)
 
     @property
     def loader_workers(self) -> int:
-        """Of the random data none, as in the article: making it costs little. Of JPEGs two, which decode."""
+        """Return the number of loader workers: none for random data, which costs little to make, and two for JPEGs, which they
+        decode.
+        """
         return 2 if self.data == "jpeg" else 0
 
 

@@ -1,4 +1,4 @@
-"""JAX: the model in Flax NNX, the optimizer in Optax, one jitted step, penstock's loader and feed."""
+"""Train in JAX: the model in Flax NNX, the optimizer in Optax, one jitted step, penstock's loader and feed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import optax
 from flax import nnx
 from jax import Array
 
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks import jax_setup
-from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
 from penstock.bench.suites.frameworks.flax_vit import ViT, canonical, load
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
 class FlaxTrainer(jax_setup.Batches):
-    """See `Trainer`."""
+    """The `Trainer` of JAX."""
 
     def __init__(self, experiment: Experiment, size: Size):
         super().__init__(experiment, size)
@@ -60,8 +60,8 @@ class FlaxTrainer(jax_setup.Batches):
     def train(self, batches: Iterator[HostBatch], clock: StepClock) -> None:
         clock.begin()
         for batch in batches:
-            # The step is one program, so its loss is there when the step has ended. The state would do as well, were it not
-            # donated to the next step by the time that it is waited for.
+            # The step is one program, so its loss is there when the step has ended. The state cannot be waited for: it is
+            # donated to the next step by then.
             clock.queued(self._queue(batch).block_until_ready)
             if not clock.more():
                 break

@@ -1,4 +1,8 @@
-"""The ViT in Flax NNX."""
+"""Define the ViT in Flax NNX, and exchange its weights with the canonical ones.
+
+It shares no block with `penstock.recipes.vit`: this one is written for the speed of XLA on CPUs, fixes the precision of each
+operation, and keeps its weights in the layout that all frameworks have in common.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +43,9 @@ class ViT(nnx.Module):
         patches = self.patch(_patches(images, self._patch))
         cls = jnp.broadcast_to(self.cls[...], (len(images), 1, self._width))
         tokens = jnp.concatenate([cls, patches.astype(cls.dtype)], axis=1) + self.position[...]
-        # The tokens of all images in one dimension. The gradient of a linear layer over [B, T, D] wants its cotangents
-        # transposed, and XLA for CPUs then computes that of the residual stream once more from other layers' results in
-        # every layer: up to a tenth of a step.
+        # The tokens of all images are in one dimension. The gradient of a linear layer over [B, T, D] needs transposed
+        # cotangents; in every layer XLA for CPUs then computes those of the residual stream again, from other layers' results.
+        # That takes up to a tenth of a step.
         rows = tokens.reshape(-1, self._width)
         for block in self.blocks:
             rows = block(rows, len(images))
@@ -69,9 +73,9 @@ class Block(nnx.Module):
         return tokens + self.narrow(gelu(self.widen(self.norm2(tokens))))
 
     def _attend(self, query: Array, key: Array, value: Array) -> Array:
-        """Each [B, T, heads, D / heads], as is what is returned."""
+        """Attend with heads [B, T, heads, D / heads], and return the same shape."""
         if self._fused:
-            # The only one: without `implementation` XLA gets the same products and softmax as ours.
+            # cuDNN is the only fused one: without `implementation`, XLA gets the same products and softmax as ours.
             return jax.nn.dot_product_attention(query, key, value, implementation="cudnn")
         return explicit_attention(query, key, value)
 
@@ -84,21 +88,21 @@ def explicit_attention(query: Array, key: Array, value: Array) -> Array:
 
 
 def gelu(hidden: Array) -> Array:
-    """Exact, and from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it."""
+    """Return the exact GELU; from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it."""
     x = hidden.astype(jnp.float32)
     # As PyTorch and the reference have it. `jax.nn.gelu` has erfc, which is slower.
     return (0.5 * x * (1 + jax.lax.erf(x * 2**-0.5))).astype(hidden.dtype)
 
 
 def _patches(images: Array, patch: int) -> Array:
-    """[B, H, W, 3] → [B, H/patch · W/patch, patch · patch · 3]."""
+    """Cut images into patches: [B, H, W, 3] → [B, H/patch · W/patch, patch · patch · 3]."""
     batch, height, width, channels = images.shape
     grid = images.reshape(batch, height // patch, patch, width // patch, patch, channels)
     return grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, patch * patch * channels)
 
 
 def load(params: nnx.State, weights: Weights) -> nnx.State:
-    """The parameters with canonical weights."""
+    """Return the parameters with canonical weights."""
     paths = {name: path for name, path, _ in _canonical(params)}
     flat = dict(nnx.to_flat_state(params))
     for name, path in paths.items():
@@ -108,9 +112,9 @@ def load(params: nnx.State, weights: Weights) -> nnx.State:
 
 
 def canonical(params: nnx.State, geometry: Geometry) -> dict[str, np.ndarray]:
-    """The weights by their canonical names, in canonical layout."""
+    """Return the weights by their canonical names, in canonical layout."""
     patch = geometry.patch
-    # Copies: memory that NumPy looks at is memory that the next step cannot write its result over.
+    # Copies, as the next step cannot write its result over memory that a NumPy array views.
     values = {name: np.array(variable[...]) for name, _, variable in _canonical(params)}
     return {**values, "patch/kernel": values["patch/kernel"].reshape(patch, patch, 3, -1)}
 

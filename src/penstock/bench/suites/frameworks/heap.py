@@ -1,8 +1,8 @@
-"""The C library's memory as it is in a process that has run for a while.
+"""Bring the C library's memory into the state of a process that has run for a while.
 
 Memory that a process has not used before comes from the system page by page, which here takes seconds of the first steps of a
-training. What glibc gives back to the system and what it keeps for the next step is settled by what was allocated before: each
-framework gets there by itself, but some only after ten steps of seconds each.
+training. Earlier allocations decide which memory glibc keeps for the next step and which it gives back to the system. Each
+framework reaches a steady state by itself, but some only after ten steps of seconds each.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import platform
 
 import numpy as np
 
-# Bytes of a block that glibc may keep for the next one when it is freed: M_MMAP_THRESHOLD of mallopt(3) at its largest, with room
-# for what malloc adds. Larger ones come from the system anew, unless what is kept has a hole that they fit in.
+# The largest block that glibc may keep when it is freed, in bytes: M_MMAP_THRESHOLD of mallopt(3) at its largest, with room
+# for what malloc adds. Larger blocks come from the system anew, unless a hole in the kept memory fits them.
 LARGEST_KEPT = (32 << 20) - (64 << 10)
 
 
 def free_a_large_block() -> None:
-    """glibc gets a block from the system whenever none of its size was freed before, up to `LARGEST_KEPT`: now one was.
+    """Free a large block, so that glibc serves later blocks up to `LARGEST_KEPT` from memory that it has.
 
     Without this the second step takes up to 1.3 times what the third does in all frameworks.
     """

@@ -1,4 +1,4 @@
-"""What JAX and Keras on JAX have in common: the device, the settings, the loader."""
+"""Set JAX up as JAX and Keras on JAX have it in common: the device, the settings, the loader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def configure(precision: str) -> None:
 
 
 def details(versions: dict[str, str]) -> dict[str, Any]:
-    """Where and with what, beside JAX, a trainer trains."""
+    """Return where and with what, beside JAX, a trainer trains."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform}: {device.device_kind}",
@@ -50,7 +50,7 @@ def _update(option: str, value: Any) -> None:
 
 
 class Batches:
-    """What of a `Trainer` is about batches, for those that train with JAX."""
+    """The part of a `Trainer` that handles batches, for trainers that use JAX."""
 
     warm_up = 1
     looks_ahead = 0
@@ -72,7 +72,7 @@ class Batches:
 
 @contextlib.contextmanager
 def _feed(experiment: Experiment, size: Size) -> Iterator[ps.Feed]:
-    """A feed of `HostBatch`es on the device."""
+    """Return a feed of `HostBatch`es on the device."""
     geometry = size.geometry
     with contextlib.ExitStack() as stack:
         if experiment.data == "jpeg":

@@ -1,4 +1,4 @@
-"""A folder of JPEGs, and a record made of one: the same work in every framework, by Pillow."""
+"""Write a folder of JPEGs, and make a record of one: the same work in every framework, by Pillow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 
 RECORDS = 1_000_000
 _SIDE = 256
-# Mean and standard deviation of ImageNet's channels, as everybody normalises with.
+# Mean and standard deviation of ImageNet's channels, the usual ones to normalise with.
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 _STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 @contextlib.contextmanager
 def folder(files: int) -> Iterator[list[str]]:
-    """So many JPEGs, alike in every process: their paths.
+    """Write so many JPEGs, alike in every process, and return their paths.
 
     In the folder that the environment variable PENSTOCK_BENCH_CACHE names they are made once; without it, each time.
     """
@@ -38,7 +38,7 @@ def _made_once(folder: Path, files: int) -> list[str]:
             complete.mkdir()
             for number, file in enumerate(_paths(complete, files)):
                 _write(file, number)
-            # All at once, so that nobody sees half of them. Whoever else was faster has made the same.
+            # A rename, so that no process sees half of them. Another process that was faster has made the same.
             with contextlib.suppress(OSError):
                 complete.rename(folder)
     return [str(file) for file in _paths(folder, files)]
@@ -49,7 +49,7 @@ def _paths(folder: Path, files: int) -> list[Path]:
 
 
 def _write(path: Path, number: int) -> str:
-    """Gradients in some directions under noise, which take about as many bytes as a photograph's patch of the size."""
+    """Write a JPEG: gradients in some directions under noise, about as many bytes as a photograph's patch of the size."""
     from PIL import Image
 
     rng = np.random.default_rng(number)
@@ -62,7 +62,7 @@ def _write(path: Path, number: int) -> str:
 
 
 def decode(path: str, image: int) -> np.ndarray:
-    """Decoded, resized and normalised: float32 [image, image, 3]."""
+    """Return a JPEG decoded, resized and normalised: float32 [image, image, 3]."""
     from PIL import Image
 
     with Image.open(path) as file:

@@ -1,4 +1,4 @@
-"""Keras on JAX: `Model.fit`, as users call it."""
+"""Train with Keras on JAX: `Model.fit`, as users call it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import keras
 import numpy as np
 
 from penstock.bench.model import VerificationError
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks import jax_setup
-from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
 from penstock.bench.suites.frameworks.keras_vit import canonical, load, vit
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
 class KerasTrainer(jax_setup.Batches):
-    """See `Trainer`."""
+    """The `Trainer` of Keras on JAX."""
 
     looks_ahead = 1  # `fit` takes two batches to see their shapes, whatever it is given
 
@@ -58,7 +58,7 @@ class KerasTrainer(jax_setup.Batches):
 
 
 class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
-    """What `fit` calls after it has queued a step, with the step's logs, which hold its loss as a JAX array.
+    """A callback list: `fit` calls it after it has queued a step, with logs that hold the step's loss as a JAX array.
 
     It takes the place of the list that `fit` makes by itself, because that one, for a callback in it that wants to know of the
     end of a batch, turns the logs into numbers first: on the thread that queues the steps, which then has none in flight, or,
@@ -80,7 +80,7 @@ class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras h
 
 
 class _AdamW(keras.optimizers.AdamW):  # type: ignore[misc]  # Keras has no types
-    """With epsilon where the others have it.
+    """AdamW with epsilon where the other frameworks have it.
 
     Keras adds it to the root of the second moment before the correction of its bias, which at step 1 makes it 32 times as large.
     """

@@ -1,4 +1,4 @@
-"""The ViT in Keras layers."""
+"""Define the ViT in Keras layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.bench.suites.frameworks.weights import Weights
 
 
 def vit(geometry: Geometry, mixed: bool, fused: bool) -> keras.Model:
-    """Images [B, H, W, 3] → logits [B, classes], float32.
+    """Return the model: images [B, H, W, 3] → logits [B, classes], float32.
 
     Args:
       mixed: matrix products take and give bfloat16; everything else is float32.
@@ -98,7 +98,7 @@ class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
 
 
 def explicit_attention(query: Any, key: Any, value: Any) -> Any:
-    """Each [B, T, heads, D / heads], as is what is returned."""
+    """Attend with heads [B, T, heads, D / heads], and return the same shape."""
     # The scale is a power of two in all geometries, so that it rounds nothing, wherever it is applied.
     scores = ops.einsum("bqhd,bkhd->bhqk", query * query.shape[-1] ** -0.5, key)
     probabilities = ops.cast(ops.softmax(ops.cast(scores, "float32"), axis=-1), value.dtype)
@@ -106,7 +106,7 @@ def explicit_attention(query: Any, key: Any, value: Any) -> Any:
 
 
 def gelu(hidden: Any) -> Any:
-    """Exact, and from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it."""
+    """Return the exact GELU; from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it."""
     x = ops.cast(hidden, "float32")
     # As PyTorch and the reference have it. `ops.gelu` has erfc, which is slower.
     return ops.cast(0.5 * x * (1 + ops.erf(x * 2**-0.5)), hidden.dtype)
@@ -119,7 +119,7 @@ def load(model: keras.Model, weights: Weights) -> None:
 
 
 def canonical(model: keras.Model, geometry: Geometry) -> dict[str, np.ndarray]:
-    """The model's weights by their canonical names, in canonical layout."""
+    """Return the model's weights by their canonical names, in canonical layout."""
     patch = geometry.patch
     values = {name: np.array(variable.value) for name, variable in _canonical(model)}
     return {**values, "patch/kernel": values["patch/kernel"].reshape(patch, patch, 3, -1)}

@@ -1,4 +1,4 @@
-"""What one run of a variant measures, and what it computes; the same for every framework."""
+"""Measure one run of a variant, and compute the outputs that are compared; the same for every framework."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.bench.garbage_collector import freeze_gc
 from penstock.bench.model import Measurement, Outputs, VerificationError
-from penstock.bench.settle import settle
+from penstock.bench.step_clock import StepClock, milliseconds
 from penstock.bench.suites.frameworks import heap
-from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
 from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores, nvidia_gpu
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
@@ -22,7 +22,7 @@ _CORE = 60e9  # FLOP/s
 
 
 def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
-    """Logits before training, the losses of some steps on a different batch each, and what those did to each weight.
+    """Compute logits before training, the losses of some steps on different batches, and the update of each weight.
 
     A wrong gradient cannot hide: it would be in the update of the weight, whatever the loss says.
     """
@@ -43,7 +43,7 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     batch = trainer.place(fixed_batch(size.geometry, experiment.batch))
     before = trainer.weights()
     alone = _takes_seconds(experiment, size)
-    # Workers of a loader deliver their batches in bursts, of which at least a whole one is timed.
+    # Workers of a loader deliver their batches in bursts. At least one whole burst is timed.
     burst = max(1, experiment.loader_workers)
     with _started_loader(trainer) if alone else contextlib.nullcontext() as started:
         placed = time.perf_counter()
@@ -54,7 +54,7 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
         del before
         for _ in range(trainer.warm_up - 1):
             trainer.loss(batch)
-        settle()
+        freeze_gc()
 
         compute = StepClock(size.least, size.most, size.compute_seconds, alone)
         trainer.train(itertools.repeat(batch), compute)
@@ -65,7 +65,7 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     _load(trainer, loading)
     _check(trainer)
     return Measurement(
-        # Means, no medians: where a loader is too slow, most steps find a batch ready and some wait long for the next.
+        # Means and no medians: with a slow loader, most steps find a batch ready while some wait long for the next.
         values={name: float(np.mean(milliseconds(clock.ends))) for name, clock in (("loading", loading), ("together", together))},
         steps={name: milliseconds(clock.ends) for name, clock in (("compute", compute), ("together", together))},
         evidence={"loss": first_loss, "update": first_update},
@@ -79,7 +79,7 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
 
 @contextlib.contextmanager
 def _started_loader(trainer: Trainer) -> Iterator[Iterator[Any]]:
-    """A loader whose first batch is here, and which fills what it keeps ready while something else is computed.
+    """Start a loader, wait for its first batch, and let it fill its buffers while something else is computed.
 
     For steps of which the first one is timed: it finds a batch made during the step before it, as any step in the middle of
     training does, and none of what it takes to start a loader.
@@ -91,7 +91,7 @@ def _started_loader(trainer: Trainer) -> Iterator[Iterator[Any]]:
 
 
 def _load(trainer: Trainer, clock: StepClock) -> None:
-    """The loader alone. Nothing is queued behind a batch: loaders that work ahead do so by themselves."""
+    """Time the loader alone. Nothing is queued behind a batch: loaders that work ahead do so by themselves."""
     with trainer.loader() as batches:
         for batch in batches:
             trainer.wait(batch)
@@ -101,11 +101,11 @@ def _load(trainer: Trainer, clock: StepClock) -> None:
 
 
 def _takes_seconds(experiment: Experiment, size: Size) -> bool:
-    """Whether a step takes about a second or more, by what it computes: the same answer in every framework."""
+    """Tell whether a step takes about a second or more, by its FLOPs: the same answer in every framework."""
     return not nvidia_gpu() and size.geometry.step_flops(experiment.batch) > cores() * _CORE
 
 
 def _check(trainer: Trainer) -> None:
-    """What was timed was training, not the propagation of NaNs."""
+    """Check that what was timed was training, not the propagation of NaNs."""
     if broken := [name for name, value in trainer.weights().items() if not np.isfinite(value).all()]:
         raise VerificationError(f"after training, {broken[0]} is not finite")

@@ -1,4 +1,4 @@
-"""The truth that variants are compared with: the same training in float64, written once more, as plain functions.
+"""Compute the truth that variants are compared with: the same training in float64, written once more, as plain functions.
 
 It shares no code with the variants but the weights and batches, so that a mistake in either is seen.
 """
@@ -32,7 +32,7 @@ def measure(size: Size) -> Measurement:
 
 
 def outputs(experiment: Experiment, size: Size) -> Outputs:
-    """See `measure.outputs`: on a CPU, whatever else there is."""
+    """Compute the outputs as `measure.outputs` does, on a CPU, whatever devices there are."""
     import jax
 
     # JAX_PLATFORMS may name a GPU alone. This has no effect, nor is it needed, where JAX has started already.
@@ -68,8 +68,8 @@ def _logits(params: Params, images: Any, geometry: Geometry) -> Any:
     patches = jnp.einsum("biyjxc,yxcd->bijd", squares, params["patch/kernel"]) + params["patch/bias"]
     patches = patches.reshape(len(images), side * side, -1)
     x = jnp.concatenate([jnp.tile(params["cls"], (len(images), 1, 1)), patches], axis=1) + params["position"]
-    # One block is compiled rather than all, and computed again for its gradient rather than kept: both together take half the
-    # time of neither.
+    # One block is compiled rather than all, and computed again for its gradient rather than kept. Together, the two halve the
+    # time.
     names = [name.removeprefix("blocks/0/") for name in params if name.startswith("blocks/0/")]
     blocks = {name: jnp.stack([params[f"blocks/{number}/{name}"] for number in range(geometry.depth)]) for name in names}
     one = jax.checkpoint(partial(_block, heads=geometry.heads))
@@ -109,7 +109,7 @@ def _gelu(x: Any) -> Any:
 
 
 def _loss(params: Params, images: Any, labels: Any, geometry: Geometry) -> tuple[Any, Any]:
-    """And the logits."""
+    """Return the loss and the logits."""
     import jax.numpy as jnp
 
     logits = _logits(params, images, geometry)
@@ -117,9 +117,7 @@ def _loss(params: Params, images: Any, labels: Any, geometry: Geometry) -> tuple
 
 
 def _update(optimizer: str, value: Any, gradient: Any, moments: tuple[Any, Any], step: int) -> tuple[Any, tuple[Any, Any]]:
-    """A weight after a step, rounded to float32, as it is stored by all variants: else that rounding, which is large beside a
-    small update, would be all that one sees of the difference.
-    """
+    """Return a weight after a step, rounded to float32 as all variants store it. That rounding is large beside a small update."""
     if optimizer == "sgd":
         return _stored(value - LEARNING_RATE * gradient), moments
     b1, b2 = BETAS

@@ -1,4 +1,4 @@
-"""The data as torch `Dataset`s, channels first; at the top of a module, so that spawned workers find them."""
+"""Define the data as torch `Dataset`s, channels first, at the top of a module so that spawned workers find them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.bench.suites.frameworks.experiment import Experiment, Geometry, Si
 
 
 class RandomImages(Dataset):
-    """The article's `FakeDataset`, but for whose generator makes the numbers."""
+    """The article's `FakeDataset`, but for the generator of its numbers."""
 
     def __init__(self, geometry: Geometry):
         self._shape, self._classes = (3, geometry.image, geometry.image), geometry.classes
@@ -39,7 +39,7 @@ class Jpegs(Dataset):
 
 @contextlib.contextmanager
 def data_loader(experiment: Experiment, size: Size, pin_memory: bool) -> Iterator[DataLoader]:
-    """Batches on the host: images float32 [B, 3, H, W], labels int64 [B]."""
+    """Return batches on the host: images float32 [B, 3, H, W], labels int64 [B]."""
     with contextlib.ExitStack() as stack:
         dataset: Dataset = RandomImages(size.geometry)
         if experiment.data == "jpeg":

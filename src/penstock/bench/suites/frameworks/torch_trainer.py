@@ -1,4 +1,4 @@
-"""PyTorch on a CPU or one CUDA GPU, eager or compiled."""
+"""Train in PyTorch on a CPU or one CUDA GPU, eager or compiled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from penstock.bench.model import VerificationError
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks import heap
-from penstock.bench.suites.frameworks.clock import StepClock
 from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
 from penstock.bench.suites.frameworks.trainer import check_device, compile_cache, cores
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
@@ -29,7 +29,7 @@ Placed = tuple[Tensor, Tensor]
 
 
 def make_optimizer(name: str, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
-    """With `fused=True` one kernel updates all parameters, which is the fastest that PyTorch has."""
+    """Return the optimizer. With `fused=True` one kernel updates all parameters, which is the fastest that PyTorch has."""
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=fused)
     return torch.optim.AdamW(
@@ -38,13 +38,13 @@ def make_optimizer(name: str, model: nn.Module, fused: bool) -> torch.optim.Opti
 
 
 def to_torch(batch: HostBatch) -> Placed:
-    """Channels first, labels int64."""
+    """Convert a batch: channels first, labels int64."""
     images = np.ascontiguousarray(batch.images.transpose(0, 3, 1, 2))
     return torch.from_numpy(images), torch.from_numpy(batch.labels.astype(np.int64))
 
 
 class TorchTrainer:
-    """See `Trainer`."""
+    """The `Trainer` of PyTorch."""
 
     looks_ahead = 0
 
@@ -59,7 +59,7 @@ class TorchTrainer:
         load(self._model, initial(size.geometry))
         self._model.to(self._device)
         self._optimizer = make_optimizer(experiment.optimizer, self._model, fused=True)
-        # Through the loss, so is the backward pass; the optimizer is one fused kernel.
+        # The backward pass is compiled with the loss; the optimizer is one fused kernel.
         self._compute = _compile(self._forward) if compiled else self._forward
         grows = not self._cuda and _largest_block(experiment, size) > heap.LARGEST_KEPT
         if grows:
@@ -73,8 +73,8 @@ class TorchTrainer:
         }
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the logits, of one function: what is compared is then what is timed, compiled once."""
-        # No context where there is nothing to cast: with one, PyTorch keeps no compiled backward pass for the next process.
+        """Return the loss and the logits from one function, so that what is compared is what is timed, compiled once."""
+        # No context where there is nothing to cast: within one, PyTorch keeps no compiled backward pass for the next process.
         bf16 = self._experiment.precision == "bf16"
         with torch.autocast(self._device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
             logits = self._model(images)
@@ -108,7 +108,7 @@ class TorchTrainer:
         return loss.detach()
 
     def _tell(self, clock: StepClock) -> None:
-        """On a CPU a step has ended when it returns. On CUDA it was queued, and ends when an event queued behind it does."""
+        """Tell the clock of a step. On a CPU it has ended already; on CUDA it ends when an event queued behind it does."""
         if not self._cuda:
             clock.ended()
             return
@@ -137,13 +137,12 @@ class TorchTrainer:
 
 
 def _largest_block(experiment: Experiment, size: Size) -> int:
-    """Bytes of the largest activation, which is that of an MLP's hidden layer.
+    """Return the bytes of the largest activation, which is that of an MLP's hidden layer.
 
-    Those that glibc gives back to the system leave holes between the others. In ViT-small at batch 32, steps by themselves take
-    1.8, 1.4, 1.2, 1.1, 1.1 times what the sixth and all later ones do, and have 715, 337, 109, 92 and 49 thousand page faults. In
-    a heap that is large from the start they have 720 and 120 thousand, and none from the third on; the fourth takes as long as
-    all later ones, and as long as the tenth does otherwise. Where all blocks are kept, there are no faults from the third step on
-    by itself.
+    Blocks that glibc gives back to the system leave holes between the others. Measured in ViT-small at batch 32: the first
+    five steps take 1.8, 1.4, 1.2, 1.1 and 1.1 times as long as the sixth and all later ones, with 715, 337, 109, 92 and 49
+    thousand page faults. In a heap that is large from the start there are 720 and 120 thousand, and none from the third step on;
+    the fourth takes as long as all later ones. Where all blocks are kept, no fault comes after the second step in any heap.
     """
     return experiment.batch * size.geometry.tokens * 4 * size.geometry.width * 4
 
@@ -156,6 +155,6 @@ def _set_precision(precision: str, cuda: bool) -> None:
 
 
 def _compile(function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    # The compiler imports what is deprecated, when it is called first. For good, as a filter set in each step would be timed.
+    # The compiler imports deprecated modules when it is first called. The filter stays, as one set in each step would be timed.
     warnings.simplefilter("ignore")
     return torch.compile(function, backend="inductor", dynamic=False)

@@ -1,4 +1,4 @@
-"""The ViT in PyTorch."""
+"""Define the ViT in PyTorch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Block(nn.Module):
 
 
 def _patches(images: Tensor, patch: int) -> Tensor:
-    """[B, 3, H, W] → [B, H/patch · W/patch, 3 · patch · patch]."""
+    """Cut images into patches: [B, 3, H, W] → [B, H/patch · W/patch, 3 · patch · patch]."""
     batch, channels, height, width = images.shape
     grid = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
     return grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch * patch)
@@ -86,7 +86,7 @@ def load(model: nn.Module, weights: Weights) -> None:
 
 
 def canonical(model: nn.Module) -> dict[str, np.ndarray]:
-    """The model's weights by their canonical names, in canonical layout."""
+    """Return the model's weights by their canonical names, in canonical layout."""
     return {name: _from_torch(name, parameter.detach().cpu().numpy()).copy() for name, parameter in _canonical(model)}
 
 

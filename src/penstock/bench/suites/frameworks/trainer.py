@@ -1,4 +1,4 @@
-"""What a framework does for this suite: one class each, all with this shape."""
+"""Define what a framework does for this suite: one class each, all with the methods of `Trainer`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.bench.model import VerificationError
-from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights
 
@@ -33,10 +33,10 @@ class Trainer(Protocol):
     looks_ahead: int
 
     def place(self, batch: HostBatch) -> Any:
-        """The batch on the device, in the layout that the framework likes; there when this returns."""
+        """Return the batch on the device, in the layout that the framework likes; it is there when this returns."""
 
     def logits(self, batch: Any) -> Any:
-        """Logits [B, classes] as NumPy has them, float32."""
+        """Compute logits [B, classes] as NumPy has them, float32."""
 
     def loss(self, batch: Any) -> float:
         """Train a step on a placed batch, and wait for its loss."""
@@ -45,10 +45,10 @@ class Trainer(Protocol):
         """Train a step on each placed batch, telling the clock when one is queued, until it wants no more and all have ended."""
 
     def weights(self) -> Weights:
-        """What the parameters are now, in canonical layout."""
+        """Return the current parameters in canonical layout."""
 
     def loader(self) -> AbstractContextManager[Iterator[Any]]:
-        """Batches of the experiment's data as `place` gives them, for ever, loaded as a good user of the framework does."""
+        """Load batches of the data for ever, as a good user of the framework does; they are as `place` returns them."""
 
     def wait(self, batch: Any) -> None:
         """Wait until a batch of the loader is on the device."""
@@ -62,7 +62,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")  # has an entry for each
 
 @functools.cache
 def nvidia_gpu() -> bool:
-    """Whether there is an NVIDIA GPU that programs may use, without starting a framework."""
+    """Tell whether there is an NVIDIA GPU that programs may use, without starting a framework."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     if (smi := shutil.which("nvidia-smi")) is None:  # as in some containers
@@ -75,7 +75,7 @@ def nvidia_gpu() -> bool:
 
 
 def check_device(framework: str, on_gpu: bool) -> None:
-    """All variants run on the same device, or none of the ratios means anything."""
+    """Check that a framework uses the GPU if there is one: all variants must run on the same device."""
     if nvidia_gpu() and not on_gpu:
         raise VerificationError(
             f"this installation of {framework} does not use the machine's GPU: install one with CUDA, or hide the GPU from all "
@@ -89,12 +89,12 @@ def check_device(framework: str, on_gpu: bool) -> None:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Count the CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compile_cache(compiler: str) -> str | None:
-    """A folder for what a compiler wants to keep between processes; None where nothing is to be kept."""
+    """Return a folder for what a compiler wants to keep between processes; None where nothing is to be kept."""
     base = os.environ.get("PENSTOCK_BENCH_CACHE")
     if not base:
         return None

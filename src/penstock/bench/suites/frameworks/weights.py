@@ -1,4 +1,4 @@
-"""The weights that every framework starts from, and the batches on which they are compared: NumPy and seeds, no framework.
+"""Make the weights that every framework starts from, and the batches on which they are compared: NumPy and seeds only.
 
 The canonical layout is that of JAX: a linear kernel is [in, out], the patches' is [height, width, channels, D], images are
 [B, H, W, 3]. A linear layer that makes queries, keys and values has them one after the other in its 3·D outputs, and in each the
@@ -27,7 +27,7 @@ class HostBatch(NamedTuple):
 
 
 def shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
-    """The canonical names of all weights, and their shapes."""
+    """Return the canonical names of all weights, and their shapes."""
     width, patch = geometry.width, geometry.patch
     found: dict[str, tuple[int, ...]] = {
         "patch/kernel": (patch, patch, 3, width),
@@ -52,7 +52,7 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def initial(geometry: Geometry) -> dict[str, np.ndarray]:
-    """Weights, float32, that make every part of the model matter, so that none can be left out unseen.
+    """Return weights, float32, that make every part of the model matter, so that none can be left out unseen.
 
     Kernels have variance 1/inputs, as have queries and keys then, so that attention is not uniform; scales are not 1 and biases
     not 0.
@@ -71,7 +71,7 @@ def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.nda
 
 
 def updates(before: Weights, after: Weights, optimizer: str) -> dict[str, np.ndarray]:
-    """What training did to each weight, float64, by the name of the output that variants are compared by.
+    """Return the change of each weight by training, float64, by the name of the output that variants are compared by.
 
     AdamW divides a gradient by its own size. The bias of the keys has none: it adds the same to all scores of a query, which the
     softmax takes away again. So what AdamW does to it is rounding alone, and is left out of its `qkv` bias.
@@ -85,12 +85,12 @@ def updates(before: Weights, after: Weights, optimizer: str) -> dict[str, np.nda
 
 
 def norm(arrays: Mapping[str, np.ndarray]) -> float:
-    """Euclidean, of all arrays together, in float64."""
+    """Return the Euclidean norm of all arrays together, in float64."""
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
 
 
 def fixed_batch(geometry: Geometry, records: int, number: int = 0) -> HostBatch:
-    """A batch that is the same in every framework; others for other numbers."""
+    """Return a batch that is the same in every framework, and another one for another number."""
     rng = np.random.default_rng([_SEED, number])
     images = rng.standard_normal((records, geometry.image, geometry.image, 3), np.float32)
     return HostBatch(images, rng.integers(0, geometry.classes, records, np.int32))

@@ -1,4 +1,4 @@
-"""PyTorch/XLA: the same model as PyTorch's, traced lazily and compiled by XLA."""
+"""Train in PyTorch/XLA: the same model as PyTorch's, traced lazily and compiled by XLA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch_xla.distributed.parallel_loader as parallel_loader
 import torch_xla.runtime
 from torch import Tensor, nn
 
-from penstock.bench.suites.frameworks.clock import StepClock
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.torch_data import data_loader
 from penstock.bench.suites.frameworks.torch_trainer import Placed, make_optimizer, to_torch
@@ -25,7 +25,7 @@ from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
 class XlaTrainer:
-    """See `Trainer`."""
+    """The `Trainer` of PyTorch/XLA."""
 
     warm_up = 1
     looks_ahead = 0
@@ -36,7 +36,7 @@ class XlaTrainer:
         check_device("torch_xla", on_gpu=device_type != "cpu")
         if cache := compile_cache("torch_xla"):
             torch_xla.runtime.initialize_cache(cache)
-        # What `torch_xla.backends.set_mat_mul_precision` does, without its warning against doing so twice.
+        # This is `torch_xla.backends.set_mat_mul_precision` without its warning against calling it twice.
         torch_xla._XLAC._xla_set_mat_mul_precision("highest")
         torch.set_num_threads(min(torch.get_num_threads(), cores()))
         self._device = torch_xla.device()
@@ -76,8 +76,8 @@ class XlaTrainer:
     def train(self, batches: Iterator[Placed], clock: StepClock) -> None:
         clock.begin()
         for batch in batches:
-            # None is left in flight: torch_xla waits, for whatever it is asked for, until all that was queued has ended. With
-            # another step queued, the loss of the one before was seen to be there when that one had ended too.
+            # No step is left in flight: whatever torch_xla is asked for, it waits until all that was queued has ended. With
+            # another step queued, the loss of the one before was seen to arrive when that other step had ended too.
             self.loss(batch)
             clock.ended()
             if not clock.more():
@@ -99,7 +99,7 @@ class XlaTrainer:
     @contextlib.contextmanager
     def loader(self) -> Iterator[Iterator[Placed]]:
         with data_loader(self._experiment, self._size, pin_memory=False) as batches:
-            # As far ahead as JAX's feed: its own defaults keep 16 batches in memory, most of which are loaded during the warm-up.
+            # As far ahead as JAX's feed: by default it keeps 16 batches in memory, and loads most of them during the warm-up.
             uploaded = parallel_loader.MpDeviceLoader(batches, self._device, loader_prefetch_size=2, device_prefetch_size=1)
             iterator = iter(uploaded)
             try:

@@ -5,8 +5,8 @@ The models are Keras Hub's with random weights: small ones, or, with `--size ful
 
 from __future__ import annotations
 
-from penstock.bench.suites.keras.choices import add_arguments as add_arguments
-from penstock.bench.suites.keras.choices import choose as choose
+from penstock.bench.suites.keras.arguments import add_arguments as add_arguments
+from penstock.bench.suites.keras.arguments import choose as choose
 from penstock.bench.suites.keras.workload import QUICK_TASKS, TASKS, workload_of
 from penstock.bench.suites.keras.workload import find as find
 

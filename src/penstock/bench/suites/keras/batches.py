@@ -1,4 +1,4 @@
-"""Input that is made batch by batch, in a `keras.utils.PyDataset` as users write it."""
+"""Make input batch by batch, in a `keras.utils.PyDataset` as users write it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.bench.suites.keras.keras_setup import keras
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
-    """An epoch of so many batches, which `make` makes of their numbers.
+    """An epoch of so many batches; `make` returns the batch of a number.
 
     Attributes:
       made: of each batch since `forget`, whether the main thread made it, and the seconds that it took.

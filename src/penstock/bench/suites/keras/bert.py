@@ -1,4 +1,4 @@
-"""A BERT classifier: on text that is tokenised as it is trained on, and on tokens in a large file."""
+"""Train a BERT classifier: on text that is tokenised as it is trained on, and on tokens in a large file."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def _inputs(token_ids: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _labels(token_ids: np.ndarray) -> np.ndarray:
-    """Something to learn that depends on the record."""
+    """Return labels that depend on the record, so that there is something to learn."""
     return token_ids[:, 1] % _CLASSES
 
 
 def _token_file(texts: Corpus, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """A file of tokens, and where in it the documents begin, spread all over it; what is between takes no room on the disk."""
+    """Write a file of tokens, with documents spread all over it and gaps that take no room on the disk; return their starts."""
     starts = np.arange(_DOCUMENTS) * (_FILE // _TOKEN.itemsize // _DOCUMENTS)
 
     def write(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where what is made once for all runs is kept: the folder that the environment variable PENSTOCK_BENCH_CACHE names."""
+"""Keep what is made once for all runs, in the folder that the environment variable PENSTOCK_BENCH_CACHE names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VARIABLE = "PENSTOCK_BENCH_CACHE"
 
 @contextlib.contextmanager
 def at_hand() -> Iterator[None]:
-    """There is such a folder: the harness's, or one for as long as this lasts."""
+    """Make sure that there is such a folder: the harness's, or one for as long as the block lasts."""
     if os.environ.get(_VARIABLE):
         yield
         return
@@ -26,11 +26,11 @@ def at_hand() -> Iterator[None]:
 
 
 def made_once(name: str, write: Callable[[Path], None]) -> Path:
-    """The file of this name in the folder, which `write` writes unless it is there."""
+    """Return the file of this name in the folder; `write` writes it unless it is there."""
     path = Path(os.environ[_VARIABLE]) / name
     if not path.exists():
         with tempfile.TemporaryDirectory(prefix="unfinished-", dir=path.parent) as folder:
             whole = Path(folder) / name
             write(whole)
-            whole.replace(path)  # all at once, so that nobody sees half of it
+            whole.replace(path)  # a rename, so that no process sees half of it
     return path

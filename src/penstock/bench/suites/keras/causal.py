@@ -1,4 +1,4 @@
-"""Gemma and Mistral, trained to tell the next token of a text that is tokenised as it is trained on."""
+"""Train Gemma and Mistral to tell the next token of a text that is tokenised as it is trained on."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _dtype(geometry: Geometry) -> str:
 
 
 def _tokenised(texts: Corpus, records: int, length: int, number: int) -> Any:
-    """(inputs, next tokens, weights), as a `CausalLMPreprocessor` gives them."""
+    """Return (inputs, next tokens, weights), as a `CausalLMPreprocessor` gives them."""
     token_ids = texts.token_ids(number * records, records, length + 1)
     there = (token_ids != PAD).astype(np.int32)
     return {"token_ids": token_ids[:, :-1], "padding_mask": there[:, :-1]}, token_ids[:, 1:], there[:, 1:]

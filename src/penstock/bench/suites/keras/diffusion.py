@@ -1,4 +1,4 @@
-"""Stable Diffusion's diffusion transformer, trained on the latents that its frozen autoencoder makes of JPEG files.
+"""Train Stable Diffusion's diffusion transformer on the latents that its frozen autoencoder makes of JPEG files.
 
 Keras Hub's own task for it cannot be trained (`fit` raises), but what it consists of can.
 """
@@ -22,9 +22,11 @@ _DOWN = 8  # pixels of an image to one of its latent, in each direction
 
 @dataclass(frozen=True)
 class _Shape:
-    """Attributes:
-    filters, blocks: of the autoencoder's encoder, at each resolution.
-    context, pooled: shapes of the two encodings of a text, which are made beforehand.
+    """The sizes of Stable Diffusion's parts.
+
+    Attributes:
+      filters, blocks: of the autoencoder's encoder, at each resolution.
+      context, pooled: shapes of the two encodings of a text, which are made beforehand.
     """
 
     image: int
@@ -47,7 +49,7 @@ _SHAPES: Mapping[str, _Shape] = {
 
 
 class _FlowMatching(keras.Model):  # type: ignore[misc]  # Keras has no types
-    """Told an image with noise in it, and how much, the diffuser is to say which way the noise lies."""
+    """A model that gets an image with noise in it, and how much, and predicts the direction of the noise."""
 
     def __init__(self, autoencoder: Any, diffuser: Any):
         super().__init__()
@@ -56,7 +58,7 @@ class _FlowMatching(keras.Model):  # type: ignore[misc]  # Keras has no types
         self.seeds = keras.random.SeedGenerator(SEED)
 
     def call(self, inputs: Mapping[str, Any], training: bool = False) -> Any:
-        """The error of the prediction, [B, height, width, channels]."""
+        """Return the error of the prediction, [B, height, width, channels]."""
         latents = (self.autoencoder.encode(inputs["images"]) - self.autoencoder.shift) * self.autoencoder.scale
         latents = jax.lax.stop_gradient(latents)
         noise = keras.random.normal(keras.ops.shape(latents), dtype=latents.dtype, seed=self.seeds)

@@ -1,4 +1,4 @@
-"""The two variants: Keras alone, and Keras with penstock's threaded epochs; and whether it was really the one or the other."""
+"""Switch between the two variants, Keras alone and with penstock's threaded epochs, and check which of them really ran."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Epochs = Literal["default", "threaded"]
 
 
 def begin(epochs: Epochs) -> Any:
-    """All that a user does to have them: the `ThreadedEpochs`, or None."""
+    """Do all that a user does to have the variant; return the `ThreadedEpochs`, or None."""
     if epochs == "default":
         return None
     import penstock.keras
@@ -21,7 +21,7 @@ def begin(epochs: Epochs) -> Any:
 
 
 def waited(threaded: Any, job: Job, step: float) -> dict[str, float]:
-    """The share of the epoch that was timed which the training thread waited for its input; `step`: seconds that a step took."""
+    """Return the share of the timed epoch that the training thread waited for its input; `step`: seconds that a step took."""
     name = "share of waiting for input"
     if threaded is not None:
         return {name: threaded.stats()[-1].wait_share}
@@ -29,8 +29,10 @@ def waited(threaded: Any, job: Job, step: float) -> dict[str, float]:
 
 
 def check_iterator(epochs: Epochs) -> None:
-    """Raises:
-    VerificationError: Keras makes its epochs with something else.
+    """Check that Keras makes its epochs as the variant says.
+
+    Raises:
+      VerificationError: Keras makes its epochs with something else.
     """
     from keras.src.backend.jax import trainer
 
@@ -40,8 +42,10 @@ def check_iterator(epochs: Epochs) -> None:
 
 
 def check_threads(epochs: Epochs, job: Job, size: Size) -> None:
-    """Raises:
-    VerificationError: batches of the epoch that was timed were made by another thread than is the variant's.
+    """Check that the batches of the timed epoch were made on the variant's thread.
+
+    Raises:
+      VerificationError: batches of the epoch that was timed were made by another thread than is the variant's.
     """
     if job.batches is None:
         return

@@ -1,4 +1,4 @@
-"""Keras on JAX, imported as fast as it can be: whoever needs Keras or JAX in this suite gets it from here."""
+"""Import Keras on JAX as fast as can be: all modules of this suite get Keras and JAX from here."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.bench.suites.frameworks.trainer import check_device, compile_cache
 
 SEED = 20250601
 
-# Keras and Keras Hub import these where they are installed, which takes longer than all that is timed, and use none of them for
-# what is done here. Each of them may lack in an installation; in these processes all of them do.
+# Keras and Keras Hub import these where they are installed, which takes longer than all that is timed, and do not use them
+# here. Each may be missing in an installation; these processes act as if all were.
 _UNUSED = ("tensorflow", "tensorflow_text", "sklearn", "grain", "matplotlib", "pandas")
 
 os.environ["KERAS_BACKEND"] = "jax"

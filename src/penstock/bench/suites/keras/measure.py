@@ -1,4 +1,4 @@
-"""What one run of a variant measures, and what it computes."""
+"""Measure one run of a variant, and compute the outputs that are compared."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.bench.garbage_collector import freeze_gc
 from penstock.bench.model import Measurement, Outputs, VerificationError
-from penstock.bench.settle import settle
-from penstock.bench.suites.frameworks.clock import StepClock, milliseconds
+from penstock.bench.step_clock import StepClock, milliseconds
 from penstock.bench.suites.keras import cache
-from penstock.bench.suites.keras.clock import AfterEachStep, OneInFlight, new_clock
+from penstock.bench.suites.keras.callbacks import AfterEachStep, OneInFlight, new_clock
 from penstock.bench.suites.keras.epochs import Epochs, begin, check_iterator, check_threads, waited
 from penstock.bench.suites.keras.keras_setup import configure, jax, keras
 from penstock.bench.suites.keras.task import Job, Size, Task
@@ -21,7 +21,7 @@ _PARTS = 500
 
 
 def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
-    """An epoch of a few steps, and one that is timed."""
+    """Run an epoch of a few steps, and time another one."""
     started = time.perf_counter()
     with cache.at_hand():
         configure()
@@ -32,7 +32,7 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
         warm = time.perf_counter()
         if job.batches is not None:
             job.batches.forget()
-        settle()
+        freeze_gc()
         clock = new_clock()
         evidence = run_epoch(task, job, clock)
         clock.finish()
@@ -42,7 +42,7 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
     if len(steps) < size.steps - 2 or not np.isfinite(list(evidence.values())).all():
         raise VerificationError(f"{len(steps)} of {size.steps} steps were timed, and computed {evidence}")
     return Measurement(
-        # The mean, no median: where the input is too slow, most steps may find a batch ready and some wait long for the next.
+        # The mean and no median: with slow input, most steps may find a batch ready while some wait long for the next.
         values={"step": mean_step(steps)},
         steps={"step": _in_parts(steps)},
         evidence=evidence,
@@ -59,7 +59,7 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
 
 
 def outputs(epochs: Epochs, task: Task, size: Size) -> Outputs:
-    """The loss of a few steps of training, and what became of each weight."""
+    """Return the loss of a few steps of training, and the weights after them."""
     with cache.at_hand():
         configure()
         begin(epochs)
@@ -79,7 +79,7 @@ def warm_up(task: Task, job: Job, size: Size) -> None:
 
 
 def run_epoch(task: Task, job: Job, clock: StepClock) -> dict[str, float]:
-    """All of the input once: what it computed, which is alike in all variants."""
+    """Run all of the input once, and return what it computed, which is alike in all variants."""
     callbacks: Any = [AfterEachStep(clock)] if task.each_step else OneInFlight(clock, job.model)
     if task.method == "fit":
         history = job.model.fit(**job.inputs, callbacks=callbacks, verbose=0).history
@@ -88,18 +88,18 @@ def run_epoch(task: Task, job: Job, clock: StepClock) -> dict[str, float]:
 
 
 def _norm(arrays: Any) -> float:
-    """Euclidean, of all arrays together, in float64."""
+    """Return the Euclidean norm of all arrays together, in float64."""
     return float(np.sqrt(sum(np.square(np.asarray(array, np.float64)).sum() for array in arrays)))
 
 
 def mean_step(steps: list[float]) -> float:
-    """Without the first and the last tenth, where what is read ahead is filled and drained."""
+    """Return the mean without the first and the last tenth, where buffers are filled and drained."""
     cut = len(steps) // 10
     return fmean(steps[cut : len(steps) - cut])
 
 
 def _in_parts(steps: list[float]) -> list[float]:
-    """Means of parts alike in length, where there are many steps, as a report holds them all."""
+    """Return means of parts of the same length, where there are many steps, as a report holds them all."""
     return steps if len(steps) <= _PARTS else [fmean(part) for part in np.array_split(steps, _PARTS)]
 
 

@@ -1,4 +1,4 @@
-"""JPEG files, decoded as they are used."""
+"""Make JPEG files, and decode them as they are used."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ FILES = 64
 
 @dataclass(frozen=True)
 class Pictures:
-    """Attributes:
-    side: pixels that the images are resized to.
+    """A folder of JPEG files, decoded batch by batch.
+
+    Attributes:
+      side: pixels that the images are resized to.
     """
 
     paths: list[str]
     side: int
 
     def numbers(self, batch: int, records: int) -> np.ndarray:
-        """Which files are in a batch: one after the other, round and round."""
+        """Return the numbers of a batch's files: one after the other, round and round."""
         return np.arange(batch * records, (batch + 1) * records) % len(self.paths)
 
     def images(self, numbers: np.ndarray) -> np.ndarray:
-        """float32 [B, side, side, 3]"""
+        """Return decoded images, float32 [B, side, side, 3]."""
         return np.stack([jpeg.decode(self.paths[number], self.side) for number in numbers])
 
 
 def pictures(side: int) -> Pictures:
-    with jpeg.folder(FILES) as paths:  # which stay, as there is a folder for what is made once
+    with jpeg.folder(FILES) as paths:  # they stay, as there is a folder for what is made once
         return Pictures(paths, side)

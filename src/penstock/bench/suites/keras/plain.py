@@ -1,4 +1,4 @@
-"""A few dense layers: what threaded epochs gain with a slow source, and what they cost where there is nothing to gain."""
+"""Train a few dense layers: with a slow source threaded epochs gain, and without one they may only cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.bench.suites.keras.keras_setup import SEED, keras
 from penstock.bench.suites.keras.task import Job, Size
 
 _LATENCY = 5e-3  # seconds that storage takes for a batch
-_WIDTH = 512  # with which a step at batch 224 takes two cores about as long
+_WIDTH = 512  # a step at batch 224 takes two cores about as long as storage takes for a batch
 
 _FEATURES = 16
 

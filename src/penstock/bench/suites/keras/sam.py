@@ -1,4 +1,4 @@
-"""Segment Anything: masks of what is at a point of a picture, for JPEG files."""
+"""Predict with Segment Anything: masks of what is at a point of a picture, for JPEG files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ _PATCH = 16
 
 @dataclass(frozen=True)
 class _Shape:
-    """Attributes:
-    global_layers: those that attend to the whole image, and not to a window of so many patches.
-    embedding: channels of an encoded image.
+    """The sizes of Segment Anything's parts.
+
+    Attributes:
+      global_layers: those that attend to the whole image, and not to a window of so many patches.
+      embedding: channels of an encoded image.
     """
 
     image: int

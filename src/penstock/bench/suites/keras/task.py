@@ -1,4 +1,4 @@
-"""What is run and for how long: all that the two variants have in common.
+"""Define what is run and for how long: all that the two variants have in common.
 
 Words: a *task* is a model with its input; its *geometry* is how large the model is, "small" for a CPU of two cores and "full"
 as it was published; a *job* is what a worker process makes of a task.
@@ -16,10 +16,12 @@ Geometry = Literal["small", "full"]
 
 @dataclass(frozen=True)
 class Size:
-    """Attributes:
-    batch: records in a batch.
-    steps: in the epoch that is timed.
-    warm_up: steps before it, the first of which compiles.
+    """The size of a job, and how many steps it has.
+
+    Attributes:
+      batch: records in a batch.
+      steps: in the epoch that is timed.
+      warm_up: steps before it, the first of which compiles.
     """
 
     geometry: Geometry
@@ -47,13 +49,15 @@ MakeJob = partial[Job]  # from a Size
 
 @dataclass(frozen=True)
 class Task:
-    """Attributes:
-    title: what is done; "{batch}" stands for that field of the size.
-    batch, steps: of the small size.
-    make: imports Keras, so it runs in worker processes only.
-    bound: what threaded epochs are to reach, as a multiple of the time that a step takes without them.
-    each_step: the user has a callback that Keras calls after each step, with the step's loss as a number: it waits for the step.
-    full: there is a geometry that is larger than "small".
+    """A model with its input, and what threaded epochs should reach for it.
+
+    Attributes:
+      title: what is done; "{batch}" stands for that field of the size.
+      batch, steps: of the small size.
+      make: imports Keras, so it runs in worker processes only.
+      bound: what threaded epochs are to reach, as a multiple of the time that a step takes without them.
+      each_step: the user has a callback that Keras calls after each step, with the loss as a number: it waits for the step.
+      full: there is a geometry that is larger than "small".
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Documents to tokenise: the docstrings of Python's standard library, which every machine has and no two of which are alike."""
+"""Collect documents to tokenise: the docstrings of Python's standard library, which every machine has and no two of which are
+alike.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Corpus:
     tokenizer: Any
 
     def token_ids(self, first: int, records: int, length: int) -> np.ndarray:
-        """The tokens of so many documents from a first one on, round and round: int32 [records, length], padded with `PAD`."""
+        """Return the tokens of so many documents from a first one on, round and round: int32 [records, length], padded with
+        `PAD`.
+        """
         chosen = [self.documents[number % len(self.documents)] for number in range(first, first + records)]
         self.tokenizer.enable_truncation(length)
         self.tokenizer.enable_padding(length=length, pad_id=PAD, pad_token=_SPECIAL[PAD])
@@ -39,7 +43,7 @@ class Corpus:
 
 
 def corpus() -> Corpus:
-    """Made once for all runs, see `cache`."""
+    """Return the documents and their tokenizer, made once for all runs; see `cache`."""
     from tokenizers import Tokenizer
 
     made = json.loads(made_once("docstrings.json", _write).read_text(encoding="utf-8"))
@@ -65,7 +69,7 @@ def _docstrings() -> Iterator[str]:
 
 def _in_module(path: Path) -> Iterator[str]:
     with contextlib.suppress(SyntaxError, ValueError, OSError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the library's own code is warned of
+        warnings.simplefilter("ignore")  # warnings about the library's own code
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):

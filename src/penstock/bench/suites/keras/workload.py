@@ -1,4 +1,4 @@
-"""The tasks, and from a task to its workload."""
+"""List the tasks, and make the workload of a task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _task(name: str, title: str, make: str, method: str, batch: int, steps: int,
 
 
 def _make(module: str, function: str, size: Size) -> Job:
-    """Keras is imported here and nowhere before."""
+    """Import a task's module and make its job. Keras is imported here and nowhere before."""
     made: Job = getattr(importlib.import_module(f"penstock.bench.suites.keras.{module}"), function)(size)
     return made
 
@@ -52,18 +52,20 @@ TASKS = (
         "overhead", "fit a dense layer on small arrays in memory", "plain.arrays_job", "fit", 32, 20_000, bound=1.03, full=False
     ),
 )
-# Without those that differ from one before them by the size of a batch, which in a quick run is the same.
+# Tasks that differ only by the size of a batch are one in a quick run, where batches have one size.
 QUICK_TASKS = tuple({(task.make.args, task.each_step): task for task in reversed(TASKS)}.values())[::-1]
 _FULL = "-full"
 
-# Threaded epochs change when batches are made and nothing else: what is computed from them is to be the same. A CPU computes
-# alike twice; on a GPU sums may be taken in another order.
+# Threaded epochs change when batches are made and nothing else, so the same must be computed from them. A CPU computes alike
+# twice; a GPU may add in another order.
 TOLERANCES = {"loss": 1e-4, "weights": 1e-4}
 
 
 def workload_of(task: Task, geometry: Geometry) -> Workload:
-    """Raises:
-    ValueError: a task that has no such geometry.
+    """Return the workload of a task in a geometry.
+
+    Raises:
+      ValueError: a task that has no such geometry.
     """
     if geometry == "full" and not task.full:
         raise ValueError(f"{task.name} has no full size")
@@ -87,7 +89,7 @@ def workload_of(task: Task, geometry: Geometry) -> Workload:
 
 
 def find(name: str) -> Workload:
-    """The workload of this name; ValueError for what is none."""
+    """Return the workload of this name; raise ValueError for another name."""
     for task in TASKS:
         if name == task.name:
             return workload_of(task, "small")
@@ -112,7 +114,7 @@ def _measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
 
 
 def _outputs(epochs: Epochs, size: Size) -> Outputs:
-    """Of one task for all: what threaded epochs could do wrong is no matter of the model."""
+    """Compute the outputs of one task for all tasks: an error of threaded epochs would not depend on the model."""
     from penstock.bench.suites.keras.measure import outputs
 
     return outputs(epochs, TASKS[0], _quick(TASKS[0]))

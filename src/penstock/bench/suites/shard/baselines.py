@@ -1,6 +1,8 @@
-"""What an expert writes by hand: layouts of the state and the batch, and nothing inside of the step but, at most, of the weights.
+"""Write the layouts of an expert by hand: from a model, its state and its batch to named baselines.
 
-The batch is split along its first dimension. The optimizer's moments lie as their parameters do.
+A baseline lays out the state and the batch, and inside of the step at most the weights. The batch is split along its first
+dimension. The optimizer's moments lie as their parameters do. The layouts are data parallel, FSDP (Zhao et al. 2023), Megatron
+(Shoeybi et al. 2019), and the largest dimension of each leaf.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bench.suites.shard.zoo import Model
 from penstock.shard.hlo.analysis import Measured, measure
-from penstock.shard.verify import QUICK
+from penstock.shard.verify import FAST_COMPILE
 
 Axes = tuple[str, ...]
 Shape = tuple[int, ...]
 Spec = tuple[Axes, ...]
-"""Of each dimension the mesh axes that split it."""
+"""The mesh axes that split each dimension."""
 
 # Leaves of a state that the loss does not depend on, wherever a front end puts them.
 _OPTIMIZER = re.compile(r"(^|/)(optimizer|opt_state|average)(/|$)")
@@ -29,11 +31,11 @@ _OPTIMIZER = re.compile(r"(^|/)(optimizer|opt_state|average)(/|$)")
 
 @dataclass(frozen=True)
 class Baseline:
-    """A layout.
+    """A layout by hand.
 
     Attributes:
-      state, batch: of each leaf, in order, as it is stored.
-      used: of each leaf of the state, the layout that it is brought to when the step begins: the all-gather of FSDP. None
+      state, batch: the stored layout of each leaf, in order.
+      used: for each leaf of the state, the layout that it is brought to when the step begins: the all-gather of FSDP. None
         leaves the leaf to the compiler.
     """
 
@@ -44,7 +46,7 @@ class Baseline:
 
 
 def baselines(model: Model, state: Any, batch: Any, mesh: dict[str, int]) -> list[Baseline]:
-    """The layouts for a model on a mesh.
+    """Return the layouts for a model on a mesh.
 
     Args:
       state, batch: abstract, or arrays.
@@ -54,7 +56,7 @@ def baselines(model: Model, state: Any, batch: Any, mesh: dict[str, int]) -> lis
     shapes = [leaf.shape for leaf in jax.tree.leaves(state)]
     rows = [leaf.shape for leaf in jax.tree.leaves(batch)]
     weights = [_OPTIMIZER.search(path) is None for path in leaf_paths(state)]
-    whole = [((),) * len(shape) for shape in shapes]
+    replicated = [((),) * len(shape) for shape in shapes]
 
     def split(axes: Axes) -> tuple[Spec, ...]:
         return tuple(along_first(shape, axes, mesh) for shape in rows)
@@ -62,12 +64,12 @@ def baselines(model: Model, state: Any, batch: Any, mesh: dict[str, int]) -> lis
     def gathered(specs: Iterable[Spec]) -> tuple[Spec | None, ...]:
         return tuple(spec if weight else None for spec, weight in zip(specs, weights, strict=True))
 
-    sharded = tuple(along_largest(shape, spec, every, mesh) for shape, spec in zip(shapes, whole, strict=True))
-    largest = tuple(along_largest(shape, spec, last, mesh) for shape, spec in zip(shapes, whole, strict=True))
+    sharded = tuple(along_largest(shape, spec, every, mesh) for shape, spec in zip(shapes, replicated, strict=True))
+    largest = tuple(along_largest(shape, spec, last, mesh) for shape, spec in zip(shapes, replicated, strict=True))
     made = [
-        Baseline("data parallel", tuple(whole), split(every)),
+        Baseline("data parallel", tuple(replicated), split(every)),
         Baseline("FSDP", sharded, split(every)),
-        Baseline("FSDP, gathered", sharded, split(every), gathered(whole)),
+        Baseline("FSDP, gathered", sharded, split(every), gathered(replicated)),
         Baseline("largest axis", largest, split(others)),
     ]
     if model.megatron:
@@ -81,7 +83,7 @@ def baselines(model: Model, state: Any, batch: Any, mesh: dict[str, int]) -> lis
 
 
 def leaf_paths(tree: Any) -> list[str]:
-    """As the patterns of the zoo name leaves."""
+    """Return the path of each leaf, as the patterns of the zoo name leaves."""
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
@@ -92,7 +94,7 @@ def along_first(shape: Shape, axes: Axes, mesh: dict[str, int]) -> Spec:
 
 
 def along_largest(shape: Shape, spec: Spec, axes: Axes, mesh: dict[str, int]) -> Spec:
-    """Split the largest dimension that is still whole, and that all of the axes divide; none if there is none."""
+    """Split the largest dimension that is not split yet and that all of the axes divide; none if there is none."""
     count = math.prod(mesh[axis] for axis in axes)
     free = [dim for dim, size in enumerate(shape) if not spec[dim] and size % count == 0]
     best = max(free, key=lambda dim: (shape[dim], -dim), default=None)
@@ -100,7 +102,7 @@ def along_largest(shape: Shape, spec: Spec, axes: Axes, mesh: dict[str, int]) ->
 
 
 def by_pattern(model: Model, state: Any, axis: str) -> list[Spec]:
-    """The Megatron layout of the zoo, on this mesh axis."""
+    """Return the Megatron layout of the zoo, on this mesh axis."""
     return [
         next(
             (tuple((axis,) if entry else () for entry in spec) for pattern, spec in model.megatron if re.search(pattern, path)),
@@ -111,13 +113,13 @@ def by_pattern(model: Model, state: Any, axis: str) -> list[Spec]:
 
 
 def compiled(model: Model, state: Any, batch: Any, layout: Baseline, mesh: Mesh) -> Measured:
-    """What the compiler says of the step in a layout, with the state donated."""
+    """Compile the step in a layout, with the state donated, and return the compiler's measurements."""
     stored = _shardings(state, layout.state, mesh)
 
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         if layout.used is not None:
             leaves, tree = jax.tree.flatten(state)
-            brought = [_bring(leaf, spec, mesh) for leaf, spec in zip(leaves, layout.used, strict=True)]
+            brought = [_constrain(leaf, spec, mesh) for leaf, spec in zip(leaves, layout.used, strict=True)]
             state = jax.tree.unflatten(tree, brought)
         return model.step(state, batch)
 
@@ -127,11 +129,12 @@ def compiled(model: Model, state: Any, batch: Any, layout: Baseline, mesh: Mesh)
         out_shardings=(stored, NamedSharding(mesh, PartitionSpec())),
         donate_argnums=0,
     )
-    options: dict[str, Any] = dict(QUICK)
+    options: dict[str, Any] = dict(FAST_COMPILE)
     return measure(jitted.lower(state, batch).compile(options), dict(mesh.shape))
 
 
-def _bring(leaf: jax.Array, spec: Spec | None, mesh: Mesh) -> jax.Array:
+def _constrain(leaf: jax.Array, spec: Spec | None, mesh: Mesh) -> jax.Array:
+    """Put a sharding constraint on a leaf, where there is a layout for it."""
     return leaf if spec is None else jax.lax.with_sharding_constraint(leaf, _sharding(spec, mesh))
 
 

@@ -1,4 +1,4 @@
-"""Compiles the plans and the baselines of a model on a mesh. In a process of its own, whose devices are virtual CPUs."""
+"""Compile the plans and the baselines of a model on a mesh, and score them, in a process whose devices are virtual CPUs."""
 
 from __future__ import annotations
 
@@ -13,33 +13,39 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from penstock.bench.suites.shard import baselines, parallax
-from penstock.bench.suites.shard.case import Attempt, Case, Planned, Prediction, Score
+from penstock.bench.suites.shard.scores import BaselineScore, PlanScore, Prediction, Score
 from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.time_limit import time_limit
 from penstock.bench.suites.shard.zoo import Model, load
 from penstock.shard import CompileError, Plan, PlanError, plan
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.mesh.hardware import hardware
+from penstock.shard.mesh.lookup import find_hardware
 
-_PLANNING = 120.0  # seconds, after which a plan is given up
-_DTYPE = "float32"  # of the products of all models of the zoo
+_PLANNING_LIMIT = 120.0  # seconds, after which a plan is given up
+_DTYPE = "float32"  # all models of the zoo multiply in it
 
 
 def start_devices(count: int) -> None:
-    """Give this process virtual devices; before it has any."""
+    """Give this process virtual devices, before it has any."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
 
 
 def mesh_of(axes: dict[str, int]) -> Mesh:
+    """Return a mesh of this process's devices."""
     return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def measure_case(task: Task, plans: Path | None = None) -> Case:
-    """Score the baselines and the plans of a task.
+def plan_path(folder: Path, task: Task, limit: str) -> Path:
+    """Return the file in which the plan of a task is saved."""
+    return folder / f"{task.model}.{task.mesh}.{limit}.plan"
+
+
+def measure_task(task: Task, folder: Path) -> tuple[list[BaselineScore], list[PlanScore]]:
+    """Score the baselines of a task, and its plan for each limit.
 
     Args:
-      plans: folder that the plans are saved in, each by the name of its limit.
+      folder: the plans are saved in it.
     """
     model, axes = load(task.model), task.axes
     state, batch = jax.eval_shape(model.init), model.batch(0)
@@ -51,15 +57,13 @@ def measure_case(task: Task, plans: Path | None = None) -> Case:
     tried = [_attempt(layout.name, partial(score, layout)) for layout in baselines.baselines(model, state, batch, axes)]
     tried.append(_attempt(parallax.NAME, lambda: score(parallax.plan(model.step, state, batch, mesh))))
     replicated = tried[0].score
-    limits = {"loose": hardware(task.hardware).memory, "half": replicated.memory // 2 if replicated else None}
-    planned = [
-        _planned(model, state, batch, task, limit, limits[limit], plans and plans / f"{limit}.plan") for limit in task.limits
-    ]
-    return Case(task.model, task.mesh, tuple(tried), tuple(planned))
+    limits = {"loose": find_hardware(task.hardware).memory, "half": replicated.memory // 2 if replicated else None}
+    planned = [_planned(model, state, batch, task, limit, limits[limit], plan_path(folder, task, limit)) for limit in task.limits]
+    return tried, planned
 
 
 def score_of(measured: Measured, on: str) -> Score:
-    """What the compiler says, as the score of a plan."""
+    """Return the compiler's measurements as the score of a plan, on this hardware."""
     counts: Counter[str] = Counter()
     for each in measured.collectives:
         guessed = " (guessed)" if each.guessed else ""
@@ -68,50 +72,52 @@ def score_of(measured: Measured, on: str) -> Score:
         seconds=measured.seconds(on, _DTYPE),
         memory=measured.memory,
         arguments=measured.arguments,
-        wire=measured.wire,
+        bytes_on_wire=measured.bytes_on_wire,
         flops=measured.flops,
         collectives=tuple(f"{count} {what}" for what, count in counts.most_common()),
         unknown=measured.unknown,
     )
 
 
-def _attempt(name: str, score: Callable[[], Score]) -> Attempt:
+def _attempt(name: str, score: Callable[[], Score]) -> BaselineScore:
+    """Score a baseline, or say why it has no score."""
     try:
-        return Attempt(name, score())
+        return BaselineScore(name, score())
     except parallax.CannotPlanError as error:
-        return Attempt(name, None, f"cannot plan: {error}")
+        return BaselineScore(name, None, f"cannot plan: {error}")
     except Exception as error:
-        return Attempt(name, None, f"does not compile: {reason(error)}")
+        return BaselineScore(name, None, f"does not compile: {reason(error)}")
 
 
-def _planned(model: Model, state: Any, batch: Any, task: Task, limit: str, size: int | None, path: Path | None) -> Planned:
+def _planned(model: Model, state: Any, batch: Any, task: Task, limit: str, size: int | None, path: Path) -> PlanScore:
+    """Plan within a limit of `size` bytes, score the plan and save it; or say why there is no score."""
     if size is None:
-        return Planned(limit, None, reason="data parallel, which sets the limit, has no score")
+        return PlanScore(limit, None, reason="data parallel, which sets the limit, has no score")
     begin = time.perf_counter()
     try:
-        with time_limit(_PLANNING):
+        with time_limit(_PLANNING_LIMIT):
             made = plan(model.step, state, batch, mesh=task.axes, hardware=task.hardware, memory=size)
     except PlanError as error:
-        return Planned(limit, size, time.perf_counter() - begin, reason=reason(error, 1000), refused=True)
+        return PlanScore(limit, size, time.perf_counter() - begin, reason=reason(error, 1000), refused=True)
     except Exception as error:
-        return Planned(limit, size, time.perf_counter() - begin, reason=f"planning failed: {reason(error, 1000)}")
+        return PlanScore(limit, size, time.perf_counter() - begin, reason=f"planning failed: {reason(error, 1000)}")
     took = time.perf_counter() - begin
     predicted = _prediction(made)
     try:
         score = score_of(made.verify().measured, task.hardware)
-        if path is not None:
-            made.save(path)
+        made.save(path)
     except Exception as error:
-        return Planned(limit, size, took, predicted=predicted, reason=f"does not compile: {reason(error, 1000)}")
-    return Planned(limit, size, took, score, predicted)
+        return PlanScore(limit, size, took, predicted=predicted, reason=f"does not compile: {reason(error, 1000)}")
+    return PlanScore(limit, size, took, score, predicted)
 
 
 def _prediction(made: Plan) -> Prediction:
-    return Prediction(made.cost.memory.arguments, made.cost.memory.total, made.cost.wire)
+    """Return the bytes that the planner predicted."""
+    return Prediction(made.cost.memory.arguments, made.cost.memory.total, made.cost.bytes_on_wire)
 
 
 def reason(error: Exception, most: int = 300) -> str:
-    """The kind of an error and its text, cut where it is long."""
+    """Return the kind of an error and its text, cut where it is long."""
     text = " ".join(str(error).split())
     kind = "" if isinstance(error, PlanError | CompileError) else f"{type(error).__name__}: "
     return kind + (text if len(text) <= most else f"{text[:most]}…")

@@ -1,4 +1,4 @@
-"""The planner of google-parallax (0.0.2, https://github.com/google/parallax), where it is installed."""
+"""Plan with google-parallax (0.0.2, https://github.com/google/parallax), where it is installed: from a step to a baseline."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SECONDS = 60.0
 
 
 class CannotPlanError(Exception):
-    """It is not here, or has no plan for this; the text says why."""
+    """An error that says why google-parallax is not here, or has no plan."""
 
 
 def plan(step: Any, state: Any, batch: Any, mesh: Mesh) -> Baseline:
-    """Its layouts of the state and the batch. The batch is split over the first mesh axis, tensors over the second.
+    """Return its layouts of the state and the batch. The batch is split over the first mesh axis, tensors over the second.
 
     Raises:
-      CannotPlanError: it does not.
+      CannotPlanError: it is not installed, or has no plan.
     """
     try:
         from parallax.sharding.auto_shard import get_shardings
@@ -41,7 +41,7 @@ def plan(step: Any, state: Any, batch: Any, mesh: Mesh) -> Baseline:
 
 
 def _specs(tree: Any, mesh: Mesh) -> tuple[Spec, ...]:
-    """It numbers the data axes where it finds several, "data0" and so on: the first of them is taken for that of the mesh."""
+    """Return a layout for each leaf. Where google-parallax numbers data axes ("data0"), take the first for the mesh's."""
     data = mesh.axis_names[0]
     names = {axis: axis for axis in mesh.axis_names} | {f"{data}0": data}
     return tuple(
@@ -51,7 +51,7 @@ def _specs(tree: Any, mesh: Mesh) -> tuple[Spec, ...]:
 
 
 def _why(error: Exception) -> str:
-    """Its assertions have no message; the operation that it was looking at says more."""
+    """Name the error and the operation that the planner was looking at, as its assertions have no message."""
     frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
     seen = [frame["eqn"].primitive.name for frame in frames if "eqn" in frame]
     at = f" at {seen[-1]}" if seen else ""

@@ -1,4 +1,4 @@
-"""What is to be planned: a model, a mesh, and the hardware whose speed counts."""
+"""Define a planning task: a model, a mesh, limits of memory, and the hardware whose speed counts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Task:
     Attributes:
       model: its name in the zoo.
       mesh: a name in `MESHES`.
-      hardware: a name that `penstock.shard.mesh.hardware` knows: its peaks and links turn bytes and FLOPs into seconds, and its
+      hardware: a name that `penstock.shard.mesh.lookup` knows. Its peaks and links turn FLOPs and bytes into seconds, and its
         memory is the loose limit.
-      limits: of memory, that it is planned for: "loose", the hardware's, and "half" of what replicated data parallel needs.
+      limits: the limits of memory to plan for: "loose" is the hardware's memory, "half" is half of what replicated data
+        parallel needs.
     """
 
     model: str
@@ -33,24 +34,19 @@ class Task:
 
     @property
     def name(self) -> str:
-        """From which `parse` makes the task again."""
-        return f"{self.model}/{self.mesh}/{self.hardware}"
+        """Return the name of the task's variant.
+
+        >>> Task("gpt2", "2x4").name
+        'gpt2 2x4'
+        """
+        return f"{self.model} {self.mesh}"
 
     @property
     def axes(self) -> dict[str, int]:
-        """Sizes of the mesh axes, in order."""
+        """Return the sizes of the mesh axes, in order."""
         return MESHES[self.mesh]
 
     @property
     def devices(self) -> int:
+        """Return the number of devices of the mesh."""
         return math.prod(self.axes.values())
-
-
-def parse(name: str) -> Task:
-    """The task of a name.
-
-    >>> parse("gpt2/2x4/h100").axes
-    {'data': 2, 'model': 4}
-    """
-    model, mesh, hardware = name.split("/")
-    return Task(model, mesh, hardware)

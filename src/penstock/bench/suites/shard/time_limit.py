@@ -1,4 +1,4 @@
-"""An end to what may take for ever, within a process that has more to do."""
+"""Put an end to a computation that may take for ever, within a process that has more to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` once it has taken longer; on the main thread. Where the system has no alarms there is no limit."""
+    """Raise `TimeoutError` once the block has taken longer, on the main thread; a system without alarms has no limit."""
 
     def ring(number: int, frame: object) -> None:
         raise TimeoutError(f"took more than {seconds:g} s")

@@ -1,4 +1,4 @@
-"""Train steps as people write them, in every front end: what `ps.plan` is to find a layout for."""
+"""Train steps as people write them, in every front end, for `ps.plan` to find layouts for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 
 from penstock.bench.suites.shard.zoo.model import Model as Model
 
-# The module, and the function in it. Imported when asked for: most need neither Flax nor Equinox.
+# The module, and the function in it. It is imported when it is asked for: most models need neither Flax nor Equinox.
 _MAKERS = {
     "mlp": "mlp:mlp",
     "cnn-batchnorm": "cnn:cnn",
@@ -34,7 +34,7 @@ ZOO = tuple(_MAKERS)
 
 
 def load(name: str, *, rows: int | None = None) -> Model:
-    """A model of `ZOO`, by its name; nothing of its size is allocated.
+    """Return a model of `ZOO`, by its name; nothing of its size is allocated.
 
     Args:
       rows: of the larger table of "two-tower", 10,000,000 unless said otherwise. No other model has one.

@@ -93,19 +93,19 @@ class _Block(eqx.Module):
 
 
 def _zero(linear: eqx.nn.Linear) -> eqx.nn.Linear:
-    """So that at first a block changes nothing."""
+    """Initialise with zeros, so that at first a block changes nothing."""
     return jax.tree.map(jnp.zeros_like, linear)
 
 
 def _waves(position: Array, width: int) -> Array:
-    """[...] → sines and cosines [..., width]."""
+    """Return sines and cosines: [...] → [..., width]."""
     frequencies = 10_000.0 ** (-jnp.arange(width // 2) / (width // 2))
     angles = position[..., None] * frequencies
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 def _positions() -> Array:
-    """Waves of the row and of the column of each patch: [T, D]."""
+    """Return waves of the row and of the column of each patch: [T, D]."""
     row, column = jnp.divmod(jnp.arange(_GRID**2), _GRID)
     return jnp.concatenate([_waves(row, _WIDTH // 2), _waves(column, _WIDTH // 2)], axis=-1)
 

@@ -52,7 +52,7 @@ class _EncoderDecoder(nn.Module):
 
 
 class _Encoder(nn.Module):
-    """[B, S, D], what is seen from where [B, 1, S, S] → [B, S, D]."""
+    """[B, S, D], attention mask [B, 1, S, S] → [B, S, D]."""
 
     @nn.compact
     def __call__(self, x: Array, mask: Array) -> Array:
@@ -61,7 +61,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """[B, T, D], memory [B, S, D], what is seen from where [B, 1, T, T] and [B, 1, T, S] → [B, T, D]."""
+    """[B, T, D], memory [B, S, D], attention masks [B, 1, T, T] and [B, 1, T, S] → [B, T, D]."""
 
     @nn.compact
     def __call__(self, x: Array, memory: Array, causal: Array, cross: Array) -> Array:
@@ -77,7 +77,7 @@ class _MLP(nn.Module):
 
 
 def _positions(length: int) -> Array:
-    """Sines and cosines of the position, section 3.5: [T, D]."""
+    """Return sines and cosines of the position, section 3.5: [T, D]."""
     frequencies = 10_000.0 ** (-jnp.arange(_WIDTH // 2) / (_WIDTH // 2))
     angles = jnp.arange(length)[:, None] * frequencies
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
@@ -105,7 +105,7 @@ def _batch(seed: int) -> PyTree:
 
 
 def _sentences(rng: np.random.Generator, length: int) -> np.ndarray:
-    """[B, T] int32, at least half of each not padding."""
+    """Return random sentences [B, T] int32, at least half of each not padding."""
     tokens = 1 + ((_VOCABULARY - 1) * rng.random((_BATCH, length)) ** 4).astype(np.int32)
     lengths = rng.integers(length // 2, length, size=(_BATCH, 1), endpoint=True)
     return np.where(np.arange(length) < lengths, tokens, np.int32(_PADDING))

@@ -50,7 +50,7 @@ def _loss(params: PyTree, batch: PyTree) -> Array:
 
 
 def _update(layer: PyTree, nodes: Array, batch: PyTree) -> Array:
-    """What the messages of its edges change in each node: [N, D] → [N, D]."""
+    """Return the change of each node by the messages of its edges: [N, D] → [N, D]."""
     senders, receivers = batch["senders"], batch["receivers"]
     ends = jnp.concatenate([nodes[senders], nodes[receivers], batch["edges"]], axis=-1)
     messages = _linear(layer["edge_out"], jax.nn.relu(_linear(layer["edge_in"], ends)))

@@ -22,7 +22,7 @@ Linear = Callable[[Array, PyTree], Array]
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model and its batch: D, layers, query heads, key/value heads, F, V, B and T."""
+    """The sizes of a model and its batch: D, layers, query heads, key/value heads, F, V, B and T."""
 
     width: int = 512
     layers: int = 2
@@ -38,7 +38,7 @@ class Size:
         return self.width // self.heads
 
 
-# Keys and values are left whole: there are fewer heads of them than devices on the axis.
+# Keys and values are replicated: there are fewer heads of them than devices on the axis.
 LAYER_LAYOUT: Layout = (
     ("wq$", (None, "model")),
     ("wo$", ("model", None)),
@@ -58,7 +58,7 @@ def mqa() -> Model:
 
 
 def scan() -> Model:
-    """Four narrower layers and a larger batch, so that it is the activations that need room; they are computed again."""
+    """Return four narrower layers and a larger batch, so that activations need the room; they are computed again."""
     size = Size(width=256, layers=4, hidden=1024, batch=32)
     optimizer = adamw()
 
@@ -123,7 +123,7 @@ def _init_swiglu(key: Array, size: Size) -> PyTree:
 
 
 def forward(params: PyTree, tokens: Array, size: Size, linear: Linear = jnp.matmul) -> Array:
-    """Tokens [B, T] → logits [B, T, V]."""
+    """Compute logits: tokens [B, T] → [B, T, V]."""
     x = params["embedding"][tokens]
     for layer in params["layers"]:
         x = block(layer, x, size, linear)
@@ -131,12 +131,12 @@ def forward(params: PyTree, tokens: Array, size: Size, linear: Linear = jnp.matm
 
 
 def logits(params: PyTree, x: Array) -> Array:
-    """[B, T, D] → [B, T, V]."""
+    """Compute logits from the last hidden state: [B, T, D] → [B, T, V]."""
     return rms_norm(x, params["norm"]) @ params["head"]
 
 
 def block(layer: PyTree, x: Array, size: Size, linear: Linear = jnp.matmul) -> Array:
-    """[B, T, D] → the same."""
+    """Apply a block: [B, T, D] → the same."""
     x = x + attention(layer, rms_norm(x, layer["attention_norm"]), size, linear)
     normed = rms_norm(x, layer["mlp_norm"])
     gated = jax.nn.silu(linear(normed, layer["w_gate"])) * linear(normed, layer["w_up"])
@@ -144,7 +144,7 @@ def block(layer: PyTree, x: Array, size: Size, linear: Linear = jnp.matmul) -> A
 
 
 def attention(layer: PyTree, x: Array, size: Size, linear: Linear = jnp.matmul) -> Array:
-    """Causal; groups of query heads share keys and values (Ainslie et al. 2023, arXiv:2305.13245): [B, T, D] → the same."""
+    """Attend causally; query heads share keys and values in groups (Ainslie et al. 2023, arXiv:2305.13245): [B, T, D] → same."""
     batch, length, _ = x.shape
     query = linear(x, layer["wq"]).reshape(batch, length, size.heads, size.head)
     key = linear(x, layer["wk"]).reshape(batch, length, size.key_value_heads, size.head)
@@ -159,7 +159,7 @@ def attention(layer: PyTree, x: Array, size: Size, linear: Linear = jnp.matmul) 
 
 
 def _rotate(x: Array) -> Array:
-    """Rotary positions (Su et al. 2021, arXiv:2104.09864): [B, T, heads, head] → the same."""
+    """Apply rotary positions (Su et al. 2021, arXiv:2104.09864): [B, T, heads, head] → the same."""
     half = x.shape[-1] // 2
     frequencies = 10_000.0 ** (-jnp.arange(half) / half)
     angles = jnp.arange(x.shape[1])[:, None, None] * frequencies  # [T, 1, head/2]
@@ -169,5 +169,5 @@ def _rotate(x: Array) -> Array:
 
 
 def rms_norm(x: Array, scale: Array) -> Array:
-    """[..., D], [D] → [..., D]."""
+    """Normalise by the root mean square: [..., D], [D] → [..., D]."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5) * scale

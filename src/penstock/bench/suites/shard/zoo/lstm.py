@@ -38,7 +38,7 @@ class _LSTM(eqx.Module):
 
 
 def _over_time(cell: eqx.nn.LSTMCell, x: Array) -> Array:
-    """[T, D] → [T, D]."""
+    """Scan a cell over time: [T, D] → [T, D]."""
 
     def body(carry: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], Array]:
         carry = cell(x, carry)

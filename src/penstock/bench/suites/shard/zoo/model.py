@@ -1,4 +1,4 @@
-"""What the zoo knows of a model: a complete train step, and what it is called with."""
+"""Define a model of the zoo: a complete train step, and what it is called with."""
 
 from __future__ import annotations
 

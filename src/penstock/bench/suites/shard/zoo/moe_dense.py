@@ -22,7 +22,7 @@ _EXPERTS, _CHOSEN, _CAPACITY_FACTOR = 8, 2, 1.25
 _BATCH, _LENGTH = 16, 128
 _BALANCE = 0.01  # weight of the loss that keeps experts evenly used
 
-# Experts over the devices that otherwise split a layer.
+# Experts are split over the devices that otherwise split a layer.
 _LAYOUT: Layout = (
     ("experts/(widen|narrow)/value$", ("model", None, None)),
     ("(query|key|value)/kernel/value$", (None, "model", None)),
@@ -91,7 +91,7 @@ class _Experts(nnx.Module):
 
 
 def _places(probabilities: Array) -> tuple[Array, Array]:
-    """Where each token goes, and with which weight: [B, T, E] → [B, T, E, C]; and its first choice, [B, T, E] of 0 and 1.
+    """Return where each token goes, and with which weight: [B, T, E] → [B, T, E, C]; and its first choice, [B, T, E] of 0 and 1.
 
     A token whose expert has no place left goes nowhere.
     """

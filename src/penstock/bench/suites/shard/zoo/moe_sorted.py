@@ -20,7 +20,7 @@ _SIZE = llama.Size(width=256, hidden=512)
 _EXPERTS, _CHOSEN = 8, 2
 _BALANCE = 0.01  # weight of the loss that keeps experts evenly used
 
-# Each device has a part of every expert: where experts are split instead, tokens have to be exchanged explicitly.
+# Each device has a part of every expert. With whole experts on each, tokens would have to be exchanged explicitly.
 _LAYOUT: Layout = (
     ("experts/(gate|up)$", (None, None, "model")),
     ("experts/down$", (None, "model", None)),
@@ -72,7 +72,7 @@ def _loss(params: PyTree, batch: PyTree) -> Array:
 
 
 def _experts(layer: PyTree, tokens: Array) -> tuple[Array, Array]:
-    """[N, D] → the same, and how unevenly the experts are used []."""
+    """Send tokens to their experts and back: [N, D] → the same, and how unevenly the experts are used []."""
     probabilities = jax.nn.softmax(tokens @ layer["router"])
     weights, experts = jax.lax.top_k(probabilities, _CHOSEN)
     weights /= jnp.sum(weights, axis=-1, keepdims=True)
@@ -85,7 +85,7 @@ def _experts(layer: PyTree, tokens: Array) -> tuple[Array, Array]:
 
 
 def _swiglu(experts: PyTree, rows: Array, sizes: Array) -> Array:
-    """Rows [2 N, D], the first `sizes[0]` of which are for expert 0, and so on → the same."""
+    """Apply each expert to its rows: [2 N, D], the first `sizes[0]` of which are for expert 0, and so on → the same."""
     gate = jax.lax.ragged_dot(rows, experts["gate"], sizes)
     up = jax.lax.ragged_dot(rows, experts["up"], sizes)
     return jax.lax.ragged_dot(jax.nn.silu(gate) * up, experts["down"], sizes)

@@ -1,4 +1,4 @@
-"""Equinox modules in two: the arrays, which are the parameters, and all else, which the step closes over."""
+"""Split Equinox modules in two: the arrays, which are the parameters, and all else, which the step closes over."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def params_of(make: Make) -> PyTree:
 
 
 def static_of(make: Make) -> PyTree:
-    """What `eqx.combine` makes a module of, together with parameters; without having any."""
+    """Return the part that `eqx.combine` needs beside parameters to make a module, without having parameters."""
     abstract = eqx.filter_eval_shape(make, jax.random.key(SEED))
     return eqx.filter(abstract, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct), inverse=True)

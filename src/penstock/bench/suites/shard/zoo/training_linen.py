@@ -1,4 +1,4 @@
-"""The train step of Linen models, over Flax's own train state."""
+"""Make the train step of Linen models, over Flax's own train state."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ State = TypeVar("State", bound=TrainState)
 
 
 def init_state(module: nn.Module, optimizer: optax.GradientTransformation, *inputs: Any) -> TrainState:
-    """Of a module that takes these inputs and has parameters only."""
+    """Return the state of a module that takes these inputs and has parameters only."""
     return create(TrainState, module, optimizer, module.init(jax.random.key(SEED), *inputs))
 
 
 def create(kind: type[State], module: nn.Module, optimizer: optax.GradientTransformation, variables: PyTree) -> State:
-    """Its step is an array, as it is after a step; Flax begins with a Python 0."""
+    """Create a state whose step is an array, as it is after a step; Flax begins with a Python 0."""
     state: Any = kind.create(apply_fn=module.apply, tx=optimizer, **variables)  # type: ignore[no-untyped-call]
     return state.replace(step=jnp.zeros((), jnp.int32))
 
 
 def train_step(loss: Loss) -> Callable[[TrainState, PyTree], tuple[TrainState, Array]]:
-    """The step over what `init_state` returns."""
+    """Return the step over the state of `init_state`."""
 
     def step(state: Any, batch: PyTree) -> tuple[TrainState, Array]:
         value, gradients = jax.value_and_grad(loss)(state.params, batch)

@@ -1,4 +1,4 @@
-"""The train step of NNX models: modules outside of it, arrays across it."""
+"""Make the train step of NNX models: modules outside of it, arrays across it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def init_and_step(
     loss: Callable[[Module, PyTree], Array],
     transformation: optax.GradientTransformation,
 ) -> tuple[Init, Step]:
-    """For a `Model`: state {"model", "optimizer"} of a module and its `nnx.Optimizer`, and the step over it."""
+    """Return, for a `Model`, the state {"model", "optimizer"} of a module and its `nnx.Optimizer`, and the step over it."""
 
     def modules() -> tuple[Module, nnx.Optimizer]:
         model = make(nnx.Rngs(SEED))

@@ -21,7 +21,11 @@ _TEMPERATURE = 0.1
 
 
 def two_tower(rows: int = 10_000_000) -> Model:
-    """Args: rows: of the table of users, at 16 floats each, which the optimizer keeps twice more."""
+    """Return the model.
+
+    Args:
+      rows: of the table of users, at 16 floats each, which the optimizer keeps twice more.
+    """
     optimizer = adamw()
 
     def init() -> PyTree:
@@ -57,7 +61,7 @@ def _loss(params: PyTree, batch: PyTree) -> Array:
 
 
 def _tower(params: PyTree, batch: PyTree) -> Array:
-    """Ids [B] and features [B, F] → unit vectors [B, D]."""
+    """Embed ids [B] and features [B, F] as unit vectors [B, D]."""
     x = jnp.concatenate([params["table"][batch["id"]], batch["features"]], axis=-1)
     x = jax.nn.relu(x @ params["hidden"]["w"] + params["hidden"]["b"])
     x = x @ params["out"]["w"] + params["out"]["b"]

@@ -1,4 +1,4 @@
-"""A U-Net (Ronneberger et al. 2015, arXiv:1505.04597) with GroupNorm, which tells the class of each pixel."""
+"""A U-Net (Ronneberger et al. 2015, arXiv:1505.04597) with GroupNorm, which predicts the class of each pixel."""
 
 from __future__ import annotations
 

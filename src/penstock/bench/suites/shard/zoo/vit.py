@@ -11,6 +11,7 @@ from jax import Array
 from penstock.bench.suites.shard.zoo.model import Layout, Model, PyTree
 from penstock.bench.suites.shard.zoo.training import adamw, cross_entropy, pictures
 from penstock.bench.suites.shard.zoo.training_nnx import init_and_step
+from penstock.recipes.vit import Block
 
 _SIZE, _PATCH, _CLASSES, _BATCH = 64, 8, 64, 32
 _WIDTH, _LAYERS, _HEADS = 256, 3, 8
@@ -33,7 +34,7 @@ class _ViT(nnx.Module):
         self.patches = nnx.Conv(3, _WIDTH, (_PATCH, _PATCH), strides=_PATCH, padding="VALID", rngs=rngs)
         self.cls = nnx.Param(jnp.zeros(_WIDTH))
         self.positions = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (_TOKENS, _WIDTH)))
-        self.blocks = nnx.List([_Block(rngs) for _ in range(_LAYERS)])
+        self.blocks = nnx.List([Block(_WIDTH, _HEADS, 4 * _WIDTH, rngs=rngs) for _ in range(_LAYERS)])
         self.norm = nnx.LayerNorm(_WIDTH, rngs=rngs)
         self.head = nnx.Linear(_WIDTH, _CLASSES, rngs=rngs)
 
@@ -44,21 +45,6 @@ class _ViT(nnx.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)[:, 0])
-
-
-class _Block(nnx.Module):
-    """[B, T, D] → the same."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        self.norm1 = nnx.LayerNorm(_WIDTH, rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(_HEADS, _WIDTH, decode=False, rngs=rngs)
-        self.norm2 = nnx.LayerNorm(_WIDTH, rngs=rngs)
-        self.widen = nnx.Linear(_WIDTH, 4 * _WIDTH, rngs=rngs)
-        self.narrow = nnx.Linear(4 * _WIDTH, _WIDTH, rngs=rngs)
-
-    def __call__(self, x: Array) -> Array:
-        x = x + self.attention(self.norm1(x))
-        return x + self.narrow(nnx.gelu(self.widen(self.norm2(x))))
 
 
 def vit() -> Model:

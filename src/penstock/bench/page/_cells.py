@@ -1,0 +1,13 @@
+"""Make the cells of numbers for a table on the page."""
+
+from __future__ import annotations
+
+from penstock.bench.number_format import number
+from penstock.page.table import Cell
+
+
+def of_number(value: float | None, text: str | None = None) -> Cell:
+    """Return a number's cell; without a text, it shows four significant digits."""
+    if text is None:
+        text = "–" if value is None else number(value)
+    return Cell(text, value)

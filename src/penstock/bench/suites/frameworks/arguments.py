@@ -1,0 +1,73 @@
+"""Declare the flags of `penstock bench frameworks`, and return the workloads that they choose."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any
+
+from penstock.bench.model import Workload
+from penstock.bench.suites.frameworks.experiment import CHOICES, Experiment
+from penstock.bench.suites.frameworks.trainer import nvidia_gpu
+from penstock.bench.suites.frameworks.workload import workload_of
+
+_HELP = {
+    "model": "sizes of the ViT",
+    "batch": "records in a batch",
+    "precision": "of matrix products",
+    "attention": "eager: product, softmax, product; fused: each framework's own",
+    "optimizer": "optimizers",
+    "data": "random: made as it is loaded; jpeg: decoded from files",
+}
+
+
+def defaults() -> dict[str, tuple[str, ...]]:
+    """Return the default of each flag; it depends on the machine, as a step should take neither days nor no time."""
+    common = {"attention": ("eager",), "optimizer": ("sgd",), "data": ("random",)}
+    if nvidia_gpu():
+        return {"model": ("base",), "batch": ("32", "256"), "precision": ("tf32", "bf16"), **common}
+    return {"model": ("tiny", "small"), "batch": ("8", "32"), "precision": ("fp32",), **common}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for flag, default in defaults().items():
+        choices = f": {', '.join(CHOICES[flag])}" if flag in CHOICES else ""
+        parser.add_argument(
+            f"--{flag}",
+            metavar="A,B",
+            default=",".join(default),
+            help=f"{_HELP[flag]}{choices}; several with commas between (default: %(default)s)",
+        )
+
+
+def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
+    """Return a workload for each combination of what the flags list.
+
+    Raises:
+      ValueError: a word that is no choice, or a combination that this machine cannot run.
+    """
+    chosen: dict[str, list[Any]] = {flag: _split(flag, getattr(args, flag)) for flag in defaults()}
+    chosen["batch"] = list(dict.fromkeys(map(_batch, chosen["batch"])))  # 8 and 08 are one
+    if "tf32" in chosen["precision"] and not nvidia_gpu():
+        raise ValueError("--precision tf32 is what NVIDIA GPUs multiply with, and there is none here: choose fp32 or bf16")
+    combinations = itertools.product(*chosen.values())
+    experiments = [Experiment(**dict(zip(chosen, combination, strict=True))) for combination in combinations]
+    return tuple(workload_of(experiment) for experiment in experiments)
+
+
+def _split(flag: str, text: str) -> list[str]:
+    words = list(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in words:
+        if flag in CHOICES and word not in CHOICES[flag]:
+            raise ValueError(f"--{flag} {word!r} is unknown: choose from {', '.join(CHOICES[flag])}")
+    return words
+
+
+def _batch(word: str) -> int:
+    try:
+        batch = int(word)
+    except ValueError:
+        batch = 0
+    if batch < 1:
+        raise ValueError(f"--batch {word!r} is no number of records, at least 1")
+    return batch

@@ -1,0 +1,96 @@
+"""Define the scores of baselines and plans for a model on a mesh. All numbers are of one device and one step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Score:
+    """The cost of a compiled program.
+
+    Attributes:
+      seconds: FLOPs at the peak, and then the bytes of each collective over its link.
+      memory: bytes: arguments + temporaries + outputs − what is aliased.
+      arguments: bytes.
+      bytes_on_wire: bytes sent.
+      collectives: how often each kind runs over which mesh axes: "2 all-reduce over data".
+      unknown: what the numbers other than memory leave open, a sentence each (`Measured.unknown`).
+    """
+
+    seconds: float
+    memory: int
+    arguments: int
+    bytes_on_wire: float
+    flops: float
+    collectives: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BaselineScore:
+    """A layout that an expert would write by hand, or another planner's, with its score.
+
+    Attributes:
+      score: None where there is none.
+      reason: why there is none.
+    """
+
+    name: str
+    score: Score | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The bytes that the planner predicted."""
+
+    arguments: int
+    memory: int
+    bytes_on_wire: float
+
+
+@dataclass(frozen=True)
+class PlanScore:
+    """The plan of penstock for one limit of memory, with its score.
+
+    Attributes:
+      limit: its name.
+      limit_bytes: None where it is unknown, as data parallel did not compile.
+      planning: seconds that it took to plan.
+      score: None where there is no plan, or it did not compile.
+      reason: why there is no score.
+      refused: the planner found that nothing fits; otherwise a missing score is an error.
+    """
+
+    limit: str
+    limit_bytes: int | None
+    planning: float | None = None
+    score: Score | None = None
+    predicted: Prediction | None = None
+    reason: str = ""
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of some steps, on one device and under a plan.
+
+    Attributes:
+      limit: the limit of memory of the plan.
+      note: what a reader must know: a smaller table, say.
+    """
+
+    alone: tuple[float, ...]
+    planned: tuple[float, ...]
+    limit: str
+    note: str = ""
+
+    @property
+    def difference(self) -> float:
+        """Return the largest relative difference between two losses of a step; infinite where a loss is not finite."""
+        pairs = list(zip(self.alone, self.planned, strict=True))
+        if not all(math.isfinite(loss) for pair in pairs for loss in pair):
+            return math.inf
+        return max(abs(a - b) / abs(a) if a else abs(b) for a, b in pairs)

@@ -1,0 +1,66 @@
+"""Train some steps under a plan and on one device, and return the losses of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from penstock.bench.suites.shard import baselines, measure
+from penstock.bench.suites.shard.scores import Losses
+from penstock.bench.suites.shard.task import Task
+from penstock.bench.suites.shard.zoo import Model, load
+from penstock.shard import Plan, PlanError, plan
+from penstock.shard.verify import FAST_COMPILE
+
+_STEPS = 3
+# The published table does not fit the memory of a common machine eight times over.
+_ROWS = {"two-tower": 65_536}
+
+
+def train(task: Task, plans: Path) -> Losses | None:
+    """Train some steps on one device and under the plan for the smaller limit, which shards more.
+
+    Args:
+      plans: folder with the plans of `measure_task`.
+
+    Returns:
+      None where there is no plan.
+    """
+    limit = next((limit for limit in ("half", "loose") if measure.plan_path(plans, task, limit).exists()), None)
+    if limit is None:
+        return None
+    rows = _ROWS.get(task.model)
+    model = load(task.model, rows=rows)
+    if rows:
+        made, limit = _plan_anew(model, task)
+    else:
+        saved = Plan.load(measure.plan_path(plans, task, limit))
+        made = saved.bind(model.step, jax.eval_shape(model.init), model.batch(0))
+    batches = [model.batch(seed) for seed in range(_STEPS)]
+    planned = made.jit(model.step, donate_argnums=0, compiler_options=FAST_COMPILE)
+    under_plan = _losses(planned, made.put(model.init()), [made.put(batch) for batch in batches])
+    alone = _losses(jax.jit(model.step, donate_argnums=0, compiler_options=FAST_COMPILE), model.init(), batches)
+    return Losses(alone, under_plan, limit, f"a table of {rows:,} rows" if rows else "")
+
+
+def _losses(step: Callable, state: Any, batches: list[Any]) -> tuple[float, ...]:
+    """Return the loss of each step."""
+    found = []
+    for batch in batches:
+        state, loss = step(state, batch)
+        found.append(float(loss))
+    return tuple(found)
+
+
+def _plan_anew(model: Model, task: Task) -> tuple[Plan, str]:
+    """Plan for a model of another size, with half of the memory that it needs replicated, or with all there is."""
+    state, batch = jax.eval_shape(model.init), model.batch(0)
+    layout = baselines.baselines(model, state, batch, task.axes)[0]
+    half = baselines.compiled(model, state, batch, layout, measure.mesh_of(task.axes)).memory // 2
+    try:
+        return plan(model.step, state, batch, mesh=task.axes, hardware=task.hardware, memory=half), "half"
+    except PlanError:
+        return plan(model.step, state, batch, mesh=task.axes, hardware=task.hardware), "loose"
