@@ -39,17 +39,17 @@ def main() -> None:
         assert variant.outputs is not None, f"{variant.name} has no outputs"
         np.savez(args.outputs, allow_pickle=False, **variant.outputs(size))
         return
-    args.result.write_text(json.dumps(_result(variant.measure(size))))
+    args.result.write_text(json.dumps(result_of(variant.measure(size))))
 
 
-def _result(measurement: Measurement) -> dict[str, Any]:
+def result_of(measurement: Measurement) -> dict[str, Any]:
     """Return a measurement as the harness reads it from JSON."""
     return {
         "values": dict(measurement.values),
         "steps": {name: list(steps) for name, steps in measurement.steps.items()},
         "evidence": dict(measurement.evidence),
         "remarks": asdict(measurement.remarks),
-        "parts": {name: _result(part) for name, part in measurement.parts.items()},
+        "parts": {name: result_of(part) for name, part in measurement.parts.items()},
         "details": {**(_device() if "device" not in measurement.details else {}), **measurement.details},
     }
 

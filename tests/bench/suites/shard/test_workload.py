@@ -17,9 +17,15 @@ from penstock.bench.suites.shard.scores import BaselineScore, PlanScore, Predict
 from penstock.bench.suites.shard.task import MESHES, Task
 from penstock.bench.suites.shard.time_limit import time_limit
 from penstock.bench.suites.shard.zoo import ZOO
+<<<<<<< HEAD
 from penstock.bench.worker import _result
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
+=======
+from penstock.bench.worker import result_of
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.collectives import Collective
+>>>>>>> bench
 
 TASK = Task("mlp", "8")
 SCORE = Score(1e-3, 2**20, 100, 1000.0, 1e9, ("2 all-reduce over data",))
@@ -32,7 +38,7 @@ BROKEN = PlanScore("half", 2**19, 1.0, reason="planning failed: KeyError")
 def measured(*plans: PlanScore, baselines=BASELINES) -> Finished:
     """What a process of this task that has ended gives."""
     found = Measurement(parts={plan.limit: plan_measurement(TASK, baselines, plan) for plan in plans})
-    return Finished(None, "", json.loads(json.dumps(_result(found))))
+    return Finished(None, "", json.loads(json.dumps(result_of(found))))
 
 
 @pytest.fixture
@@ -172,7 +178,7 @@ def test_status_is_1_where_something_failed_and_0_where_a_target_was_missed(benc
 
 def test_training_without_a_plan_is_left_out(bench):
     alone = Finished(
-        None, "", _result(Measurement(remarks=replace(Measurement().remarks, exempt={"difference": "there is no plan"})))
+        None, "", result_of(Measurement(remarks=replace(Measurement().remarks, exempt={"difference": "there is no plan"})))
     )
     status, document, _, _ = bench(alone, "--mesh", "8", "--train")
     assert status == 0
