@@ -118,7 +118,7 @@ class _Tables:
         )
 
     def fix(self, variable: int, state: int) -> None:
-        """Fix the state of a variable, and remove the variable from all tables."""
+        """Set the state of a variable, and remove the variable from all tables."""
         for variables, table in self._take(variable):
             rest = tuple(each for each in variables if each != variable)
             self._add(rest, np.take(table, state, axis=variables.index(variable)))

@@ -78,8 +78,8 @@ class Cost:
     >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
     >>> w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ([512, 512], [65536, 512]))
     >>> cost = ps.plan(step, w, x, mesh={"data": 2}, hardware="tpu-v5e", check=False).cost
-    >>> [(each.kind, each.axes, each.count) for each in cost.collectives]
-    [('all-reduce', ('data',), 1.0)]
+    >>> {each.axes for each in cost.collectives}
+    {('data',)}
     >>> cost.seconds == cost.compute + cost.communication
     True
     """
