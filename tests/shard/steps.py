@@ -19,13 +19,13 @@ def sgd(params, gradients, rate=0.1):
     return jax.tree.map(lambda p, g: p - (rate * g).astype(p.dtype), params, gradients)
 
 
-def mlp(width=16, overlapped=32):
-    return {"in": array(width, overlapped, seed=1), "bias": array(overlapped, seed=2), "out": array(overlapped, width, seed=3)}
+def mlp(width=16, hidden=32):
+    return {"in": array(width, hidden, seed=1), "bias": array(hidden, seed=2), "out": array(hidden, width, seed=3)}
 
 
 def mlp_loss(params, batch):
-    overlapped = jax.nn.relu(batch["x"] @ params["in"] + params["bias"])
-    return jnp.mean((overlapped @ params["out"] - batch["y"]) ** 2)
+    hidden = jax.nn.relu(batch["x"] @ params["in"] + params["bias"])
+    return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
 
 
 def mlp_step(params, batch):
@@ -74,8 +74,8 @@ def scanned_layers():
     def step(params, batch):
         def loss(params):
             layer = jax.checkpoint(lambda h, w: (h + jnp.tanh(h @ w["a"]) @ w["b"], None))
-            overlapped, _ = lax.scan(layer, batch["x"], params)
-            return jnp.mean((overlapped - batch["y"]) ** 2)
+            hidden, _ = lax.scan(layer, batch["x"], params)
+            return jnp.mean((hidden - batch["y"]) ** 2)
 
         value, gradients = jax.value_and_grad(loss)(params)
         return sgd(params, gradients), value
@@ -108,11 +108,11 @@ def while_loop():
 
     def step(params, batch):
         def body(carry):
-            turn, overlapped = carry
-            return turn + 1, jnp.tanh(overlapped @ params)
+            turn, hidden = carry
+            return turn + 1, jnp.tanh(hidden @ params)
 
-        turns, overlapped = lax.while_loop(lambda carry: (carry[0] < 3) & (jnp.sum(carry[1] ** 2) < 1e6), body, (0, batch["x"]))
-        return params - 1e-2 * (overlapped.T @ batch["y"]), jnp.mean(overlapped**2) + turns
+        turns, hidden = lax.while_loop(lambda carry: (carry[0] < 3) & (jnp.sum(carry[1] ** 2) < 1e6), body, (0, batch["x"]))
+        return params - 1e-2 * (hidden.T @ batch["y"]), jnp.mean(hidden**2) + turns
 
     return step, (array(16, 16, seed=1),), rows()
 
@@ -133,9 +133,9 @@ def choices():
 
     def step(params, count, batch):
         def loss(w):
-            overlapped = lax.cond(jnp.sum(batch["x"]) > 0, lambda x: x @ w["in"], lambda x: jnp.sin(x) @ w["in"], batch["x"])
+            hidden = lax.cond(jnp.sum(batch["x"]) > 0, lambda x: x @ w["in"], lambda x: jnp.sin(x) @ w["in"], batch["x"])
             ways = (lambda h: h @ w["out"], lambda h: jnp.tanh(h) @ w["out"], lambda h: h[:, :16] * 2.0)
-            return jnp.mean((lax.switch(count % 3, ways, overlapped) - batch["y"]) ** 2)
+            return jnp.mean((lax.switch(count % 3, ways, hidden) - batch["y"]) ** 2)
 
         value, gradients = jax.value_and_grad(loss)(params)
         return sgd(params, gradients), count + 1, value
@@ -154,8 +154,8 @@ def custom_derivatives():
 
     def step(params, batch):
         def loss(params):
-            overlapped = jax.nn.silu(jax.nn.relu(batch["x"] @ params["in"] + params["bias"]))
-            logits = half_gradient(overlapped) @ params["out"]
+            hidden = jax.nn.silu(jax.nn.relu(batch["x"] @ params["in"] + params["bias"]))
+            logits = half_gradient(hidden) @ params["out"]
             return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - jnp.max(logits, axis=-1)) + jnp.mean(jax.nn.gelu(logits))
 
         value, gradients = jax.value_and_grad(loss)(params)
@@ -174,8 +174,8 @@ def custom_derivatives_forward():
     twice.defvjp(lambda x: (twice(x), None), lambda _, g: (g,))
 
     def step(params, batch):
-        overlapped = jax.nn.relu(twice(batch["x"]) @ params)
-        return params * 0.9, jnp.mean(jax.nn.logsumexp(overlapped, axis=0))
+        hidden = jax.nn.relu(twice(batch["x"]) @ params)
+        return params * 0.9, jnp.mean(jax.nn.logsumexp(hidden, axis=0))
 
     return step, (array(16, 16, seed=1),), rows()
 
@@ -216,8 +216,8 @@ def random_keys():
 def tied_embeddings():
     def step(params, batch):
         def loss(params):
-            overlapped = params["table"][batch["tokens"]]
-            logits = jax.nn.relu(overlapped @ params["w"]) @ params["table"].T
+            hidden = params["table"][batch["tokens"]]
+            logits = jax.nn.relu(hidden @ params["w"]) @ params["table"].T
             chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["next"][..., None], axis=-1)
             return -jnp.mean(jnp.where(batch["mask"][..., None], chosen, 0.0))
 
@@ -235,9 +235,9 @@ def attention():
             q, k, v = (jnp.einsum("btd,dhk->bthk", batch["x"], params[name]) for name in "qkv")
             weights = jax.nn.softmax(jnp.einsum("bqhk,bthk->bhqt", q, k), where=jnp.tril(jnp.ones((8, 8), bool)))
             mixed = jnp.einsum("bhqt,bthk->bqhk", weights, v)
-            overlapped = batch["x"] + jnp.einsum("bqhk,hkd->bqd", mixed, params["o"])
-            overlapped = (overlapped - overlapped.mean(-1, keepdims=True)) * lax.rsqrt(overlapped.var(-1, keepdims=True) + 1e-5)
-            return jnp.mean((overlapped - batch["y"]) ** 2)
+            hidden = batch["x"] + jnp.einsum("bqhk,hkd->bqd", mixed, params["o"])
+            hidden = (hidden - hidden.mean(-1, keepdims=True)) * lax.rsqrt(hidden.var(-1, keepdims=True) + 1e-5)
+            return jnp.mean((hidden - batch["y"]) ** 2)
 
         value, gradients = jax.value_and_grad(loss)(params)
         return sgd(params, gradients), value
@@ -249,13 +249,13 @@ def attention():
 def convolutions():
     def step(params, batch):
         def loss(params):
-            overlapped = batch["x"]
+            hidden = batch["x"]
             for kernel in params["kernels"]:
-                overlapped = jax.nn.relu(
-                    lax.conv_general_dilated(overlapped, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+                hidden = jax.nn.relu(
+                    lax.conv_general_dilated(hidden, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
                 )
-                overlapped = lax.reduce_window(overlapped, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-            logits = overlapped.mean((1, 2)) @ params["out"]
+                hidden = lax.reduce_window(hidden, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+            logits = hidden.mean((1, 2)) @ params["out"]
             return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(16), batch["label"]])
 
         value, gradients = jax.value_and_grad(loss)(params)
@@ -313,8 +313,8 @@ def experts():
     def step(params, batch):
         def loss(params):
             gates = jax.nn.softmax(batch["x"] @ params["router"])
-            overlapped = jax.nn.relu(jnp.einsum("bd,edh->ebh", batch["x"], params["up"]))
-            made = jnp.einsum("ebh,ehd->ebd", overlapped, params["down"])
+            hidden = jax.nn.relu(jnp.einsum("bd,edh->ebh", batch["x"], params["up"]))
+            made = jnp.einsum("ebh,ehd->ebd", hidden, params["down"])
             return jnp.mean((jnp.einsum("be,ebd->bd", gates, made) - batch["y"]) ** 2)
 
         value, gradients = jax.value_and_grad(loss)(params)
@@ -329,13 +329,13 @@ def indexing():
 
     def step(params, batch):
         def loss(w):
-            overlapped = batch["x"] @ w
-            overlapped = overlapped.at[:, 2].add(1.0).at[3:5].multiply(0.5)
-            overlapped = jnp.concatenate([overlapped[:, 8:], overlapped[:, :8]], axis=1)
-            overlapped = jnp.cumsum(jnp.pad(overlapped, ((0, 0), (1, 1)))[:, 1:-1], axis=1) + jnp.sort(overlapped, axis=0)
-            overlapped = lax.dynamic_update_slice(overlapped, overlapped[:4] * 2, (4, 0)) + jnp.roll(overlapped, 3, axis=0)
-            top, _ = lax.top_k(overlapped, 4)
-            return jnp.mean((overlapped - batch["y"]) ** 2) + jnp.mean(top) + jnp.mean(overlapped.reshape(4, 4, 16)[:, ::-1])
+            hidden = batch["x"] @ w
+            hidden = hidden.at[:, 2].add(1.0).at[3:5].multiply(0.5)
+            hidden = jnp.concatenate([hidden[:, 8:], hidden[:, :8]], axis=1)
+            hidden = jnp.cumsum(jnp.pad(hidden, ((0, 0), (1, 1)))[:, 1:-1], axis=1) + jnp.sort(hidden, axis=0)
+            hidden = lax.dynamic_update_slice(hidden, hidden[:4] * 2, (4, 0)) + jnp.roll(hidden, 3, axis=0)
+            top, _ = lax.top_k(hidden, 4)
+            return jnp.mean((hidden - batch["y"]) ** 2) + jnp.mean(top) + jnp.mean(hidden.reshape(4, 4, 16)[:, ::-1])
 
         value, gradient = jax.value_and_grad(loss)(params)
         return params - 0.01 * gradient, value

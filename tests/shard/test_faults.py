@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from penstock._faults import DENSE_DEPTHWISE_GRADIENT, FAULTS, PATCHES_SHARDED_TWICE, SCATTER_OF_A_SLICE, Fault
-from penstock.shard.hlo.flops import flops
+from penstock.shard.hlo.flops import count_flops
 
 
 def assert_as_declared(fault: Fault, seen: bool) -> None:
@@ -69,7 +69,9 @@ def test_the_gradient_of_a_depthwise_kernel_is_dense():
         return jnp.sum(out**2)
 
     image, kernel = jnp.ones((4, 16, 16, features)), jnp.ones((3, 3, 1, features))
-    forward, both = (flops(jax.jit(function).lower(kernel, image).compile().as_text()) for function in (loss, jax.grad(loss)))
+    forward, both = (
+        count_flops(jax.jit(function).lower(kernel, image).compile().as_text()) for function in (loss, jax.grad(loss))
+    )
     assert_as_declared(DENSE_DEPTHWISE_GRADIENT, both > features / 2 * forward)
 
 

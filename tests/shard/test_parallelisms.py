@@ -41,18 +41,18 @@ def mlp_loss(params, batch):
     return jnp.mean((jax.nn.relu(batch @ params["up"]) @ params["down"]) ** 2)
 
 
-def mlp(width, overlapped):
-    return {"up": shape(width, overlapped), "down": shape(overlapped, width)}
+def mlp(width, hidden):
+    return {"up": shape(width, hidden), "down": shape(hidden, width)}
 
 
 def test_a_small_convolutional_net_is_data_parallel():
     def loss(params, batch):
-        overlapped = batch["x"]
+        hidden = batch["x"]
         for kernel in params["kernels"]:
-            overlapped = jax.nn.relu(
-                lax.conv_general_dilated(overlapped, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            hidden = jax.nn.relu(
+                lax.conv_general_dilated(hidden, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
             )
-        logits = overlapped.mean((1, 2)) @ params["out"]
+        logits = hidden.mean((1, 2)) @ params["out"]
         return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), batch["label"][:, None], axis=1))
 
     params = {"kernels": [shape(3, 3, 3, 64), shape(3, 3, 64, 128)], "out": shape(128, 16)}
@@ -104,8 +104,8 @@ def test_a_large_table_is_sharded():
 def test_the_weights_of_experts_are_sharded_by_expert():
     def loss(params, batch):
         gates = jax.nn.softmax(batch @ params["router"])
-        overlapped = jax.nn.relu(jnp.einsum("bd,edh->ebh", batch, params["up"]))
-        return jnp.mean(jnp.einsum("be,ebh,ehd->bd", gates, overlapped, params["down"]) ** 2)
+        hidden = jax.nn.relu(jnp.einsum("bd,edh->ebh", batch, params["up"]))
+        return jnp.mean(jnp.einsum("be,ebh,ehd->bd", gates, hidden, params["down"]) ** 2)
 
     params = {"router": shape(2048, 64), "up": shape(64, 2048, 4096), "down": shape(64, 4096, 2048)}
     plan = planned(training(loss), params, params, shape(64, 2048), mesh={"expert": 8}, memory="4GiB")

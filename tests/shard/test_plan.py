@@ -279,8 +279,8 @@ def with_shard_map(mesh):
 def with_constraint(mesh, spec):
     def step(params, batch):
         def loss(params):
-            overlapped = lax.with_sharding_constraint(batch["x"] @ params["in"], NamedSharding(mesh, spec))
-            return jnp.mean((jax.nn.relu(overlapped) @ params["out"] - batch["y"]) ** 2)
+            hidden = lax.with_sharding_constraint(batch["x"] @ params["in"], NamedSharding(mesh, spec))
+            return jnp.mean((jax.nn.relu(hidden) @ params["out"] - batch["y"]) ** 2)
 
         value, gradients = jax.value_and_grad(loss)(params)
         return sgd(params, gradients), value
@@ -407,8 +407,8 @@ def test_what_is_gathered_for_the_forward_pass_is_not_gathered_again_by_checkpoi
         value, gradients = jax.value_and_grad(loss)(state)
         return sgd(state, gradients), value
 
-    def args(rows, width, overlapped):
-        return [{"up": array(width, overlapped), "down": array(overlapped, width)} for _ in range(2)], array(rows, width)
+    def args(rows, width, hidden):
+        return [{"up": array(width, hidden), "down": array(hidden, width)} for _ in range(2)], array(rows, width)
 
     large = jax.eval_shape(lambda: args(65_536, 256, 512))
     plan = ps.plan(step, *large, mesh={"data": 8}, hardware="tpu-v5e", check=False)

@@ -63,7 +63,7 @@ def test_of_arguments_that_are_alike_it_is_said_which_is_put():
 def test_what_is_no_argument_of_the_step_is_neither_made_nor_put():
     plan = plan_of(mlp_step, mlp(), rows())
     with pytest.raises(ValueError, match=r"the nearest is 'params', where 'bias' is float32\[32\], and here it is float32\[31\]"):
-        plan.put(mlp(overlapped=31))
+        plan.put(mlp(hidden=31))
     with pytest.raises(ValueError, match="'out' where this has 'scale'"):
         plan.init(lambda: {**{name: mlp()[name] for name in ("bias", "in")}, "scale": array(32, 16)})
 

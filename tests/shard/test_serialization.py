@@ -87,7 +87,7 @@ def test_a_bound_plan_is_whole_again(saved):
 def test_a_plan_of_another_step_says_what_differs(saved):
     loaded = ps.Plan.load(saved[1])
     with pytest.raises(ValueError, match=r"'params/in' is float32\[16, 32\] in the plan, and float32\[16, 64\] in the step"):
-        loaded.bind(mlp_step, mlp(overlapped=64), rows())
+        loaded.bind(mlp_step, mlp(hidden=64), rows())
     with pytest.raises(ValueError, match="the step has the argument 'batch/mask', which the plan has not"):
         loaded.jit(mlp_step)(mlp(), {**rows(), "mask": jnp.ones(16)})
     with pytest.raises(ValueError, match="arguments and results are the same, and the program differs"):

@@ -77,7 +77,7 @@ def test_a_teacher_of_another_width_is_no_batch():
 
         return sgd(params, jax.grad(distance)(params))
 
-    found = roles(plan_of(step, mlp(), mlp(overlapped=48), rows()))
+    found = roles(plan_of(step, mlp(), mlp(hidden=48), rows()))
     assert {found["teacher/in"], found["teacher/out"]} == {"other"}
     assert {found["batch/x"], found["batch/y"]} == {"batch"}
 

@@ -1,6 +1,6 @@
 """Programs of a few lines, as the compiler prints them."""
 
-from penstock.shard.hlo.collectives import collectives
+from penstock.shard.hlo.collectives import find_collectives
 
 MESH = {"data": 2, "model": 4}
 
@@ -19,6 +19,6 @@ def program(body, *, before="", parameters="%p = f32[8,16]{1,0} parameter(0)"):
 
 
 def only(text, mesh=MESH):
-    found = collectives(text, mesh)
+    found = find_collectives(text, mesh)
     assert len(found) == 1, found
     return found[0]

@@ -1,86 +1,16 @@
-"""What the compiler says of a program, here and in processes of its own."""
-
-import contextlib
-import dataclasses
-import importlib.util
-import os
-import select
-import signal
-import subprocess
-import sys
-import textwrap
-import types
+"""The compiler's figures for a program are its memory, FLOPs and collectives."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from jax.experimental import topologies
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from tests.shard.hlo.train_step import PARAMETERS, directly
 
 from penstock._jax import program_text
 from penstock.shard.errors import CompileError
-from penstock.shard.hlo import compile_exported, compile_worker
 from penstock.shard.hlo.analysis import Measured, measure
 from penstock.shard.hlo.collectives import Collective
-from penstock.shard.hlo.compile_exported import export_program, measure_exported
 from penstock.shard.mesh.hardware import Hardware
-
-MESH = {"data": 2, "model": 4}
-AUTO = (AxisType.Auto,) * 2
-
-
-def here():
-    return jax.make_mesh((2, 4), ("data", "model"), axis_types=AUTO)
-
-
-def elsewhere(sizes=MESH):
-    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=AUTO)
-
-
-def train(mesh, donate=(0,)):
-    """A step with a loop, an argument that it does not use, donated parameters; and its abstract arguments."""
-
-    def step(parameters, unused, batch):
-        def loss(parameters):
-            hidden, _ = lax.scan(lambda h, w: (jnp.tanh(h @ w["a"]) @ w["b"] + h, None), batch["x"], parameters)
-            return jnp.mean(hidden**2)
-
-        value, gradients = jax.value_and_grad(loss)(parameters)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients), value
-
-    def array(shape, *layout):
-        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*layout)))
-
-    parameters = {"a": array((3, 64, 128), None, "data", "model"), "b": array((3, 128, 64), None, "model", "data")}
-    out = (jax.tree.map(lambda leaf: leaf.sharding, parameters), NamedSharding(mesh, P()))
-    jitted = jax.jit(step, donate_argnums=donate, out_shardings=out)
-    return jitted, parameters, array((50,)), {"x": array((32, 64), "data")}
-
-
-def exported(mesh=None, **options):
-    jitted, *arguments = train(mesh or elsewhere(), **options)
-    return export_program(jitted, *arguments, mesh=MESH)
-
-
-def doubled(sizes=MESH, dtype="float32"):
-    """A program that compiles fast: 64·64 elements over all devices."""
-    sharding = NamedSharding(elsewhere(sizes), P("data", "model"))
-    return export_program(jax.jit(lambda x: x * 2), jax.ShapeDtypeStruct((64, 64), dtype, sharding=sharding), mesh=sizes)
-
-
-def same(a, b):
-    return dataclasses.replace(a, seconds_to_compile=0) == dataclasses.replace(b, seconds_to_compile=0)
-
-
-def directly(**options):
-    jitted, *arguments = train(here(), **options)
-    return measure(jitted.lower(*arguments).compile(), MESH)
-
-
-PARAMETERS = 2 * 3 * 64 * 128 * 4 // 8  # bytes on a device
 
 
 def test_what_is_known_of_a_step_beforehand():
@@ -92,31 +22,6 @@ def test_what_is_known_of_a_step_beforehand():
     # Three products of [16, 64] and [64, 32] for each of two layers, three times: forwards, and twice backwards.
     assert found.flops == pytest.approx(3 * 3 * 2 * (2 * 16 * 64 * 32), rel=0.1)
     assert {c.count for c in found.collectives if c.bytes > 4} == {3.0}
-
-
-def test_a_program_compiled_elsewhere_is_the_one_compiled_here():
-    kept, given, other = measure_exported([exported(), exported(donate=()), exported(here())])
-    assert same(kept, directly())
-    assert kept.seconds_to_compile > 0
-    assert same(given, directly(donate=()))
-    assert given.aliased == 0
-    assert same(other, kept)
-
-
-def test_one_program_that_fails_leaves_the_others(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    good = doubled()
-    header, serialised = good.split(b"\n", 1)
-    broken = header + b"\n" + serialised[: len(serialised) // 2]
-    narrow = header.replace(b'"data": 2', b'"data": 1') + b"\n" + serialised
-    jitted, *arguments = train(elsewhere())
-    tpu = export_program(jitted, *arguments, mesh=MESH, platform="tpu")
-    found = measure_exported([broken, good, narrow, tpu, good], processes=2)
-    assert [type(each) for each in found] == [CompileError, Measured, CompileError, CompileError, Measured]
-    assert "does not match the mesh used for export" in str(found[2])
-    assert 'exported for tpu, and is to be compiled for virtual CPU devices: export it with platform="cpu"' in str(found[3])
-    assert same(found[1], found[4])
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_tables_of_many_devices_are_read():
@@ -131,171 +36,8 @@ def test_tables_of_many_devices_are_read():
 def test_a_compiler_that_does_not_tell_memory_is_an_error(monkeypatch):
     program = jax.jit(lambda x: x * 2).lower(3.0).compile()
     monkeypatch.setattr(type(program), "memory_analysis", lambda self: None)
-    with pytest.raises(CompileError, match="does not tell what memory a program needs"):
+    with pytest.raises(CompileError, match="does not report how much memory a program needs"):
         measure(program, {"x": 1})
-
-
-def test_no_programs_are_no_results():
-    assert measure_exported([]) == []
-
-
-def test_meshes_of_several_sizes_and_dtypes_in_one_process():
-    sizes = [{"data": 1, "model": 2}, {"data": 4, "model": 8}]
-    with jax.enable_x64(True):
-        programs = [doubled(each, dtype) for each in sizes for dtype in ("bfloat16", "float64")]
-    assert [found.arguments for found in measure_exported(programs)] == [64 * 64 * size // n for n in (2, 32) for size in (2, 8)]
-
-
-def test_a_compiler_that_dies_takes_one_program_along(monkeypatch):
-    start = compile_exported._start
-
-    def dies_first(folder, share, topology):
-        monkeypatch.setattr(compile_exported, "_start", start)
-        script = f"import os, sys; print('last words', file=sys.stderr, flush=True); os.kill(os.getpid(), {int(signal.SIGKILL)})"
-        with (folder / f"{share[0]}.log").open("wb") as log:
-            return subprocess.Popen([sys.executable, "-c", script], stderr=log, start_new_session=True)
-
-    monkeypatch.setattr(compile_exported, "_start", dies_first)
-    dead, alive = measure_exported([doubled()] * 2)
-    assert str(dead) == "the process that compiled it ended with signal 9: last words"
-    assert alive.arguments == 64 * 64 * 4 // 8
-
-
-def test_processes_that_cannot_start_are_told_once(monkeypatch, tmp_path):
-    (tmp_path / "jax.py").write_text("raise ImportError('this is no JAX')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = measure_exported([doubled()] * 2)
-    assert all(isinstance(each, CompileError) and "this is no JAX" in str(each) for each in found)
-
-
-def test_the_current_folder_is_not_imported_from(monkeypatch, tmp_path):
-    (tmp_path / "jax.py").write_text("raise ImportError('this is no JAX')")
-    monkeypatch.chdir(tmp_path)
-    assert isinstance(measure_exported([doubled()])[0], Measured)
-
-
-@contextlib.contextmanager
-def measuring(tmp_path):
-    """A process that compiles many programs in another one; yields it and the other's id."""
-    (tmp_path / "program").write_bytes(exported())
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    script = f"""
-    import signal, subprocess
-    from pathlib import Path
-    from penstock.shard.hlo import compile_exported
-
-    class Told(subprocess.Popen):
-        def wait(self, *arguments):
-            print(self.pid, flush=True)
-            return super().wait(*arguments)
-
-    subprocess.Popen = Told
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    compile_exported.measure_exported([Path({str(tmp_path / "program")!r}).read_bytes()] * 100)
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
-    )
-    with process:
-        try:
-            yield process, int(process.stdout.readline())
-        finally:
-            process.kill()
-
-
-def test_ctrl_c_leaves_nothing_behind(tmp_path):
-    with measuring(tmp_path) as (process, worker):
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in errors
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)
-    assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def test_a_compiling_process_ends_with_the_one_that_started_it(tmp_path):
-    with measuring(tmp_path) as (process, worker):
-        ended = os.pidfd_open(worker)
-        process.kill()
-        readable, _, _ = select.select([ended], [], [], 60)
-    os.close(ended)
-    assert readable
-
-
-def test_a_topology_without_its_compiler_tells_what_to_install(monkeypatch, tmp_path):
-    # Found first, where libtpu is installed.
-    (tmp_path / "libtpu.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    jitted, *arguments = train(elsewhere())
-    (found,) = measure_exported([export_program(jitted, *arguments, mesh=MESH, platform="tpu")], topology="v5e:2x4")
-    assert isinstance(found, CompileError)
-    assert "pip install libtpu" in str(found)
-
-
-@pytest.fixture
-def compiler(monkeypatch):
-    """Stands for libtpu, which need not be here: topologies of 8 devices. Gives what it was asked for."""
-    asked = []
-
-    def get_topology_desc(**options):
-        asked.append(options)
-        return types.SimpleNamespace(devices=[None] * 8)
-
-    monkeypatch.setattr(topologies, "get_topology_desc", get_topology_desc)
-    return asked
-
-
-def test_a_topology_of_another_size_tells_both_sizes(compiler):
-    with pytest.raises(CompileError) as found:
-        compile_worker._tpus({"data": 4, "model": 4}, "v5e:2x4")
-    assert str(found.value) == (
-        "topology v5e:2x4 has 8 devices, and the mesh data=4×model=4 needs 16: name a topology of 16 devices"
-    )
-
-
-@pytest.mark.parametrize("name", ["v4:2x2x1", "TPU v4:2x2x1", "V4:2x2", "v4-8", "v5p:2x2x1", "v5e:2x4", "v6e:2x4", "v3:2x2"])
-def test_a_chip_of_v4_is_one_device(compiler, name):
-    with pytest.raises(CompileError):
-        compile_worker._tpus({"data": 4}, name)
-    megacore = {"chip_config_name": "megacore"} if "v4" in name.lower() else {}
-    assert compiler == [{"platform": "tpu", "topology_name": name, **megacore}]
-
-
-# libtpu is no dependency of the tests: where it is installed, every process that starts JAX looks for a TPU and prints
-# that there is none. `pip install --target DIR libtpu` and `PYTHONPATH=DIR` run these.
-if importlib.util.find_spec("libtpu"):
-
-    def tpu_program(mesh=MESH):
-        jitted, *arguments = train(elsewhere())
-        return export_program(jitted, *arguments, mesh=mesh, platform="tpu")
-
-    def test_tpus_that_are_not_here():
-        found = measure_exported([tpu_program()] * 2, topology="v5e:2x4", processes=2)
-        assert same(*found)
-        assert found[0].aliased > 0
-        assert found[0].arguments >= PARAMETERS
-        assert found[0].flops == pytest.approx(directly().flops, rel=0.05)
-        assert {c.kind for c in found[0].collectives} == {"all-gather", "all-reduce", "reduce-scatter"}
-        assert {c.count for c in found[0].collectives if c.bytes > 4} == {3.0}
-
-    @pytest.mark.parametrize(("name", "devices"), [("v4:2x2x1", 4), ("v5p:2x2x1", 4), ("v5e:4x4", 16), ("v6e:4x4", 16)])
-    def test_a_topology_has_a_device_for_each_chip(name, devices):
-        (found,) = measure_exported([tpu_program()], topology=name)
-        assert f"topology {name} has {devices} devices, and the mesh data=2×model=4 needs 8" in str(found)
-
-    def test_chips_of_v4():
-        (found,) = measure_exported([tpu_program()], topology="v4:2x2x2")
-        assert found.flops == pytest.approx(directly().flops, rel=0.05)
-
-    def test_a_topology_that_there_is_not():
-        (found,) = measure_exported([tpu_program()], topology="v99:2x4")
-        assert 'topology "v99:2x4"' in str(found)
 
 
 def test_the_score():

@@ -12,8 +12,8 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from penstock.shard.hlo.collectives import Collective, collectives
-from penstock.shard.hlo.flops import flops, unknown
+from penstock.shard.hlo.collectives import Collective, find_collectives
+from penstock.shard.hlo.flops import count_flops, describe_unknown_costs
 
 MESH = {"data": 2, "model": 4}
 
@@ -63,8 +63,8 @@ BYTES = 64 * 64 * 4
 )
 def test_a_product(mesh, layouts, wanted):
     text = compiled(mesh, product, ((64, 128), layouts[0]), ((128, 64), layouts[1]), out=layouts[2])
-    assert [(c.kind, c.bytes, c.axes) for c in collectives(text, MESH)] == wanted
-    assert all(c.count == 1 for c in collectives(text, MESH))
+    assert [(c.kind, c.bytes, c.axes) for c in find_collectives(text, MESH)] == wanted
+    assert all(c.count == 1 for c in find_collectives(text, MESH))
 
 
 def test_a_gradient_that_is_kept_in_parts(mesh):
@@ -77,7 +77,7 @@ def test_a_gradient_that_is_kept_in_parts(mesh):
     }
     x = jax.ShapeDtypeStruct((32, 64), jnp.float32, sharding=NamedSharding(mesh, P("data")))
     out = {name: leaf.sharding for name, leaf in abstract.items()}
-    found = collectives(jax.jit(gradients, out_shardings=out).lower(abstract, x).compile().as_text(), MESH)
+    found = find_collectives(jax.jit(gradients, out_shardings=out).lower(abstract, x).compile().as_text(), MESH)
     scattered = [c for c in found if c.kind == "reduce-scatter"]
     assert scattered
     assert all(c.axes == ("data",) for c in scattered)
@@ -88,9 +88,9 @@ def test_a_loop(mesh):
         return lax.scan(lambda carry, _: (jnp.tanh(carry @ b @ b.T), None), a, length=5)[0]
 
     text = compiled(mesh, five, ((64, 128), P(None, "model")), ((128, 64), P("model")))
-    assert collectives(text, MESH) == [Collective("all-reduce", BYTES, 4, 5.0, ("model",))]
-    assert flops(text) == pytest.approx(5 * 2 * (2 * 64 * 64 * 32), rel=0.01)
-    assert unknown(text) == ()
+    assert find_collectives(text, MESH) == [Collective("all-reduce", BYTES, 4, 5.0, ("model",))]
+    assert count_flops(text) == pytest.approx(5 * 2 * (2 * 64 * 64 * 32), rel=0.01)
+    assert describe_unknown_costs(text) == ()
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,16 @@ def test_a_loop_from_a_number_that_is_given_counts_one_turn_and_is_told(mesh, go
         for shape, layout in (((64, 128), P(None, "model")), ((128, 64), P("model")))
     )
     text = jax.jit(turns).lower(n, a, b).compile().as_text()
-    assert collectives(text, MESH) == [Collective("all-reduce", BYTES, 4, 1.0, ("model",))]
-    assert flops(text) == pytest.approx(2 * (2 * 64 * 64 * 32), rel=0.01)
-    assert unknown(text) == ("1 loop of unknown length counts once: the true FLOPs, bytes sent and time are unknown",)
+    assert find_collectives(text, MESH) == [Collective("all-reduce", BYTES, 4, 1.0, ("model",))]
+    assert count_flops(text) == pytest.approx(2 * (2 * 64 * 64 * 32), rel=0.01)
+    assert describe_unknown_costs(text) == (
+        "1 loop of unknown length counts once: the true FLOPs, bytes sent and time are unknown",
+    )
 
 
 @pytest.mark.parametrize(("function", "name"), [(jnp.linalg.cholesky, "lapack_spotrf_ffi"), (callback, "callback")])
 def test_calls_of_libraries_and_of_python_are_told(mesh, function, name):
-    (sentence,) = unknown(compiled(mesh, function, ((8, 8), P())))
+    (sentence,) = describe_unknown_costs(compiled(mesh, function, ((8, 8), P())))
     assert sentence.startswith("1 operation of unknown cost counts nothing (")
     assert name in sentence
 
@@ -127,7 +129,7 @@ def test_calls_of_libraries_and_of_python_are_told(mesh, function, name):
 def test_a_search_for_the_largest_is_no_call_of_unknown_cost(mesh):
     text = compiled(mesh, lambda x: lax.top_k(x, 4), ((64, 64), P()))
     assert "custom-call" in text
-    assert unknown(text) == ()
+    assert describe_unknown_costs(text) == ()
 
 
 def test_what_a_loop_exchanges_to_know_whether_to_go_on(mesh):
@@ -135,7 +137,7 @@ def test_what_a_loop_exchanges_to_know_whether_to_go_on(mesh):
         return lax.while_loop(lambda c: jnp.sum(c) > 1000.0, lambda c: c * 0.5, x)
 
     text = compiled(mesh, halved, ((64, 64), P("data", "model")))
-    assert collectives(text, MESH) == [
+    assert find_collectives(text, MESH) == [
         Collective("all-reduce", 4, 4, 1.0, ("model",)),
         Collective("all-reduce", 4, 2, 1.0, ("data",)),
     ]
@@ -151,7 +153,7 @@ def test_a_loop_in_a_loop(mesh):
 
         return jax.shard_map(local, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)(a, b)
 
-    found = collectives(compiled(mesh, nested, ((16, 32), P("data")), ((16, 32), P("data"))), MESH)
+    found = find_collectives(compiled(mesh, nested, ((16, 32), P("data")), ((16, 32), P("data"))), MESH)
     assert found == [
         Collective("all-reduce", 8 * 32 * 4, 4, 21.0, ("model",)),
         Collective("collective-permute", 8 * 32 * 4, 2, 7.0, ("data",)),
@@ -164,7 +166,7 @@ def test_all_to_all_and_permute(mesh):
         return lax.ppermute(x, "model", [(i, (i + 1) % 4) for i in range(4)])
 
     sharded = jax.shard_map(exchange, mesh=mesh, in_specs=P("model"), out_specs=P("model"), check_vma=False)
-    found = collectives(compiled(mesh, sharded, ((32, 16), P("model"))), MESH)
+    found = find_collectives(compiled(mesh, sharded, ((32, 16), P("model"))), MESH)
     assert found == [
         Collective("all-to-all", 8 * 16 * 4, 4, 1.0, ("model",)),
         Collective("collective-permute", 8 * 16 * 4, 4, 1.0, ("model",)),
@@ -220,8 +222,8 @@ def attention(q, k, v):
 )
 def test_flops_are_those_of_the_compiler(function, shapes):
     done = jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile()
-    assert flops(done.as_text()) == pytest.approx(done.cost_analysis()["flops"], rel=0.01)
-    assert unknown(done.as_text()) == ()
+    assert count_flops(done.as_text()) == pytest.approx(done.cost_analysis()["flops"], rel=0.01)
+    assert describe_unknown_costs(done.as_text()) == ()
 
 
 _ON_16_DEVICES = """
@@ -232,7 +234,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from penstock.shard.hlo.analysis import measure
-from penstock.shard.hlo.collectives import collectives
+from penstock.shard.hlo.collectives import find_collectives
 
 SIZES = {"data": 2, "model": 8}
 mesh = jax.make_mesh((2, 8), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -247,7 +249,7 @@ def show(found):
     print([(each.kind, each.axes, each.guessed) for each in found])
 
 product = compiled(lambda a, b, at: a @ b)
-show(collectives(product.as_text(), SIZES))
+show(find_collectives(product.as_text(), SIZES))
 show(measure(product, SIZES).collectives)
 print(measure(product, SIZES).unknown)
 with_constants = measure(compiled(lambda a, b, at: a @ b + jnp.array(many)[at]), SIZES)

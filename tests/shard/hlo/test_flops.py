@@ -3,7 +3,7 @@
 import pytest
 from tests.shard.hlo.hlo_text import program
 
-from penstock.shard.hlo.flops import flops, unknown
+from penstock.shard.hlo.flops import count_flops, describe_unknown_costs
 
 
 # As XLA's own tests have what it makes for GPUs.
@@ -23,7 +23,7 @@ def test_convolutions_of_cudnn(kind):
     """.replace(",\n        ", ", "),
         parameters=f"%p = {left} parameter(0)",
     )
-    assert flops(text) == 2 * 10 * 19 * 28 * 40 * 41 * 2 * 3
+    assert count_flops(text) == 2 * 10 * 19 * 28 * 40 * 41 * 2 * 3
 
 
 def test_a_convolution_over_groups_of_the_batch():
@@ -32,7 +32,7 @@ def test_a_convolution_over_groups_of_the_batch():
     text = program(
         f"%q = f32[16,8,3,3] parameter(1)\nROOT %c = f32[2,16,9,9] {call}", parameters="%p = f32[8,8,9,9] parameter(0)"
     )
-    assert flops(text) == 2 * 2 * 8 * 16 * (8 + 9 + 8) ** 2
+    assert count_flops(text) == 2 * 2 * 8 * 16 * (8 + 9 + 8) ** 2
 
 
 def test_products_of_cublas():
@@ -40,7 +40,7 @@ def test_products_of_cublas():
     for target in ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"):
         call = f'custom-call(%p, %q), custom_call_target="{target}", backend_config={config}'
         text = program(f"%q = f32[16,32] parameter(1)\nROOT %r = (f32[8,32]{{1,0}}, s8[1028]{{0}}) {call}")
-        assert flops(text) == 2 * 8 * 32 * 16
+        assert count_flops(text) == 2 * 8 * 32 * 16
 
 
 def call(target, more=""):
@@ -52,7 +52,7 @@ def call(target, more=""):
 )
 def test_what_computes_nothing_is_not_told(line):
     text = program(f"ROOT %r = f32[8,16] {line}")
-    assert (flops(text), unknown(text)) == (0, ())
+    assert (count_flops(text), describe_unknown_costs(text)) == (0, ())
 
 
 def test_operations_of_unknown_cost_are_told_by_name():
@@ -63,12 +63,12 @@ def test_operations_of_unknown_cost_are_told_by_name():
       ROOT %r = f32[8,16] hyper-dot(%a, %b)
     """)
     said = "(2 × tpu_custom_call, __cublas$gemm, hyper-dot)"
-    assert unknown(text) == (
+    assert describe_unknown_costs(text) == (
         f"4 operations of unknown cost count nothing {said}: the true FLOPs, bytes sent and time are unknown",
     )
-    assert flops(text) == 0
+    assert count_flops(text) == 0
 
 
 def test_a_custom_call_counts_what_it_calls():
     text = program(f"ROOT %r = f32[8,16] {call('wrapped', ', called_computations={%add}')}")
-    assert (flops(text), unknown(text)) == (1, ())
+    assert (count_flops(text), describe_unknown_costs(text)) == (1, ())

@@ -3,7 +3,7 @@
 import pytest
 from tests.shard.hlo.hlo_text import MESH, only, program
 
-from penstock.shard.hlo.collectives import Collective, collectives
+from penstock.shard.hlo.collectives import Collective, find_collectives
 
 SLICE = """
 %fused (a: f32[8,16], t: u32[8], d: u32[]) -> f32[2,16] {{
@@ -38,7 +38,7 @@ def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter(bet
         """,
             before=SLICE.format(between=between),
         )
-        return collectives(text, MESH)
+        return find_collectives(text, MESH)
 
     assert kept("{0, 1, 2, 3, 0, 1, 2, 3}") == [Collective("reduce-scatter", 512, 4, 1.0, ("model",))]
     # Over both axes, and sliced over one.
@@ -103,7 +103,7 @@ def test_a_tuple_all_reduce_is_taken_element_by_element():
       %s = f32[1,16]{1,0} dynamic-slice(%big, %id, %zero), dynamic_slice_sizes={1,16}
       ROOT %t = (f32[1,16], f32[4]) tuple(%s, %small)
     """)
-    assert collectives(text, MESH) == [
+    assert find_collectives(text, MESH) == [
         Collective("reduce-scatter", 512, 8, 1.0, ("data", "model")),
         Collective("all-reduce", 16, 8, 1.0, ("data", "model")),
     ]

@@ -1,30 +1,29 @@
+"""The page of a plan has the content of the text, needs no network, and works in a browser."""
+
 from __future__ import annotations
 
 import html
 import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, plan, spec, with_moments
 
 from penstock.shard import Plan
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.present.drawing import layout_drawing
 from penstock.shard.present.html import plan_page
 from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.units import format_bytes
 
 _SVG = "http://www.w3.org/2000/svg"
+
+
 _EVIL = "<script>document.title='ran'</script>\"'&"
-MESH = {"data": 2, "model": 4, "pod": 16}
 
 
 class _Reader(HTMLParser):
@@ -97,13 +96,13 @@ def test_bars_say_their_parts():
 
 def test_page_has_what_the_compiler_said():
     made = replace(megatron(), checked=Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 1.0))
-    assert "the compiler says 8 GiB, 50% of it" in _Reader(plan_page(made)).text
+    assert "The compiler's figure for this plan is 8 GiB, 50% of the limit" in _Reader(plan_page(made)).text
 
 
 def test_page_says_what_is_unknown_below_the_times():
     made = megatron()
     text = _Reader(plan_page(replace(made, cost=replace(made.cost, unknown=("1 loop of unknown length counts once",))))).text
-    time, rest = text.split("Memory when it is fullest")
+    time, rest = text.split("Peak memory")
     assert "1 loop of unknown length counts once." in time
     assert "unknown" not in rest
     assert "unknown" not in _Reader(plan_page(made)).text
@@ -138,61 +137,6 @@ def test_a_layout_used_and_not_stored_has_a_column():
     text = _Reader(plan_page(plan(with_moments("w", (64, 64), sharded, whole, sharded), {"data": 2}, {"data": BATCH}))).text
     assert "stored used optimizer" in re.sub(r"(?<=[a-z])(?=used|optimizer)", " ", text)
     assert text.count("P('data')") == 2
-
-
-# Drawings.
-
-
-@pytest.mark.parametrize(
-    ("shape", "layout", "words"),
-    [
-        ((512, 64), spec(("data", "model"), None), "512 × 64; dimension 0 in 8 parts over data and model"),
-        ((512, 64), spec("data", "model"), "512 × 64; dimension 0 in 2 parts over data; dimension 1 in 4 parts over model"),
-        ((32, 8, 64), spec("pod", None, None), "32 × 8 × 64; dimension 0 in 16 parts over pod"),
-        ((64,), spec(None), "64, whole on every device"),
-        ((), (), "a scalar, whole on every device"),
-    ],
-)
-def test_drawing_has_a_text_alternative(shape, layout, words):
-    svg = ElementTree.fromstring(layout_drawing(shape, layout, MESH))
-    assert svg.get("aria-label") == svg.findtext(f"{{{_SVG}}}title") == words
-
-
-def test_part_of_a_device_is_its_share():
-    svg = ElementTree.fromstring(layout_drawing((512, 64), spec("data", "model"), MESH))
-    array, part = (next(each for each in svg if each.get("class") == name) for name in ("array", "part"))
-    assert float(part.get("height", 0)) == float(array.get("height", 0)) / 2
-    assert float(part.get("width", 0)) == float(array.get("width", 0)) / 4
-    assert [text.text for text in svg.iter(f"{{{_SVG}}}text")] == ["model", "data"]
-
-
-@st.composite
-def _layouts(draw: st.DrawFn):
-    shape = draw(st.lists(st.integers(1, 10**6), max_size=5))
-    layout: list[tuple[str, ...]] = [()] * len(shape)
-    for axis in draw(st.permutations(list(MESH))) if shape else ():
-        dim = draw(st.none() | st.integers(0, len(shape) - 1))
-        if dim is not None:
-            layout[dim] = (*layout[dim], axis)
-    return shape, tuple(layout)
-
-
-@given(_layouts())
-def test_drawing_is_inside_of_its_box_and_shows_the_last_sharded_dimensions(drawn):
-    shape, layout = drawn
-    svg = ElementTree.fromstring(layout_drawing(shape, layout, MESH))
-    _, _, width, height = map(float, svg.attrib["viewBox"].split())
-    for each in svg.iter(f"{{{_SVG}}}rect"):
-        x, y, wide, tall = (float(each.attrib[name]) for name in ("x", "y", "width", "height"))
-        assert x >= 0
-        assert y >= 0
-        assert x + wide <= width + 0.1
-        assert y + tall <= height + 0.1
-    named = {text.text for text in svg.iter(f"{{{_SVG}}}text")}
-    assert named == {axis for axes in [axes for axes in layout if axes][-2:] for axis in axes}
-
-
-# What the page does in a browser.
 
 
 @pytest.fixture

@@ -1,1 +1,4 @@
-"""Write decisions out: partition specs with their order of axes, and sharding constraints inside of the step."""
+"""Turn the decisions of the search into layouts that JAX takes.
+
+In: an assignment. Out: partition specs of the arguments and results, and sharding constraints inside of the step.
+"""

@@ -1,9 +1,11 @@
-"""Which of several mesh axes that shard one dimension comes first.
+"""Choose the order of mesh axes in each dimension that several of them shard.
 
-Sharded over (a, b), a dimension is cut into blocks over a, and each of them over b. To gather b, or to cut over b, moves
-blocks within those of a; to gather a alone moves everything. So, of axes that meet in a dimension, that which stays while the
-other comes and goes has to be the first, and all dimensions that arrays go between have to agree. So have two dimensions of an
-array, where an all-to-all takes several axes from one to the other: in another order, all of it is moved once more.
+In: the decision graph and an assignment. Out: an order of mesh axes for each dimension of each node, major first.
+
+A dimension sharded over (a, b) is split into blocks over a, and each block over b. To gather b moves data only within the blocks
+of a. To gather a alone moves all data. So the axis that stays, while the other is added or removed, has to come first. All
+dimensions that are connected by edges use the same order. An all-to-all that moves several axes from one dimension to another
+needs the same order in both: otherwise the array is permuted once more.
 """
 
 from __future__ import annotations
@@ -15,13 +17,23 @@ from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.search.problem import Assignment
 
 _AGREEMENT_ROUNDS = 4
+"""Most rounds in which dimensions that exchange axes adapt to each other."""
 
 Order = dict[tuple[int, int], tuple[int, ...]]
-"""Of (node, slot) the numbers of the mesh axes, major first."""
+"""(node, dimension) → numbers of the mesh axes, major first."""
 
 
 def axis_orders(graph: Graph, links: MeshLinks, assignment: Assignment) -> Order:
-    """For each dimension in which several axes meet, the order that moves the fewest bytes for nothing."""
+    """Find the order of mesh axes in each dimension, so that the fewest bytes are moved only because of the order.
+
+    Args:
+      graph: the decisions.
+      links: the mesh.
+      assignment: the layout of each node.
+
+    Returns:
+      The order of all mesh axes for each (node, dimension). The user's order is kept where constraints give one.
+    """
     dimension = connect_dims(graph)
     pairs, exchanged = [], []
     for edge in graph.edges:
@@ -46,22 +58,28 @@ def axis_orders(graph: Graph, links: MeshLinks, assignment: Assignment) -> Order
                 costs[order] += size
     fixed_orders = _fixed_orders(graph, links)
     for dim, given in fixed_orders.items():
-        # Others that go there follow, if they are not told otherwise.
+        # The user's order also holds for all connected dimensions that have no constraint of their own.
         costs = wasted.setdefault(dimension[dim], dict.fromkeys(orders, 0.0))
         for order in orders:
             if [axis for axis in order if axis in given] != list(given):
                 costs[order] += float("inf")
     exchanged_pairs = [(dimension[one], dimension[other], moved, size) for one, other, moved, size in exchanged]
-    chosen = _agreed(wasted, [each for each in exchanged_pairs if each[0] != each[1]], orders)
+    chosen = _agree(wasted, [each for each in exchanged_pairs if each[0] != each[1]], orders)
     return {dim: chosen.get(number, orders[0]) for dim, number in dimension.items()} | fixed_orders
 
 
-def _agreed(
+def _agree(
     wasted: dict[int, dict[tuple[int, ...], float]],
     exchanged_pairs: list[tuple[int, int, int, float]],
     orders: list[tuple[int, ...]],
 ) -> dict[int, tuple[int, ...]]:
-    """The best order of each, given those of the others that axes go to, in turn until nothing changes."""
+    """Choose the best order of each set of connected dimensions, given the orders of the others, until nothing changes.
+
+    Args:
+      wasted: bytes that each order moves in vain, for each set of connected dimensions.
+      exchanged_pairs: (one set, another set, bits of the axes that an all-to-all moves between them, bytes).
+      orders: all orders of the mesh axes.
+    """
     partners: dict[int, list[tuple[int, int, float]]] = {}
     for one, other, moved, size in exchanged_pairs:
         partners.setdefault(one, []).append((other, moved, size))
@@ -84,7 +102,7 @@ def _agreed(
 
 
 def _fixed_orders(graph: Graph, links: MeshLinks) -> Order:
-    """The dimensions for which several axes are prescribed, in that order."""
+    """Return the orders that the constraints of the user give, where they name several axes for one dimension."""
     return {
         (number, dim): tuple(links.names.index(axis) for axis in entry)
         for number, node in enumerate(graph.nodes)
@@ -94,12 +112,12 @@ def _fixed_orders(graph: Graph, links: MeshLinks) -> Order:
 
 
 def _nested(order: tuple[int, ...], before: int, after: int) -> bool:
-    """Whether of two sets of axes one is the beginning of the other."""
+    """Return whether one set of axes, in this order, is a prefix of the other."""
     first, second = _in_order(order, before), _in_order(order, after)
     shorter = min(len(first), len(second))
     return first[:shorter] == second[:shorter]
 
 
 def _in_order(order: tuple[int, ...], axes: int) -> list[int]:
-    """Some axes, in an order."""
+    """Return the numbers of a set of axes, given as bits, in an order."""
     return [axis for axis in order if axes >> axis & 1]

@@ -1,4 +1,8 @@
-"""From decisions to layouts: of the inputs and outputs, and inside of the step."""
+"""Write an assignment as partition specs.
+
+In: the decision graph and the layout of each node. Out: a spec for each input and output, and the chain of specs that each
+operand and result inside of the step goes through. `sharding_constraints.py` puts the chains into the step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.graph.decisions import Graph
 from penstock.shard.graph.first_use import find_first_uses
 from penstock.shard.mesh.resharding import Layout, MeshLinks
-from penstock.shard.search.problem import Assignment
+from penstock.shard.search.problem import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram
 
 
@@ -20,10 +24,11 @@ class Layouts:
     """All layouts of a plan.
 
     Attributes:
-      inputs: of each input, how it is stored.
-      outputs: of each output: what replaces an input is stored as that is; everything else comes as it was computed.
-      steering: the layouts inside of the step.
-      used: of inputs, by the number of their value, the layout in which the first operation that computes with them has them.
+      inputs: the storage layout of each input.
+      outputs: the layout of each output. New state has the storage layout of the state that it replaces; everything else keeps
+        the layout in which it was computed.
+      sharding_constraints: the layouts inside of the step.
+      used: for inputs, by the number of their value, the layout at the first non-elementwise operation.
     """
 
     inputs: tuple[Spec, ...]
@@ -35,22 +40,28 @@ class Layouts:
 def write_layouts(
     program: FlatProgram, groups: AxisGroups, graph: Graph, links: MeshLinks, assignment: Assignment, state: Mapping[int, int]
 ) -> Layouts:
-    """Write decisions out.
+    """Write an assignment as partition specs.
 
     Args:
-      program, groups, graph, links: what was searched.
-      assignment: the decisions.
-      state: of each output that replaces an input, by place, the place of the input.
+      program: the step.
+      groups: its axis groups.
+      graph: its decisions.
+      links: the mesh.
+      assignment: the layout of each node.
+      state: for each output that replaces an input, by index, the index of the input.
     """
     return _Writer(program, groups, graph, links, assignment).write(state)
 
 
 class _Writer:
+    """The layouts of one assignment, with the order of mesh axes in each dimension."""
+
     def __init__(self, program: FlatProgram, groups: AxisGroups, graph: Graph, links: MeshLinks, assignment: Assignment):
         self.program, self.groups, self.graph, self.links, self.assignment = program, groups, graph, links, assignment
         self.orders = axis_orders(graph, links, assignment)
 
     def write(self, state: Mapping[int, int]) -> Layouts:
+        """Write all layouts; `state` is as in `write_layouts`."""
         inputs = tuple(
             self.spec(self.graph.leaf[value], range(len(self.program.values[value].shape))) for value in self.program.inputs
         )
@@ -64,9 +75,11 @@ class _Writer:
         results: dict = {}
         for op, node in zip(self.groups.non_elementwise, self.graph.op, strict=True):
             layout = self.assignment[node]
-            prescribed = op.primitive == "sharding_constraint"
+            is_constraint = op.primitive == "sharding_constraint"
             operands[op.path] = tuple(
-                None if operand is None or not factors or prescribed else self.operand_layouts(operand, node, factors, op.count)
+                None
+                if operand is None or not factors or is_constraint
+                else self.operand_layouts(operand, node, factors, op.count)
                 for operand, factors in zip(op.operands, op.rule.operands, strict=True)
             )
             result_layouts = []
@@ -82,7 +95,7 @@ class _Writer:
                     (self.group_layout(each),) if self.program.values[each].shape else None for each in op.results
                 )
         for loop in self.program.loops:
-            # Where what a loop works on is to be gathered before it, and not in each of its turns.
+            # An operand of a loop that is gathered is gathered once before the loop, and not in each iteration.
             operands[loop.path] = tuple(
                 None if each is None or not self.program.values[each].shape else (self.group_layout(each),)
                 for each in loop.operands
@@ -91,18 +104,22 @@ class _Writer:
         return Layouts(inputs, tuple(outputs), ShardingConstraints(operands, results), self._used())
 
     def _used(self) -> dict[int, Spec]:
-        """Of inputs the layout in which the first operation that computes with them has them."""
+        """Return the layout of inputs at their first non-elementwise use, by the number of the value."""
         return {
             value: ((),) * use.scan_dims + self.spec(self.graph.op[use.number], use.factors)
             for value, use in find_first_uses(self.program, self.groups).items()
         }
 
     def group_layout(self, value: int) -> Spec:
-        """The layout in which a value is kept."""
+        """Return the layout of the axis group that a value belongs to."""
         return self.spec(self.graph.group[value], self.groups.dims[value])
 
     def operand_layouts(self, value: int, node: int, factors: tuple[int | None, ...], count: float) -> tuple[Spec, ...]:
-        """The layouts that an operand goes through: from its group's, by that of the copy for all readers, to the operation's."""
+        """Return the layouts that an operand goes through.
+
+        It starts in the layout of its group, and ends in that of the operation. In between may be a reshard that several readers
+        share.
+        """
         dims = self.groups.dims[value]
         layouts_on_way = [self._layout(self.graph.group[value], dims)]
         if (value, count) in self.graph.shared_reshard:
@@ -115,21 +132,21 @@ class _Writer:
         return self._spec_chain(layouts, value, (node, factors))
 
     def result_layouts(self, value: int, node: int, factors: tuple[int | None, ...], reduced: list[int]) -> tuple[Spec, ...]:
-        """The layouts that a result goes through: from the operation's to its group's."""
+        """Return the layouts that a result goes through: from that of the operation to that of its group."""
         source = self._only_large(self._layout(node, factors), value)
         target = self._layout(self.graph.group[value], self.groups.dims[value])
         partial = 0
         for factor in reduced:
             partial |= self.assignment[node][factor]
-        # Summed first, and cut afterwards, which compilers make one reduce-scatter of. Asked for the parts at once, the
-        # partitioner may gather the operands instead.
+        # First the full sum, then its slice: compilers combine the two into one reduce-scatter. If the slice is requested at
+        # once, the partitioner may gather the operands instead.
         layouts_on_way = list(self.links.waypoints(source, target, partial))
         if source != target:
             layouts_on_way = [source, *layouts_on_way]
         return self._spec_chain(layouts_on_way, value, (node, factors))
 
     def broadcast_uses(self, operands: dict) -> None:
-        """Operands of elementwise operations that are stored, or that are small, in the layout of the result."""
+        """Give broadcast operands of elementwise operations the layout of the result; add them to `operands`."""
         by_result = {op.results[0]: op for group in self.groups.groups if group is not None for op in group.elementwise}
         for value, result, dims in self.groups.broadcast_uses:
             op = by_result[result]
@@ -139,18 +156,24 @@ class _Writer:
             operands[op.path] = tuple((spec,) if each == value else old for each, old in zip(op.operands, before, strict=True))
 
     def spec(self, node: int, dims: Iterable[int | None]) -> Spec:
+        """Return the spec of an array, given the dimension of a node that each of its dimensions belongs to."""
         return tuple(self._axes(node, dim, 0 if dim is None else self.assignment[node][dim]) for dim in dims)
 
     def _layout(self, node: int, dims: tuple[int | None, ...]) -> Layout:
-        return tuple(0 if dim is None else self.assignment[node][dim] for dim in dims)
+        """Return the layout of an array, like `spec`, as bits of mesh axes."""
+        return project(dims, self.assignment[node])
 
     def _only_large(self, layout: Layout, value: int) -> Layout:
+        """Return a layout of a value without the mesh axes of dimensions of size one."""
         return tuple(mask if size > 1 else 0 for mask, size in zip(layout, self.program.values[value].shape, strict=True))
 
     def _spec_chain(
         self, layouts_on_way: list[Layout], value: int, fallback: tuple[int, tuple[int | None, ...]]
     ) -> tuple[Spec, ...]:
-        """Layouts with the names of axes, in the order that the dimension has wherever the value goes."""
+        """Write layouts as specs.
+
+        The order of axes is that of the group's dimension; `fallback` names a node and its dimensions where the group has none.
+        """
         group, dims = self.graph.group[value], self.groups.dims[value]
         specs = []
         for stop in layouts_on_way:
@@ -162,5 +185,6 @@ class _Writer:
         return tuple(dict.fromkeys(specs))
 
     def _axes(self, node: int, dim: int | None, mask: int) -> tuple[str, ...]:
+        """Return the names of mesh axes, given as bits, in the order of a dimension of a node."""
         order = self.orders.get((node, dim), range(len(self.links.sizes))) if dim is not None else range(len(self.links.sizes))
         return tuple(self.links.names[axis] for axis in order if mask >> axis & 1)

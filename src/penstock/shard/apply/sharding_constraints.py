@@ -1,8 +1,10 @@
-"""A step that follows a plan: the same program, with the layouts of the plan written into it.
+"""Insert the layouts of a plan into a step, as sharding constraints.
 
-The step is traced and evaluated again, equation by equation; where the plan chose a layout, `with_sharding_constraint` says
-so to the compiler. For an input that is stored in one layout and used in another that is the all-gather of FSDP; for a
-gradient in the layout of what it updates, the reduce-scatter.
+In: the jaxpr of the step, and the layouts of its operands and results. Out: a function that computes the same.
+
+The jaxpr is evaluated equation by equation; `with_sharding_constraint` is called where the plan chose a layout. A weight that is
+stored in one layout and used in another becomes the all-gather of FSDP (arXiv:1910.02054). A gradient in the layout of the state
+that it updates becomes the reduce-scatter.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ from penstock._jax import ClosedJaxpr, constants_as_arguments
 from penstock.shard.trace.flat_program import INLINED, Path
 
 Spec = tuple[tuple[str, ...], ...]
-"""Of each dimension the mesh axes that shard it, major first."""
+"""For each dimension of an array, the mesh axes that shard it, major first: (("data", "model"), ())."""
 
 
 @dataclass(frozen=True)
 class ShardingConstraints:
     """The layouts inside of a step.
 
+    Each entry is a chain of specs, applied in order, or None where the compiler decides.
+
     Attributes:
-      operands: of an equation, of each operand: the layout that its value lies in, then the one in which it is
-        wanted; None for what is left to the compiler.
-      results: of an equation, of each result: the layout in which it is made, if that is not partial, then that in
-        which it is kept.
+      operands: path of an equation → for each operand, the layout of its value, then the layout in which it is used.
+      results: path of an equation → for each result, the layout in which it is computed, if it is not a partial sum, then
+        the layout of its axis group.
     """
 
     operands: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
@@ -39,12 +42,12 @@ class ShardingConstraints:
 
 
 def insert_constraints(closed: ClosedJaxpr, sharding_constraints: ShardingConstraints, mesh: Any) -> Callable[..., list[Any]]:
-    """A function of the flat arguments of a traced step, that returns its flat results.
+    """Return a function from the flat arguments of a traced step to its flat results, with sharding constraints inside.
 
     Args:
-      closed: the step.
-      steering: layouts inside of it.
-      mesh: the layouts are on.
+      closed: the jaxpr of the step.
+      sharding_constraints: the layouts inside of it.
+      mesh: the mesh of the layouts.
     """
 
     def run(*flat: Any) -> list[Any]:
@@ -54,14 +57,14 @@ def insert_constraints(closed: ClosedJaxpr, sharding_constraints: ShardingConstr
 
 
 _Constrained = dict[tuple[int, Spec], tuple[Any, Any]]
-"""Of the id of an array and a layout: the array, so that the id stays its own, and the same in that layout."""
+"""(id of an array, layout) → (the array, the same array in that layout). The reference keeps the id from being used again."""
 
 
 class _Evaluation:
-    """Evaluates a program and those nested in it."""
+    """An evaluation of a jaxpr and of those nested in it, with sharding constraints."""
 
     def __init__(self, sharding_constraints: ShardingConstraints, mesh: Any):
-        self._steering = sharding_constraints
+        self._sharding_constraints = sharding_constraints
         self._mesh = mesh
         may_be_cpu = not isinstance(mesh, jax.sharding.Mesh) or mesh.devices.flat[0].platform == "cpu"
         self._keep_scatters_apart = may_be_cpu and SCATTER_OF_A_SLICE.present
@@ -69,10 +72,14 @@ class _Evaluation:
     def evaluate(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], path: Path, constrained: _Constrained
     ) -> list[Any]:
-        """The results of a program.
+        """Evaluate a jaxpr and return its results.
 
         Args:
-          constrained: what was laid out so far, where that can be read here; more is added.
+          jaxpr: an open jaxpr.
+          consts: values of its constants.
+          args: its arguments.
+          path: where it is nested in the step; () for the step itself.
+          constrained: the arrays in layouts that are known so far, and visible here. New ones are added.
         """
         environment: dict[Any, Any] = {}
 
@@ -80,7 +87,7 @@ class _Evaluation:
             return atom.val if isinstance(atom, core.Literal) else environment[atom]
 
         def constrain_operand(atom: Any, specs: tuple[Spec, ...] | None) -> Any:
-            """The value in the last of some layouts, by way of the others; each step is made once."""
+            """Return a value after a chain of constraints; each of them is inserted once."""
             array = given = read(atom)
             for spec in specs or ():
                 key = (id(given), spec)
@@ -93,7 +100,7 @@ class _Evaluation:
         environment.update(zip(jaxpr.invars, args, strict=True))
         for number, equation in enumerate(jaxpr.eqns):
             here = (*path, number)
-            wanted = self._steering.operands.get(here)
+            wanted = self._sharding_constraints.operands.get(here)
             if wanted is None:
                 operands = [read(atom) for atom in equation.invars]
             else:
@@ -101,7 +108,7 @@ class _Evaluation:
             if wanted is not None and equation.primitive.name.startswith("scatter") and self._keep_scatters_apart:
                 operands[0] = jax.lax.optimization_barrier(operands[0])
             results = self._equation(equation, operands, here, constrained)
-            specs = self._steering.results.get(here, (None,) * len(results))
+            specs = self._sharding_constraints.results.get(here, (None,) * len(results))
             for variable, result, chain in zip(equation.outvars, results, specs, strict=True):
                 for spec in chain or ():
                     result = self._constrain(result, spec)
@@ -111,11 +118,13 @@ class _Evaluation:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _constrain(self, array: Any, spec: Spec) -> Any:
+        """Return an array with one sharding constraint."""
         return jax.lax.with_sharding_constraint(
             array, NamedSharding(self._mesh, PartitionSpec(*(entry or None for entry in spec)))
         )
 
     def _equation(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
+        """Evaluate one equation, with constraints in the jaxprs nested in it."""
         name, params = equation.primitive.name, equation.params
         with equation.ctx.manager:
             if name in ("checkpoint", "remat", "remat2"):
@@ -129,35 +138,43 @@ class _Evaluation:
         return list(results) if equation.primitive.multiple_results else [results]
 
     def _checkpoint(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
-        """What is computed again for the backward pass.
+        """Evaluate a `jax.checkpoint`, whose body is computed again for the backward pass.
 
-        What was laid out in the forward pass, a weight that was gathered, goes in beside the operand that it was made of: inside,
-        it would be gathered once more, which a plan does not count.
+        A weight that the forward pass has gathered is passed in as a further operand. Otherwise the body would gather it once
+        more, and the plan does not count that.
         """
         params = equation.params
-        inner, wanted = self._traced(params["jaxpr"], (), path)
+        inner, wanted = self._trace_nested(params["jaxpr"], (), path)
         ready = [(at, spec) for at, spec in wanted if (id(operands[at]), spec) in constrained]
         if ready:
-            inner, _ = self._traced(params["jaxpr"], (), path, ready)
+            inner, _ = self._trace_nested(params["jaxpr"], (), path, ready)
         beside = [constrained[id(operands[at]), spec][1] for at, spec in ready]
-        given = [*inner.consts, *operands, *beside]  # it has an open jaxpr, which holds no constants
+        given = [*inner.consts, *operands, *beside]  # the equation takes an open jaxpr, which holds no constants
         return equation.primitive.bind(*given, **{**params, "jaxpr": constants_as_arguments(inner.jaxpr)})
 
     def _bodies(self, name: str, params: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        """The nested programs of a loop or a choice, with layouts in them."""
+        """Return the nested jaxprs of a `scan`, `while` or `cond`, with constraints in them, as parameters of the equation."""
         if name == "cond":
             branches = enumerate(params["branches"])
-            return {"branches": tuple(self._traced(each.jaxpr, each.consts, (*path, f"branch{n}"))[0] for n, each in branches)}
+            return {
+                "branches": tuple(self._trace_nested(each.jaxpr, each.consts, (*path, f"branch{n}"))[0] for n, each in branches)
+            }
         parts = {"jaxpr": "body"} if name == "scan" else {"cond_jaxpr": "cond", "body_jaxpr": "body"}
-        return {key: self._traced(params[key].jaxpr, params[key].consts, (*path, part))[0] for key, part in parts.items()}
+        return {key: self._trace_nested(params[key].jaxpr, params[key].consts, (*path, part))[0] for key, part in parts.items()}
 
-    def _traced(
+    def _trace_nested(
         self, jaxpr: Any, consts: Sequence[Any], path: Path, ready: Sequence[tuple[int, Spec]] = ()
     ) -> tuple[ClosedJaxpr, list[tuple[int, Spec]]]:
-        """A nested program with layouts in it, and which of its operands it lays out how.
+        """Trace a nested jaxpr with constraints in it.
 
         Args:
-          ready: operands, by place, and layouts in which they are given as well, as further operands.
+          jaxpr: the nested jaxpr.
+          consts: values of its constants.
+          path: where it is nested.
+          ready: (index of an operand, layout): operands that are passed in that layout as well, as further operands.
+
+        Returns:
+          The new jaxpr, and the constraints on its operands as (index, layout).
         """
         avals = [
             jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in jaxpr.invars

@@ -1,4 +1,7 @@
-"""The compiler's own figures for one program: memory, FLOPs and collectives, of one device and one run."""
+"""Collect the compiler's figures for one compiled program.
+
+In: a `jax.stages.Compiled` and the sizes of its mesh. Out: `Measured`: memory, FLOPs and collectives of one device in one run.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 
 from penstock._jax import program_text
 from penstock.shard.errors import CompileError
-from penstock.shard.hlo.collectives import Collective, collectives
-from penstock.shard.hlo.flops import flops, unknown
+from penstock.shard.hlo.collectives import Collective, find_collectives
+from penstock.shard.hlo.flops import count_flops, describe_unknown_costs
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.unknown_costs import about_collectives
@@ -18,14 +21,26 @@ from penstock.shard.unknown_costs import about_collectives
 
 @dataclass(frozen=True)
 class Measured:
-    """What the compiler says of a program, of one device.
+    """The compiler's figures for one run of a program on one device.
 
     Attributes:
-      arguments: bytes, as are outputs, temporaries, and aliased: those of outputs that lie where donated arguments lay.
-      flops: of one run, loops multiplied (`penstock.shard.hlo.collectives.flops`).
-      collectives: of one run (`penstock.shard.hlo.collectives.collectives`).
-      seconds_to_compile: without tracing and lowering; 0 where nobody looked.
-      unknown: what `flops` and `collectives` leave open, a sentence each; () where nothing. Bytes of memory are exact.
+      arguments: bytes of the arguments.
+      outputs: bytes of the results.
+      temporaries: bytes of everything else that is live at the peak.
+      aliased: bytes of results that are written in place of donated arguments.
+      flops: FLOPs, loops multiplied by their trip count (`penstock.shard.hlo.flops.count_flops`).
+      collectives: the collectives, in the order of the program (`penstock.shard.hlo.collectives.find_collectives`).
+      seconds_to_compile: seconds without tracing and lowering; 0 if they were not measured.
+      unknown: sentences on what `flops` and `collectives` cannot know; () if there is nothing. Bytes of memory are exact.
+
+    >>> sent = Collective("all-reduce", 1 << 20, group=4, count=2.0, axes=("data",))
+    >>> measured = Measured(1000, 600, 400, 500, 1e12, (sent,), seconds_to_compile=0.0)
+    >>> measured.memory
+    1500
+    >>> measured.bytes_on_wire / (1 << 20)
+    3.0
+    >>> Measured.from_json(measured.to_json()) == measured
+    True
     """
 
     arguments: int
@@ -39,57 +54,71 @@ class Measured:
 
     @property
     def memory(self) -> int:
-        """Bytes that a run needs."""
+        """Return the bytes that a run needs: arguments + temporaries + outputs − aliased."""
         return self.arguments + self.temporaries + self.outputs - self.aliased
 
     @property
     def bytes_on_wire(self) -> float:
-        """Bytes that a device sends in a run."""
+        """Return the bytes that one device sends in a run."""
         return sum(collective.bytes_on_wire * collective.count for collective in self.collectives)
 
     def seconds(self, on: str | Hardware, dtype: Any) -> float:
-        """The score of a plan: FLOPs at the peak, and then the bytes of each collective over the link of its axes.
+        """Return the score of a plan: the seconds of its FLOPs at the peak, and of its bytes over the links.
 
-        A bound to compare plans by and no forecast: nothing overlaps, nothing waits for memory or latency, and all
-        FLOPs are those of products of `dtype`.
+        The score is for comparing plans; it is no forecast. Nothing overlaps, and nothing waits for HBM or latency. All FLOPs
+        count as matrix products of one dtype.
+
+        Args:
+          on: the hardware, or its name.
+          dtype: of the matrix products.
+
+        Raises:
+          ValueError: there is no hardware of that name, or its peak for the dtype is unknown.
+
+        >>> Measured(0, 0, 0, 0, 197e12, (), seconds_to_compile=0.0).seconds("tpu-v5e", "bfloat16")
+        1.0
         """
         machine = find_hardware(on)
         sent = (each.bytes_on_wire * each.count / machine.bandwidth(each.axes) for each in self.collectives)
         return self.flops / machine.peak(dtype) + sum(sent)
 
     def to_json(self) -> str:
+        """Return all figures as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Measured:
+        """Read what `to_json` wrote."""
         read = json.loads(text)
         found = tuple(Collective(**{**each, "axes": tuple(each["axes"])}) for each in read["collectives"])
         return cls(**{**read, "collectives": found, "unknown": tuple(read["unknown"])})
 
 
 def measure(compiled: Any, mesh: Mapping[str, int], *, seconds_to_compile: float = 0.0) -> Measured:
-    """What a `jax.stages.Compiled` does.
+    """Return the compiler's figures for a compiled program.
 
     Args:
+      compiled: a `jax.stages.Compiled`.
       mesh: sizes of the axes of the mesh that it was compiled for, in order.
+      seconds_to_compile: to be kept with the figures.
 
     Raises:
-      CompileError: the compiler does not tell what memory the program needs.
+      CompileError: the compiler does not report how much memory the program needs.
     """
     memory, text = compiled.memory_analysis(), program_text(compiled)
     if memory is None:
         raise CompileError(
-            "the compiler of these devices does not tell what memory a program needs (memory_analysis() is None): verify for a "
-            "topology of TPUs, or where JAX_PLATFORMS=cpu"
+            "the compiler of these devices does not report how much memory a program needs (memory_analysis() is None): verify "
+            "for a TPU topology, or with JAX_PLATFORMS=cpu"
         )
-    found = tuple(collectives(text, mesh))
+    found = tuple(find_collectives(text, mesh))
     return Measured(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
-        flops=flops(text),
+        flops=count_flops(text),
         collectives=found,
         seconds_to_compile=seconds_to_compile,
-        unknown=(*unknown(text), *about_collectives(sum(each.guessed for each in found))),
+        unknown=(*describe_unknown_costs(text), *about_collectives(sum(each.guessed for each in found))),
     )

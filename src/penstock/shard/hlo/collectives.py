@@ -1,7 +1,8 @@
-"""What a compiled, partitioned program does: its collectives and its FLOPs, each as often as it runs.
+"""Find the collectives of a compiled program, with their bytes on wire.
 
-Functions of HLO text (`compiled.as_text()`), so that they work for programs compiled for devices that are not there.
-Devices are numbered as the partitions of the program are: row-major over the mesh.
+In: HLO text (`compiled.as_text()`), so that it works for devices that are not present, and the sizes of the mesh. Out: the
+collectives, each with the mesh axes that it spans and how often it runs. Bytes on wire follow Thakur, Rabenseifner and Gropp
+(2005). Devices are numbered like the partitions of the program: row-major over the mesh.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.shard.hlo.parse import Array, Computation, HloProgram, Instruction, parse
-from penstock.shard.hlo.slices import depends_on_device, index_values, slices
+from penstock.shard.hlo.parse import Array, Computation, HloProgram, Instruction, parse_hlo
+from penstock.shard.hlo.slices import depends_on_device, find_slices, index_values
 from penstock.shard.mesh.shapes import describe_mesh
 
 _KINDS = {
@@ -29,21 +30,26 @@ _KINDS = {
 }
 
 DeviceGroups = Sequence[Sequence[int]]
+"""Groups of devices; each group runs the collective on its own."""
 
-_ASK = "this XLA prints it in a way that penstock does not read; report it with the line of the program"
+_ASK = "this XLA prints it in a form that penstock cannot read; please report it with that line of the program"
 
 
 @dataclass(frozen=True)
 class Collective:
-    """An exchange between devices.
+    """A collective of a compiled program.
 
     Attributes:
       kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute" or "collective-broadcast".
-      bytes: the full ones on a device: gathered (all-gather), unreduced (reduce-scatter), else those of its operands.
-      group: devices that take part, each group of them on its own; for a permute the longest chain of them.
-      count: times that it runs in a run of the program.
-      axes: of the mesh, those that its groups span; () if the groups are not those of any axes.
-      guessed: unknown whether it is an all-reduce or a reduce-scatter; it was taken for one by size.
+      bytes: bytes of the full array on one device: gathered (all-gather), unreduced (reduce-scatter), else of the operands.
+      group: the number of devices in each group; for a permute, in the longest chain.
+      count: how often it runs in one run of the program.
+      axes: the mesh axes that its groups span; () if the groups match no mesh axes.
+      guessed: whether the text does not say if it is an all-reduce or a reduce-scatter, so that its kind was guessed by size.
+
+    >>> gather = Collective("all-gather", 1 << 20, group=4, count=1.0, axes=("data",))
+    >>> gather.bytes_on_wire / (1 << 20)
+    0.75
     """
 
     kind: str
@@ -55,10 +61,11 @@ class Collective:
 
     @property
     def bytes_on_wire(self) -> float:
-        """Bytes that a device sends in one run of it, by the algorithms that move fewest (rings, for instance).
+        """Return the bytes that one device sends each time that the collective runs.
 
-        Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005), §4. A
-        broadcast counts as a permute does: in a chain, each device passes on all of it, once, piece by piece.
+        It assumes the algorithms that send the fewest bytes, rings for example: Thakur, Rabenseifner and Gropp, "Optimization of
+        collective communication operations in MPICH" (2005), §4. A broadcast counts like a permute: in a chain, each device
+        passes on all bytes once, piece by piece.
         """
         if self.kind in ("collective-permute", "collective-broadcast"):
             return float(self.bytes)
@@ -66,33 +73,37 @@ class Collective:
         return 2 * share if self.kind == "all-reduce" else share
 
 
-def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
-    """The collectives of a program, in its order; those with a group of one device move nothing and are left out.
+def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
+    """Return the collectives of a program, in program order. Those of a single device move nothing and are left out.
 
-    Counted once: an asynchronous one (`-start` and `-done`, or the TPU compiler's fusions of its phases). A loop runs
-    its body and its condition as often as `Program.turns` says. Of a conditional, that branch counts which moves most.
+    An asynchronous collective counts once: `-start` and `-done`, or the TPU compiler's fusions of its phases. The body and the
+    condition of a loop count as often as `HloProgram.counted_trips` says. For a conditional, the branch that sends most counts.
 
-    **Reduce-scatters.** An all-reduce of which each device keeps only a part, taken by `dynamic-slice` at a place that
-    depends on the device, stands for a reduce-scatter: XLA:CPU forms none, and the TPU compiler writes them so in a fusion.
-    What the TPU and GPU compilers leave as an all-reduce outside of a fusion is one, whatever becomes of its result.
-    Where its group spans axes `a` and `b` and the part differs along `a` only, it counts as a reduce-scatter of all
-    bytes over `a` and an all-reduce of that part over `b`. A tuple all-reduce is taken element by element; the
-    elements that turn out alike are summed. Where the place of a slice cannot be computed from the text, the size of the
-    slice decides, and the collectives are marked as `guessed`.
+    **Reduce-scatters.** An all-reduce counts as a reduce-scatter if each device keeps only a slice of the result, taken by
+    `dynamic-slice` at an offset that depends on the device. XLA:CPU forms no reduce-scatter, and the TPU compiler writes them
+    this way in a fusion. An all-reduce that the TPU and GPU compilers leave outside of a fusion is always counted as an
+    all-reduce.
+
+    If its group spans axes `a` and `b`, and the slice differs along `a` only, it counts as two: a reduce-scatter of all bytes
+    over `a`, and an all-reduce of the slice over `b`. A tuple all-reduce is read element by element; elements with the same
+    outcome are summed. If the offset of a slice cannot be computed from the text, the size of the slice decides, and the
+    collectives are marked as `guessed`.
 
     Args:
-      text: of `jax.stages.Compiled.as_text()`, for a program with one partition per device. It leaves out the elements of
-        long constants, so that from 16 devices on such places are unknown; `measure` has the elements put in.
-      mesh: sizes of the mesh axes in the order of the mesh.
+      text: the text of `jax.stages.Compiled.as_text()`, for a program with one partition per device. It leaves out the elements
+        of long constants, so that offsets are unknown from 16 devices on; `measure` has the elements printed.
+      mesh: sizes of the mesh axes, in the order of the mesh.
 
     Raises:
-      ValueError: this is not HLO text, names devices that the mesh does not have, or writes groups or types in a way that
-        is not known here.
+      ValueError: the text is not HLO text, names devices that the mesh does not have, or writes groups or types in a form that
+        is unknown here.
     """
-    return _Collectives(parse(text), mesh).of(parse(text).entry)
+    return _Collectives(parse_hlo(text), mesh).of(parse_hlo(text).entry)
 
 
 class _Collectives:
+    """The collectives of one program on one mesh."""
+
     def __init__(self, program: HloProgram, mesh: Mapping[str, int]) -> None:
         self.program = program
         self.mesh = mesh
@@ -105,15 +116,16 @@ class _Collectives:
         } - {None}
 
     def of(self, where: Computation) -> list[Collective]:
+        """Return the collectives of a computation and of those that it runs."""
         found: list[Collective] = []
         for instruction in where:
             kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
             if kind:
                 found += self._one(kind, where, instruction)
             elif instruction.opcode == "while":
-                turns = self.program.turns(where, instruction)
-                turn = [c for part in self.program.parts(instruction) for c in self.of(part)]
-                found += [replace(c, count=c.count * turns) for c in turn if turns]
+                trips = self.program.counted_trips(where, instruction)
+                once = [each for part in self.program.loop_computations(instruction) for each in self.of(part)]
+                found += [replace(each, count=each.count * trips) for each in once if trips]
             elif instruction.branches:
                 branches = [self.of(self.program.computations[name]) for name in instruction.branches]
                 found += max(branches, key=lambda branch: sum(c.bytes_on_wire * c.count for c in branch))
@@ -123,9 +135,10 @@ class _Collectives:
         return found
 
     def _one(self, kind: str, where: Computation, instruction: Instruction) -> list[Collective]:
+        """Return the collectives that one instruction stands for."""
         channel = instruction.attribute(r"channel_id=(\d+)")
         if channel in self.started and not _is_start(where):
-            return []  # a later phase of what an AsyncCollectiveStart has begun
+            return []  # a later phase of a collective that an AsyncCollectiveStart began
         operands = where.operand_arrays(instruction)
         total = sum(array.bytes for array in operands)
         if kind == "collective-permute":
@@ -137,10 +150,12 @@ class _Collectives:
         return self._sized(kind, bytes_, groups)
 
     def _sized(self, kind: str, bytes_: int, groups: DeviceGroups) -> list[Collective]:
+        """Return a collective over groups of devices; none if each group is a single device."""
         size = max(map(len, groups))
         return [Collective(kind, bytes_, size, 1.0, self._axes(groups))] if size > 1 else []
 
     def _permute(self, pairs: Iterable[tuple[int, int]], bytes_: int) -> list[Collective]:
+        """Return a permute, given its pairs of sender and receiver."""
         chains: list[set[int]] = []
         axes: set[str] = set()
         for pair in pairs:
@@ -155,7 +170,8 @@ class _Collectives:
     def _all_reduce(
         self, where: Computation, instruction: Instruction, operands: Sequence[Array], groups: DeviceGroups
     ) -> list[Collective]:
-        totals: dict[tuple[DeviceGroups, bool], int] = {}  # groups that scatter the result among them, if guessed → bytes
+        """Return what an all-reduce stands for: itself, a reduce-scatter, or both."""
+        totals: dict[tuple[DeviceGroups, bool], int] = {}  # (groups that scatter the result, guessed) → bytes
         for position, array in enumerate(operands):
             element = position if len(operands) > 1 else None
             kept = self._scattered(where, instruction, element, array, groups)
@@ -163,40 +179,41 @@ class _Collectives:
         found: list[Collective] = []
         for (scattered, guessed), bytes_ in totals.items():
             ways = max(map(len, scattered), default=1)
-            made = self._sized("reduce-scatter", bytes_, scattered) if ways > 1 else []
+            collectives = self._sized("reduce-scatter", bytes_, scattered) if ways > 1 else []
             if ways == 1:
-                made = self._sized("all-reduce", bytes_, groups)
+                collectives = self._sized("all-reduce", bytes_, groups)
             elif ways < len(groups[0]):
-                made += self._sized("all-reduce", bytes_ // ways, _across(groups, scattered))
-            found += [replace(each, guessed=guessed) for each in made]
+                collectives += self._sized("all-reduce", bytes_ // ways, _across(groups, scattered))
+            found += [replace(each, guessed=guessed) for each in collectives]
         return found
 
     def _scattered(
         self, where: Computation, instruction: Instruction, element: int | None, array: Array, groups: DeviceGroups
     ) -> tuple[DeviceGroups, bool]:
-        """The parts of the groups whose devices keep different parts of the result, and whether that is a guess.
+        """Return the subgroups whose devices keep different slices of the result, and whether that is a guess.
 
-        No parts if all devices keep all of the result.
+        There are no subgroups if all devices keep the full result.
         """
         fused = any(caller.opcode == "fusion" for _, caller in self.program.callers[where.name])
         if "backend_config=" in instruction.attributes and not fused:
-            return (), False  # its compiler forms reduce-scatters, and has chosen to run this as an all-reduce
-        taken = slices(self.program, where, instruction, element, array)
+            return (), False  # this compiler forms reduce-scatters, and chose to run an all-reduce here
+        taken = find_slices(self.program, where, instruction, element, array)
         if not taken:
             return (), False
-        found = [self._parted(*each, groups) for each in taken]
+        found = [self._scattered_by(*each, groups) for each in taken]
         if ((), False) in found:
-            return (), False  # what one use does not scatter has to be there whole
+            return (), False  # one use needs the full result
         parts, _ = min(found, key=lambda each: max(map(len, each[0]), default=0))
         return parts, any(guessed for _, guessed in found)
 
-    def _parted(self, where: Computation, taken: Instruction, groups: DeviceGroups) -> tuple[DeviceGroups, bool]:
-        """As `_scattered`, of one slice."""
+    def _scattered_by(self, where: Computation, taken: Instruction, groups: DeviceGroups) -> tuple[DeviceGroups, bool]:
+        """Return the same as `_scattered`, for one slice of the result."""
         names = taken.operands[1:]
-        places = {name: index_values(self.program, where, name, self.devices.size) for name in names}
-        known = [found for found in places.values() if found is not None]
-        if any(found is None and depends_on_device(self.program, where, name) for name, found in places.items()):
-            # The text does not tell the place (of a table too long for it, say): by size, of several axes the innermost.
+        offsets = {name: index_values(self.program, where, name, self.devices.size) for name in names}
+        known = [found for found in offsets.values() if found is not None]
+        if any(found is None and depends_on_device(self.program, where, name) for name, found in offsets.items()):
+            # The text does not give the offset, for example because its table is too long to be printed. The size decides, and
+            # among several axes the innermost is taken.
             ways = where.operand(taken).elements // max(1, taken.elements)
             return self._innermost(groups, ways), True
         if not known:
@@ -204,16 +221,17 @@ class _Collectives:
         table = np.hstack([np.broadcast_to(found, (self.devices.size, 1)) for found in known])
         parts: list[tuple[int, ...]] = []
         for group in groups:
-            by_place: dict[tuple[int, ...], list[int]] = {}
+            by_offset: dict[tuple[int, ...], list[int]] = {}
             for device in group:
-                by_place.setdefault(tuple(table[device]), []).append(device)
-            apart = len(by_place) * taken.elements <= where.operand(taken).elements
-            if not apart or len(set(map(len, by_place.values()))) > 1:
-                return (), False  # parts that overlap, or are not kept by as many devices each
-            parts += zip(*by_place.values(), strict=True)
+                by_offset.setdefault(tuple(table[device]), []).append(device)
+            disjoint = len(by_offset) * taken.elements <= where.operand(taken).elements
+            if not disjoint or len(set(map(len, by_offset.values()))) > 1:
+                return (), False  # the slices overlap, or are not kept by equally many devices
+            parts += zip(*by_offset.values(), strict=True)
         return (tuple(parts) if len(parts[0]) > 1 else ()), False
 
     def _innermost(self, groups: DeviceGroups, ways: int) -> DeviceGroups:
+        """Return subgroups of a size, of devices that are next to each other; () if the groups do not divide so."""
         size = len(groups[0])
         if ways % size == 0:
             return tuple(map(tuple, groups))
@@ -222,7 +240,7 @@ class _Collectives:
         return tuple(tuple(group[start : start + ways]) for group in groups for start in range(0, size, ways))
 
     def _groups(self, instruction: Instruction) -> DeviceGroups:
-        """The groups of devices, of equal size, in any of the ways in which XLA prints them."""
+        """Return the groups of devices of a collective, which have equal sizes."""
         groups = _replica_groups(instruction.attributes, self.devices.size)
         last = max(itertools.chain.from_iterable(groups))
         if last >= self.devices.size:
@@ -233,7 +251,7 @@ class _Collectives:
         return groups
 
     def _axes(self, groups: DeviceGroups) -> tuple[str, ...]:
-        """The axes of the mesh whose lines, planes and so on the groups are."""
+        """Return the mesh axes that the groups span; () if the groups match no axes."""
         places = np.unravel_index(list(groups[0]), self.devices.shape)
         varying = [position for position, values in enumerate(places) if len(set(values)) > 1]
         kept = [position for position in range(self.devices.ndim) if position not in varying]
@@ -245,20 +263,20 @@ class _Collectives:
 
 
 def _pairs(instruction: Instruction) -> list[tuple[int, int]]:
-    """The devices that a permute sends from and to."""
+    """Return the pairs of sender and receiver of a permute."""
     pairs = instruction.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
     if pairs is None:
-        raise ValueError(f"{instruction.name} does not tell source_target_pairs={{{{0,1}},…}} of devices: {_ASK}")
+        raise ValueError(f"{instruction.name} has no source_target_pairs={{{{0,1}},…}} of devices: {_ASK}")
     return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs)]
 
 
 def _is_start(where: Computation) -> bool:
-    """Whether it is a fusion in which the TPU compiler starts a collective that other fusions go on with."""
+    """Return whether the TPU compiler starts a collective in this fusion, which other fusions continue."""
     return any('custom_call_target="AsyncCollectiveStart"' in instruction.attributes for instruction in where)
 
 
 def _across(groups: DeviceGroups, parts: DeviceGroups) -> DeviceGroups:
-    """The devices of the groups that hold the same part, where each part of a group is in the same order."""
+    """Return the groups of devices that keep the same slice, given the subgroups whose devices keep different ones."""
     found: list[tuple[int, ...]] = []
     for group in groups:
         found += zip(*(part for part in parts if part[0] in group), strict=True)
@@ -266,6 +284,7 @@ def _across(groups: DeviceGroups, parts: DeviceGroups) -> DeviceGroups:
 
 
 def _replica_groups(attributes: str, devices: int) -> DeviceGroups:
+    """Read `replica_groups` in any of the forms in which XLA prints them."""
     lists = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes)
     if lists:
         groups = tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", lists[1]))
@@ -273,12 +292,12 @@ def _replica_groups(attributes: str, devices: int) -> DeviceGroups:
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", attributes)
     if iota:
         return _rows(_iota(iota[2]).reshape(int(iota[1].split(",")[0]), -1))
-    # By names: mesh['a'=2,'b'=8], device_ids=([8,2]T(1,0)) {'a','b':(1)4}. An axis may stand there in part: '(1)4' are 4 of
-    # its devices, with 1 before them.
+    # By axis names: mesh['a'=2,'b'=8], device_ids=([8,2]T(1,0)) {'a','b':(1)4}. An axis may be split: '(1)4' is the sub-axis of
+    # size 4 whose more major part has size 1.
     named = re.search(r"replica_groups=@?[\w.]*\[(.*?)\](?:, device_ids=\((.*?\)?)\))? \{([^}]*)\}", attributes)
     if not named and "replica_groups=" in attributes:
         raise ValueError(f"replica_groups={attributes.partition('replica_groups=')[2][:80]} are no groups of devices: {_ASK}")
-    if not named:  # all devices, where none are named
+    if not named:  # without groups, all devices take part
         return (tuple(range(devices)),)
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
     ids = _iota(named[2]) if named[2] else np.arange(math.prod(sizes.values()))
@@ -294,7 +313,11 @@ def _replica_groups(attributes: str, devices: int) -> DeviceGroups:
 
 
 def _iota(text: str) -> np.ndarray:
-    """`[4,2]T(1,0)`: 0, 1, … in that shape, transposed so; or a list of numbers as they are."""
+    """Read device numbers: `[4,2]T(1,0)` is 0, 1, … in that shape, transposed; otherwise a list of numbers.
+
+    >>> _iota("[2,4]T(1,0)").tolist()
+    [0, 4, 1, 5, 2, 6, 3, 7]
+    """
     found = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if not found:
         return np.array([int(number) for number in re.findall(r"\d+", text)])
@@ -304,4 +327,5 @@ def _iota(text: str) -> np.ndarray:
 
 
 def _rows(table: np.ndarray) -> DeviceGroups:
+    """Return the rows of a table as groups."""
     return tuple(tuple(map(int, row)) for row in table)

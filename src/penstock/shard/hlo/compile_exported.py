@@ -1,6 +1,7 @@
-"""Compile programs in processes of their own, with virtual CPU devices or for TPUs that are not here.
+"""Compile programs in other processes: for virtual CPU devices, or for TPUs that are not present.
 
-`export_program` makes bytes of a jitted step, `measure_exported` starts `compile_worker` on them and reads its results.
+In: a jitted step on abstract arguments, which `export_program` serializes. Out: the compiler's figures, which `measure_exported`
+reads from the `compile_worker` processes that it starts.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from penstock.shard.hlo.analysis import Measured
 
 
 def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platform: str = "cpu") -> bytes:
-    """A jitted function as a program for `measure_exported`. None of the devices of the mesh needs to be here.
+    """Serialize a jitted function for `measure_exported`. The devices of the mesh need not be present.
 
-    The bytes are a line of JSON, with the mesh, the platform and the positions of the donated arguments, and then what
-    `jax.export` serialises, which has the shardings and, of donation, nothing that survives a call.
+    The bytes are a line of JSON with the mesh, the platform and the positions of the donated arguments, followed by the bytes of
+    `jax.export`. Those contain the shardings. They do not preserve donation, which is why the line has it.
 
     Args:
-      jitted: what `jax.jit` returns. Its `compiler_options` are left behind.
-      arguments: trees of `jax.ShapeDtypeStruct`, their shardings on an `AbstractMesh` (or a `Mesh`) of `mesh`, with
-        axes of type `Auto`.
+      jitted: the result of `jax.jit`. Its `compiler_options` are not exported.
+      arguments: trees of `jax.ShapeDtypeStruct`, with shardings on an `AbstractMesh` (or a `Mesh`) of `mesh`, whose axes have
+        type `Auto`.
+      mesh: sizes of the mesh axes, in order.
       platform: "cpu", or "tpu" for a topology.
     """
     import jax
@@ -46,32 +48,32 @@ def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platfo
 def measure_exported(
     programs: Sequence[bytes], *, topology: str | None = None, processes: int = 1
 ) -> list[Measured | CompileError]:
-    """Compile programs in processes of their own, and say what the compiler says of each.
+    """Compile programs in other processes, and return the compiler's figures for each.
 
-    The processes have as many virtual CPU devices as the meshes ask for, or the TPU compiler; this one needs neither.
+    The processes have as many virtual CPU devices as the meshes need, or the TPU compiler. This process needs neither.
 
     Args:
-      programs: of `export_program`.
-      topology: of TPUs, as `jax.experimental.topologies` names them: "v5e:2x4" is 8 chips. Needs `pip install libtpu`,
+      programs: results of `export_program`.
+      topology: a TPU topology, as `jax.experimental.topologies` names it: "v5e:2x4" has 8 chips. It needs `pip install libtpu`,
         and no TPU. None compiles for virtual CPU devices.
-      processes: that share the programs.
+      processes: the number of processes that share the programs.
 
     Returns:
-      For each program, in order, what it does, or the error for which it could not be compiled.
+      For each program, in order, the compiler's figures, or the error if it could not be compiled.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         folder = Path(name)
         for position, program in enumerate(programs):
             (folder / f"{position}.program").write_bytes(program)
         left = list(range(len(programs)))
-        while left:  # a compiler that dies takes its process along, and the programs after go to another
+        while left:  # if the compiler crashes, so does its process; the remaining programs go to a new one
             shares = [share for share in (left[first::processes] for first in range(processes)) if share]
-            left = sorted(position for share in _compile(folder, shares, topology) for position in share)
-        return [_result(folder / f"{position}.json") for position in range(len(programs))]
+            left = sorted(position for share in _run_workers(folder, shares, topology) for position in share)
+        return [_read_result(folder / f"{position}.json") for position in range(len(programs))]
 
 
-def _compile(folder: Path, shares: Sequence[Sequence[int]], topology: str | None) -> list[list[int]]:
-    """Run a process for each share of the programs, and give back what they have left undone."""
+def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None) -> list[list[int]]:
+    """Run a process for each share of the programs, and return the programs that each left undone."""
     workers = []
     try:
         for share in shares:
@@ -85,26 +87,28 @@ def _compile(folder: Path, shares: Sequence[Sequence[int]], topology: str | None
 
 
 def _start(folder: Path, share: Sequence[int], topology: str | None) -> subprocess.Popen[bytes]:
-    root = str(Path(penstock.__file__).parents[1])  # this penstock, however this process came by it
+    """Start a process that compiles some of the programs."""
+    root = str(Path(penstock.__file__).parents[1])  # so that the worker imports the same penstock, installed or not
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root])),
-        # The compilers need no device, and one that is here may be in use.
+        # The compilers need no device, and a device that is present may be in use.
         "JAX_PLATFORMS": "cpu",
-        # libtpu looks for the TPU that it is on, over the network and in these variables.
+        # Otherwise libtpu asks the network's metadata server for the TPU of this machine.
         "TPU_SKIP_MDS_QUERY": "1",
-        # It would be one process at a time otherwise, for the sake of a TPU that is not used.
+        # Otherwise libtpu lets only one process run at a time, to protect a TPU that is not used here.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }
-    # -P: what lies in the current folder is not to be imported.
+    # -P: nothing is imported from the current folder.
     command = [sys.executable, "-P", "-m", "penstock.shard.hlo.compile_worker", str(folder), topology or "", *map(str, share)]
     with (folder / f"{share[0]}.log").open("wb") as log:
-        # In a session of its own, so that what it starts ends with it. It ends by itself when its standard input does,
-        # should this process be killed.
+        # It gets its own session, so that killing the process group also ends its children. It exits when its standard input
+        # is closed, in case this process is killed.
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
 
 
 def _kill(worker: subprocess.Popen[bytes]) -> None:
+    """Kill a worker and its children, if it still runs, and close its input."""
     if worker.poll() is None:
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError):
@@ -117,25 +121,29 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _undone(folder: Path, share: Sequence[int], status: int) -> list[int]:
-    """What to try again. The program at which the process died gets its last words; all do if it was no compiler's crash."""
+    """Return the programs to try again after a process has ended.
+
+    If it crashed, the program that it was at gets the end of its log as an error. If it exited otherwise, all missing ones do.
+    """
     missing = [position for position in share if not (folder / f"{position}.json").exists()]
     crashed = status < 0
     end = f"signal {-status}" if crashed else f"status {status}"
-    words = (folder / f"{share[0]}.log").read_text(errors="replace")[-2000:].strip()
+    log = (folder / f"{share[0]}.log").read_text(errors="replace")[-2000:].strip()
     for position in missing[:1] if crashed else missing:
-        write_result(folder, position, CompileError(f"the process that compiled it ended with {end}: {words}"))
+        write_result(folder, position, CompileError(f"the process that compiled it ended with {end}: {log}"))
     return missing[1:] if crashed else []
 
 
 def write_result(folder: Path, position: int, result: Measured | CompileError) -> None:
-    """Whole or not at all: its process may be killed."""
+    """Write a result atomically, as the process may be killed at any time."""
     text = result.to_json() if isinstance(result, Measured) else json.dumps({"error": str(result)})
-    written = folder / f"{position}.part"
-    written.write_text(text)
-    written.replace(folder / f"{position}.json")
+    part = folder / f"{position}.part"
+    part.write_text(text)
+    part.replace(folder / f"{position}.json")
 
 
-def _result(path: Path) -> Measured | CompileError:
+def _read_result(path: Path) -> Measured | CompileError:
+    """Read what `write_result` wrote."""
     text = path.read_text()
     error = json.loads(text).get("error")
     return Measured.from_json(text) if error is None else CompileError(error)

@@ -1,4 +1,8 @@
-"""The process in which `measure_exported` compiles: `python -m penstock.shard.hlo.compile_worker FOLDER TOPOLOGY PROGRAM…`."""
+"""Compile exported programs in this process: `python -m penstock.shard.hlo.compile_worker FOLDER TOPOLOGY PROGRAM…`.
+
+In: FOLDER/7.program and so on, which `export_program` made. Out: FOLDER/7.json, with the compiler's figures or an error.
+`measure_exported` starts these processes.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +31,36 @@ _Meshes = Callable[[Mapping[str, int]], Mesh]
 
 
 def main(folder: Path, topology: str, positions: list[int]) -> None:
-    """Compile FOLDER/7.program and so on, in that order, each to FOLDER/7.json."""
+    """Compile programs, and write the result of each.
+
+    Args:
+      folder: where the programs are, and the results go.
+      topology: a TPU topology; "" compiles for virtual CPU devices.
+      positions: numbers of the programs, in the order in which to compile them.
+    """
     programs = {position: _read(folder / f"{position}.program") for position in positions}
-    # float64 arguments stay what they are; of the program itself nothing is traced here.
-    jax.config.update("jax_enable_x64", True)  # JAX's own, as below
+    # float64 arguments keep their dtype. The program itself is not traced here, so this does not change it.
+    jax.config.update("jax_enable_x64", True)
     if not topology:
         most = max(math.prod(header["mesh"].values()) for header, _ in programs.values())
         jax.config.update("jax_num_cpu_devices", most)
     for position, (header, serialised) in programs.items():
         result: Measured | CompileError
         try:
-            result = _measured(header, serialised, topology)
-        except Exception as error:  # whatever it is, the caller gets it as the result of this program
+            result = _compile_and_measure(header, serialised, topology)
+        except Exception as error:  # any error is the result of this program, and is reported to the caller
             result = CompileError(str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}")
         write_result(folder, position, result)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Read what `export_program` made: the header and the exported function."""
     header, serialised = path.read_bytes().split(b"\n", 1)
     return json.loads(header), serialised
 
 
-def _measured(header: Mapping[str, Any], serialised: bytes, topology: str) -> Measured:
+def _compile_and_measure(header: Mapping[str, Any], serialised: bytes, topology: str) -> Measured:
+    """Compile one program and return the compiler's figures."""
     wanted = "tpu" if topology else "cpu"
     if header["platform"] != wanted:
         raise CompileError(
@@ -56,24 +68,30 @@ def _measured(header: Mapping[str, Any], serialised: bytes, topology: str) -> Me
             f'export it with platform="{wanted}"'
         )
     sizes: dict[str, int] = header["mesh"]
-    mesh = _tpus(sizes, topology) if topology else _cpus(sizes)
+    mesh = tpu_mesh(sizes, topology) if topology else _cpu_mesh(sizes)
     lowered = _lower(jax.export.deserialize(bytearray(serialised)), mesh, header["donated"])
     start = time.perf_counter()
     compiled = lowered.compile()
     return measure(compiled, sizes, seconds_to_compile=time.perf_counter() - start)
 
 
-def _cpus(sizes: Mapping[str, int]) -> Mesh:
+def _cpu_mesh(sizes: Mapping[str, int]) -> Mesh:
+    """Return a mesh of virtual CPU devices."""
     shape, names = tuple(sizes.values()), tuple(sizes)
     auto = (AxisType.Auto,) * len(shape)
     return jax.make_mesh(shape, names, axis_types=auto, devices=jax.devices()[: math.prod(shape)])
 
 
-def _tpus(sizes: Mapping[str, int], name: str) -> Mesh:
+def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
+    """Return a mesh of the devices of a TPU topology.
+
+    Raises:
+      CompileError: there is no such topology, no TPU compiler, or the topology has another number of devices than the mesh.
+    """
     from jax.experimental import topologies
 
-    # On TPUs, JAX drives the two cores of a v4 chip as one device. Unless told, the compiler takes them for two; of no other
-    # kind does it have to be told, and most have no such configuration.
+    # JAX uses the two cores of a TPU v4 chip as one device ("megacore"). The compiler takes them for two unless it is told. Other
+    # chips do not need the setting, and most do not have it.
     chips = {"chip_config_name": "megacore"} if re.match(r"(tpu )?v4\b", name, re.IGNORECASE) else {}
     try:
         topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **chips)
@@ -91,18 +109,18 @@ def _tpus(sizes: Mapping[str, int], name: str) -> Mesh:
 
 
 def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any:
-    """The exported function with the arguments that it uses, each where it lay and donated if it was."""
+    """Lower an exported function with the arguments that it uses, each with its sharding, and donated if it was."""
     avals = exported.in_avals
-    # jit leaves out what a function does not use, and so must this one: they would be arguments of the program.
-    # Keys of random numbers stay, as they cannot be made of zeros.
+    # jit drops unused arguments, and so does this function: they would become arguments of the program. Random keys are kept,
+    # because they cannot be replaced by zeros.
     used = set(exported.module_kept_var_idx) | {
         position for position, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jax.dtypes.extended)
     }
     kept = sorted(used)
     shardings = list(exported.in_shardings_jax(mesh))
-    if not any(shardings):  # nothing else would say which devices
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        shardings = [everywhere] * len(shardings)
+    if not any(shardings):  # without any sharding, the devices would be unknown
+        replicated = NamedSharding(mesh, PartitionSpec())
+        shardings = [replicated] * len(shardings)
 
     def function(*given: Any) -> list[Any]:
         values = dict(zip(kept, given, strict=True))
@@ -121,11 +139,12 @@ def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any
     return jitted.lower(*abstract)
 
 
-def _end_with_parent() -> None:
-    os.read(0, 1)  # not sys.stdin, whose lock a waiting thread would hold when the interpreter ends
+def _exit_with_parent() -> None:
+    """Exit when the parent closes this process's standard input, or dies."""
+    os.read(0, 1)  # not sys.stdin: the interpreter could not end while this thread holds its lock
     os._exit(1)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     main(Path(sys.argv[1]), sys.argv[2], [int(position) for position in sys.argv[3:]])

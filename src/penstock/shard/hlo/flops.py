@@ -1,4 +1,8 @@
-"""FLOPs of a compiled program, by the conventions of XLA's `HloCostAnalysis`, with loops counted as often as they run."""
+"""Count the FLOPs of a compiled program.
+
+In: HLO text. Out: the FLOPs of one device in one run, and sentences on what they leave out. The conventions are those of XLA's
+`HloCostAnalysis`, except that loops are multiplied by their trip count.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from penstock.shard.hlo.parse import Array, Computation, HloProgram, Instruction, parse
+from penstock.shard.hlo.parse import Array, Computation, HloProgram, Instruction, parse_hlo
 from penstock.shard.unknown_costs import about_loops, about_operations
 
-# One operation per element of the result. exp, log, tanh, rsqrt and their like are not here: XLA counts them apart, as
+# One FLOP per element of the result. exp, log, tanh, rsqrt and others are not here: XLA counts them separately, as
 # `transcendentals`.
 # fmt: off
 _ELEMENTWISE = frozenset((
@@ -22,7 +26,7 @@ _ELEMENTWISE = frozenset((
     "all-reduce-start", "reduce-scatter",
 ))
 _FREE = frozenset((
-    # They move elements, make them up, or order other instructions.
+    # They move or create elements, or order other instructions.
     "add-dependency", "after-all", "bitcast", "broadcast", "concatenate", "constant", "copy", "domain", "dynamic-reshape",
     "dynamic-slice", "dynamic-update-slice", "gather", "get-dimension-size", "get-tuple-element", "infeed", "iota",
     "opt-barrier", "optimization-barrier", "outfeed", "pad", "parameter", "partition-id", "replica-id", "reshape",
@@ -31,10 +35,10 @@ _FREE = frozenset((
     # Transcendental functions.
     "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosh", "cosine", "erf", "exponential",
     "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "rsqrt", "sine", "sinh", "sqrt", "tan", "tanh",
-    # Exchanges that reduce nothing.
+    # Collectives without a reduction.
     "all-gather", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
 ))
-# Custom calls that mark something, move elements or compare them.
+# Custom calls that only annotate, move or compare elements.
 _FREE_TARGETS = frozenset((
     "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
     "CreateBuffer", "GatherScatterIndicesBitpacked", "LayoutConstraint", "MoveToDevice", "MoveToHost", "PadToStatic",
@@ -45,30 +49,33 @@ _FREE_TARGETS = frozenset((
 # fmt: on
 
 
-def flops(text: str) -> float:
-    """FLOPs on one device in one run of a program.
+def count_flops(text: str) -> float:
+    """Return the FLOPs of one device in one run of a program.
 
-    Those of `compiled.cost_analysis()["flops"]`, which counts the body of a loop once where this counts each turn
-    (`Program.turns`): 2·M·N·K for a matrix product, twice the multiplications that do not meet padding for a convolution,
-    1 an element for arithmetic, comparisons and conversions, 0 for transcendental functions and
-    for what only moves data. Of a conditional, the branch with the most. `unknown` says what this leaves open.
+    They are those of `compiled.cost_analysis()["flops"]`, except that the body of a loop counts as often as it runs
+    (`HloProgram.counted_trips`). A matrix product has 2·M·N·K. A convolution has 2 for each multiplication outside of the
+    padding. Arithmetic, comparisons and conversions have 1 an element. Transcendental functions and data movement have none.
+    For a conditional, the branch with the most counts. `describe_unknown_costs` says what this leaves out.
 
     Args:
-      text: of `jax.stages.Compiled.as_text()`.
+      text: the text of `jax.stages.Compiled.as_text()`.
     """
     return _counted(text).total
 
 
-def unknown(text: str) -> tuple[str, ...]:
-    """Return what the program does not tell of its FLOPs, bytes sent and time, in sentences: loops and library calls.
+def describe_unknown_costs(text: str) -> tuple[str, ...]:
+    """Return sentences on costs that cannot be read from the program: loops of unknown length, and library calls.
 
-    Each counts places in the program, however often they run.
+    The numbers in them count places in the program, however often these run.
 
     Args:
-      text: of `jax.stages.Compiled.as_text()`.
+      text: the text of `jax.stages.Compiled.as_text()`.
+
+    Returns:
+      The sentences; () if all costs are known.
     """
-    found = _counted(text)
-    return (*about_loops(found.loops), *about_operations(found.operations, "nothing"))
+    counted = _counted(text)
+    return (*about_loops(counted.loops), *about_operations(counted.operations, "nothing"))
 
 
 class _Flops:
@@ -76,36 +83,38 @@ class _Flops:
 
     Attributes:
       total: FLOPs of one run.
-      loops: places with a loop of unknown length.
-      operations: opcodes, or targets of custom calls, whose cost is unknown → places with one.
+      loops: the number of places with a loop of unknown length.
+      operations: opcode, or target of a custom call, whose cost is unknown → number of places with one.
     """
 
     def __init__(self, program: HloProgram) -> None:
         self.program = program
         self.loops = 0
         self.operations: Counter[str] = Counter()
-        self.of = functools.cache(self._computation)  # so that each place is counted once
+        self.of = functools.cache(self._computation)  # each computation is read once, so that each place counts once
         self.total = self.of(program.entry.name)
 
     def _computation(self, name: str) -> float:
+        """Return the FLOPs of one run of a computation."""
         where = self.program.computations[name]
         return float(sum(self._instruction(where, instruction) for instruction in where))
 
     def _instruction(self, where: Computation, instruction: Instruction) -> float:
+        """Return the FLOPs of an instruction and of the computations that it runs."""
         opcode = instruction.opcode
         if opcode == "while":
-            self.loops += self.program.trips(where, instruction) is None
-            turn = sum(self.of(part.name) for part in self.program.parts(instruction))
-            return turn * self.program.turns(where, instruction)
+            self.loops += self.program.trip_count(where, instruction) is None
+            once = sum(self.of(part.name) for part in self.program.loop_computations(instruction))
+            return once * self.program.counted_trips(where, instruction)
         if instruction.branches:
             return max(map(self.of, instruction.branches))
         if instruction.called:
             return sum(map(self.of, instruction.called))
         if opcode in _ELEMENTWISE:
             return instruction.elements
-        if opcode.removesuffix("-start") in _FREE or opcode.endswith(("-done", "-update")):  # it counts where it starts
+        if opcode.removesuffix("-start") in _FREE or opcode.endswith(("-done", "-update")):  # its start counts
             return 0
-        if opcode == "reduce-scatter-start":  # its result has the operands first
+        if opcode == "reduce-scatter-start":  # its result begins with the operands
             return sum(array.elements for array in instruction.arrays[len(instruction.operands) :])
         if opcode == "custom-call":
             return self._custom_call(where, instruction)
@@ -128,18 +137,20 @@ class _Flops:
         return self.of(function) * applications
 
     def _custom_call(self, where: Computation, instruction: Instruction) -> int:
+        """Return the FLOPs of a custom call; 0 if they are unknown, which is noted."""
         target = instruction.attribute(r'custom_call_target="([^"]*)"') or "custom-call"
         if target in _FREE_TARGETS:
             return 0
-        found = _library_call(target, where, instruction)
-        if found is None:
+        flops = _library_call(target, where, instruction)
+        if flops is None:
             self.operations[target] += 1
-        return found or 0
+        return flops or 0
 
 
-@functools.lru_cache(maxsize=2)  # of the same text FLOPs are asked for, and then what is unknown
+@functools.lru_cache(maxsize=2)  # both public functions are called with the same text
 def _counted(text: str) -> _Flops:
-    return _Flops(parse(text))
+    """Parse a program and count its FLOPs."""
+    return _Flops(parse_hlo(text))
 
 
 def _applications(where: Computation, instruction: Instruction) -> int | None:
@@ -158,14 +169,15 @@ def _applications(where: Computation, instruction: Instruction) -> int | None:
 
 
 def _dot(instruction: Instruction, left: Array, contracted: Iterable[int]) -> int:
+    """Return the FLOPs of a matrix product, given the contracted dimensions of its left operand."""
     return 2 * instruction.arrays[0].elements * math.prod(left.dims[dimension] for dimension in contracted)
 
 
 def _library_call(target: str, where: Computation, instruction: Instruction) -> int | None:
-    """Return the FLOPs of a product or convolution left to a library, on GPUs (cuBLAS, cuDNN) and some CPUs (oneDNN).
+    """Return the FLOPs of a matrix product or convolution that a library computes: cuBLAS, cuDNN or oneDNN.
 
-    None where it is another call, or does not tell its dimensions. The result comes with a workspace. A convolution's window
-    and labels are those of the forward one, of which the gradients do as many multiplications.
+    Returns None if it is another call, or if the text does not give its dimensions. Its result includes a workspace. The window
+    and labels of a gradient are those of the forward convolution, which has as many multiplications.
     """
     if any(name in target for name in ("$gemm", "$lt$matmul", "onednn$matmul")):
         contracted = re.search(r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes)
@@ -183,7 +195,10 @@ def _library_call(target: str, where: Computation, instruction: Instruction) -> 
 
 
 def _convolution(instruction: Instruction, image: Array, result: Array) -> int:
-    """The TPU compiler writes matrix products so, too, with no window or one over the batch of them."""
+    """Return the FLOPs of a convolution.
+
+    The TPU compiler also writes matrix products as convolutions: without a window, or with one over their batch dimension.
+    """
     image_labels, _, result_labels = re.split(r"_|->", instruction.attribute(r"dim_labels=(\S+?)(?:,|$)") or "")
     image_groups = int(instruction.attribute(r"feature_group_count=(\d+)") or 1)
     batch_groups = int(instruction.attribute(r"batch_group_count=(\d+)") or 1)
@@ -196,7 +211,7 @@ def _convolution(instruction: Instruction, image: Array, result: Array) -> int:
 
 
 def _window(instruction: Instruction) -> list[tuple[int, int, int, int, int]]:
-    """Of each spatial dimension: size, stride, padding before, dilation of the image, dilation of the kernel."""
+    """Return for each spatial dimension of a window: size, stride, low padding, image dilation, kernel dilation."""
     text = instruction.attribute(r"window=\{([^}]*)\}") or ""
     parts = {name: values.split("x") for name, values in (part.split("=") for part in text.split())}
     sizes = parts.get("size", [])
@@ -207,13 +222,17 @@ def _window(instruction: Instruction) -> list[tuple[int, int, int, int, int]]:
 
 
 def _valid_positions(size: int, stride: int, low: int, image_dilation: int, kernel_dilation: int, image: int, result: int) -> int:
-    """Pairs of a place in the kernel and one in the result that meet an element of the image rather than padding."""
+    """Count the pairs of a kernel position and a result position that read an element of the image, and no padding.
+
+    >>> _valid_positions(size=3, stride=1, low=1, image_dilation=1, kernel_dilation=1, image=8, result=8)
+    22
+    """
     count = 0
     for kernel in range(size):
         offset = kernel * kernel_dilation - low
         if stride == 1 and image_dilation == 1:
             count += max(0, min(image - offset, result) - max(-offset, 0))
             continue
-        for place in range(offset, offset + stride * result, stride):
-            count += place % image_dilation == 0 and 0 <= place // image_dilation < image
+        for position in range(offset, offset + stride * result, stride):
+            count += position % image_dilation == 0 and 0 <= position // image_dilation < image
     return count

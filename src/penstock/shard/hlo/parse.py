@@ -1,7 +1,8 @@
-"""HLO text as data: a compiled program, its computations, instructions and shapes.
+"""Parse HLO text.
 
-Reads what `jax.stages.Compiled.as_text()` prints, on any backend. Only what accounting needs is read; the grammar is
-that of https://openxla.org/xla/operation_semantics as printed by XLA, which has no specification of its own.
+In: the text that `jax.stages.Compiled.as_text()` prints, on any backend. Out: an `HloProgram` of computations and instructions,
+with shapes and trip counts of loops. Only what accounting needs is read. The operations are those of
+https://openxla.org/xla/operation_semantics; the printed form has no specification.
 """
 
 from __future__ import annotations
@@ -14,32 +15,36 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Instructions that run the computations they name, each once.
+# Instructions that run each of the computations that they name once.
 CALLS = ("fusion", "call", "async-start", "custom-call")
 
-# Types whose names do not tell how many bits an element has. A token only orders instructions.
+# Types whose names do not contain the bits of an element. A token only orders instructions.
 _BITS = {"pred": 8, "token": 0}
 
-# Results that hold what the operand held, element for element.
+# Instructions whose result has the elements of the operand, in the same order or another.
 UNCHANGED = ("bitcast", "copy", "convert", "reshape", "transpose", "copy-start", "copy-done")
 
 
 class Array(NamedTuple):
-    """An array's element type, as XLA names it, and its dimensions."""
+    """The element type of an array, as XLA names it, and its dimensions."""
 
     dtype: str
     dims: tuple[int, ...]
 
     @property
     def elements(self) -> int:
+        """Return the number of elements."""
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all elements; those of types smaller than a byte are packed.
+        """Return the bytes of all elements; types smaller than a byte are packed.
 
         Raises:
-          ValueError: the name of the type does not tell its size.
+          ValueError: the size of the type is unknown.
+
+        >>> Array("s4", (3,)).bytes
+        2
         """
         named = re.match(r"[a-z]+?(\d+)", self.dtype)
         bits = _BITS.get(self.dtype) if named is None else int(named[1])
@@ -56,10 +61,12 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      arrays: the result's; those of a tuple in order, nested tuples flattened.
-      operands: names of instructions of the same computation.
-      literal: what stands between the brackets after the opcode.
-      attributes: what follows them, without `metadata`.
+      name: the name of the instruction.
+      opcode: the operation.
+      arrays: the arrays of the result; those of a tuple in order, nested tuples flattened.
+      operands: names of instructions in the same computation.
+      literal: the text in the brackets after the opcode, of a constant, parameter or iota.
+      attributes: the text after the brackets, without `metadata`.
     """
 
     name: str
@@ -71,20 +78,21 @@ class Instruction:
 
     @property
     def elements(self) -> int:
+        """Return the number of elements of all arrays of the result."""
         return sum(array.elements for array in self.arrays)
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of what follows a comma and matches; None if nothing does."""
+        """Return the first group of the first attribute that matches a pattern; None if none matches."""
         found = re.search(rf"(?:^|, ){pattern}", self.attributes)
         return found[1] if found else None
 
     def numbers(self, attribute: str) -> tuple[int, ...]:
-        """Of `attribute={1,2}`; () where it is not there."""
+        """Return the numbers of an attribute such as `dimensions={1,2}`; () if it is missing."""
         return tuple(map(int, re.findall(r"\d+", self.attribute(attribute + r"=\{([\d,]*)\}") or "")))
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it runs once: not the body of a loop, nor the function of a reduction."""
+        """Return the names of the computations that it runs once: no body of a loop, and no function of a reduction."""
         if self.opcode not in CALLS:
             return ()
         one = self.attribute(r"(?:calls|to_apply)=%([\w.\-]+)")
@@ -93,7 +101,7 @@ class Instruction:
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """Names of the computations of which a conditional runs one, in the order of its operands."""
+        """Return the names of the branches of a conditional, in the order of its operands; () if it is none."""
         if self.opcode != "conditional":
             return ()
         many = self.attribute(r"branch_computations=\{([^}]*)\}")
@@ -102,7 +110,15 @@ class Instruction:
 
 
 class Computation:
-    """Instructions by name, in their order; `root` names the one whose result is the computation's."""
+    """A computation: instructions in program order.
+
+    Attributes:
+      name: the name of the computation.
+      instructions: name → instruction.
+      root: the name of the instruction whose result is that of the computation.
+      users: name → the instructions that read its result.
+      parameters: number of a parameter → name of its instruction.
+    """
 
     def __init__(self, name: str, instructions: Mapping[str, Instruction], root: str) -> None:
         self.name = name
@@ -120,18 +136,21 @@ class Computation:
         return iter(self.instructions.values())
 
     def operand(self, instruction: Instruction, position: int = 0) -> Instruction:
+        """Return an operand of an instruction."""
         return self.instructions[instruction.operands[position]]
 
     def operand_arrays(self, instruction: Instruction) -> list[Array]:
-        """Of all operands, in order."""
+        """Return the arrays of all operands, in order."""
         return [array for name in instruction.operands for array in self.instructions[name].arrays]
 
 
 class HloProgram:
-    """Computations by name.
+    """A compiled program.
 
     Attributes:
-      callers: name of a computation → the instructions that run it, and the computations which these are in.
+      computations: name → computation.
+      entry: the computation that the program runs.
+      callers: name of a computation → the instructions that run it, each with its own computation.
     """
 
     def __init__(self, computations: Mapping[str, Computation], entry: str) -> None:
@@ -143,27 +162,27 @@ class HloProgram:
                 for name in (*instruction.called, *instruction.branches, *_loop(instruction)):
                     self.callers[name].append((computation, instruction))
 
-    def parts(self, loop: Instruction) -> tuple[Computation, Computation]:
-        """What a turn of a `while` runs: its body and its condition."""
+    def loop_computations(self, loop: Instruction) -> tuple[Computation, Computation]:
+        """Return the body and the condition of a `while`."""
         body, condition = (self.computations[name] for name in _loop(loop))
         return body, condition
 
-    def turns(self, where: Computation, loop: Instruction) -> int:
-        """Return how often the body of a `while` counts: as often as it runs, and once where that is unknown."""
-        trips = self.trips(where, loop)
+    def counted_trips(self, where: Computation, loop: Instruction) -> int:
+        """Return how often the body of a `while` counts: its trip count, or 1 if that is unknown."""
+        trips = self.trip_count(where, loop)
         return 1 if trips is None else trips
 
-    def trips(self, where: Computation, loop: Instruction) -> int | None:
-        """Return how often a `while` runs its body, as XLA says or as its condition does; None if it is unknown.
+    def trip_count(self, where: Computation, loop: Instruction) -> int | None:
+        """Return how often a `while` runs its body; None if it is unknown.
 
-        XLA says it on CPU and GPU (`known_trip_count`); the TPU compiler leaves it to the condition. That says it if it
-        compares with a constant an integer that begins as a constant, and to which each turn adds a constant.
+        XLA prints `known_trip_count` on CPU and GPU. For the TPU compiler, it is computed from the condition. The condition has
+        to compare a constant with an integer that starts as a constant, and to which each iteration adds a constant.
         """
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
         if known:
             return int(known[1])
-        body, condition = self.parts(loop)
-        where_test, test = self._inside_of_fusion(condition)
+        body, condition = self.loop_computations(loop)
+        where_test, test = self._fused_root(condition)
         direction = test.attribute(r"direction=(\w+)")
         if test.opcode != "compare" or direction not in ("LT", "LE", "NE", "GT", "GE"):
             return None
@@ -175,13 +194,14 @@ class HloProgram:
         index = _index(counter[1])
         if limit is None or index is None or counter[0] is not condition:
             return None
-        start = self._integer(*self.source(*self._maker(where, loop.operands[0], index)))
-        step = self._step(body, index)
+        start = self._integer(*self.source(*self._producer(where, loop.operands[0], index)))
+        step = self._counter_step(body, index)
         if start is None or step is None:
             return None
         return _trips(limit - start, direction, step)
 
-    def _inside_of_fusion(self, computation: Computation) -> tuple[Computation, Instruction]:
+    def _fused_root(self, computation: Computation) -> tuple[Computation, Instruction]:
+        """Return the root of a computation; if that is a fusion, the root inside of it."""
         root = computation.instructions[computation.root]
         while root.called:
             computation = self.computations[root.called[0]]
@@ -189,7 +209,10 @@ class HloProgram:
         return computation, root
 
     def source(self, where: Computation, name: str) -> tuple[Computation, Instruction]:
-        """What a value is a copy of, out of fusions and into what loops were started with where they leave it be."""
+        """Return the instruction that a value is a copy of, with its computation.
+
+        It follows a value out of fusions to their operands, and out of a loop that does not change it to its initial value.
+        """
         while True:
             instruction = where.instructions[name]
             if instruction.opcode in UNCHANGED:
@@ -200,15 +223,18 @@ class HloProgram:
                     return where, instruction
                 where, name = where_caller, caller.operands[int(instruction.literal)]
             elif instruction.opcode == "get-tuple-element":
-                inner = self.invariant(where, instruction)
-                if inner is None:
+                origin = self.tuple_element(where, instruction)
+                if origin is None:
                     return where, instruction
-                where, name = inner
+                where, name = origin
             else:
                 return where, instruction
 
-    def invariant(self, where: Computation, element: Instruction) -> tuple[Computation, str] | None:
-        """Where a `get-tuple-element` has its value from: out of a tuple, or what a loop that never changes it began with."""
+    def tuple_element(self, where: Computation, element: Instruction) -> tuple[Computation, str] | None:
+        """Return the name and computation of the value that a `get-tuple-element` reads; None if it is unknown.
+
+        It is an operand of a tuple, or the initial value of a loop that does not change it.
+        """
         source, index = where.operand(element), _index(element)
         if source.opcode == "tuple" and index is not None:
             return where, source.operands[index]
@@ -216,7 +242,7 @@ class HloProgram:
         if source.opcode != "parameter" or len(loops) != 1 or index is None:
             return None
         outer, loop = loops[0]
-        body, _ = self.parts(loop)
+        body, _ = self.loop_computations(loop)
         after = body.instructions[_element(body, body.root, index)]
         while after.opcode in UNCHANGED:
             after = body.operand(after)
@@ -225,13 +251,14 @@ class HloProgram:
         return outer, _element(outer, loop.operands[0], index)
 
     def _integer(self, where: Computation, instruction: Instruction) -> int | None:
+        """Return the value of an integer constant; None if it is something else."""
         if instruction.opcode != "constant" or not re.match(r"[su]\d", instruction.arrays[0].dtype):
-            return None  # a float may be printed as an integer is
+            return None  # a float constant may be printed like an integer
         constant = re.fullmatch(r"\{?(-?\d+)\}?", instruction.literal)
         return int(constant[1]) if constant else None
 
-    def _maker(self, where: Computation, name: str, element: int | None = None) -> tuple[Computation, str]:
-        """The instruction that a value, or an element of a tuple, is the result of: inside of fusions and behind copies."""
+    def _producer(self, where: Computation, name: str, element: int | None = None) -> tuple[Computation, str]:
+        """Return the instruction that computes a value, or an element of a tuple; it looks into fusions and through copies."""
         while True:
             instruction = where.instructions[name]
             if instruction.opcode == "tuple" and element is not None:
@@ -246,9 +273,9 @@ class HloProgram:
             else:
                 return where, name
 
-    def _step(self, body: Computation, index: int) -> int | None:
-        """The constant that a turn of the loop adds to its counter; None if it does anything else to it."""
-        where, name = self._maker(body, body.root, index)
+    def _counter_step(self, body: Computation, index: int) -> int | None:
+        """Return the constant that each iteration adds to the counter of a loop; None if it does anything else."""
+        where, name = self._producer(body, body.root, index)
         sum_ = where.instructions[name]
         if sum_.opcode not in ("add", "subtract"):
             return None
@@ -256,14 +283,18 @@ class HloProgram:
         if sum_.opcode == "add" and self._integer(*right) is None:
             left, right = right, left
         step = self._integer(*right)
-        home, counter = left
-        if step is None or home is not body or _index(counter) != index or body.operand(counter).opcode != "parameter":
+        computation, counter = left
+        if step is None or computation is not body or _index(counter) != index or body.operand(counter).opcode != "parameter":
             return None
         return -step if sum_.opcode == "subtract" else step
 
 
 def _trips(distance: int, direction: str, step: int) -> int | None:
-    """Return the turns of a counter to a limit; None where its steps lead elsewhere, and it ends by wrapping around."""
+    """Return the iterations until a counter reaches its limit; None if it never does without an overflow.
+
+    >>> _trips(10, "LT", 3), _trips(10, "NE", 3)
+    (4, None)
+    """
     if direction == "NE":
         ends = step != 0 and distance % step == 0 and distance // step >= 0
     else:
@@ -274,19 +305,20 @@ def _trips(distance: int, direction: str, step: int) -> int | None:
 
 
 def _loop(instruction: Instruction) -> tuple[str, ...]:
-    """Names of a loop's body and condition."""
+    """Return the names of the body and the condition of a loop; () if it is none."""
     if instruction.opcode != "while":
         return ()
     return tuple(instruction.attribute(rf"{part}=%([\w.\-]+)") or "" for part in ("body", "condition"))
 
 
 def _index(instruction: Instruction) -> int | None:
+    """Return the index of a `get-tuple-element`; None if it is another instruction."""
     index = instruction.attribute(r"index=(\d+)") if instruction.opcode == "get-tuple-element" else None
     return None if index is None else int(index)
 
 
 def _element(where: Computation, name: str, index: int) -> str:
-    """The operand that made an element of a tuple; the tuple itself where that is not to be seen."""
+    """Return the name of an element of a tuple; the tuple itself if it is not built in this computation."""
     instruction = where.instructions[name]
     return instruction.operands[index] if instruction.opcode == "tuple" else name
 
@@ -298,15 +330,27 @@ _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
 
 
-@functools.lru_cache(maxsize=2)  # collectives and FLOPs are asked for of the same text, which may be megabytes
-def parse(text: str) -> HloProgram:
-    """Raises ValueError if the text has no entry computation."""
+@functools.lru_cache(maxsize=2)  # collectives and FLOPs are read from the same text, which may have megabytes
+def parse_hlo(text: str) -> HloProgram:
+    """Parse the text of a compiled program.
+
+    Args:
+      text: the text of `jax.stages.Compiled.as_text()`.
+
+    Raises:
+      ValueError: the text has no entry computation.
+
+    >>> import jax
+    >>> text = jax.jit(lambda x: x + 1).lower(1.0).compile().as_text()
+    >>> len(parse_hlo(text).entry.parameters)
+    1
+    """
     computations: dict[str, Computation] = {}
     entry = name = root = ""
     instructions: dict[str, Instruction] = {}
     for line in text.splitlines():
         if name and line.startswith("}"):
-            # An instruction that is printed without ROOT is the only one.
+            # XLA leaves out ROOT where there is only one instruction.
             computations[name] = Computation(name, instructions, root or next(reversed(instructions), ""))
             name = ""
         elif name:
@@ -324,7 +368,7 @@ def parse(text: str) -> HloProgram:
 
 
 def _instruction(name: str, rest: str) -> Instruction | None:
-    """What stands right of the equals sign: `f32[8]{0} add(%a, %b), attributes`."""
+    """Parse the text right of the equals sign: `f32[8]{0} add(%a, %b), attributes`; None if it is no instruction."""
     rest = _METADATA.sub("", _COMMENT.sub("", rest))
     end = _closing(rest) if rest.startswith("(") else rest.find(" ")
     found = re.match(r"\s*([\w\-]+)", rest[end:])
@@ -343,7 +387,7 @@ def _instruction(name: str, rest: str) -> Instruction | None:
 
 
 def _closing(text: str) -> int:
-    """The position after the bracket that closes the one with which the text begins."""
+    """Return the position after the bracket that closes the one at the start of the text."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character == "(") - (character == ")")

@@ -1,4 +1,8 @@
-"""Which part of a value each device keeps: follows a value to the slices taken of it, and their places to the device's id."""
+"""Find which slice of a value each device keeps.
+
+In: a parsed program and a value in it. Out: the `dynamic-slice` instructions that read it, and their offsets on each device,
+computed from `partition-id`. `collectives.py` uses them to tell a reduce-scatter from an all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ import numpy as np
 
 from penstock.shard.hlo.parse import CALLS, UNCHANGED, Array, Computation, HloProgram, Instruction
 
-IndexValues = np.ndarray  # int [devices, n]: n numbers on each device
+IndexValues = np.ndarray
+"""Integers [devices, n]: n of them on each device."""
 
-# Shapes stay and each element depends on the one at its place: a slice of the result needs that slice of the operand.
+# The shape is kept, and each element depends on the same element of the operands: a slice of the result needs only that slice.
 # fmt: off
 _ELEMENTWISE = frozenset((
     "abs", "add", "and", "clamp", "compare", "cosine", "divide", "exponential", "log", "maximum", "minimum", "multiply",
@@ -40,15 +45,18 @@ _COMPARE: dict[str, Callable[[IndexValues, IndexValues], IndexValues]] = {
 }
 
 
-def slices(
+def find_slices(
     program: HloProgram, where: Computation, value: Instruction, element: int | None, array: Array
 ) -> list[tuple[Computation, Instruction]] | None:
-    """The `dynamic-slice`s that are all that is used of a value; None if something uses it whole.
+    """Return the `dynamic-slice` instructions that read a value; None if another instruction needs all of it.
 
-    Followed through copies, elementwise work, `-done`, into fusions and calls and out of them.
+    It follows the value through copies, elementwise operations and `-done`, and into and out of fusions and calls.
 
     Args:
-      element: of the tuple that the value is; None if it is an array.
+      program: the program.
+      where: the computation of the value.
+      value: the instruction that computes it.
+      element: the index in the tuple, if the value is one; None if it is an array.
       array: the shape of that element, or of the value.
     """
     found: list[tuple[Computation, Instruction]] = []
@@ -89,7 +97,17 @@ def slices(
 
 
 def index_values(program: HloProgram, where: Computation, name: str, devices: int) -> IndexValues | None:
-    """What a small integer value is on each device, [devices, n]; None if that is not to be known from the program."""
+    """Compute a small integer value on each device; None if the text does not determine it.
+
+    Args:
+      program: the program.
+      where: the computation of the value.
+      name: the name of the instruction that computes it.
+      devices: the number of devices.
+
+    Returns:
+      Integers [devices, n], or [1, n] if they are the same on all devices.
+    """
     where, instruction = program.source(where, name)
     opcode = instruction.opcode
     if opcode == "partition-id":
@@ -122,7 +140,7 @@ def index_values(program: HloProgram, where: Computation, name: str, devices: in
 
 
 def depends_on_device(program: HloProgram, where: Computation, name: str) -> bool:
-    """Whether a value is made from the device's id, however."""
+    """Return whether a value depends on the id of the device."""
     seen = set()
     todo = [(where, name)]
     while todo:

@@ -1,1 +1,4 @@
-"""Show a plan to a reader: as text for the terminal, and as an HTML page with drawings."""
+"""Show a plan to a reader.
+
+In: a `PlanRecord`. Out: text for the terminal (`text.py`), or an HTML page with drawings of the layouts (`html.py`).
+"""

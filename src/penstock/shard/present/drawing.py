@@ -1,4 +1,8 @@
-"""Layouts as pictures: the array as a rectangle, and along its sides a ruler for each mesh axis that divides it."""
+"""Draw the layout of an array as SVG.
+
+In: a shape, a layout and a mesh. Out: a rectangle for the array, with a ruler along its side for each mesh axis that shards it,
+and a text alternative.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,25 @@ from collections.abc import Iterator, Sequence
 from penstock.page import Markup, tag
 from penstock.shard.apply.sharding_constraints import Spec
 
-_WIDTH, _HEIGHT, _FLAT = 64.0, 40.0, 12.0  # of the array's rectangle; of one with a single dimension
+_WIDTH, _HEIGHT, _FLAT = 64.0, 40.0, 12.0  # the rectangle of the array; its height if the array has one dimension
 _RULER, _GAP = 5.0, 2.0
-_LETTER, _LINE = 6.0, 11.0  # a character's width and a line's height, of the smallest text
-_MOST = 16  # parts that can be told apart
+_LETTER, _LINE = 6.0, 11.0  # width of a character and height of a line, in the smallest text
+_MOST = 16  # parts that a reader can distinguish
 
 
 def layout_drawing(shape: Sequence[int], layout: Spec, mesh: dict[str, int]) -> Markup:
-    """An array as the devices divide it; what device 0 holds is filled.
+    """Draw how the devices divide an array. The part of device 0 is filled.
 
-    Two dimensions are shown, downwards and to the right: the last ones that are sharded, or the last ones. Of a dimension in more
-    than 16 parts, 16 are drawn; the text alternative has all.
+    Two dimensions are drawn, downwards and to the right: the last two that are sharded, or else the last two. At most 16 parts
+    of a dimension are drawn; the text alternative gives the true number.
 
     Args:
-      shape: of the whole array.
-      layout: mesh axes of each dimension.
-      mesh: sizes of the axes. The first is drawn in the colour of the class "axis-0", and so on.
+      shape: shape of the global array.
+      layout: the mesh axes of each dimension.
+      mesh: sizes of the mesh axes. The first has the colour of the class "axis-0", and so on.
+
+    Returns:
+      An SVG element.
     """
     down, right = _shown(shape, layout)
     rows, columns = (layout[dim] if dim is not None else () for dim in (down, right))
@@ -61,22 +68,22 @@ def layout_drawing(shape: Sequence[int], layout: Spec, mesh: dict[str, int]) -> 
 
 
 def layout_words(shape: Sequence[int], layout: Spec, mesh: dict[str, int]) -> str:
-    """The text alternative.
+    """Describe a layout in words, as the text alternative of its drawing.
 
     >>> layout_words([512, 64], (("data", "model"), ()), {"data": 2, "model": 4})
     '512 × 64; dimension 0 in 8 parts over data and model'
     >>> layout_words([], (), {"data": 2})
-    'a scalar, whole on every device'
+    'a scalar, replicated'
     """
     size = " × ".join(map(str, shape)) or "a scalar"
     divided = [
         f"dimension {dim} in {_parts(axes, mesh)} parts over {' and '.join(axes)}" for dim, axes in enumerate(layout) if axes
     ]
-    return "; ".join([size, *divided]) if divided else f"{size}, whole on every device"
+    return "; ".join([size, *divided]) if divided else f"{size}, replicated"
 
 
 def _shown(shape: Sequence[int], layout: Spec) -> tuple[int | None, int | None]:
-    """The dimensions that are drawn downwards and to the right."""
+    """Return the dimensions to draw downwards and to the right; None if the array has too few."""
     sharded = [dim for dim, axes in enumerate(layout) if axes]
     others = [dim for dim in reversed(range(len(shape))) if dim not in sharded]
     chosen = sorted([*sharded[-2:], *others][:2])
@@ -86,7 +93,7 @@ def _shown(shape: Sequence[int], layout: Spec) -> tuple[int | None, int | None]:
 def _rulers(
     axes: Sequence[str], mesh: dict[str, int], start: float, edge: float, length: float, turned: bool
 ) -> Iterator[Markup]:
-    """A ruler for each axis that divides a side, the outermost first: every other part of it is filled."""
+    """Draw a ruler for each mesh axis that shards a dimension, the major one outermost; every other part is filled."""
     for number, axis in enumerate(axes):
         parts = min(_parts(axes[: number + 1], mesh), _MOST)
         at = edge - (_RULER + _GAP) * (len(axes) - number)
@@ -98,14 +105,17 @@ def _rulers(
 
 
 def _names_above(axes: Sequence[str], mesh: dict[str, int], left: float) -> Iterator[Markup]:
+    """Draw the names of the mesh axes above the array."""
     for number, axis in enumerate(axes):
         before = _LETTER * len(" ".join(("", *axes[:number])))
         yield tag("text", axis, x=round(left + before, 2), y=9, class_=_class(axis, mesh))
 
 
 def _class(axis: str, mesh: dict[str, int]) -> str:
+    """Return the CSS class with the colour of a mesh axis."""
     return f"axis-{list(mesh).index(axis)}"
 
 
 def _parts(axes: Sequence[str], mesh: dict[str, int]) -> int:
+    """Return the number of parts that mesh axes divide a dimension into."""
     return math.prod(mesh[axis] for axis in axes)

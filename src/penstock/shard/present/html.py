@@ -1,4 +1,7 @@
-"""A plan as one HTML page that needs no network: what the report says, with bars, and with the layouts drawn."""
+"""Write a plan as one HTML page that needs no network.
+
+In: a `PlanRecord`. Out: HTML with the same content as `text.py`, with bars for time and memory, and drawings of the layouts.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
 from penstock.shard.units import format_bytes, format_seconds, format_spec
 
-_BAR = 1000.0  # the width of a bar, in units of its own
-_Part = tuple[str, float, str]  # what it is, its size, and that in words
+_BAR = 1000.0  # width of a bar in its own units
+_Part = tuple[str, float, str]  # name, size, and the size in words
 
 
 def plan_page(plan: PlanRecord) -> str:
-    """The page of a plan; paths of leaves and names of axes, which may hold anything, are escaped."""
+    """Return the page of a plan as HTML. Paths of leaves and names of axes, which may contain anything, are escaped."""
     title = f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}"
     return html_page(
         f"penstock plan, {title}",
@@ -35,7 +38,8 @@ def plan_page(plan: PlanRecord) -> str:
 
 
 def _axes(plan: PlanRecord) -> Content:
-    said = [
+    """Return the mesh, and what each of its axes is used for."""
+    items = [
         tag(
             "li",
             _chip(),
@@ -46,11 +50,12 @@ def _axes(plan: PlanRecord) -> Content:
     ]
     return [
         tag("p", f"Mesh {describe_mesh(plan.mesh_shape)}; {format_bytes(plan.limit)} of memory a device.", class_="lead"),
-        tag("ul", said, class_="key"),
+        tag("ul", items, class_="key"),
     ]
 
 
 def _time(plan: PlanRecord) -> Content:
+    """Return the section with the time of a step, for the plan and the baselines."""
     costs = _costs(plan)
     rows = {name: _time_parts(cost) for name, cost in costs.items()}
     totals = {name: _total(format_seconds(cost.seconds), cost.seconds, plan.cost.seconds) for name, cost in costs.items()}
@@ -62,10 +67,12 @@ def _time(plan: PlanRecord) -> Content:
 
 
 def _total(words: str, value: float, plan: float) -> Content:
+    """Return a value in words, with its ratio to that of the plan."""
     return words if value == plan or not plan else f"{words} ({value / plan:.2f}×)"
 
 
 def _time_parts(cost: Cost) -> list[_Part]:
+    """Return the parts of a time bar: compute, and each kind of collective."""
     kinds: dict[str, float] = {"compute": cost.compute}
     for each in cost.collectives:
         kinds[each.kind] = kinds.get(each.kind, 0.0) + each.seconds
@@ -73,50 +80,54 @@ def _time_parts(cost: Cost) -> list[_Part]:
 
 
 def _memory(plan: PlanRecord) -> Content:
+    """Return the section with the peak memory, for the plan and the baselines."""
     costs = _costs(plan)
     rows = {name: [(kind, size, format_bytes(size)) for kind, size in memory_parts(cost)] for name, cost in costs.items()}
     totals = {name: _memory_total(plan, cost) for name, cost in costs.items()}
     largest = max(plan.limit, *(cost.memory.total for cost in costs.values()))
-    words = f"The upright line is the limit, {format_bytes(plan.limit)}."
+    words = f"The vertical line is the limit, {format_bytes(plan.limit)}."
     if plan.checked:
         share = share_of_limit(plan, plan.checked.memory)
-        words += f" For this plan the compiler says {format_bytes(plan.checked.memory)}, {share} of it."
+        words += f" The compiler's figure for this plan is {format_bytes(plan.checked.memory)}, {share} of the limit."
     return [
-        tag("h2", "Memory when it is fullest"),
+        tag("h2", "Peak memory"),
         *_bars("memory", rows, totals, largest, plan.limit),
         tag("p", words, class_="quiet"),
     ]
 
 
 def _memory_total(plan: PlanRecord, cost: Cost) -> Content:
+    """Return the peak memory in words, marked if it exceeds the limit."""
     words = f"{format_bytes(cost.memory.total)} ({share_of_limit(plan, cost.memory.total)})"
     return tag("span", f"{words}, over the limit", class_="over") if cost.memory.total > plan.limit else words
 
 
 def _costs(plan: PlanRecord) -> dict[str, Cost]:
+    """Return the costs to compare, by name: those of the plan, and of the baselines."""
     return {"this plan": plan.cost, **{name: cost for name, cost in plan.baselines.items() if name != "this plan"}}
 
 
 def _bars(
-    what: str, rows: Mapping[str, Sequence[_Part]], totals: Mapping[str, Content], largest: float, limit: float | None = None
+    quantity: str, rows: Mapping[str, Sequence[_Part]], totals: Mapping[str, Content], largest: float, limit: float | None = None
 ) -> list[Markup]:
-    """A key, and under each other bars whose parts are as long as they are large."""
+    """Return a key and a table of stacked bars, one for each row; the length of a part is its size."""
     kinds = list(dict.fromkeys(kind for parts in rows.values() for kind, size, _ in parts if size))
     key = [tag("li", _chip(), kind, class_=f"kind-{number}") for number, kind in enumerate(kinds)]
     body = [
         tag(
             "tr",
             tag("th", name, scope="row"),
-            tag("td", _bar(f"{what}, {name}", parts, kinds, largest, limit), class_="bar"),
+            tag("td", _bar(f"{quantity}, {name}", parts, kinds, largest, limit), class_="bar"),
             tag("td", totals[name], class_="number"),
         )
         for name, parts in rows.items()
     ]
     bars = tag("table", tag("tbody", body), class_="bars")
-    return [tag("ul", key, class_="key row"), tag("div", bars, class_="scroll", tabindex="0", role="region", aria_label=what)]
+    return [tag("ul", key, class_="key row"), tag("div", bars, class_="scroll", tabindex="0", role="region", aria_label=quantity)]
 
 
 def _bar(name: str, parts: Sequence[_Part], kinds: Sequence[str], largest: float, limit: float | None) -> Markup:
+    """Draw one stacked bar, with a line for the limit if there is one."""
     drawn: list[Markup] = []
     at = 0.0
     for kind, size, words in parts:
@@ -128,13 +139,13 @@ def _bar(name: str, parts: Sequence[_Part], kinds: Sequence[str], largest: float
     if limit is not None:
         line = {"x": round(min(_BAR * limit / largest, _BAR - 4), 2), "y": 0, "width": 4, "height": 20}
         drawn.append(tag("rect", tag("title", f"limit: {format_bytes(limit)}"), class_="limit", **line))
-    said = ", ".join(f"{kind} {words}" for kind, size, words in parts if size)
+    sizes = ", ".join(f"{kind} {words}" for kind, size, words in parts if size)
     return tag(
         "svg",
         drawn,
         class_="bars",
         role="img",
-        aria_label=f"{name}: {said or 'none'}",
+        aria_label=f"{name}: {sizes or 'none'}",
         viewBox=f"0 0 {_BAR:g} 20",
         preserveAspectRatio="none",
         xmlns="http://www.w3.org/2000/svg",
@@ -142,11 +153,13 @@ def _bar(name: str, parts: Sequence[_Part], kinds: Sequence[str], largest: float
 
 
 def _chip() -> Markup:
+    """Draw the coloured square of a key."""
     square = tag("rect", x=0, y=0, width=10, height=10)
     return tag("svg", square, class_="chip", aria_hidden="true", viewBox="0 0 10 10", xmlns="http://www.w3.org/2000/svg")
 
 
 def _collectives(cost: Cost) -> Content:
+    """Return the section with the table of collectives."""
     if not cost.collectives:
         return [tag("h2", "Collectives"), tag("p", "There are none.")]
     columns = [
@@ -170,24 +183,26 @@ def _collectives(cost: Cost) -> Content:
 
 
 def _leaves(plan: PlanRecord) -> Content:
+    """Return the section with the table of leaves."""
     rows = group_layers(plan)
     columns = [Column(name, numeric=name == "a device") for name in ("leaf", "shape", "a device", "stored", "used", "optimizer")]
     cells = [_row(plan, row) for row in rows]
     if not any(_used(row) for row in rows):
         columns, cells = [*columns[:4], columns[5]], [[*row[:4], row[5]] for row in cells]
     about = (
-        "All leaves of the arguments; those of alike layers are one row. Rulers in the colours of the mesh axes show how a "
-        "dimension is divided; the filled corner is what one device holds. Used: the layout in which the step takes it, where "
-        "that is another one. Optimizer: that of what the optimizer keeps of a parameter."
+        "All leaves of the arguments; repeated layers share a row. Rulers in the colours of the mesh axes show how a dimension "
+        "is divided; the filled corner is the part of one device. Used: the layout at the first use in the step, if it differs "
+        "from the stored one. Optimizer: the layout of the optimizer state of a parameter."
     )
     return [
         tag("h2", "Leaves and their layouts"),
         tag("p", about, class_="quiet"),
-        table("sizes are those of one device, with what the optimizer keeps", columns, cells, sortable=True),
+        table("sizes are those of one device, with the optimizer state", columns, cells, sortable=True),
     ]
 
 
 def _row(plan: PlanRecord, row: LeafGroup) -> list[Cell]:
+    """Return the cells of one group of leaves."""
     leaf = row.leaf
     many = f" ×{len(row.leaves)}" if len(row.leaves) > 1 else ""
     return [
@@ -201,15 +216,17 @@ def _row(plan: PlanRecord, row: LeafGroup) -> list[Cell]:
 
 
 def _breakable(path: str) -> Content:
-    """A path that is broken after its slashes, where it has to be."""
+    """Return a path that may be wrapped after its slashes."""
     return [[part, tag("wbr")] for part in re.split("(?<=/)", path)]
 
 
 def _used(row: LeafGroup) -> list[Spec]:
+    """Return the layout of a leaf at its first use, if it differs from the stored one."""
     leaf = row.leaf
     return [leaf.used] if leaf.used is not None and leaf.used != leaf.stored and leaf.role != "batch" else []
 
 
 def _layouts(plan: PlanRecord, row: LeafGroup, specs: Sequence[Spec]) -> Cell:
+    """Return a cell with drawings of layouts."""
     drawn = [[layout_drawing(row.leaf.shape, spec, plan.mesh_shape), tag("code", format_spec(spec))] for spec in specs]
     return Cell(drawn, " ".join(map(format_spec, specs)) or None)

@@ -1,4 +1,8 @@
-"""The leaves of a plan as a reader wants them: alike ones together, and parameters with what the optimizer keeps of them."""
+"""Group the leaves of a plan for a table.
+
+In: a `PlanRecord`. Out: one group for the same leaf of all layers, where each parameter comes with its optimizer state; and the
+number of layers, as the paths of the parameters show it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
 
 @dataclass(frozen=True)
 class LeafGroup:
-    """Leaves that differ in nothing but numbers in their paths, which are those of the layers.
+    """Leaves that differ only in the numbers in their paths: the same leaf of all layers.
 
     Attributes:
-      path: "state/params/layers/*/w", with a star where they differ.
-      leaves: all of them.
-      moments: the layouts of what the optimizer keeps of each of them: leaves of the same shape and of a path with the same end.
-      bytes: of a device, for all of them and their moments.
+      path: their common path, with a star where they differ: "state/params/layers/*/w".
+      leaves: the leaves.
+      moments: the layouts of the optimizer leaves of each: those of the same shape, with the same end of the path.
+      bytes: bytes of one device, for all leaves and their moments.
     """
 
     path: str
@@ -29,12 +33,12 @@ class LeafGroup:
 
     @property
     def leaf(self) -> LeafLayout:
-        """The first of them."""
+        """Return the first leaf, which stands for all."""
         return self.leaves[0]
 
 
 def group_layers(plan: PlanRecord) -> list[LeafGroup]:
-    """All leaves of the arguments, those that take most of a device first."""
+    """Return all leaves of the arguments in groups, those with the most bytes on a device first."""
     owner = parameters_of(plan.inputs)
     moments: dict[str, list[LeafLayout]] = defaultdict(list)
     for leaf in plan.inputs:
@@ -43,8 +47,8 @@ def group_layers(plan: PlanRecord) -> list[LeafGroup]:
     found: dict[tuple, list[LeafLayout]] = defaultdict(list)
     for leaf in plan.inputs:
         if leaf.path not in owner:
-            kept = tuple(dict.fromkeys(each.stored for each in moments[leaf.path]))
-            layout = (leaf.shape, leaf.dtype, leaf.role, leaf.stored, leaf.used, kept)
+            of_moments = tuple(dict.fromkeys(each.stored for each in moments[leaf.path]))
+            layout = (leaf.shape, leaf.dtype, leaf.role, leaf.stored, leaf.used, of_moments)
             found[_without_numbers(leaf.path), layout].append(leaf)
     rows = []
     for (_, layout), leaves in found.items():
@@ -55,7 +59,10 @@ def group_layers(plan: PlanRecord) -> list[LeafGroup]:
 
 
 def parameters_of(leaves: Iterable[LeafLayout]) -> dict[str, LeafLayout]:
-    """Of each leaf of the optimizer, by path, the parameter that it belongs to, if one has its shape and the end of its path."""
+    """Return the parameter that each optimizer leaf belongs to, by the path of the optimizer leaf.
+
+    It is the parameter of the same shape whose path has the longest common end. A leaf without such a parameter is left out.
+    """
     named: dict[tuple[str, tuple[int, ...]], list[LeafLayout]] = defaultdict(list)
     leaves = list(leaves)
     for leaf in leaves:
@@ -70,10 +77,13 @@ def parameters_of(leaves: Iterable[LeafLayout]) -> dict[str, LeafLayout]:
 
 
 def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
-    """How many alike parts the parameters have, numbered in their paths, and what they are called: (32, "layer").
+    """Count the repeated layers of a model, and return what one is called: (32, "layer").
 
-    Alike are parts whose leaves have the same names and shapes, one matrix at least. None if there are no such parts, or
-    several kinds of them, of which a count of operations could not say which it is about, or others among them.
+    Layers are numbered in the paths of the parameters. They have leaves of the same names and shapes, with at least one matrix.
+
+    Returns:
+      None if there are no such layers, if they are not all equal, or if there are several kinds of them: then an operation count
+      "a layer" would be ambiguous.
     """
     parts: dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]] = defaultdict(lambda: defaultdict(list))
     for leaf in plan.inputs:
@@ -96,20 +106,27 @@ def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
 
 
 def _outermost_number(path: str) -> tuple[str, str, str] | None:
-    """What stands before the first number that a part of a path ends in, the number, and the rest."""
+    """Split a path at its first number: what is before it, the number, and the rest.
+
+    >>> _outermost_number("params/layers/3/mlp/w")
+    ('params/layers/', '3', 'mlp/w')
+    """
     match = re.match(r"((?:[^/]*/)*?[^/]*?)(\d+)(?:/(.*))?$", path)
     return (match[1], match[2], match[3] or "") if match else None
 
 
 def _without_numbers(path: str) -> str:
+    """Return a path without the numbers at the ends of its parts."""
     return "/".join("#" if part.isdigit() else part.rstrip("0123456789") for part in path.split("/"))
 
 
 def _starred(paths: Sequence[str]) -> str:
+    """Return the common path of leaves, with a star where they differ."""
     parts = zip(*(path.split("/") for path in paths), strict=True)
     return "/".join(part[0] if len(set(part)) == 1 else part[0].rstrip("0123456789") + "*" for part in parts)
 
 
 def _common_end(one: str, other: str) -> int:
+    """Return how many parts at the end of two paths are equal."""
     pairs = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
     return next((count for count, (a, b) in enumerate(pairs) if a != b), min(one.count("/"), other.count("/")))

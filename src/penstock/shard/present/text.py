@@ -1,4 +1,8 @@
-"""A plan in words, on one screen: at most 40 lines of 130 columns."""
+"""Write a plan as text on one screen: at most 40 lines of 130 columns.
+
+In: a `PlanRecord`. Out: the mesh and the use of each axis, time and memory beside those of the baselines, collectives, and
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,11 @@ from penstock.shard.units import format_bytes, format_seconds, format_spec
 
 _LINES, _COLUMNS = 40, 130
 _COLLECTIVES = 6
-_LEAST = 0.005  # the share of all arguments for which leaves have a line
+_LEAST = 0.005  # the least share of the bytes of all arguments for which leaves get a line
 
 
 def plan_text(plan: PlanRecord) -> str:
-    """The mesh and what each axis does, time and memory beside the baselines', collectives, and the largest leaves."""
+    """Return a plan as text: mesh axes, time and memory beside those of the baselines, collectives, and the largest leaves."""
     lines = [
         f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
         f"limit {format_bytes(plan.limit)} a device",
@@ -29,11 +33,7 @@ def plan_text(plan: PlanRecord) -> str:
         *(line for sentence in plan.cost.unknown for line in _wrapped(sentence)),
         "",
         "memory a device: " + ", ".join(f"{format_bytes(size)} {name}" for name, size in memory_parts(plan.cost) if size),
-        *(
-            [f"the compiler says {format_bytes(plan.checked.memory)}, {share_of_limit(plan, plan.checked.memory)} of the limit"]
-            if plan.checked
-            else []
-        ),
+        *_compiled(plan),
         *_collectives(plan.cost),
         "",
     ]
@@ -42,27 +42,38 @@ def plan_text(plan: PlanRecord) -> str:
 
 
 def memory_parts(cost: Cost) -> list[tuple[str, int]]:
-    """What memory is for, and bytes of it, when it is fullest."""
+    """Return what the peak memory consists of: name and bytes."""
     memory = cost.memory
     kinds = ("parameters", "optimizer", "batch", "other", "activations")
     return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
 
 
 def share_of_limit(plan: PlanRecord, size: float) -> str:
-    """Bytes as a share of the memory limit."""
+    """Return bytes as a share of the memory limit: "31%"."""
     share = size / plan.limit
     return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def _axis(plan: PlanRecord, axis: str) -> list[str]:
+    """Return the lines about one mesh axis."""
     return _wrapped(f"{axis} ({plan.mesh_shape[axis]}): {', '.join(describe_axis(plan, axis))}")
 
 
+def _compiled(plan: PlanRecord) -> list[str]:
+    """Return the line with the compiler's figure for the memory, if the plan was compiled."""
+    if plan.checked is None:
+        return []
+    memory = plan.checked.memory
+    return [f"the compiler's figure: {format_bytes(memory)}, {share_of_limit(plan, memory)} of the limit"]
+
+
 def _wrapped(words: str) -> list[str]:
+    """Wrap words into indented lines."""
     return textwrap.wrap(words, _COLUMNS, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
 
 
 def _costs(plan: PlanRecord) -> list[str]:
+    """Return the table of costs: the plan, and the baselines."""
     rows = [("this plan", plan.cost), *plan.baselines.items()]
     heads = ("time", "× plan", "compute", "collectives", "sent", "memory", "of limit", "arguments")
     table = [("a step of one device, predicted", *heads)]
@@ -85,6 +96,7 @@ def _costs(plan: PlanRecord) -> list[str]:
 
 
 def _collectives(cost: Cost) -> list[str]:
+    """Return the table of collectives."""
     if not cost.collectives:
         return ["no collectives"]
     shown, rest = cost.collectives[:_COLLECTIVES], cost.collectives[_COLLECTIVES:]
@@ -105,7 +117,7 @@ def _collectives(cost: Cost) -> list[str]:
 
 
 def _leaves(rows: Sequence[LeafGroup], room: int) -> list[str]:
-    """A header, the batch and the rows that are large, as many as there is room for, and what is left."""
+    """Return the table of leaves: the batch and large groups, as many as there is room for, and the sum of the rest."""
     total = sum(row.bytes for row in rows)
     shown = [row for row in rows if row.leaf.role == "batch" or row.bytes >= _LEAST * total][: room - 2]
     table = [("leaves, the largest first", "", "shape", "a device", "stored", "used", "optimizer"), *map(_leaf, shown)]
@@ -113,13 +125,14 @@ def _leaves(rows: Sequence[LeafGroup], room: int) -> list[str]:
     spare = _COLUMNS - sum(max(map(len, column)) + 2 for column in columns[1:]) - 2
     columns[0] = (table[0][0], *(_shortened(path, max(spare, 20)) for path in columns[0][1:]))
     lines = _aligned(list(zip(*(column for column in columns if any(column[1:])), strict=True)), "<")
-    if left := [row for row in rows if row not in shown]:
-        count, size = sum(len(row.leaves) for row in left), sum(row.bytes for row in left)
+    if rest := [row for row in rows if row not in shown]:
+        count, size = sum(len(row.leaves) for row in rest), sum(row.bytes for row in rest)
         lines.append(f"  and {count} more, {format_bytes(size)} together")
     return lines
 
 
 def _leaf(row: LeafGroup) -> tuple[str, ...]:
+    """Return the cells of one group of leaves."""
     leaf = row.leaf
     return (
         row.path,
@@ -137,7 +150,7 @@ def _leaf(row: LeafGroup) -> tuple[str, ...]:
 
 
 def _aligned(table: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Rows of columns as wide as they need to be; all but the header, whose first cell is the table's title, are indented."""
+    """Return the rows of a table with aligned columns. All rows but the header are indented."""
     rows = [[("  " if number else "") + row[0], *row[1:]] for number, row in enumerate(table)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligns = ["<"] + [align] * (len(widths) - 1)
@@ -147,7 +160,7 @@ def _aligned(table: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def _shortened(path: str, most: int) -> str:
-    """A path whose middle is left out: the argument and the leaf say most."""
+    """Shorten a path to a number of characters: its middle is left out, as the argument and the leaf matter most."""
     if len(path) <= most:
         return path
     head = most // 3
@@ -155,4 +168,5 @@ def _shortened(path: str, most: int) -> str:
 
 
 def _cut(line: str, most: int) -> str:
+    """Cut a line to a number of characters."""
     return line if len(line) <= most else line[: most - 1] + "…"

@@ -1,10 +1,13 @@
-"""The cheapest joint choice of many small decisions of which each depends on few others.
+"""Minimize a sum of cost tables over many discrete variables: bucket elimination (R. Dechter, Artificial Intelligence 113, 1999).
 
-Decisions are eliminated one after another: all tables that a decision occurs in are added, its cheapest state for each
-combination of its neighbours' is noted, and a table of the neighbours takes their place (bucket elimination; R. Dechter,
-Artificial Intelligence 113, 1999). It is exact. Its work grows with the number of decisions, and exponentially only with how
-entangled they are; training steps are chains with a few hubs. Where a table would become too large, the decision with the
-most neighbours keeps the state it has.
+In: the cost of each state of each variable, and of each pair of states of two variables. Out: one state for each variable, so
+that the total cost is least.
+
+Variables are eliminated one after another. To eliminate a variable, all tables that contain it are added, and its cheapest state
+is noted for each joint state of its neighbours. The minimum becomes a new table of the neighbours. The method is exact. Its work
+grows linearly with the number of variables, and exponentially with the width of the elimination order. Training steps are chains
+with a few hubs, so that the width is small. Where a table would become too large, the variable with the most neighbours keeps its
+current state.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 _LARGEST_TABLE = 1 << 18
-"""Entries of the largest table that is made."""
+"""Entries of the largest table that may be built."""
 
 
 def bucket_eliminate(
@@ -26,16 +29,20 @@ def bucket_eliminate(
     current: Sequence[int],
     largest: int = _LARGEST_TABLE,
 ) -> list[int]:
-    """Choose a state for each decision.
+    """Choose a state for each variable, so that the total cost is least.
 
     Args:
-      unary: of each decision, the cost of each state [states].
-      pairs: of two decisions (a < b), the cost of each two states [states of a, states of b].
-      current: a state of each, taken where a decision is too entangled to be decided.
-      largest: entries of the largest table that may be made.
+      unary: for each variable, the cost of each state [states].
+      pairs: for two variables (a < b), the cost of each pair of states [states of a, states of b].
+      current: a state for each variable, which a variable keeps if its table would be too large.
+      largest: entries of the largest table that may be built.
 
     Returns:
-      the states: those of least total cost, or if some had to keep theirs, of least cost given those.
+      The state of each variable. The total cost is the least possible, given the variables that had to keep their state.
+
+    >>> agree = np.array([[0.0, 3.0], [3.0, 0.0]])
+    >>> bucket_eliminate([np.array([0.0, 1.0]), np.array([2.0, 0.0])], {(0, 1): agree}, [0, 0])
+    [1, 1]
     """
     tables = _Tables(unary, pairs)
     trail: list[tuple[int, tuple[int, ...], np.ndarray]] = []
@@ -48,7 +55,7 @@ def bucket_eliminate(
         if variable in eliminated:
             continue
         actual = tables.width(variable)
-        if actual > width:  # it was queued before a neighbour brought it others
+        if actual > width:  # an elimination has given it more neighbours since it was queued
             heapq.heappush(queue, (actual, variable))
             continue
         if tables.tables_of[variable] and actual * tables.states(variable) > largest:
@@ -64,7 +71,7 @@ def bucket_eliminate(
         for each in touched:
             heapq.heappush(queue, (tables.width(each), each))
     for variable in range(len(unary)):
-        if variable not in eliminated:  # nothing else depends on it
+        if variable not in eliminated:  # it is in no table with others
             chosen[variable] = int(np.argmin(tables.own[variable]))
     for variable, order, best in reversed(trail):
         chosen[variable] = int(best[tuple(chosen[each] for each in order)])
@@ -72,18 +79,18 @@ def bucket_eliminate(
 
 
 class _Tables:
-    """Costs of joint states of some decisions each, with one axis per decision.
+    """Cost tables: each covers a few variables, with one array axis for each of them.
 
     Attributes:
-      own: of each decision, the cost of each state by itself.
-      holding: of each decision, the numbers of the tables that it occurs in.
+      own: for each variable, the cost of each of its states alone.
+      tables_of: for each variable, the numbers of the tables that contain it.
     """
 
     def __init__(self, unary: Sequence[np.ndarray], pairs: Mapping[tuple[int, int], np.ndarray]):
         self.own = [np.asarray(each, dtype=np.float64).copy() for each in unary]
         self.tables_of: list[set[int]] = [set() for _ in unary]
         self._tables: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
-        self._made = itertools.count()
+        self._numbers = itertools.count()
         for (a, b), table in pairs.items():
             if self.states(a) == 1:
                 self.own[b] += table[0]
@@ -93,28 +100,31 @@ class _Tables:
                 self._add((a, b), table)
 
     def states(self, variable: int) -> int:
+        """Return the number of states of a variable."""
         return len(self.own[variable])
 
     def neighbours(self, variable: int) -> set[int]:
+        """Return the variables that share a table with this one."""
         return {other for number in self.tables_of[variable] for other in self._tables[number][0]} - {variable}
 
     def width(self, variable: int) -> int:
-        """How many joint states the neighbours have."""
+        """Return the number of joint states of the neighbours."""
         return math.prod(self.states(other) for other in self.neighbours(variable))
 
     def most_neighbours(self) -> int:
+        """Return the variable with the most neighbours; the first of several."""
         return max(
             (each for each in range(len(self.own)) if self.tables_of[each]), key=lambda each: (len(self.neighbours(each)), -each)
         )
 
     def fix(self, variable: int, state: int) -> None:
-        """Give a decision a state, and take it out of all tables."""
+        """Set the state of a variable, and remove the variable from all tables."""
         for variables, table in self._take(variable):
             rest = tuple(each for each in variables if each != variable)
             self._add(rest, np.take(table, state, axis=variables.index(variable)))
 
     def eliminate(self, variable: int) -> tuple[tuple[int, ...], np.ndarray]:
-        """Take a decision out: its neighbours, and its cheapest state for each joint state of theirs."""
+        """Eliminate a variable. Return its neighbours, and its cheapest state for each of their joint states."""
         order = tuple(sorted(self.neighbours(variable)))
         axis_of = {each: at for at, each in enumerate((*order, variable))}
         total = self.own[variable].reshape((1,) * len(order) + (-1,))
@@ -129,16 +139,17 @@ class _Tables:
         return order, np.argmin(total, axis=-1)
 
     def _add(self, variables: tuple[int, ...], table: np.ndarray) -> None:
+        """Add a table of some variables."""
         if len(variables) == 1:
             self.own[variables[0]] = self.own[variables[0]] + table
         elif variables:
-            number = next(self._made)
+            number = next(self._numbers)
             self._tables[number] = (variables, table)
             for variable in variables:
                 self.tables_of[variable].add(number)
 
     def _take(self, variable: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """The tables that a decision occurs in; they are gone then."""
+        """Remove the tables that contain a variable, and return them."""
         taken = []
         for number in sorted(self.tables_of[variable]):
             variables, table = self._tables.pop(number)

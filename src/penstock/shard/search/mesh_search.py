@@ -19,7 +19,7 @@ from penstock.shard.search.solver import Candidate, solve
 from penstock.shard.trace.step import TracedStep
 
 _OVERLAPPED = 0.75
-"""Fraction of memory traffic and latency that is hidden in the second problem, whose plans depend less on either."""
+"""Fraction of HBM traffic and latency that overlaps with compute in the second problem. Its plans depend less on either."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,12 @@ class PreparedMesh:
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """The best decisions for one mesh."""
+    """The best decisions for one mesh.
+
+    Attributes:
+      prepared: the mesh, with its search problem.
+      candidate: the decisions.
+    """
 
     prepared: PreparedMesh
     candidate: Candidate
@@ -68,6 +73,9 @@ def prepare_meshes(
       hardware: the devices.
       constraints: path pattern → `PartitionSpec`.
       given_roles: roles that the user names, by index of the input.
+
+    Returns:
+      The meshes that allow the constraints, in the order of the shapes.
 
     Raises:
       TypeError, ValueError: no shape allows the constraints; the error is that of the first shape.
@@ -96,12 +104,15 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
 
     Args:
       prepared: the meshes.
-      limit: bytes of one device.
+      limit: bytes that one device may hold.
+
+    Returns:
+      The best plan, with its mesh. It exceeds the limit if every plan that was found does.
     """
 
-    def key(found: MeshPlan) -> tuple[bool, float]:
-        fits = found.candidate.memory <= limit
-        return (not fits, found.candidate.objective if fits else found.candidate.memory)
+    def key(plan: MeshPlan) -> tuple[bool, float]:
+        fits = plan.candidate.memory <= limit
+        return (not fits, plan.candidate.objective if fits else plan.candidate.memory)
 
     plans = (MeshPlan(each, solve(each.problem, each.overlapped, limit, list(each.baselines.values()))) for each in prepared)
     return min(plans, key=key)
@@ -111,10 +122,10 @@ def _prepare(model: StepModel, shape: dict[str, int], hardware: Hardware, roles:
     """Build the search problem of one mesh, and its baselines."""
     problem = build_problem(model, shape, hardware)
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
-    kept = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
+    stored = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
     baselines = {
         "replicated, data parallel": data_parallel(problem, batch),
-        "fully sharded, data parallel": fully_sharded(problem, batch, kept),
+        "fully sharded, data parallel": fully_sharded(problem, batch, stored),
     }
     overlapped = build_problem(model, shape, hardware.overlapping(_OVERLAPPED))
     return PreparedMesh(model, problem, overlapped, shape, roles, batch, baselines)

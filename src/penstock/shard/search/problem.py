@@ -1,9 +1,8 @@
-"""Finds the decisions of least cost.
+"""The search problem: the cost of an assignment, and the exact best use of one mesh axis given the others.
 
-One mesh axis at a time: given what the other axes are used for, the best use of this one is found exactly (`eliminate.py`),
-and in turn for each axis until nothing changes. The cost of a decision is that of computing, and that of an edge is that of
-its collectives; a price on the bytes that live when memory is fullest stands for the memory limit, and is raised until the
-plan fits.
+In: the decision graph of a step, a mesh and the hardware. A node of the graph costs compute time: a roofline (Williams, Waterman,
+Patterson 2009). An edge costs the time of its collectives. The memory limit enters as a price on each byte that is live at the
+peak; `solver.py` raises it until the plan fits.
 """
 
 from __future__ import annotations
@@ -22,24 +21,25 @@ from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
 from penstock.shard.search.bucket_elimination import bucket_eliminate
 
 Assignment = list[Layout]
-"""Of each node the layout of its slots."""
+"""The layout of each node, in the order of `Graph.nodes`."""
 
 _ROW_ELEMENTS = 128
+"""Elements in a row of a TPU tile. A GPU memory transaction has 32 to 128."""
 _STORAGE_PRICE = 1e-3
-"""What all that is stored costs, as a part of the seconds of computing: of layouts that take the same time, the smallest."""
+"""Cost of storing all inputs replicated, as a fraction of the compute seconds. It breaks ties in favour of less memory."""
 
 
 @dataclass
 class Problem:
-    """What is searched.
+    """A search over the layouts of a step on one mesh.
 
     Attributes:
-      graph: the decisions.
-      folded: which of them are taken together.
-      links: the mesh.
-      hardware: of one device.
-      lives: when what is in memory.
-      stored: (node, bytes) of each stored input.
+      graph: the decisions, and the arrays that go between them.
+      folded: the decisions that repeated layers share.
+      links: the mesh, and what its collectives cost.
+      hardware: the device.
+      live_ranges: the operations during which each array is in memory.
+      stored: (node, bytes of the global array) of each stored input.
     """
 
     graph: Graph
@@ -57,22 +57,23 @@ class Problem:
         self._storage_price = _STORAGE_PRICE * self.compute_seconds(self.start()) / total if total else 0.0
 
     def start(self) -> Assignment:
-        """Nothing is sharded but what is fixed."""
+        """Return the assignment that shards nothing except the dimensions that the user fixed."""
         return [self._fixed_layout(node.fixed, len(node.sizes)) for node in self.graph.nodes]
 
     def _fixed_layout(self, fixed: Sequence[tuple[str, ...] | None] | None, rank: int) -> Layout:
+        """Return the layout that a node has to have; what is open is replicated."""
         return tuple(self.links.bits(entry) if entry else 0 for entry in fixed) if fixed is not None else (0,) * rank
 
     def seconds(self, assignment: Assignment) -> float:
-        """Of one step."""
-        seconds = sum(
+        """Return the seconds of one step: compute and collectives one after the other."""
+        communication = sum(
             edge.count * sum(self.links.seconds(step) for step in reshard_steps)
             for edge, reshard_steps in self.all_reshard_steps(assignment)
         )
-        return self.compute_seconds(assignment) + seconds
+        return self.compute_seconds(assignment) + communication
 
     def ideal_seconds(self, assignment: Assignment) -> float:
-        """What a step takes by its FLOPs at the peak and its bytes over the links alone: the score of a plan."""
+        """Return the score of an assignment: the seconds of its FLOPs at the peak, and of its bytes over the links."""
         computed = sum(
             flops / self.hardware.peak(dtype) / self.links.shards(union(layout))
             for node, layout in zip(self.graph.nodes, assignment, strict=True)
@@ -87,14 +88,14 @@ class Problem:
         return computed + sum(sent)
 
     def compute_seconds(self, assignment: Assignment) -> float:
-        """Of the computing alone."""
+        """Return the seconds of compute, without collectives."""
         return sum(self.node_seconds(number, layout) for number, layout in enumerate(assignment))
 
     def node_seconds(self, node: int, layout: Layout) -> float:
-        """Of the computing of a decision: of each operation the longer of FLOPs at the peak, and bytes over memory's bandwidth.
+        """Return the compute seconds of a node: a roofline for each operation in it.
 
-        Memory is moved in rows of many elements (128 in a tile of a TPU, 32 to 128 in a transaction of a GPU): to cut rows
-        that are shorter than that divides nothing.
+        An operation takes the longer of its FLOPs at the peak, and its HBM traffic at the bandwidth. Memory is moved in rows of
+        128 elements (a TPU tile) or 32 to 128 (a GPU transaction). Sharding rows that are shorter than that saves no traffic.
         """
         key = (self.folded.of_node[node], layout)
         if key not in self._work:
@@ -115,7 +116,7 @@ class Problem:
         return self._work[key]
 
     def all_reshard_steps(self, assignment: Assignment) -> Iterator[tuple[Edge, tuple[ReshardStep, ...]]]:
-        """All collectives. An array that several read in one layout goes there once."""
+        """Yield each edge that needs collectives, with its reshard steps. An array is brought into the same layout only once."""
         seen: set[tuple] = set()
         for edge in self.graph.edges:
             reshard_steps = self.reshard_steps(edge, assignment)
@@ -126,12 +127,13 @@ class Problem:
                     yield edge, reshard_steps
 
     def reshard_steps(self, edge: Edge, assignment: Assignment) -> tuple[ReshardStep, ...]:
+        """Return the collectives of one edge; () if both ends have the same layout."""
         source, target = assignment[edge.a], assignment[edge.b]
         partial = union(tuple(source[dim] for dim in edge.partial))
         return self.links.reshard_steps(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
 
     def local_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
-        """Of each array of `lives` its bytes on one device, and of all that is stored."""
+        """Return the bytes on one device: of each array in `live_ranges`, and of all stored inputs together."""
         shards = np.array([self.links.shards(union(layout)) for layout in assignment], dtype=np.float64)
         live_ranges = self.live_ranges
         each = live_ranges.bytes / shards[live_ranges.node]
@@ -146,24 +148,29 @@ class Problem:
         return each, stored
 
     def memory(self, assignment: Assignment) -> tuple[float, int]:
-        """The most bytes that one device holds at a time, and the operation at which it does."""
+        """Return the peak memory of one device in bytes, and the operation at which it is reached."""
         each, stored = self.local_bytes(assignment)
         change = np.zeros(self.live_ranges.steps + 1)
         np.add.at(change, self.live_ranges.start, each)
         np.add.at(change, self.live_ranges.end + 1, -each)
-        living = np.cumsum(change[:-1])
-        if not len(living):
+        live = np.cumsum(change[:-1])
+        if not len(live):
             return stored, 0
-        time = int(np.argmax(living))
-        return stored + float(living[time]), time
+        time = int(np.argmax(live))
+        return stored + float(live[time]), time
 
     def improve(self, assignment: Assignment, axis: int, prices: np.ndarray) -> Assignment:
-        """The best use of one mesh axis, given that of the others.
+        """Find the best use of one mesh axis, given how the others are used.
+
+        The result is exact, except where a table is too large (`bucket_eliminate`).
 
         Args:
-          assignment: what it starts from.
+          assignment: the current layouts. The use of the other axes stays as it is.
           axis: number of the mesh axis.
-          prices: seconds that a byte costs that lives at an operation [operations].
+          prices: for each operation, the seconds that one live byte costs [operations].
+
+        Returns:
+          An assignment.
         """
         bit = 1 << axis
         folded, nodes = self.folded, self.graph.nodes
@@ -200,22 +207,22 @@ class Problem:
         return [layouts[number][chosen[number]] for number in folded.of_node]
 
     def _memory_prices(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds that memory costs: of each class where nothing is sharded, and of the copies of each bundle of edges."""
+        """Return the price of memory in seconds: of each folded node, replicated, and of the copies of each edge bundle."""
         live_ranges, folded = self.live_ranges, self.folded
         everywhere = float(prices.sum()) + self._storage_price
         running = np.concatenate([[0.0], np.cumsum(prices)])
         cost = (running[live_ranges.end + 1] - running[live_ranges.start]) * live_ranges.bytes
         own = np.zeros(len(folded.first))
-        kept = live_ranges.edge < 0
-        np.add.at(own, folded.of_node[live_ranges.node[kept]], cost[kept])
+        materialized = live_ranges.edge < 0
+        np.add.at(own, folded.of_node[live_ranges.node[materialized]], cost[materialized])
         for node, size in self.stored:
             own[folded.of_node[node]] += everywhere * size
         of_edge = np.zeros(len(self.graph.edges))
-        np.add.at(of_edge, live_ranges.edge[~kept], cost[~kept])
+        np.add.at(of_edge, live_ranges.edge[~materialized], cost[~materialized])
         return own, np.array([of_edge[bundle.edges].sum() for bundle in folded.bundles])
 
     def _candidate_dims(self, node: Node, without: Layout, axis: int) -> list[int]:
-        """Slots that the axis may be given to; -1 is none."""
+        """Return the dimensions of a node that the axis may shard; -1 stands for none of them."""
         if node.fixed is not None:
             given = [dim for dim, entry in enumerate(node.fixed) if entry and self.links.names[axis] in entry]
             if given:
@@ -229,7 +236,11 @@ class Problem:
         return states
 
     def _tables_of(self, edge: Edge, of_a: list[Layout], of_b: list[Layout]) -> tuple[np.ndarray | None, np.ndarray]:
-        """Seconds of an edge's collectives, for each two layouts, and the part of the array that a copy of it takes."""
+        """Return two tables over the layouts of both ends of an edge [layouts of a, layouts of b].
+
+        The first holds the seconds of the collectives; None if all are zero. The second holds the fraction of the array that the
+        resharded copy takes on one device.
+        """
         key = (edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, tuple(of_a), tuple(of_b))
         if key not in self._tables:
             seconds, fraction = np.zeros((2, len(of_a), len(of_b)))
@@ -247,7 +258,13 @@ class Problem:
 
 
 def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware) -> Problem:
-    """What is to be searched, on a mesh."""
+    """Build the search problem of a step on one mesh.
+
+    Args:
+      model: the step.
+      mesh: sizes of the mesh axes.
+      hardware: the device.
+    """
     names: Sequence[str] = tuple(mesh)
     links = MeshLinks(
         tuple(names),
@@ -261,8 +278,14 @@ def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware)
 
 
 def project(dims: Sequence[int | None], layout: Layout) -> Layout:
+    """Return the layout of an array, given the dimension of the node that each dimension of the array belongs to.
+
+    >>> project((1, None), (0b01, 0b10))
+    (2, 0)
+    """
     return tuple(0 if dim is None else layout[dim] for dim in dims)
 
 
 def _assign_axis(layout: Layout, dim: int, bit: int) -> Layout:
+    """Return a layout in which the axis of a bit shards one more dimension; the same layout if the dimension is -1."""
     return layout if dim < 0 or layout[dim] & bit else (*layout[:dim], layout[dim] | bit, *layout[dim + 1 :])

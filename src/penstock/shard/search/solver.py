@@ -1,4 +1,9 @@
-"""The search for a plan within a memory limit."""
+"""Search for the best assignment within a memory limit.
+
+In: a search problem, a limit in bytes, and baselines to start from. Out: the best candidate. Coordinate descent over the mesh
+axes improves an assignment at a given price of memory, which is raised until a plan fits. Fictitious play (G. Brown, 1951) finds
+the operations that the price is put on.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +16,33 @@ import numpy as np
 from penstock.shard.search.problem import Assignment, Problem
 
 _DESCENT_ROUNDS = 6
+"""Most rounds over all mesh axes from one start."""
 _PRICE_STEPS = 14
+"""Most times that the price of memory is raised."""
 _BISECTIONS = 3
+"""Bisections between the last price at which no plan fits and the first at which one does."""
 _STUCK_STEPS = 2
+"""Price steps without less memory after which the search gives up."""
 _BASELINE_BONUS = 0.98
-"""A plan that everybody knows is taken for this much better than it is predicted to be: a stranger one has to be worth it."""
+"""Factor on the predicted time of a baseline: a less familiar plan is chosen only if it is better by more than 2 %."""
 _SLOWDOWN = 1.5
-"""By how much the plan that is taken may be slower than the fastest, for computing and sending less; it is never slower than one
-that everybody knows.
+"""A plan may be predicted slower than the fastest by this factor, if it computes and sends less. It never exceeds a baseline.
 
-The seconds of a step are an upper bound: compilers fuse operations, combine collectives and hide latency. What is computed and
-sent is a lower one. So far apart are the two that a plan is weighed by both, their product.
+The predicted seconds are an upper bound: compilers fuse operations, combine collectives and hide latency. The ideal seconds are a
+lower bound. The two bounds are far apart, so plans are compared by their product.
 """
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that was found.
+    """An assignment with its predicted cost.
 
     Attributes:
-      assignment: its decisions.
-      seconds: of a step.
-      bare: seconds of FLOPs at the peak and of bytes over the links, and of nothing else.
-      memory: bytes of a device.
-      fullest: the operation at which it holds them.
+      assignment: the layout of each node.
+      seconds: predicted seconds of one step.
+      ideal_seconds: seconds of the FLOPs at the peak and of the bytes over the links, and of nothing else.
+      memory: peak memory of one device, in bytes.
+      peak_op: the operation at which the peak is reached.
     """
 
     assignment: Assignment
@@ -45,77 +53,86 @@ class Candidate:
 
     @property
     def objective(self) -> float:
-        """By which plans are compared; see `_SLOWER`."""
+        """Return the value to minimize; `_SLOWDOWN` says why it is a product."""
         return self.seconds * self.ideal_seconds
 
 
 def solve(problem: Problem, overlapped: Problem, limit: float, starts: Sequence[Assignment]) -> Candidate:
-    """The best plan within the limit; where none keeps it, the smallest.
+    """Find the best assignment within the memory limit, or the one of least memory if none fits.
 
-    The price of a byte at the fullest time is zero at first, and then raised fourfold until a plan fits; between the last two
-    prices it is bisected. With each price the players take turns: a plan is found for the average of the prices that were
-    asked so far, and the price is put on the time at which that plan needs most (fictitious play, G. Brown 1951).
+    The price of a byte at the peak is zero at first. It is raised fourfold until a plan fits, and then bisected between the last
+    two prices. At each price, two players take turns (fictitious play, G. Brown 1951). One finds the best plan for the average of
+    all prices so far. The other puts the price on the operation at which that plan has its peak.
 
     Args:
-      problem: what is searched.
-      hidden: the same on hardware that hides most of memory's traffic and of latency: a second place to look for plans.
-      limit: bytes of a device.
-      starts: plans that everybody knows, to start from, beside that of nothing sharded.
+      problem: the search problem.
+      overlapped: the same problem on hardware that overlaps most HBM traffic and latency with compute; a second source of plans.
+      limit: bytes that one device may hold.
+      starts: baselines to start from, in addition to the assignment that shards nothing.
+
+    Returns:
+      The best candidate. Its memory exceeds the limit if no candidate fits.
     """
-    found: dict[tuple, Candidate] = {}
+    candidates: dict[tuple, Candidate] = {}
 
     def evaluate(assignment: Assignment) -> Candidate:
         key = tuple(assignment)
-        if key not in found:
+        if key not in candidates:
             seconds, ideal_seconds = problem.seconds(assignment), problem.ideal_seconds(assignment)
-            found[key] = Candidate(assignment, seconds, ideal_seconds, *problem.memory(assignment))
-        return found[key]
+            candidates[key] = Candidate(assignment, seconds, ideal_seconds, *problem.memory(assignment))
+        return candidates[key]
 
-    def some_fit(starts: Iterable[Assignment], price: float, of: Problem = problem) -> bool:
-        """Search at a price."""
-        return min(each.memory for each in descend(of, starts, price, evaluate)) <= limit
+    def search(starts: Iterable[Assignment], price: float, searched: Problem = problem) -> bool:
+        """Search at a price of memory, and return whether one of the new candidates fits."""
+        return min(each.memory for each in descend(searched, starts, price, evaluate)) <= limit
 
     def best_at(price: float) -> list[Assignment]:
-        return [min(found.values(), key=lambda each: each.seconds + price * each.memory).assignment]
+        """Return the best candidate so far at a price, as a list of starts."""
+        return [min(candidates.values(), key=lambda each: each.seconds + price * each.memory).assignment]
 
     baselines = [evaluate(start) for start in starts]
     price = 0.0
-    some_fit([problem.start(), *starts], price)
-    fastest = min(found.values(), key=lambda each: each.seconds)
+    search([problem.start(), *starts], price)
+    fastest = min(candidates.values(), key=lambda each: each.seconds)
     if fastest.memory > limit:
         low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
-        smallest, stuck = min(each.memory for each in found.values()), 0
+        smallest, stuck = min(each.memory for each in candidates.values()), 0
         for step in range(_PRICE_STEPS):
-            fits = some_fit([*best_at(price), *(starts if step == 0 else ())], price)
+            fits = search([*best_at(price), *(starts if step == 0 else ())], price)
             if fits:
                 break
-            # What a higher price does not make smaller no price will.
-            before, smallest = smallest, min(each.memory for each in found.values())
-            dear = price * fastest.memory > max(each.seconds for each in found.values())
-            stuck = stuck + 1 if dear and smallest > 0.995 * before else 0
+            # Once memory costs more than the whole step, a higher price does not find a smaller plan.
+            before, smallest = smallest, min(each.memory for each in candidates.values())
+            dominates = price * fastest.memory > max(each.seconds for each in candidates.values())
+            stuck = stuck + 1 if dominates and smallest > 0.995 * before else 0
             if stuck == _STUCK_STEPS:
                 break
             low, price = price, price * 4
         for _ in range(_BISECTIONS if fits else 0):
             middle = (low + price) / 2
-            if some_fit(best_at(middle), middle):
+            if search(best_at(middle), middle):
                 price = middle
             else:
                 low = middle
-    if any(each.memory <= limit for each in found.values()):
-        some_fit([*best_at(price), problem.start()], price, overlapped)
-    return choose(list(found.values()), baselines, limit)
+    if any(each.memory <= limit for each in candidates.values()):
+        search([*best_at(price), problem.start()], price, overlapped)
+    return choose(list(candidates.values()), baselines, limit)
 
 
-def choose(found: Sequence[Candidate], baselines: Sequence[Candidate], limit: float) -> Candidate:
-    """The candidate within the limit whose time and score have the least product; where none is, the smallest.
+def choose(candidates: Sequence[Candidate], baselines: Sequence[Candidate], limit: float) -> Candidate:
+    """Return the candidate of least objective within the limit, or the one of least memory if none fits.
 
-    What everybody knows is a bound to both: no plan is put before one of these that computes and sends less, whatever it saves
-    in memory traffic, or that is faster, whatever it saves in sending.
+    A candidate is rejected if its ideal seconds exceed those of a baseline that fits, whatever it saves in HBM traffic.
+    It is also rejected if it is slower than a baseline that fits, whatever it saves in bytes on wire.
+
+    Args:
+      candidates: all candidates, the baselines among them.
+      baselines: candidates of layouts that are written by hand.
+      limit: bytes that one device may hold.
     """
-    fitting = [each for each in found if each.memory <= limit]
+    fitting = [each for each in candidates if each.memory <= limit]
     if not fitting:
-        return min(found, key=lambda each: each.memory)
+        return min(candidates, key=lambda each: each.memory)
     baselines_within = [each for each in baselines if each.memory <= limit]
     least = min((each.ideal_seconds for each in baselines_within), default=float("inf"))
     bounded = [each for each in fitting if each.ideal_seconds <= least * (1 + 1e-9)] or fitting
@@ -132,13 +149,15 @@ def choose(found: Sequence[Candidate], baselines: Sequence[Candidate], limit: fl
 def descend(
     problem: Problem, starts: Iterable[Assignment], price: float, evaluate: Callable[[Assignment], Candidate]
 ) -> Iterator[Candidate]:
-    """Improve one mesh axis after the other, in each order that makes a difference, until a round brings nothing.
+    """Improve one mesh axis after the other until a round brings nothing, and yield the candidate after each round.
+
+    It is done from each start, in each order of the axes; orders that differ only in equal axes count as one.
 
     Args:
-      problem: what is searched.
-      starts: assignments, from each of which it is done.
-      price: seconds that a byte of peak memory costs.
-      weigh: what an assignment takes.
+      problem: the search problem.
+      starts: assignments to start from.
+      price: seconds that one byte of peak memory costs.
+      evaluate: returns the candidate of an assignment.
     """
     links = problem.links
     orders = {

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tests.shard.trace.rules.examples import Example
 
 from penstock._jax import program_text
-from penstock.shard.hlo.collectives import Collective, collectives
+from penstock.shard.hlo.collectives import Collective, find_collectives
 from penstock.shard.trace.flat_program import INLINED
 from penstock.shard.trace.rules import Rule, find_rule
 
@@ -113,7 +113,7 @@ def run_sharded(one: Equation, shards: Mapping[int, int]) -> tuple[list[Any], li
     before, after = shardings(one.rule.operands), shardings(one.rule.results)
     operands = jax.device_put(list(one.operands), before)
     compiled = jax.jit(one, in_shardings=tuple(before), out_shardings=after).lower(*operands).compile(_QUICKLY)
-    return compiled(*operands), collectives(program_text(compiled), sizes)
+    return compiled(*operands), find_collectives(program_text(compiled), sizes)
 
 
 def assert_holds(one: Equation, shards: Mapping[int, int]) -> None:
