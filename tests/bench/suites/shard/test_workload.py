@@ -17,15 +17,9 @@ from penstock.bench.suites.shard.scores import BaselineScore, PlanScore, Predict
 from penstock.bench.suites.shard.task import MESHES, Task
 from penstock.bench.suites.shard.time_limit import time_limit
 from penstock.bench.suites.shard.zoo import ZOO
-<<<<<<< HEAD
-from penstock.bench.worker import _result
-from penstock.shard.hlo.analysis import Measured
-from penstock.shard.hlo.collectives import Collective
-=======
 from penstock.bench.worker import result_of
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
->>>>>>> bench
 
 TASK = Task("mlp", "8")
 SCORE = Score(1e-3, 2**20, 100, 1000.0, 1e9, ("2 all-reduce over data",))
