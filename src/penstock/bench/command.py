@@ -15,7 +15,7 @@ from statistics import median
 from rich.console import Console
 from rich.markup import escape
 
-from penstock._doctor.cases import warn_of_known_faults
+from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock.bench import files, machine, report
 from penstock.bench.document import as_document, as_json
 from penstock.bench.harness import Harness

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from penstock._doctor.cases import warn_of_known_faults
+from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock.bench import files, machine
 from penstock.bench.interrupt import ended_like_ctrl_c
 from penstock.bench.process import run_variant
