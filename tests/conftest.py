@@ -10,7 +10,7 @@ import jax
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
-from penstock._doctor import cases
+from penstock._doctor import jaxlib_faults
 
 # A deadline would be a timing asserted in a test, and fail on a busy machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -32,7 +32,9 @@ def _commands_take_this_jaxlib_for_right(tmp_path_factory: pytest.TempPathFactor
     """Tests of commands read what they print, which has a line more on a jaxlib with known faults. Theirs is in tests/doctor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        cases.keep([cases.Outcome(case.name, case.link, case.remedy, "right", "taken for right") for case in cases.CASES])
+        jaxlib_faults.keep(
+            [jaxlib_faults.Outcome(case.name, case.link, case.remedy, "right", "taken for right") for case in jaxlib_faults.CASES]
+        )
         yield
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock import _jax
-from penstock._doctor import Finding, Report, cases, cgroup, examination, machine
-from penstock._doctor.cases import CASES, Outcome
+from penstock._doctor import Finding, Report, cgroup, examination, jaxlib_faults, machine
+from penstock._doctor.jaxlib_faults import CASES, Outcome
 from penstock._versions import JAX
 from penstock.cli import main
 
@@ -27,7 +27,7 @@ def quick(monkeypatch):
     """Known faults as they are asked for, and no processes."""
 
     def set_to(verdict: str) -> None:
-        monkeypatch.setattr(cases, "run", lambda: outcomes(verdict))
+        monkeypatch.setattr(jaxlib_faults, "run", lambda: outcomes(verdict))
         monkeypatch.setattr(examination, "_devices", lambda: [Finding("Devices", "cpu", "ok", "1 × cpu")])
 
     set_to("right")

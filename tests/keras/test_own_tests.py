@@ -14,7 +14,7 @@ from benchmarks.keras_own_tests import Report, Result, compare
 
 _SCRIPT = Path(__file__).parents[2] / "benchmarks" / "keras_own_tests.py"
 
-_KERAS, _OURS = "keras.src.backend.jax.trainer", "penstock.keras._epochs"
+_KERAS, _OURS = "keras.src.backend.jax.trainer", "penstock.keras._epoch_iterator"
 _DEFAULT = Report(
     _KERAS,
     {

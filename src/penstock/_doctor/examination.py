@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock import _jax
-from penstock._doctor import cases, machine
+from penstock._doctor import jaxlib_faults, machine
 from penstock._doctor.report import Finding
 from penstock._versions import JAX, KERAS, PYTHON, Supported, UnsupportedVersionError, installed, keras_version, python_version
 
@@ -35,11 +35,11 @@ _SECONDS = 7.0
 def examine() -> Iterator[Finding]:
     """Yield all findings. JAX runs in processes of its own, side by side."""
     with ThreadPoolExecutor(3) as pool:
-        outcomes, devices, gpus = pool.submit(cases.run), pool.submit(_devices), pool.submit(machine.nvidia_gpus)
+        outcomes, devices, gpus = pool.submit(jaxlib_faults.run), pool.submit(_devices), pool.submit(machine.nvidia_gpus)
         yield from _versions()
         yield from devices.result()
         yield from _unused_gpus(devices.result(), gpus.result())
-        cases.keep(outcomes.result())
+        jaxlib_faults.keep(outcomes.result())
         yield from _cases(outcomes.result())
         yield from _private_parts()
         yield from machine.examine()
@@ -111,7 +111,7 @@ def _unused_gpus(devices: Sequence[Finding], gpus: Sequence[str]) -> Iterator[Fi
         yield Finding("Devices", "gpu", "warning", found, 'pip install "jax[cuda13]", or unset JAX_PLATFORMS')
 
 
-def _cases(outcomes: Sequence[cases.Outcome]) -> Iterator[Finding]:
+def _cases(outcomes: Sequence[jaxlib_faults.Outcome]) -> Iterator[Finding]:
     section = f"Known faults of jaxlib {installed('jaxlib')} on the CPU"
     for outcome in outcomes:
         words = {"right": "computed right", "wrong": "WRONG VALUES", "crash": "CRASH", "unknown": "unknown"}[outcome.verdict]
@@ -120,7 +120,7 @@ def _cases(outcomes: Sequence[cases.Outcome]) -> Iterator[Finding]:
         if outcome.fails:
             yield Finding(section, name, "wrong", found, outcome.remedy)
         elif outcome.verdict == "unknown":
-            yield Finding(section, name, "unknown", found, cases.UNKNOWN)
+            yield Finding(section, name, "unknown", found, jaxlib_faults.UNKNOWN)
         else:
             yield Finding(section, name, "ok", found)
 

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock._doctor import cases, cgroup
+from penstock._doctor import cgroup, jaxlib_faults
 from penstock._doctor.report import Finding
 from penstock._versions import installed
 
@@ -37,7 +37,7 @@ def nvidia_gpus() -> list[str]:
 
 def _memory_and_threads() -> Iterator[Finding]:
     section = "Memory and threads"
-    yield Finding(section, "processor", "ok", cases.processor())
+    yield Finding(section, "processor", "ok", jaxlib_faults.processor())
     yield _cores(section)
     yield _memory(section)
     yield _huge_pages(section)

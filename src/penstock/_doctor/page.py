@@ -6,7 +6,7 @@ python -m penstock._doctor.page > docs/versions.md
 from __future__ import annotations
 
 from penstock import _jax
-from penstock._doctor.cases import CASES
+from penstock._doctor.jaxlib_faults import CASES
 from penstock._faults import FAULTS
 from penstock._versions import JAX, PYTHON, SUPPORTED
 

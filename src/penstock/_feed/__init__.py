@@ -1,4 +1,4 @@
-"""Host batch → device, without stalls."""
+"""An iterable of host batches goes in, an iterator of device batches comes out. `feed` is the entry point."""
 
 from penstock._feed.device_feed import Feed as Feed
 from penstock._feed.device_feed import feed as feed

@@ -1,4 +1,7 @@
-"""What a feed is fed from: a Loader, or any iterable of batches."""
+"""Adapters from the sources of batches to the producers of a `PrefetchPipeline`.
+
+A `Loader` or any iterable of batches goes in; an object with `producers`, a fingerprint and a restorable position comes out.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,26 @@ from penstock.data.tree import Batch, to_numpy
 
 
 class Produced(NamedTuple):
-    """A host batch, and where its upstream stood after it: None where the number of batches says it all."""
+    """A host batch, and the position of its source after it.
+
+    Attributes:
+      batch: the host batch.
+      position: a value for JSON; None if the number of batches is the position.
+    """
 
     batch: Batch
     position: Any
 
 
 class BatchAdapter(Protocol):
-    """A run of host batches.
+    """A source of host batches, as a `Feed` uses it.
+
+    It is not a `DataAdapter` of Keras: that one is in `penstock.keras`.
 
     Attributes:
-      name: what errors call it.
-      workers: threads or processes that make batches.
-      batch_sizes: records in its global batches; empty where that is not known.
+      name: the name in errors.
+      workers: number of threads or processes that make batches.
+      batch_sizes: the different numbers of records in its global batches; empty if unknown.
     """
 
     name: str
@@ -41,28 +51,32 @@ class BatchAdapter(Protocol):
     batch_sizes: Sequence[int]
 
     def fingerprint(self) -> dict[str, Any]:
-        """What it must have in common with another for a saved state of one to fit the other."""
+        """Return all that must be equal for a saved state of one source to fit another."""
         ...
 
     def restore(self, step: int, position: Any) -> None:
-        """Go to where `step` batches were had; before `producers`. TypeError if it cannot be moved."""
+        """Continue after `step` batches. To be called before `producers`.
+
+        Raises:
+          TypeError: the source cannot be moved.
+        """
         ...
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
-        """What makes its batches ahead of time, with one clock for each worker."""
+        """Return the producers of the batches for a `PrefetchPipeline`, with one clock for each worker."""
         ...
 
     def split(self, item: Any) -> Produced:
-        """A made item as batch and position."""
+        """Split a produced item into batch and position."""
         ...
 
 
 def adapt(batches: Any) -> BatchAdapter:
-    """Wrap what can be fed.
+    """Choose the adapter of a Loader or an iterable.
 
     Raises:
-      TypeError: no iterable of batches.
-      ValueError: a generator or other iterator that was fed before, or that has been started or used up.
+      TypeError: `batches` is not an iterable of batches.
+      ValueError: `batches` is an iterator that was fed before, or a generator that was started or is exhausted.
     """
     if isinstance(batches, Loader):
         return _LoaderAdapter(batches)
@@ -75,7 +89,7 @@ def adapt(batches: Any) -> BatchAdapter:
 
 
 def _is_data(batches: Any) -> bool:
-    """Whether it is records, which iterate as something else: an array, a table, or a tuple (inputs, labels)."""
+    """Return whether `batches` is data and not an iterable of batches: an array, a table, or a tuple (inputs, labels)."""
     if isinstance(batches, tuple) and all(hasattr(part, "shape") and hasattr(part, "dtype") for part in batches):
         return len({part.shape[:1] for part in batches}) == 1 and len({(part.shape, part.dtype) for part in batches}) > 1
     return hasattr(batches, "dtype") or type(batches).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow")
@@ -87,6 +101,8 @@ def _describe(batches: Any) -> str:
 
 
 class _LoaderAdapter:
+    """The adapter of a Loader. Its position is the number of the step."""
+
     name = "the Loader"
 
     def __init__(self, loader: Loader):
@@ -112,14 +128,14 @@ class _LoaderAdapter:
         return Produced(item, None)
 
 
-# Iterators that were fed: what their feed had read ahead is lost to a second one. Those that take no weak references
-# (map, zip, enumerate, of lists) are kept alive, so only a few of the last.
+# Iterators that were fed. A second feed would miss the batches that the first one had read ahead. Iterators without weak
+# references (map, zip, enumerate, iterators of lists) would be kept alive by this list, so it holds only the last few of them.
 _fed: weakref.WeakSet[Any] = weakref.WeakSet()
-_fed_lately: deque[Any] = deque(maxlen=8)
+_fed_without_weakref: deque[Any] = deque(maxlen=8)
 
 
 class _IterableAdapter:
-    """Any iterable. One whose iterator has `get_state` and `set_state`, as Grain's have, can be restored."""
+    """The adapter of any iterable. It can be restored if its iterator has `get_state` and `set_state`, as Grain's have."""
 
     workers = 1
     batch_sizes: Sequence[int] = ()
@@ -133,21 +149,25 @@ class _IterableAdapter:
         self._is_iterator = isinstance(batches, Iterator)
         self._restored = False
         if self._is_used() and not _has_state(batches):
-            raise ValueError(self._used())
+            raise ValueError(self._used_message())
 
     def _is_used(self) -> bool:
         return self._is_iterator and _was_used(self._batches)
 
-    def _used(self) -> str:
+    def _used_message(self) -> str:
         return (
             f"this {self.name} was started or fed before, so batches of it are gone (a feed reads ahead): make a new one "
             "for each feed" + ("; or restore() this feed to a saved state" if _has_state(self._batches) else "")
         )
 
     def _claim(self, iterator: Any) -> None:
-        """Begin with an iterator; ValueError if it was begun before, and not set back by `restore`."""
+        """Mark an iterator as used.
+
+        Raises:
+          ValueError: it was used before, and `restore` has not set its position.
+        """
         if _was_used(iterator) and not self._restored:
-            raise ValueError(self._used())
+            raise ValueError(self._used_message())
         mark_as_used(iterator)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -156,7 +176,7 @@ class _IterableAdapter:
 
     def restore(self, step: int, position: Any) -> None:
         if step == 0 and position is None and not self._is_used():
-            return  # of a feed that had not begun
+            return  # the state of a feed that had not begun
         iterator = self._open()
         if position is None or not _has_state(iterator):
             raise TypeError(
@@ -198,7 +218,7 @@ class _IterableAdapter:
         if self._iterator is None:
             self._iterator = iterate(self._batches)
             if not self._is_iterator and isinstance(self._iterator, types.GeneratorType):
-                self._claim(self._iterator)  # which the iterable may keep, and have given to another feed
+                self._claim(self._iterator)  # the iterable may return the same generator each time, also to another feed
             self._has_state = _has_state(self._iterator)
         return self._iterator
 
@@ -212,7 +232,7 @@ class _IterableAdapter:
         return array.copy() if self._copy and isinstance(array, np.ndarray) else array
 
     def _close(self) -> None:
-        """End the iterator on the thread that ran it: generators run their `finally`, loaders end their workers."""
+        """Close the iterator on the thread that ran it, so that generators run their `finally` and loaders end their workers."""
         iterator, self._iterator, self._batches = self._iterator, None, None
         close = getattr(iterator, "close", None)
         if callable(close) and (isinstance(iterator, types.GeneratorType) or not self._is_iterator):
@@ -220,10 +240,10 @@ class _IterableAdapter:
 
 
 def length_of(batches: Any) -> int | None:
-    """Return how many batches an iterable says that it has; None where it has no length.
+    """Return the length of an iterable; None if it has none.
 
-    TypeError is how Python, torch (an `IterableDataset`) and TensorFlow (an endless or unknown cardinality) say that there is
-    none, and NotImplementedError how abstract datasets do. Any other error is one of the iterable's own, and is raised.
+    Python, torch (for an `IterableDataset`) and TensorFlow (for an infinite or unknown cardinality) raise TypeError if there is
+    no length. Abstract datasets raise NotImplementedError. Any other error belongs to the iterable, and is raised.
     """
     try:
         return len(batches)
@@ -232,16 +252,16 @@ def length_of(batches: Any) -> int | None:
 
 
 def may_change(batches: Any) -> bool:
-    """Whether arrays may be written to after they were given, so that who reads ahead needs copies.
+    """Return whether an iterable may write to an array after it has yielded it, so that reading ahead needs copies.
 
-    An iterable may fill one buffer again and again, which is fine in a loop that does not read ahead. TensorFlow's are never
-    written to.
+    An iterable may fill the same buffer for each batch, which works in a loop that does not read ahead. The items of a list or
+    tuple stay as they are, and TensorFlow never writes to the arrays that it yields.
     """
     return not isinstance(batches, (list, tuple)) and type(batches).__module__.partition(".")[0] != "tensorflow"
 
 
 def iterate(batches: Any) -> Iterator[Any]:
-    """An iterator of its batches, as NumPy arrays where it can give those."""
+    """Return an iterator over the batches, as NumPy arrays if the iterable offers them."""
     numpy_iterator = getattr(batches, "as_numpy_iterator", None)  # of tf.data
     return numpy_iterator() if numpy_iterator else iter(batches)
 
@@ -251,7 +271,7 @@ def _has_state(iterator: Any) -> bool:
 
 
 def _position(iterator: Any) -> Any:
-    """The iterator's own state as something that JSON holds."""
+    """Return the state of an iterator as a value for JSON."""
     state = iterator.get_state()
     if not isinstance(state, bytes):
         return jax.tree.map(lambda x: x.item() if isinstance(x, np.generic) else x, copy.deepcopy(state))
@@ -270,15 +290,15 @@ def _from_json(position: Any) -> Any:
 
 
 def _was_used(iterator: Any) -> bool:
-    """Whether it has been started or fed."""
+    """Return whether an iterator was started or fed."""
     if isinstance(iterator, types.GeneratorType) and inspect.getgeneratorstate(iterator) != inspect.GEN_CREATED:
         return True
-    return iterator in _fed or any(iterator is fed for fed in _fed_lately)
+    return iterator in _fed or any(iterator is fed for fed in _fed_without_weakref)
 
 
 def mark_as_used(iterator: Any) -> None:
-    """Refuse it from now on: what is read of it ahead is lost to others."""
+    """Refuse an iterator from now on. Batches that are read ahead of it are lost to any other reader."""
     try:
         _fed.add(iterator)
     except TypeError:
-        _fed_lately.append(iterator)
+        _fed_without_weakref.append(iterator)

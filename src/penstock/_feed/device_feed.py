@@ -1,4 +1,7 @@
-"""feed(): any iterable of host batches as an iterator of device batches, made ahead of time."""
+"""`feed`: any iterable of host batches goes in, an iterator of device batches comes out, read and placed ahead of time.
+
+The threads and buffers are those of a `PrefetchPipeline`; `adapters` reads the batches, and `placement` puts them on the devices.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import numpy as np
 from penstock._arguments import at_least
 from penstock._clock import Clock
 from penstock._feed.adapters import BatchAdapter, adapt
-from penstock._feed.placement import Placed, Placement, Places, To
+from penstock._feed.placement import BatchPlacement, Placed, Placement, To
 from penstock._feed.stats import Stats
 from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, GetTimeout, PipelineClosed
@@ -36,26 +39,26 @@ def feed(
     timeout: float | None = None,
     strict: bool = False,
 ) -> Feed:
-    """Feed the devices: batches are made and placed in the background while the consumer's step runs.
+    """Feed the devices: read batches and put them on the devices in the background, while the training step runs.
 
     Args:
       batches: a `Loader`; a Grain dataset, data loader or iterator; a torch `DataLoader`; a `tf.data.Dataset`; or any other
-        iterable of batches (pytrees of arrays [B, ...]). In several processes, each process's own rows.
-      to: where a batch goes: None (JAX's default device), a `jax.Device`, a `Sharding`, a pytree of these that is a
-        prefix of the batch, or a `Plan` (where its step has the batch).
-      host_buffer: host batches that may be in work or waiting (at least one for each worker of a Loader).
-      device_buffer: placed batches that may be in work or waiting.
-      transform: from batch to batch, jitted and run on the device: casts and scaling belong here, so
-        that small dtypes cross the bus.
-      timeout: seconds that one `next()` may wait, None for ever.
-      strict: raise ValueError for a batch whose shapes, dtypes or structure differ from those of the one before,
+        iterable of batches (pytrees of arrays [B, ...]). With several processes, each gives only its own rows.
+      to: where a batch goes: None (JAX's default device), a `jax.Device`, a `Sharding`, a pytree of these that is a prefix of the
+        batch, or a `Plan` (the sharding that its step has for the batch).
+      host_buffer: host batches that may be in work or waiting. A Loader gets at least one for each worker.
+      device_buffer: device batches that may be in work or waiting.
+      transform: a function from batch to batch, which is jitted and runs on the device. Cast and scale here, so that small dtypes
+        are transferred.
+      timeout: seconds that one `next()` may wait; None for no limit.
+      strict: whether to raise ValueError for a batch whose shapes, dtypes or structure differ from those of the batch before,
         instead of warning once.
 
     Returns:
-      A `Feed`: an iterator and a context manager. Use it in a `with`, which ends its threads for certain.
+      A `Feed`, which is an iterator and a context manager. A `with` guarantees that its threads end.
 
     Raises:
-      TypeError, ValueError: at once, if `batches` cannot be fed, or not over `to`.
+      TypeError, ValueError: at once, if `batches` cannot be fed, or its batch size does not divide over `to`.
 
     Example:
       >>> loader = ps.Loader({"x": np.arange(8, dtype=np.uint8)}, batch_size=4, epochs=1)
@@ -76,21 +79,35 @@ def feed(
 
 
 class _Item(NamedTuple):
+    """A device batch, and the position of the source after it."""
+
     placed: Placed
     position: Any
 
 
 class Feed(Iterator[Batch]):
-    """An iterator of device batches; made by `feed`, used by one thread.
+    """An iterator of device batches, returned by `feed`. One thread may use it.
 
-    Its threads start with the first `next()`. They end when the batches are exhausted, at an error, on leaving
-    the `with`, by `close()`, when the feed is garbage-collected, and at interpreter exit.
+    Its threads start with the first `next()`. They end when the batches are exhausted, at an error, at the end of the `with`, by
+    `close()`, when the feed is garbage-collected, and at interpreter exit.
+
+    Args:
+      adapter: makes the host batches.
+      placement: puts them on the devices.
+      host_buffer, device_buffer, timeout, strict: see `feed`.
+      first: number of the first batch, for errors and for `state()`.
+
+    Example:
+      >>> feed = ps.feed([np.arange(3), np.arange(3)])
+      >>> int(next(feed).sum()), feed.state()["step"]
+      (3, 1)
+      >>> feed.close()
     """
 
     def __init__(
         self,
         adapter: BatchAdapter,
-        placement: Places,
+        placement: BatchPlacement,
         *,
         host_buffer: int,
         device_buffer: int,
@@ -105,10 +122,10 @@ class Feed(Iterator[Batch]):
         self._fingerprint = adapter.fingerprint()
         self._pipeline: PrefetchPipeline[_Item] | None = None
         self._ended = self._closed = self._warned = False
-        # The consumer's place: only what it has had counts, never what lies in a buffer.
-        self._step = first  # number of the batch that comes next
+        # The position of the consumer: it counts the batches that were handed over, and not those that wait in a buffer.
+        self._step = first  # number of the next batch
         self._position: Any = None
-        self._had = self._bytes = 0
+        self._steps = self._bytes = 0
         self._first_at = self._last_at = self._startup = self._wait = 0.0
         self._host_clocks = [Clock() for _ in range(adapter.workers)]
         self._place_clock = Clock()
@@ -123,6 +140,14 @@ class Feed(Iterator[Batch]):
         return self
 
     def __next__(self) -> Batch:
+        """Return the next device batch, and wait for it if necessary.
+
+        Raises:
+          StopIteration: there are no more batches.
+          TimeoutError: the batch did not come within `timeout` seconds. `next()` may be called again.
+          RuntimeError: the feed is closed.
+          BaseException: the error of the source, the placement or the transform, once, after all batches before it.
+        """
         pipeline = self._pipeline
         if pipeline is None or self._ended:
             pipeline = self._start()
@@ -142,44 +167,60 @@ class Feed(Iterator[Batch]):
             raise StopIteration from None
         except PipelineClosed:
             raise RuntimeError(f"the feed was closed while batch {self._step} was awaited") from None
-        except BaseException:  # of the upstream, of the placement, or Ctrl-C in this thread
+        except BaseException:  # an error of the source or the placement, or Ctrl-C on this thread
             self._end()
             raise
         self._last_at = now = time.perf_counter()
-        if self._had:
+        if self._steps:
             self._wait += now - begin
         else:
             self._first_at, self._startup = now, now - begin
-        self._had += 1
+        self._steps += 1
         self._step += 1
         self._bytes += placed.bytes
         self._position = position
         return placed.batch
 
     def close(self) -> None:
-        """End the threads and drop the buffered batches; idempotent, and back within a second.
+        """End the threads and drop the buffered batches. It returns within a second, and may be called again.
 
-        A thread inside of a read that nothing can interrupt ends when the read returns.
+        A thread inside of a read that cannot be interrupted ends when the read returns.
         """
         self._closed = True
         self._end()
 
     def state(self) -> dict[str, Any]:
-        """Where the consumer is, as a small dict that JSON holds.
+        """Return the position of the consumer, as a small dict for JSON.
 
-        Batches that were made or placed but not handed over are not counted: a feed that this is restored to
-        gives them again.
+        Batches that wait in a buffer are not counted: a feed that is restored to this state reads them again.
+
+        Returns:
+          The version of the format, the number of the next step, a fingerprint of the source ("of"), and the position of an
+          iterator that has one.
         """
         state = {"version": _STATE_VERSION, "step": self._step, "of": self._fingerprint}
         return state if self._position is None else {**state, "position": self._position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state()` was taken, before the first batch is asked for.
+        """Continue at a saved state. To be called before the first `next()`.
+
+        Args:
+          state: the result of `state()`, of a feed with the same source.
 
         Raises:
-          ValueError: a state of something else, with what differs.
-          TypeError: the iterable has no state to go back to.
+          ValueError: the state belongs to another source; the message lists the differences.
+          TypeError: the iterable cannot be moved to a position.
           RuntimeError: the feed has started.
+
+        Example:
+          >>> loader = ps.Loader({"x": np.arange(8)}, batch_size=2)
+          >>> with ps.feed(loader) as feed:
+          ...     _ = next(feed)
+          ...     state = feed.state()
+          >>> with ps.feed(loader) as feed:
+          ...     feed.restore(state)
+          ...     next(feed)["x"].tolist()
+          [2, 3]
         """
         if self._pipeline or self._ended:
             raise RuntimeError("restore() comes before the first batch: make a new feed and restore that")
@@ -188,13 +229,13 @@ class Feed(Iterator[Batch]):
         self._step, self._position = state["step"], state.get("position")
 
     def stats(self) -> Stats:
-        """Where the time went so far; `print` it for a summary with a verdict."""
+        """Return where the time was spent so far. Print it for a summary with a verdict."""
         host: dict[str, float] = {}
         for clock in self._host_clocks:
             for name, seconds in list(clock.items()):
                 host[name] = host.get(name, 0.0) + seconds
         return Stats(
-            steps=self._had,
+            steps=self._steps,
             startup=self._startup,
             seconds=self._last_at - self._first_at,
             wait=self._wait,
@@ -205,6 +246,7 @@ class Feed(Iterator[Batch]):
         )
 
     def _start(self) -> PrefetchPipeline[_Item]:
+        """Start the threads, or raise if the feed has ended."""
         if self._closed:
             raise RuntimeError("the feed is closed: make a new one, and restore() the state() of this one to go on")
         if self._ended:
@@ -215,11 +257,11 @@ class Feed(Iterator[Batch]):
             finish=_placing(self._adapter, self._placement, self._place_clock, self._step),
             done_capacity=self._device_buffer,
             context=self._placement.context,
-            # With a timeout, nothing may keep the consumer's thread that it cannot leave.
+            # With a timeout, the consumer's thread must not do work that it cannot leave.
             consumer_context=self._placement.consumer_context if self._timeout is None else lambda: None,
         )
-        # The pipeline knows nothing of the Feed, so an abandoned Feed can be collected; at interpreter exit the
-        # pipelines are closed by their own module, and waited for.
+        # The pipeline has no reference to the Feed, so a Feed without references can be collected. At interpreter exit, the
+        # module of the pipelines closes them and waits for their threads.
         weakref.finalize(self, self._pipeline.close, wait=False).atexit = False
         return self._pipeline
 
@@ -229,6 +271,7 @@ class Feed(Iterator[Batch]):
             self._pipeline.close()
 
     def _report(self, change: str) -> None:
+        """Warn of a change of shapes once, or raise ValueError if `strict`."""
         if self._warned and not self._strict:
             return
         message = f"batch {self._step}: {change}; every jitted function that takes it compiles again"
@@ -242,7 +285,9 @@ class Feed(Iterator[Batch]):
         )
 
 
-def _placing(adapter: BatchAdapter, placement: Places, clock: Clock, first: int) -> Callable[[int, Any], _Item]:
+def _placing(adapter: BatchAdapter, placement: BatchPlacement, clock: Clock, first: int) -> Callable[[int, Any], _Item]:
+    """Return the function `finish` of the pipeline. It has no reference to the Feed."""
+
     def finish(number: int, item: Any) -> _Item:
         try:
             batch, position = adapter.split(item)
@@ -256,6 +301,7 @@ def _placing(adapter: BatchAdapter, placement: Places, clock: Clock, first: int)
 
 
 def _seconds(timeout: Any) -> float | None:
+    """Check a timeout, and return its seconds; None for no limit."""
     if timeout is None or timeout == math.inf:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.number)) or not timeout > 0:
@@ -264,6 +310,7 @@ def _seconds(timeout: Any) -> float | None:
 
 
 def _check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
+    """Raise ValueError if a state is not one of a feed, or does not belong to this source."""
     if not _is_state(state):
         raise ValueError(f"not a state of a feed (version {_STATE_VERSION}): {str(state)[:200]}")
     saved = state["of"]

@@ -1,4 +1,7 @@
-"""Host batch → device batch: checks, transfer, and the transform that runs on the device."""
+"""Put a batch on the devices: check it, transfer it, and run the transform on the device.
+
+A host batch and the target `to` go in; a pytree of `jax.Array`s comes out.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,18 @@ Context = contextlib.AbstractContextManager[object]
 
 _NO_CONTEXT = contextlib.nullcontext()
 
-# Bytes from which a copy costs more than what Python does for a call of `device_put`.
+# From this number of bytes on, the copy takes longer than the Python code of a call of `device_put`.
 _LARGE = 2 << 20
 
-_REMEMBERED = 256  # signatures kept: batches that never repeat a shape must not fill the memory
+_REMEMBERED = 256  # signatures, so that batches that never repeat a shape cannot fill the memory
 
 
 class Placed(NamedTuple):
     """A batch on its devices.
 
     Attributes:
-      batch: leaves are `jax.Array`s.
-      bytes: what the host batch had.
+      batch: a pytree of `jax.Array`s.
+      bytes: size of the host batch.
       change: how its shapes or dtypes differ from those of the batch before; "" if they do not.
     """
 
@@ -42,27 +45,33 @@ class Placed(NamedTuple):
     change: str
 
 
-class Places(Protocol):
-    """Puts host batches on devices; for one batch, called by one thread at a time."""
+class BatchPlacement(Protocol):
+    """An object that puts host batches on devices. One thread at a time may call it."""
 
-    def __call__(self, batch: Batch) -> Placed: ...
+    def __call__(self, batch: Batch) -> Placed:
+        """Put a batch on its devices."""
+        ...
 
     def context(self) -> Context:
-        """What a new thread that places enters."""
+        """Return the context in which a new thread places batches."""
         ...
 
     def consumer_context(self) -> Context | None:
-        """As `context`, for the consumer's thread; None if it may not place."""
+        """Return the context in which the consumer's thread places batches; None if it must not."""
         ...
 
     def check_rows(self, batch_sizes: Sequence[int]) -> None:
-        """ValueError if global batches of one of these sizes cannot be placed."""
+        """Raise ValueError if global batches of one of these sizes cannot be placed."""
         ...
 
 
 @dataclass
 class _Signature:
-    """What is known of batches of one structure and one set of shapes and dtypes."""
+    """The checked properties of batches of one structure with the same shapes and dtypes.
+
+    Attributes:
+      seen: whether a batch with this signature was placed before.
+    """
 
     leaves: dict[str, str]  # name → "uint8[128,28,28,1]"
     structure: Any
@@ -72,22 +81,29 @@ class _Signature:
 
 
 class Placement:
-    """Puts host batches where `to` says and runs `transform` there. Called by one thread at a time.
+    """A function that puts host batches on the devices `to` and runs `transform` there. One thread at a time may call it.
 
-    Three roads, fastest first (18, 79 and 165 µs for two leaves on a CPU):
+    There are three ways, the fastest first (18, 79 and 165 µs for two leaves on a CPU):
 
-    - NumPy leaves with a transform, or for one device, are arguments of a jitted function, the transform or
-      the identity. The identity is compiled for a signature when it comes a second time, so that shapes
-      that never repeat compile nothing.
-    - Other batches go by `jax.device_put`, and through the jitted transform afterwards.
-    - Where other processes hold a part of the devices, `jax.make_array_from_process_local_data` puts
-      this process's rows on its own.
+    - NumPy leaves with a transform, or for one device, become the arguments of a jitted function: the transform or the identity.
+      The identity is compiled for a signature when it comes a second time, so shapes that never repeat compile nothing.
+    - Other batches go through `jax.device_put`, and then through the jitted transform.
+    - If other processes hold some of the devices, `jax.make_array_from_process_local_data` puts the rows of this process on its
+      own devices.
 
-    On all of them JAX may read the host arrays after the call has returned, and on a CPU may use their
-    memory as the device's: whoever makes a host batch must not write to it again.
+    In all cases, JAX may read the host arrays after the call has returned. On a CPU it may use their memory as the memory of the
+    device. So the producer of a host batch must not write to it again.
+
+    Args:
+      to: see `feed`.
+      transform: a function from batch to batch; None for no transform.
+
+    Raises:
+      TypeError: `to` is not a device, a sharding, a pytree of these or a plan.
+      ValueError: a transform is given, and `to` has different devices for different leaves.
     """
 
-    _new_thread: Any = None  # JAX's settings on a new thread, as the last one found them
+    _new_thread: Any = None  # JAX's settings on a new thread, as the latest new thread had them
 
     def __init__(self, to: To, transform: Callable[[Batch], Batch] | None):
         self._to = _shardings(to)
@@ -115,19 +131,23 @@ class Placement:
         return jax.jit(fn, in_shardings=(self._to,), **out)
 
     def context(self) -> Context:
-        """The settings that JAX keeps for each thread, for a new thread that places."""
+        """Return the context in which a new thread places batches, and note the JAX settings of that thread."""
         Placement._new_thread = thread_settings()
         return self._context()
 
     def _context(self) -> Context:
-        # Placement is a transfer that the user asked for, whatever a transfer guard says of implicit ones.
+        # The user asked for this transfer, so a transfer guard against implicit transfers does not apply.
         same_x64 = _config("jax_enable_x64") == self._x64
         if same_x64 and _config("jax_transfer_guard_host_to_device") in (None, "allow"):
-            return _NO_CONTEXT  # entering the others costs as much as placing a small batch
+            return _NO_CONTEXT  # because entering `_Settings` costs as much as placing a small batch
         return _Settings(self._x64)
 
     def consumer_context(self) -> Context | None:
-        """As `context`, for the consumer's thread; None if a batch placed there could be unlike one placed on a new thread."""
+        """Return the context in which the consumer's thread places batches.
+
+        Returns:
+          None if its JAX settings differ from those of a new thread, because a batch placed there could then be different.
+        """
         settings = thread_settings()
         return self._context() if settings is not None and settings == Placement._new_thread else None
 
@@ -144,6 +164,12 @@ class Placement:
                     )
 
     def __call__(self, batch: Batch) -> Placed:
+        """Check a host batch and put it on its devices.
+
+        Raises:
+          TypeError: a leaf has a dtype that no device can hold.
+          ValueError: a leaf does not divide over its sharding; `to` is not a prefix of the batch.
+        """
         leaves, treedef = jax.tree_util.tree_flatten(batch)
         key = (treedef, *[(x.shape, x.dtype, type(x)) for x in leaves])
         signature = self._signatures.get(key)
@@ -159,7 +185,7 @@ class Placement:
 
     def _place(self, batch: Batch, signature: _Signature) -> Batch:
         seen, signature.seen = signature.seen, True
-        if _config("jax_disable_jit"):  # for debugging: a jitted function would return what it was given
+        if _config("jax_disable_jit"):  # for debugging; a jitted function would then return its host arrays
             batch = self._put(batch)
             return self._transform(batch) if self._transform else batch
         if signature.on_host and not self._several_processes:
@@ -176,6 +202,7 @@ class Placement:
         return _map_prefix(jax.make_array_from_process_local_data, self._to, batch)
 
     def _checked(self, batch: Batch, structure: Any) -> _Signature:
+        """Check dtypes and shapes of the first batch with a signature."""
         named = leaves_with_names(batch)
         for name, leaf in named:
             if not is_numeric(leaf.dtype):
@@ -196,7 +223,7 @@ class Placement:
 
 
 class _Settings(contextlib.ExitStack):
-    """Settings to place under; may be entered again and again."""
+    """The JAX settings under which batches are placed. It may be entered repeatedly."""
 
     def __init__(self, x64: bool):
         super().__init__()
@@ -213,12 +240,15 @@ def _same(batch: Batch) -> Batch:  # one function for all feeds, so that JAX com
 
 
 def _shardings(to: To) -> Any:
-    """`to` with a Sharding for each device; `jax.default_device` of the caller's thread, if it set one, for None."""
+    """Replace each device in `to` by a sharding, and a plan by its shardings.
+
+    None becomes `jax.default_device` of the calling thread, if that is set.
+    """
     if to is None:
         to = _config("jax_default_device")
         if not isinstance(to, jax.Device):
             return None
-    to = getattr(to, "batch_shardings", to)  # a Plan's
+    to = getattr(to, "batch_shardings", to)  # of a Plan
     if isinstance(to, str) or not jax.tree_util.tree_leaves(to):
         raise TypeError(
             f"to={to!r} is no place for a batch: give None, a jax.Device, a Sharding, a pytree of Shardings or a Plan"
@@ -235,7 +265,7 @@ def _shardings(to: To) -> Any:
 
 
 def _config(name: str) -> Any:
-    """A JAX setting as it is on this thread."""
+    """Return a JAX setting of this thread."""
     return getattr(jax.config, name)
 
 
@@ -245,7 +275,7 @@ def _in_default_memory(sharding: Sharding) -> bool:
 
 
 def _map_prefix(fn: Callable[[Sharding, Any], Any], to: Any, batch: Batch) -> Any:
-    """`fn(sharding, leaf)` over the batch, of which `to` is a prefix."""
+    """Map `fn(sharding, leaf)` over a batch. `to` is a prefix of the batch."""
     try:
         return jax.tree.map(lambda sharding, part: jax.tree.map(lambda leaf: fn(sharding, leaf), part), to, batch)
     except ValueError as error:
@@ -256,7 +286,7 @@ def _map_prefix(fn: Callable[[Sharding, Any], Any], to: Any, batch: Batch) -> An
 
 
 def _partitions(sharding: Sharding) -> tuple[list[int], list[str]]:
-    """Into how many parts each leading dimension is cut, and the mesh axes that cut it, in words."""
+    """Return the number of parts of each leading dimension, and a description of the mesh axes that shard it."""
     if not isinstance(sharding, NamedSharding):
         return [], []
     parts, words = [], []
@@ -268,9 +298,10 @@ def _partitions(sharding: Sharding) -> tuple[list[int], list[str]]:
 
 
 def _check_divides(name: str, shape: tuple[int, ...], sharding: Sharding) -> None:
+    """Raise ValueError if a leaf does not divide over its sharding."""
     parts, words = _partitions(sharding)
-    # In several processes `shape` is this process's part, which has its share of the parts of the dimension of records: the first
-    # that is cut.
+    # With several processes, `shape` is that of the rows of this process. So the record dimension, which is the first sharded
+    # one, has only the parts of this process.
     if parts and not sharding.is_fully_addressable:
         records = next((dimension for dimension, n in enumerate(parts) if n > 1), 0)
         parts[records] = max(1, parts[records] // jax.process_count())
@@ -288,7 +319,7 @@ def _check_divides(name: str, shape: tuple[int, ...], sharding: Sharding) -> Non
 
 
 def _difference(last: _Signature, now: _Signature) -> str:
-    """What makes a jitted function compile again, in words; "" if nothing does."""
+    """Describe the difference that makes a jitted function compile again; "" if there is none."""
     names = [name for name in {**last.leaves, **now.leaves} if last.leaves.get(name) != now.leaves.get(name)]
     if not names and last.structure != now.structure:
         return f"the structure was {last.structure} and is {now.structure}"

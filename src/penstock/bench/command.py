@@ -15,7 +15,7 @@ from statistics import median
 from rich.console import Console
 from rich.markup import escape
 
-from penstock._doctor.cases import warn_of_known_faults
+from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock.bench import atomic_write, machine, report
 from penstock.bench.arguments import PRECISE_MINUTES, add_only, add_reports, add_timing, add_variant, variant_names
 from penstock.bench.interrupt import signals_as_ctrl_c

@@ -1,4 +1,7 @@
-"""Records along the first axis of arrays: in memory, memory-mapped, or in an h5py or zarr file."""
+"""A source over arrays whose first dimension is the record: in memory, memory-mapped, or in an h5py or zarr file.
+
+Arrays [N, ...] and record indices int64 [n] go in, arrays [n, ...] come out: one gather for each array.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,22 @@ from penstock.data.tree import Batch, leaves_with_names, to_numpy
 
 
 def is_array(leaf: Any) -> bool:
+    """Return whether a leaf has a shape, a dtype and indexing, as arrays of NumPy, JAX, torch, h5py and zarr do."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and hasattr(leaf, "__getitem__")
 
 
 class ArraySource:
-    """A pytree of arrays [N, ...] of one length N; a batch is one gather per array.
+    """A source over a pytree of arrays [N, ...] that all have the length N. A read is one gather for each array.
+
+    Args:
+      arrays: the pytree. Arrays that are not NumPy's, h5py's or zarr's are converted to NumPy once, here.
 
     Attributes:
-      gathers: whether a read only copies rows from memory, or memory-mapped files.
+      is_gather: whether `read` only copies rows from memory or from memory-mapped files.
 
     Raises:
-      TypeError: a leaf that is no array, a masked array, or an array of dtype object.
-      ValueError: no leading dimension, length 0, or unequal lengths.
+      TypeError: a leaf is not an array, is a masked array, or has the dtype object.
+      ValueError: a leaf has no leading dimension; the length is 0; the lengths differ.
     """
 
     def __init__(self, arrays: Any):
@@ -36,25 +43,28 @@ class ArraySource:
         if not all(lengths.values()):
             raise ValueError(f"no records: {', '.join(map(repr, lengths))} of length 0")
         self._records = named[0][1].shape[0]
-        self.arrays = jax.tree.map(_in_reach, arrays)
-        self.gathers = not any(map(_is_stored, jax.tree_util.tree_leaves(self.arrays)))
+        self.arrays = jax.tree.map(_to_readable, arrays)
+        self.is_gather = not any(map(_is_stored, jax.tree_util.tree_leaves(self.arrays)))
         self._spec = ", ".join(f"{name}: {leaf.dtype}[{','.join(['N', *map(str, leaf.shape[1:])])}]" for name, leaf in named)
 
     def __len__(self) -> int:
+        """Return the number of records."""
         return self._records
 
     def read(self, indices: np.ndarray) -> Batch:
+        """Return new arrays [n, ...] with the records at int64 [n]."""
         arrays, treedef = jax.tree_util.tree_flatten(self.arrays)
         return jax.tree_util.tree_unflatten(treedef, [_read(x, indices) for x in arrays])
 
     def describe(self) -> str:
+        """Return names, dtypes and shapes of the arrays, without their length, as "x: int32[N]"."""
         return self._spec
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"arrays": jax.tree.map(_by_path, self.arrays)}
+        return self.__dict__ | {"arrays": jax.tree.map(_to_path, self.arrays)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"arrays": jax.tree.map(_opened, state["arrays"])}
+        self.__dict__ = state | {"arrays": jax.tree.map(_from_path, state["arrays"])}
 
 
 def _check_leaf(name: str, leaf: Any) -> None:
@@ -75,15 +85,16 @@ def _check_leaf(name: str, leaf: Any) -> None:
         raise ValueError(f"leaf {name!r} is a scalar; it needs a leading dimension with one row for each record")
 
 
-def _in_reach(x: Any) -> Any:
+def _to_readable(x: Any) -> Any:
+    """Convert an array to NumPy, unless it is one or lies in an h5py or zarr file."""
     return x if _is_stored(x) or isinstance(x, np.ndarray) else np.asarray(to_numpy(x))
 
 
 def _read(x: Any, indices: np.ndarray) -> np.ndarray:
     if _is_stored(x):
         return _read_stored(x, indices)
-    # `take` is faster, but first makes a contiguous copy of all that is not. Rows of a memmap are in memory, but
-    # still of its class until they are viewed as an array.
+    # `take` is faster, but it first copies the whole array if that is not contiguous. Rows taken from a memmap lie in memory,
+    # but have the class memmap until they are viewed as an array.
     return np.asarray(x.take(indices, axis=0) if x.flags.c_contiguous else x[indices])
 
 
@@ -92,9 +103,9 @@ def _is_stored(x: Any) -> bool:
 
 
 def _read_stored(x: Any, indices: np.ndarray) -> np.ndarray:
-    """Rows of an h5py or zarr array: sorted, each once, neighbours in one read.
+    """Read rows of an h5py or zarr array: in increasing order, each once, and consecutive rows in one read.
 
-    Both formats read whole chunks and want increasing indices, so the order is restored afterwards.
+    Both formats read complete chunks and need increasing indices. The requested order is restored afterwards.
     """
     rows, where = np.unique(indices, return_inverse=True)
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
@@ -111,12 +122,13 @@ def _is_range(indices: np.ndarray) -> bool:
 
 
 class _ByPath:
-    """Stands for an array in a file when a source is sent to another process: the file is opened there."""
+    """A path that replaces an array in a file when a source is pickled. The receiving process opens the file."""
 
     def __init__(self, opener: str, *args: Any):
         self.opener, self.args = opener, args
 
     def open(self) -> Any:
+        """Open the file and return the array."""
         if self.opener == "memmap":
             path, dtype, offset, shape = self.args
             return np.memmap(path, dtype, "r", offset, shape)
@@ -126,7 +138,8 @@ class _ByPath:
         return h5py.File(path, "r")[name]
 
 
-def _by_path(x: Any) -> Any:
+def _to_path(x: Any) -> Any:
+    """Replace an array in a file by its path; return any other array as it is."""
     if type(x).__module__.partition(".")[0] == "h5py":
         if x.file.mode != "r":
             raise ValueError(
@@ -136,16 +149,17 @@ def _by_path(x: Any) -> Any:
         return _ByPath("h5py", x.file.filename, x.name)
     if not isinstance(x, np.memmap):
         return x
-    # What was written to a copy-on-write map is in this process alone, and not in the file.
+    # Values written to a copy-on-write map (mode "c") are in the memory of this process, and not in the file.
     if x.filename is not None and x.flags.c_contiguous and x.mode != "c":
-        whole = x
-        while isinstance(whole.base, np.memmap):
-            whole = whole.base
-        # A view keeps the offset of the map it was cut from, so its own is counted from the addresses.
-        offset = whole.offset + x.ctypes.data - whole.ctypes.data
+        root = x
+        while isinstance(root.base, np.memmap):
+            root = root.base
+        # The `offset` of a view is that of the map it was sliced from, so the distance of their addresses is added.
+        offset = root.offset + x.ctypes.data - root.ctypes.data
         return _ByPath("memmap", x.filename, x.dtype, offset, x.shape)
     return np.asarray(x)
 
 
-def _opened(x: Any) -> Any:
+def _from_path(x: Any) -> Any:
+    """Open the file of a replaced array; return any other array as it is."""
     return x.open() if isinstance(x, _ByPath) else x

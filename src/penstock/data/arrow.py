@@ -1,4 +1,8 @@
-"""Arrow tables, Arrow IPC and Parquet files, and Hugging Face datasets, read without per-record Python."""
+"""A source over Arrow tables: in memory, in Arrow IPC or Parquet files, or inside of a Hugging Face dataset.
+
+A table and record indices int64 [n] go in; a dict batch with one leaf for each column comes out. No Python code runs for each
+record, unless a column has no array form (see `columns`).
+"""
 
 from __future__ import annotations
 
@@ -19,18 +23,18 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class ArrowSource:
-    """A `pyarrow.Table`: one batch leaf a column, named after it.
+    """A source over a `pyarrow.Table`. A batch has one leaf for each column, with the name of the column.
 
     Args:
-      table: the records. A memory-mapped one stays on disk.
-      rows: int64 [N]; which rows of the table are the records, all if None.
+      table: the records. A memory-mapped table stays on disk.
+      rows: int64 [N], the rows of the table that are the records; None for all rows.
 
     Attributes:
-      gathers: whether a read only copies rows from memory, or memory-mapped files.
+      is_gather: whether `read` only copies rows from memory or from memory-mapped files.
 
     Raises:
-      TypeError: an array without a name.
-      ValueError: no rows, two columns of one name, or nulls among the rows of a column of numbers or lists.
+      TypeError: `table` is a single array, which has no column name.
+      ValueError: there are no rows; two columns have the same name; a column of numbers or lists has nulls.
     """
 
     def __init__(self, table: pa.Table, rows: np.ndarray | None = None):
@@ -42,12 +46,14 @@ class ArrowSource:
             raise ValueError(f"no records: a table of 0 rows with columns {self._table.column_names}")
         _check_names(self._table.column_names)
         self._columns = {name: as_column(name, self._table[name], rows) for name in self._table.column_names}
-        self.gathers = all(isinstance(column, Rows) for column in self._columns.values())
+        self.is_gather = all(isinstance(column, Rows) for column in self._columns.values())
 
     def __len__(self) -> int:
+        """Return the number of records."""
         return self._table.num_rows if self._rows is None else len(self._rows)
 
     def read(self, indices: np.ndarray) -> Batch | list[Record]:
+        """Return the records at int64 [n]: a dict of arrays [n, ...], or a list of n dicts if a column has no array form."""
         if self._rows is not None:
             indices = self._rows.take(indices)
         columns = {name: column.take(indices) for name, column in self._columns.items()}
@@ -56,6 +62,7 @@ class ArrowSource:
         return [dict(zip(columns, record, strict=True)) for record in zip(*columns.values(), strict=True)]
 
     def describe(self) -> str:
+        """Return the names and Arrow types of the columns."""
         return ", ".join(f"{field.name}: {field.type}" for field in self._table.schema)
 
     def __reduce__(self) -> Any:
@@ -71,60 +78,85 @@ def _check_names(names: list[str]) -> None:
 
 
 def parquet(paths: Paths, columns: Sequence[str] | None = None, cache: str | os.PathLike[str] | None = None) -> ArrowSource:
-    """Parquet files as a source.
+    """Open Parquet files as a source.
 
-    Parquet is compressed, so its records cannot be read at random from disk: the chosen columns are decoded once.
+    Parquet is compressed, so single records cannot be read from disk. The chosen columns are decoded once, here.
 
     Args:
-      paths: files or glob patterns; records follow in this order.
-      columns: names of the columns to read, all if None.
-      cache: None decodes into memory. A folder decodes into a memory-mapped Arrow IPC file there,
-        one row group at a time, for data larger than memory; it is found again by the next run.
+      paths: files or glob patterns; the records are in this order.
+      columns: names of the columns to read; None for all columns.
+      cache: None decodes into memory. A folder decodes into a memory-mapped Arrow IPC file in that folder, one row group at a
+        time, for data larger than memory. A later run with the same files and columns reuses it.
+
+    Returns:
+      An `ArrowSource`, for `ps.Loader`.
 
     Raises:
-      FileNotFoundError: no file at a path or pattern.
-      ValueError: a file that is truncated or not Parquet; an unknown column; files whose columns differ.
+      FileNotFoundError: there is no file at a path or pattern.
+      ValueError: a file is truncated or not Parquet; a column does not exist; the files have different columns.
+
+    Example:
+      >>> import pyarrow as pa, pyarrow.parquet, tempfile
+      >>> path = tempfile.mkdtemp() + "/numbers.parquet"
+      >>> pyarrow.parquet.write_table(pa.table({"x": [1, 2, 3], "y": [4, 5, 6]}), path)
+      >>> parquet(path, columns=["x"]).read(np.array([2, 0]))
+      {'x': array([3, 1])}
     """
     files = expand(paths)
     if cache is None:
         return ArrowSource(_concatenated(files, [_read_parquet(file, columns) for file in files]))
-    return ipc(_decoded(files, columns, os.fspath(cache)))
+    return ipc(_decode_once(files, columns, os.fspath(cache)))
 
 
 def ipc(paths: Paths) -> ArrowSource:
-    """Arrow IPC files (also called Feather), memory-mapped.
+    """Map Arrow IPC files (also called Feather) into memory as a source.
+
+    Args:
+      paths: files or glob patterns; the records are in this order.
+
+    Returns:
+      An `ArrowSource`. When it is pickled, the receiving process maps the files again.
 
     Raises:
-      FileNotFoundError: no file at a path or pattern.
-      ValueError: a file that is truncated or not Arrow IPC; files whose columns differ.
+      FileNotFoundError: there is no file at a path or pattern.
+      ValueError: a file is truncated or not Arrow IPC; the files have different columns.
     """
     return _IpcSource(expand(paths))
 
 
 class _IpcSource(ArrowSource):
+    """An `ArrowSource` over memory-mapped files, which is pickled as their paths."""
+
     def __init__(self, files: list[str]):
         self._files = files
         super().__init__(_concatenated(files, [_open_ipc(file) for file in files]))
 
     def __reduce__(self) -> Any:
-        return _IpcSource, (self._files,)  # maps the files again instead of copying them
+        return _IpcSource, (self._files,)
 
 
 def from_datasets(dataset: Any) -> ArrowSource | None:
-    """A Hugging Face `datasets.Dataset` without a copy, or None where its features must be decoded by it."""
+    """Return a source over the Arrow table of a Hugging Face `datasets.Dataset`, without a copy.
+
+    Returns:
+      None if the dataset itself must decode its features, such as images, or has a custom format.
+    """
     chosen = dataset.format["columns"] or dataset.column_names
     features = dataset.info.features  # dataset.features is a deep copy
     plain = all(_is_plain(features[name]) for name in chosen)
     if not plain or dataset.format["type"] == "custom":
         return None
-    rows = getattr(dataset, "_indices", None)  # of a dataset that was shuffled, filtered or selected from
+    rows = getattr(dataset, "_indices", None)  # set by shuffle, filter and select
     if rows is not None:
         rows = rows.column(0).to_numpy().astype(np.int64)
     return ArrowSource(dataset.data.table.select(chosen), rows)
 
 
 def _is_plain(feature: Any) -> bool:
-    """Numbers, strings, bytes and labels, and lists and dicts of them: what Arrow holds is what the user sees."""
+    """Return whether the Arrow values of a feature are the values that the user sees.
+
+    This holds for numbers, strings, bytes and labels, and for lists of them.
+    """
     kind = type(feature).__name__
     if isinstance(feature, dict):
         return False
@@ -150,15 +182,15 @@ def _check_columns(file: str, columns: Sequence[str] | None, names: list[str]) -
 
 def _concatenated(files: Sequence[str], tables: Sequence[pa.Table]) -> pa.Table:
     for file, table in zip(files, tables, strict=True):
-        _check_alike(files[0], tables[0].schema, file, table.schema)
+        _check_same_schema(files[0], tables[0].schema, file, table.schema)
     return pa.concat_tables(tables)
 
 
-def _check_alike(first: str, first_schema: pa.Schema, other: str, other_schema: pa.Schema) -> None:
+def _check_same_schema(first: str, first_schema: pa.Schema, other: str, other_schema: pa.Schema) -> None:
     if other_schema.equals(first_schema):
         return
     one, two = ([f"{x.name}: {x.type}{'' if x.nullable else ' not null'}" for x in s] for s in (first_schema, other_schema))
-    if set(one) != set(two):  # else they differ in their order
+    if set(one) != set(two):  # otherwise only their order differs
         one, two = [x for x in one if x not in two], [x for x in two if x not in one]
     raise ValueError(
         f"{first!r} and {other!r} differ in their columns: [{', '.join(one)}] and [{', '.join(two)}]. Files that are read "
@@ -167,7 +199,7 @@ def _check_alike(first: str, first_schema: pa.Schema, other: str, other_schema: 
 
 
 class _reading:  # noqa: N801 - a context manager, used like a function
-    """Turns pyarrow's errors into one that names the file."""
+    """A context manager that replaces an error of pyarrow about damaged data by a ValueError that names the file."""
 
     def __init__(self, file: str, kind: str):
         self._file, self._kind = file, kind
@@ -177,7 +209,7 @@ class _reading:  # noqa: N801 - a context manager, used like a function
             raise IsADirectoryError(f"{self._file!r} is a folder: give a pattern such as {self._file + '/*.parquet'!r}")
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        # An error number is the system's: no permission, say, or too many open files. Damage has none.
+        # An error with an error number comes from the operating system, such as a missing permission. Damaged data has none.
         if isinstance(error, pa.ArrowInvalid) or (isinstance(error, OSError) and error.errno is None):
             raise ValueError(
                 f"{self._file!r} ({os.path.getsize(self._file):,} bytes) is no complete {self._kind} file: {error}. "
@@ -185,8 +217,11 @@ class _reading:  # noqa: N801 - a context manager, used like a function
             ) from error
 
 
-def _decoded(files: list[str], columns: Sequence[str] | None, cache: str) -> str:
-    """The files decoded into one Arrow IPC file under `cache`, whose name tells what it was made from."""
+def _decode_once(files: list[str], columns: Sequence[str] | None, cache: str) -> str:
+    """Return the path of one Arrow IPC file with the decoded files, and write it if it does not exist.
+
+    Its name is a hash of the paths, sizes, modification times and columns.
+    """
     import hashlib
 
     made_from = repr([(os.path.abspath(f), os.path.getsize(f), os.stat(f).st_mtime_ns) for f in files] + [columns])
@@ -197,7 +232,7 @@ def _decoded(files: list[str], columns: Sequence[str] | None, cache: str) -> str
     partial = f"{path}.{os.getpid()}.partial"
     try:
         _write_ipc(files, columns, partial)
-        os.replace(partial, path)  # atomic: another process sees the whole file or none
+        os.replace(partial, path)  # atomic: another process sees a complete file or none
     finally:
         if os.path.exists(partial):
             os.remove(partial)
@@ -209,12 +244,15 @@ def _write_ipc(files: list[str], columns: Sequence[str] | None, path: str) -> No
     with pa.ipc.new_file(path, schema) as writer:
         for file in files:
             for table in _row_groups(file, columns):
-                _check_alike(files[0], schema, file, table.schema)
+                _check_same_schema(files[0], schema, file, table.schema)
                 writer.write_table(table)
 
 
 def _row_groups(file: str, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    """A table of no rows, for a file may have no row group to tell its schema, and one for each row group."""
+    """Yield a table without rows, and then one table for each row group.
+
+    The first gives the schema also for a file without row groups.
+    """
     with _reading(file, "Parquet"), pq.ParquetFile(file, memory_map=True) as opened:
         _check_columns(file, columns, opened.schema_arrow.names)
         yield _without_dictionaries(opened.read_row_groups([], columns=columns))
@@ -223,7 +261,10 @@ def _row_groups(file: str, columns: Sequence[str] | None) -> Iterator[pa.Table]:
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:
-    """Each row group has its own dictionary, and an Arrow file holds one a column."""
+    """Replace dictionary-encoded columns by plain ones.
+
+    Each Parquet row group has its own dictionary, but an Arrow IPC file can have only one for each column.
+    """
     for i, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             table = table.set_column(i, field.with_type(field.type.value_type), table.column(i).cast(field.type.value_type))
@@ -237,7 +278,7 @@ def _open_ipc(file: str) -> pa.Table:
             return pa.ipc.open_file(mapped).read_all()
         except pa.ArrowInvalid:
             mapped.seek(0)
-            return _read_stream(mapped)  # as Hugging Face datasets writes it
+            return _read_stream(mapped)  # Hugging Face datasets writes the streaming format
 
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format
@@ -245,7 +286,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # https://arrow.apache.org/docs/fo
 
 def _read_stream(mapped: pa.MemoryMappedFile) -> pa.Table:
     table = pa.ipc.open_stream(mapped).read_all()
-    # To Arrow the end of the file is one of the stream too, so what was cut off between two batches would not be missed.
+    # Arrow accepts the end of the file as the end of the stream. A file truncated between two batches would go unnoticed.
     mapped.seek(mapped.tell() - len(_END_OF_STREAM))
     if mapped.read(len(_END_OF_STREAM)) != _END_OF_STREAM:
         raise pa.ArrowInvalid(f"after {table.num_rows:,} rows it ends without Arrow's end-of-stream marker")

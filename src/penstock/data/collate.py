@@ -1,4 +1,7 @@
-"""Records → batch: stacked, or padded to one of a few lengths."""
+"""Functions from a list of records to a batch: `stack`, and `pad_to` for records of different lengths.
+
+Records (pytrees) go in, one pytree with leaves [B, ...] comes out.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,22 @@ from penstock.data.tree import Batch, Record, check_keys, leaf_name, to_numpy
 
 
 def stack(records: Sequence[Record]) -> Batch:
-    """Stack the leaves of equally structured records along a new first axis.
+    """Stack the leaves of records with the same structure along a new first dimension.
 
-    Leaves may be NumPy, JAX or torch arrays, numbers, lists of numbers, images (anything `np.asarray` takes),
-    strings or bytes; the last two give an array of dtype object.
+    Args:
+      records: pytrees. Leaves may be NumPy, JAX or torch arrays, numbers, lists of numbers, images (anything that `np.asarray`
+        takes), strings or bytes.
+
+    Returns:
+      A pytree of NumPy arrays [B, ...]. Strings and bytes give an array of dtype object.
 
     Raises:
-      ValueError: records that differ in structure or in the shape of a leaf.
+      ValueError: the records differ in structure, or in the shape of a leaf.
+
+    Example:
+      >>> stack([{"x": 1, "y": [1, 2]}, {"x": 2, "y": [3, 4]}])
+      {'x': array([1, 2]), 'y': array([[1, 2],
+             [3, 4]])}
     """
     paths, columns, treedef = _columns(records)
     leaves = [_stack_leaf(leaf_name(path), column) for path, column in zip(paths, columns, strict=True)]
@@ -28,20 +40,21 @@ def stack(records: Sequence[Record]) -> Batch:
 
 
 class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256])
-    """A `collate` that pads ragged records to the smallest of a few lengths, so that few shapes are compiled.
+    """A `collate` function that pads records to the smallest of a few lengths, so that few shapes are compiled.
 
     Args:
-      lengths: bucket lengths, for every leaf that has a dimension; or a dict from leaf name (`"tokens"`,
-        `"inputs/ids"`) to bucket lengths, for these leaves alone. Leaves given the same lengths are
-        padded to the same one, the smallest that holds the longest record of the batch.
-      value: what to pad with; the dtype of each padded leaf must be able to hold it.
-      mask: name of a boolean leaf [B, L] to add to dict records, true where the first padded leaf has data.
+      lengths: bucket lengths for every leaf that has a dimension; or a dict from leaf name (`"tokens"`, `"inputs/ids"`) to
+        bucket lengths, for these leaves only. Leaves with the same bucket lengths are padded to the same length: the smallest
+        one that holds the longest record of the batch.
+      value: the padding value. The dtype of each padded leaf must be able to represent it.
+      mask: name of a boolean leaf [B, L] that is added to the dict batch. It is true where the first padded leaf has data.
 
     Returns:
-      A function from records to a batch with leaves [B, L, ...]; other leaves are stacked.
+      A function from a list of records to a batch with leaves [B, L, ...]. Leaves that are not padded are stacked.
 
     Raises:
-      ValueError: (when called) a record longer than the largest length, or a `value` that a leaf cannot hold.
+      ValueError: at once, if a length is not a positive integer. When called, if a record is longer than the largest length,
+        or if the dtype of a leaf cannot represent `value`.
 
     Example:
       >>> collate = ps.pad_to([4, 8], mask="mask")
@@ -58,10 +71,11 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
 
     @property
     def has_choice(self) -> bool:
-        """Whether the length depends on the records."""
+        """Tell whether the padded length depends on the records."""
         return any(len(buckets) > 1 for buckets in self.lengths.values())
 
     def __call__(self, records: Sequence[Record]) -> Batch:
+        """Pad and stack the records. See the class."""
         paths, columns, treedef = _columns(records)
         names = [leaf_name(path) for path in paths]
         if unknown := [name for name in self.lengths if name and name not in names]:
@@ -98,7 +112,14 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
 
 
 def add_mask(batch: Batch, name: str, mask: Any, why: str) -> dict[str, Any]:
-    """The dict batch with one more leaf; ValueError where it is no dict, or has that leaf already."""
+    """Return a dict batch with one more leaf.
+
+    Args:
+      why: the option that asked for the leaf, for the error message.
+
+    Raises:
+      ValueError: the batch is not a dict, or already has a leaf of that name.
+    """
     if not isinstance(batch, dict):
         raise ValueError(f"{why} adds a leaf {name!r} to a dict batch; this batch is a {type(batch).__name__}")
     if name in batch:
@@ -107,7 +128,7 @@ def add_mask(batch: Batch, name: str, mask: Any, why: str) -> dict[str, Any]:
 
 
 def _columns(records: Sequence[Record]) -> tuple[list[Any], list[list[Any]], Any]:
-    """Paths of leaves, the leaves of all records path by path, and the records' structure."""
+    """Return the paths of the leaves, for each path the leaves of all records, and the structure of the records."""
     check_keys(records[0])
     first: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(records[0], _is_list_of_numbers)
     paths, treedef = first
@@ -124,7 +145,7 @@ def _columns(records: Sequence[Record]) -> tuple[list[Any], list[list[Any]], Any
 
 
 def _is_list_of_numbers(node: Any) -> bool:
-    """Whether it is one array written as a list, or a list of lists, rather than a container of leaves."""
+    """Return whether a list (of lists) of numbers stands for one array, and is not a container of leaves."""
     if not isinstance(node, list):
         return False
     kinds = set(map(type, node))
@@ -175,7 +196,7 @@ def _longest(name: str, column: Sequence[np.ndarray], buckets: tuple[int, ...]) 
 
 
 def _pad(name: str, column: Sequence[np.ndarray], length: int, value: float) -> np.ndarray:
-    filled = [x for x in column if len(x)] or column  # an empty list does not tell its dtype, nor further dimensions
+    filled = [x for x in column if len(x)] or column  # an empty list has no known dtype and no known further dimensions
     tails = {x.shape[1:] for x in filled}
     if len(tails) > 1:
         raise ValueError(f"leaf {name!r} differs in more than its first dimension: {sorted(tails)[:4]}; pad_to pads the first")
@@ -188,7 +209,11 @@ def _pad(name: str, column: Sequence[np.ndarray], length: int, value: float) -> 
 
 
 def _padding(name: str, value: float, dtype: np.dtype) -> np.ndarray:
-    """The value in the dtype of a leaf, if it is still that value there, but for rounding to a float's precision."""
+    """Return the padding value in the dtype of a leaf.
+
+    Raises:
+      ValueError: the dtype cannot represent the value. Rounding to the precision of a float is allowed.
+    """
     try:
         with np.errstate(all="ignore"):
             padding = np.array(value).astype(dtype)

@@ -1,9 +1,11 @@
-"""Columns of an Arrow table, read without per-record Python where their rows have an array form.
+"""Columns of an Arrow table, read without Python code for each record if their rows have an array form.
 
-A column whose rows all have one size (numbers, dates and times, tensors, fixed-size lists, lists that happen to be
-of equal length, nested lists of these) is used in place: its chunks are viewed as NumPy arrays [rows, ...], wherever
-they lie, and a batch is one gather. A ragged list column gives one array a record, for `ps.pad_to`. Everything else
-(strings, bytes, structs, decimals) comes as Python objects, for `ps.per_record`.
+A column (chunks of Arrow memory) and row numbers go in; an array [n, ...] or a list of n values comes out. There are three cases:
+
+- All rows have the same size: numbers, dates and times, tensors, fixed-size lists, lists of equal length, nested lists of these.
+  The chunks are viewed as NumPy arrays [rows, ...] without a copy, and a batch is one gather.
+- The rows are lists of numbers of different lengths. Each record is one array, for `ps.pad_to`.
+- All other types (strings, bytes, structs, decimals) are read as Python objects, for `ps.per_record`.
 """
 
 from __future__ import annotations
@@ -17,18 +19,22 @@ import pyarrow as pa
 
 
 class Column(Protocol):
+    """The rows of one column."""
+
     def take(self, indices: np.ndarray) -> np.ndarray | list[Any]:
-        """Rows at int64 [n], which are the caller's to write to: an array [n, ...], or a list of n."""
+        """Return the rows at int64 [n] as an array [n, ...] or a list of n values. The caller may write to them."""
 
 
 def as_column(name: str, column: pa.ChunkedArray, rows: np.ndarray | None = None) -> Column:
-    """The column in the form that is read fastest.
+    """Choose the form of a column that is read fastest.
 
     Args:
-      rows: int64 [n]; which rows will be taken, all if None. What the others hold does not matter.
+      name: name of the column, for errors.
+      column: the chunks.
+      rows: int64 [n], the rows that may be taken; None for all rows. Other rows may hold nulls.
 
     Raises:
-      ValueError: nulls among the rows of a column that has an array form.
+      ValueError: a column with an array form has nulls among `rows`.
     """
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     if not _has_array_form(column.type):
@@ -37,9 +43,9 @@ def as_column(name: str, column: pa.ChunkedArray, rows: np.ndarray | None = None
         chunks = [chunk.dictionary_decode() for chunk in chunks]
     nulls = sum(map(_nulls, chunks))
     if not nulls:
-        return _of_arrays(name, chunks)
+        return _array_column(name, chunks)
     if rows is not None:
-        return _Chosen(name, chunks, np.unique(rows))
+        return _SelectedRows(name, chunks, np.unique(rows))
     where = "" if any(chunk.null_count for chunk in chunks) else " inside of its lists"
     raise ValueError(
         f"column {name!r} has {nulls:,} nulls{where}, which no array can hold: fill them (pyarrow.compute.fill_null) or leave "
@@ -47,7 +53,7 @@ def as_column(name: str, column: pa.ChunkedArray, rows: np.ndarray | None = None
     )
 
 
-def _of_arrays(name: str, chunks: Sequence[pa.Array]) -> Column:
+def _array_column(name: str, chunks: Sequence[pa.Array]) -> Column:
     views = [view for chunk in chunks if (view := _view(chunk)) is not None]
     if len(views) == len(chunks) and len({view.shape[1:] for view in views}) == 1:
         return Rows(views)
@@ -63,7 +69,10 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_instant(kind: pa.DataType) -> bool:
-    """Dates, times of a date, and durations: NumPy's datetime64 and timedelta64, which have a null of their own, NaT."""
+    """Return whether a type is a date, timestamp or duration.
+
+    They become NumPy's datetime64 and timedelta64, which represent a null as NaT.
+    """
     return pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_duration(kind)
 
 
@@ -76,7 +85,7 @@ def _has_array_form(kind: pa.DataType) -> bool:
 
 
 def _nulls(chunk: pa.Array) -> int:
-    """How many nulls there are in the outermost dimension that has any."""
+    """Count the nulls in the outermost dimension that has any."""
     chunk = _storage(chunk)
     if _is_list(chunk.type) and not chunk.null_count:
         return _nulls(chunk.flatten())
@@ -84,12 +93,12 @@ def _nulls(chunk: pa.Array) -> int:
 
 
 def _view(chunk: pa.Array) -> np.ndarray | None:
-    """Rows of a chunk without nulls as an array [rows, ...] over Arrow's own memory; None where they differ in size."""
+    """View the rows of a chunk without nulls as an array [rows, ...] over Arrow's memory; None if their sizes differ."""
     if isinstance(chunk.type, pa.FixedShapeTensorType):
         return _tensors(chunk)
     chunk = _storage(chunk)
     if not _is_list(chunk.type):
-        return chunk.to_numpy(zero_copy_only=False)  # a copy of booleans, which Arrow packs into bits, and of dates alone
+        return chunk.to_numpy(zero_copy_only=False)  # copies only booleans, which Arrow stores as bits, and dates
     if pa.types.is_fixed_size_list(chunk.type):
         size = chunk.type.list_size
     else:
@@ -107,17 +116,17 @@ def _tensors(chunk: pa.Array) -> np.ndarray | None:
         return None
     rows = rows.reshape(len(chunk), *chunk.type.shape)
     order = chunk.type.permutation
-    # Out of order it is copied once, here, for else each gather would.
+    # A permuted tensor is copied once here, because otherwise each gather would copy it.
     return np.ascontiguousarray(rows.transpose(0, *(1 + axis for axis in order))) if order else rows
 
 
 def _starts(chunks: Sequence[Any]) -> np.ndarray:
-    """The first row of each chunk, and the number of rows."""
+    """Return the first row of each chunk, and at the end the number of rows."""
     return np.cumsum([0] + [len(chunk) for chunk in chunks])
 
 
 def _locate(starts: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The chunk that each row is in, and which row of that chunk it is."""
+    """Return for each row the chunk that holds it, and its row within that chunk."""
     chunk = np.searchsorted(starts, indices, side="right") - 1
     return chunk, indices - starts[chunk]
 
@@ -125,19 +134,19 @@ def _locate(starts: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.nda
 class Rows:
     """Rows of equal size in several blocks of memory, gathered by one fancy index.
 
-    A Hugging Face dataset has a chunk for every 1,000 rows; gathering chunk by chunk costs a Python
-    call for each. Instead all rows are seen as elements of one array that starts at the lowest address and
-    whose stride is the greatest common divisor of all distances between rows: row r of block b is then
-    element `(address(b) - lowest + r · row bytes) / stride`. The array spans memory that is not
-    ours between the blocks, but only elements that are rows of a block are ever indexed, and `self._blocks`
-    keeps those alive.
+    A Hugging Face dataset has a chunk for every 1,000 rows, and gathering chunk by chunk costs a Python call for each. Instead,
+    one strided array views all rows. It starts at the lowest address, and its stride is the greatest common divisor of all
+    distances between rows. Row r of block b is then element `(address(b) - lowest + r · row bytes) / stride`.
+
+    The array also spans memory between the blocks that does not belong to them. Only elements that are rows of a block are ever
+    indexed, and `self._blocks` keeps the blocks alive.
     """
 
     def __init__(self, blocks: Sequence[np.ndarray]):
         self._blocks = blocks
         self._starts = _starts(blocks)
-        self._offset: np.ndarray | None = None  # of each block, unless one array holds all rows one after the other
-        self._elements: Any = None  # where no array spans the blocks
+        self._offset: np.ndarray | None = None  # of each block; None if one array holds all rows in order
+        self._elements: Any = None  # None if no array can span the blocks
         first = blocks[0]
         if len(blocks) == 1 or first[:1].nbytes == 0:
             self._elements = first if len(blocks) == 1 else np.concatenate(blocks)
@@ -151,13 +160,17 @@ class Rows:
         self._per_row = size // stride
         last = int((self._offset + (np.diff(self._starts) - 1) * self._per_row).max())
         if (last + 1) * size > np.iinfo(np.intp).max:
-            return  # NumPy counts the bytes of all elements, however they overlap, and has no larger array
+            return  # NumPy limits the total bytes of all elements, and counts overlapping elements in full
         self._elements = np.lib.stride_tricks.as_strided(
             blocks[int(address.argmin())], (last + 1, *first.shape[1:]), (stride, *blocks[0].strides[1:]), writeable=False
         )
 
     def take(self, indices: np.ndarray) -> np.ndarray:
-        """Rows [n, ...] at int64 [n], copied; IndexError outside of `[0, rows)`."""
+        """Return a copy of the rows at int64 [n], as [n, ...].
+
+        Raises:
+          IndexError: an index lies outside of `[0, rows)`.
+        """
         if self._offset is None:
             return np.take(self._elements, indices, axis=0)
         if indices.size and (indices.min() < 0 or indices.max() >= self._starts[-1]):
@@ -176,7 +189,7 @@ class Rows:
 
 
 class _Ragged:
-    """Lists of numbers that differ in length: one array a record."""
+    """Lists of numbers of different lengths. Each record is one array."""
 
     def __init__(self, name: str, chunks: Sequence[pa.Array]):
         self._name = name
@@ -185,6 +198,7 @@ class _Ragged:
         self._flat = _flattened(chunks)
 
     def take(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Return one array for each row."""
         block, row = _locate(self._starts, indices)
         return [self._row(b, i) for b, i in zip(block.tolist(), row.tolist(), strict=True)]
 
@@ -202,9 +216,10 @@ class _Ragged:
 
 
 def _flattened(chunks: Sequence[pa.Array]) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """For each chunk where its rows begin and end in the array [total, ...] of all their elements.
+    """Return for each chunk the offsets of its rows, and the array [total, ...] of all their elements.
 
-    None where elements differ in size, such as those of images [height, width] of several widths.
+    Returns:
+      None if the elements differ in size, such as the rows of images [height, width] of different widths.
     """
     if pa.types.is_fixed_size_list(chunks[0].type):
         return None
@@ -212,29 +227,30 @@ def _flattened(chunks: Sequence[pa.Array]) -> list[tuple[np.ndarray, np.ndarray]
     shapes = {view.shape[1:] for view in values if len(view)}
     if len(values) < len(chunks) or len(shapes) > 1:
         return None
-    shape = shapes.pop() if shapes else values[0].shape[1:]  # a chunk of empty lists alone does not tell
+    shape = shapes.pop() if shapes else values[0].shape[1:]  # a chunk that has only empty lists does not define it
     offsets = [chunk.offsets.to_numpy() for chunk in chunks]
-    offsets = [at - at[0] if at[0] else at for at in offsets]  # of a slice they begin elsewhere
+    offsets = [at - at[0] if at[0] else at for at in offsets]  # the offsets of a slice do not begin at 0
     return [(at, view.reshape(len(view), *shape)) for at, view in zip(offsets, values, strict=True)]
 
 
 class _Objects:
-    """Whatever has no array form, as Python objects."""
+    """Rows without an array form, read as Python objects."""
 
     def __init__(self, chunks: Sequence[pa.Array]):
         self._starts = _starts(chunks)
         self._chunks = chunks
 
     def take(self, indices: np.ndarray) -> list[Any]:
+        """Return one Python object for each row."""
         if len(self._chunks) == 1:
             return self._chunks[0].take(pa.array(indices)).to_pylist()
-        # Not ChunkedArray.take: it joins all chunks first, for each batch, and fails above 2 GB of text.
+        # ChunkedArray.take would join all chunks for each batch, and it fails above 2 GB of text.
         block, row = _locate(self._starts, indices)
         return [self._chunks[b][i].as_py() for b, i in zip(block.tolist(), row.tolist(), strict=True)]
 
 
-class _Chosen:
-    """A column that has nulls in rows that are never taken: a copy of the others.
+class _SelectedRows:
+    """A copy of the selected rows of a column that has nulls in other rows.
 
     Args:
       rows: int64 [n], increasing.
@@ -251,4 +267,5 @@ class _Chosen:
         self._column = as_column(name, pa.chunked_array(parts))
 
     def take(self, indices: np.ndarray) -> np.ndarray | list[Any]:
+        """Return the rows at these row numbers of the full column."""
         return self._column.take(np.searchsorted(self._rows, indices))

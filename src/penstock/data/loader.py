@@ -1,4 +1,7 @@
-"""The Loader: a pure function from a step number to a host batch."""
+"""The Loader: records in storage and options go in, a pure function from a step number to a host batch comes out.
+
+`order` computes the order of the records, `process_rows` the rows of this process, and `read_batch` reads them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import math
 import operator
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, get_args
 
 import jax
@@ -18,11 +20,11 @@ from penstock._producers import Exhausted, Producers
 from penstock.data.arrays import ArraySource
 from penstock.data.collate import add_mask, pad_to
 from penstock.data.order import Order, Remainder
-from penstock.data.read_batch import BatchReader
+from penstock.data.read_batch import BatchReader, batch_producers
 from penstock.data.source import as_source, describe_source
 from penstock.data.transform import Transform, per_record
 from penstock.data.tree import Batch, Record
-from penstock.data.worker_processes import ProcessPool, Workers
+from penstock.data.worker_processes import Workers
 
 _NO_LIST_OF_ARRAYS = ". A list holds one record an item: arrays with one row a record are given as a tuple or dict"
 
@@ -30,35 +32,34 @@ _NO_LIST_OF_ARRAYS = ". A list holds one record an item: arrays with one row a r
 class Loader:
     """Random access to the batches of a training run: `loader[step]` is always the same batch.
 
-    It does not depend on the machine, the process, the number of workers, or which batches were read before,
-    so a run's place in its data is one integer, and step 10^9 costs what step 0 costs.
+    The batch does not depend on the machine, the process, the number of workers, or the batches that were read before. So the
+    position of a run in its data is one integer, and step 10^9 costs as much as step 0.
 
-    Iterating gives the batches from step 0 on; `ps.feed(loader)` does it in the background, on the way to
-    the devices, and can start at any step.
+    Iteration gives the batches from step 0 on. `ps.feed(loader)` reads them in the background, puts them on the devices, and can
+    start at any step.
 
     Args:
-      data: what `penstock.data.as_source` accepts: a pytree of arrays, files, a table, a data set, a
-        list of records, or a `Source`.
+      data: a pytree of arrays, files, a table, a data set, a list of records, or a `Source`; see `penstock.data.as_source`.
       batch_size: records in the *global* batch, over all processes.
-      shuffle: visit the records in a new order each epoch; each record once an epoch.
+      shuffle: whether to visit the records in a new order in each epoch, each record once.
       seed: selects the orders and the random numbers of transforms, >= 0.
-      epochs: how often to go through the data; None goes on for ever.
-      transform: from a host batch (leaves [B, ...], NumPy) to a host batch with the same B; with a
-        parameter named `rng` it gets a NumPy generator seeded by (seed, step, first row of this process), so that
-        its numbers depend on the number of processes. Or `ps.per_record(fn)`, whose numbers do not.
-      collate: from a list of records to a batch; `ps.pad_to(lengths)` pads. None stacks.
-      remainder: what becomes of the last records of an epoch if `batch_size` does not divide it: "drop"
-        leaves them out; "pad" repeats the last one, and adds a boolean leaf `mask` [B] to every batch,
-        which must be a dict; "keep" makes a shorter batch.
-      workers: None reads on the thread that iterates, which inside of a feed is the feed's own (or, for tiny
-        batches that are no more than a copy of rows, that of `next()`); N reads N batches at once on threads (the
-        source and the transform must allow that); "process:N" on N spawned processes, for Python code that
-        holds the interpreter lock.
-      process: (index, count) of this process; None asks JAX, which starts its backend. Process p of n
-        reads rows `p·B/n … (p+1)·B/n` of each global batch.
+      epochs: how often to go through the data; None for no end.
+      transform: a function from a host batch (NumPy leaves [B, ...]) to a host batch with the same B. If it has a parameter named
+        `rng`, it gets a NumPy generator seeded by (seed, step, first row of this process), so its random numbers depend on the
+        number of processes. Or `ps.per_record(fn)`, whose random numbers do not.
+      collate: a function from a list of records to a batch; `ps.pad_to(lengths)` pads. None stacks.
+      remainder: what happens to the last records of an epoch if `batch_size` does not divide their number. "drop" leaves them
+        out. "pad" repeats the last record, and adds a boolean leaf `mask` [B] to every batch, which must be a dict. "keep" makes
+        a shorter batch.
+      workers: None reads on the thread that iterates. Inside of a feed, this is the thread of the feed, or the thread that calls
+        `next()` if the batches are tiny and only copies of rows. N reads N batches at once on threads; the source and the
+        transform must be safe to call from several threads. "process:N" uses N spawned processes, for Python code that holds the
+        interpreter lock.
+      process: (index, count) of this process; None asks JAX, which starts its backend. Process p of n reads the rows
+        `p·B/n … (p+1)·B/n` of each global batch.
 
     Raises:
-      ValueError, TypeError: at once, for arguments that do not fit each other or the data.
+      ValueError, TypeError: at once, if the arguments do not fit each other or the data.
 
     Example:
       >>> loader = ps.Loader({"x": np.arange(10)}, batch_size=4, shuffle=True, seed=1, epochs=2)
@@ -91,46 +92,55 @@ class Loader:
         self.process = (jax.process_index(), jax.process_count()) if process is None else _index_and_count(process)
         if collate is not None and not callable(collate):
             raise TypeError(f"collate={collate!r} is no function from a list of records to a batch")
-        lifted = None if transform is None else Transform(transform, seed)
-        self._load = BatchReader(source, self._order, lifted, collate, self.process)
-        _check(self._load, self.batch_sizes)
+        wrapped = None if transform is None else Transform(transform, seed)
+        self._reader = BatchReader(source, self._order, wrapped, collate, self.process)
+        _check(self._reader, self.batch_sizes)
         if self.workers.kind == "process":
-            _check_pickles(self._load)
+            _check_pickles(self._reader)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches in one epoch."""
+        """Return the number of global batches in one epoch."""
         return self._order.steps_per_epoch
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Numbers of records that global batches have: `batch_size`, and that of a kept short last one."""
+        """Return the different sizes of global batches: `batch_size`, and the size of a shorter last batch that is kept."""
         ends = (0, self.steps_per_epoch - 1) if self._order.remainder == "keep" else ()
         return tuple(dict.fromkeys(self._order.rows(k) for k in ends)) or (self.batch_size,)
 
     def __len__(self) -> int:
-        """Global batches in all epochs; TypeError where `epochs` is None."""
+        """Return the number of global batches in all epochs.
+
+        Raises:
+          TypeError: `epochs` is None.
+        """
         if self.epochs is None:
             raise TypeError("a Loader with epochs=None goes on for ever and has no length; see steps_per_epoch")
         return self.epochs * self.steps_per_epoch
 
     @property
     def _steps(self) -> float:
-        """Global batches in all epochs, which may be more than `len` can return."""
+        """Return the number of global batches in all epochs, which may be larger than `len` allows, or infinite."""
         return math.inf if self.epochs is None else self.epochs * self.steps_per_epoch
 
     def __getitem__(self, step: int) -> Batch:
-        """This process's rows of the global batch `step`, 0 <= step < len(self); else IndexError."""
+        """Read the rows of this process in the global batch `step`.
+
+        Raises:
+          IndexError: not 0 <= step < len(self).
+        """
         step = operator.index(step)
         if not self._has(step):
             steps = "for ever" if self.epochs is None else f"for {self._steps:,} steps"
             raise IndexError(f"no step {step} in a Loader that goes on {steps} from 0")
-        return self._load(step, Clock())
+        return self._reader(step, Clock())
 
     def _has(self, step: int) -> bool:
         return 0 <= step < self._steps
 
     def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches from step 0 on, read ahead if there are workers."""
         if self.workers.kind == "none":
             step = 0
             while self._has(step):
@@ -150,18 +160,18 @@ class Loader:
     def __repr__(self) -> str:
         epochs = "for ever" if self.epochs is None else f"{self.epochs} epochs"
         return (
-            f"Loader({self._order.records:,} records of {describe_source(self._load.source)}; "
+            f"Loader({self._order.records:,} records of {describe_source(self._reader.source)}; "
             f"{self.steps_per_epoch:,} steps of {self.batch_size} an epoch, {epochs})"
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides which records a step holds; compared when a feed's state is restored.
+        """Return all that decides which records a step holds. It is compared when the state of a feed is restored.
 
-        The numbers of processes, workers and epochs are not in it: they may change.
+        The numbers of processes, workers and epochs are not part of it, so they may change.
         """
         order = self._order
         return {
-            "source": describe_source(self._load.source),
+            "source": describe_source(self._reader.source),
             "records": order.records,
             "batch_size": order.batch_size,
             "shuffle": order.shuffle,
@@ -170,19 +180,8 @@ class Loader:
         }
 
     def producers(self, start: int, clocks: Sequence[Clock]) -> Producers:
-        """What makes the batches from step `start` on in a `PrefetchPipeline`: the workers, with a clock for each."""
-
-        def work(number: int, load: Callable[[int, Clock], Batch], clock: Clock) -> Batch:
-            if not self._has(start + number):
-                raise Exhausted
-            return load(start + number, clock)
-
-        if self.workers.kind != "process":
-            works = [partial(work, load=self._load, clock=clock) for clock in clocks]
-            return Producers(works, may_run_inline=self.workers.kind == "none" and self._load.gathers)
-        pool = ProcessPool(self._load, len(clocks))
-        works = [partial(work, load=load, clock=clock) for load, clock in zip(pool.loads, clocks, strict=True)]
-        return Producers(works, interrupt=pool.kill, cleanup=pool.release)
+        """Return the producers of the batches from step `start` on, for a `PrefetchPipeline`: one for each clock."""
+        return batch_producers(self._reader, self.workers, start, self._steps, clocks)
 
 
 def _index_and_count(process: Any) -> tuple[int, int]:
@@ -195,17 +194,23 @@ def _index_and_count(process: Any) -> tuple[int, int]:
     return index, count
 
 
-def _check(load: BatchReader, batch_sizes: Sequence[int]) -> None:
-    order, count = load.order, load.process[1]
+def _check(reader: BatchReader, batch_sizes: Sequence[int]) -> None:
+    """Raise ValueError if the options do not fit each other or the data."""
+    order, count = reader.order, reader.process[1]
     if order.records == 0:
-        raise ValueError(f"no records: {type(load.source).__name__} has length 0")
+        raise ValueError(f"no records: {type(reader.source).__name__} has length 0")
     if order.steps_per_epoch == 0:
         raise ValueError(
             f"batch_size={order.batch_size} is more than the {order.records:,} records, so remainder='drop' leaves none: "
-            "use a smaller batch, or remainder='pad' or 'keep'" + _NO_LIST_OF_ARRAYS * (describe_source(load.source) == "list")
+            "use a smaller batch, or remainder='pad' or 'keep'" + _NO_LIST_OF_ARRAYS * (describe_source(reader.source) == "list")
         )
-    if order.remainder == "pad" and isinstance(load.source, ArraySource) and load.transform is None and load.collate is None:
-        add_mask(load.source.arrays, "mask", None, "remainder='pad'")  # fails now where every batch would
+    if (
+        order.remainder == "pad"
+        and isinstance(reader.source, ArraySource)
+        and reader.transform is None
+        and reader.collate is None
+    ):
+        add_mask(reader.source.arrays, "mask", None, "remainder='pad'")  # every batch would fail
     for rows in batch_sizes:
         if rows % count and rows == order.batch_size:
             raise ValueError(f"batch_size={rows} cannot be divided among {count} processes: use a multiple of {count}")
@@ -214,17 +219,18 @@ def _check(load: BatchReader, batch_sizes: Sequence[int]) -> None:
                 f"remainder='keep' leaves {rows} of {order.records:,} records for the last batch, which cannot be divided "
                 f"among {count} processes: use remainder='drop' or 'pad'"
             )
-    if isinstance(load.collate, pad_to) and load.collate.has_choice and count > 1:
+    if isinstance(reader.collate, pad_to) and reader.collate.has_choice and count > 1:
         raise ValueError(
             f"pad_to with several lengths in {count} processes: each would choose by its own records, and batches of "
             "different shapes hang the first collective; give it one length"
         )
 
 
-def _check_pickles(load: BatchReader) -> None:
+def _check_pickles(reader: BatchReader) -> None:
+    """Raise ValueError if a part of the reader cannot be sent to another process."""
     for name in ("source", "transform", "collate"):
         try:
-            pickle.dumps(getattr(load, name), protocol=5, buffer_callback=lambda _: None)
+            pickle.dumps(getattr(reader, name), protocol=5, buffer_callback=lambda _: None)
         except Exception as error:
             raise ValueError(
                 f"workers='process:N' sends the loader to other processes, but its {name} does not pickle ({error}): define "

@@ -1,11 +1,12 @@
-"""Which record stands at which position of which epoch: computed, never stored.
+"""The order of the records: a permutation of each epoch that is computed, and never stored.
 
-An epoch's order is a keyed permutation of `0 … records-1`, evaluated only at the positions that a
-batch needs, so memory does not depend on the number of records and step 10^9 costs what step 0
-costs. The permutation is a Feistel network (Luby & Rackoff, 1988), which is a bijection whatever its
-round function is, on a rectangle of `rows × 2^k` cells that is just large enough for the records. The
-few positions that land on a cell too many are sent through it again until they do not ("cycle
-walking": Black & Rogaway, 2002), which keeps it a bijection.
+A seed, an epoch and positions go in; record indices come out.
+
+The order of an epoch is a keyed permutation of `0 … records-1` that is evaluated only at the positions that a batch needs. So its
+memory does not depend on the number of records, and step 10^9 costs as much as step 0. The permutation is a Feistel network (Luby
+& Rackoff, 1988), which is a bijection for any round function, on a rectangle of `rows × 2^k` cells that is just large enough for
+the records. A position that lands on a cell beyond the last record goes through the network again until it does not ("cycle
+walking": Black & Rogaway, 2002). The result is still a bijection.
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ import numpy as np
 
 Remainder = Literal["drop", "pad", "keep"]
 
-# Twelve rounds make all orders of tiny data sets (n <= 6) equally likely by a chi-square test; fewer do
-# not, because their halves have two or three values. Six are plenty where the halves are larger.
+# With twelve rounds, all orders of tiny data sets (n <= 6) are equally likely by a chi-square test. With fewer rounds they are
+# not, because each half of a position has only two or three values. Six rounds suffice where the halves are larger.
 _ROUNDS, _FEW_ROUNDS, _FEW_ROUNDS_FROM = 12, 6, 4096
 
-# Words of 32 bits take a third of the time. A hash of 16 bits scaled to the at most 2^12 rows of so many records
-# hits no row 17 times as often as another 16 times, which six rounds even out.
+# Up to this number of records, words of 32 bits are used, which take a third of the time. Their hash has 16 bits, which are
+# scaled to at most 2^12 rows. So some rows are hit by 17 hash values and others by 16, and six rounds even this out.
 _NARROW = 1 << 24
 
-# By bytes of a word: of the finalisers of MurmurHash3 (Appleby, 2011), and of splitmix64 (Vigna, 2015) and PCG (O'Neill, 2014).
+# By bytes of a word. 4: the finaliser of MurmurHash3 (Appleby, 2011). 8: constants of splitmix64 (Vigna, 2015) and PCG (O'Neill,
+# 2014).
 _MULTIPLIERS = {
     4: (np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)),
     8: (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)),
 }
 
-# Positions permuted at a time: large enough to hide the cost of a NumPy call, small enough for L2.
+# Positions that are permuted at a time: enough to hide the overhead of NumPy calls, and few enough for the L2 cache.
 _BLOCK = 32768
 
 
 def epoch_keys(seed: int, epoch: int) -> np.ndarray:
-    """Round keys, uint64 [12], of one epoch's permutation."""
+    """Derive the round keys, uint64 [12], of the permutation of one epoch."""
     return np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)
 
 
@@ -51,8 +53,12 @@ def permute(positions: np.ndarray, records: int, keys: np.ndarray) -> np.ndarray
 
     Returns:
       int64 [N]; distinct positions give distinct indices in `[0, records)`.
+
+    Example:
+      >>> sorted(permute(np.arange(5), 5, epoch_keys(seed=0, epoch=0)).tolist())
+      [0, 1, 2, 3, 4]
     """
-    # 2^k is about the square root of the records, so at most one in that many positions has to walk.
+    # 2^k is about the square root of `records`, so at most one in 2^k positions has to walk.
     k = (records - 1).bit_length() // 2
     rows = -(-records >> k)
     word = np.uint32 if records <= _NARROW else np.uint64
@@ -66,7 +72,7 @@ def permute(positions: np.ndarray, records: int, keys: np.ndarray) -> np.ndarray
 
 
 def _feistel(x: np.ndarray, rows: int, k: int, keys: np.ndarray) -> np.ndarray:
-    """A bijection on `[0, rows · 2^k)`: row and column in turn are moved by a hash of the other.
+    """Apply a bijection on `[0, rows · 2^k)`: in turn, change the row by a hash of the column and the column by one of the row.
 
     `rows` and `2^k` are at most `2^(w/2)` for words of w bits.
     """
@@ -76,22 +82,22 @@ def _feistel(x: np.ndarray, rows: int, k: int, keys: np.ndarray) -> np.ndarray:
     for r, key in enumerate(keys):
         if r % 2 == 0:
             # A hash of w/2 bits scaled to [0, rows) (Lemire, 2019).
-            move = _hash(column + key, half)
-            move *= height
-            move >>= half
-            row += move
-            np.minimum(row, row - height, out=row)  # modulo rows: the difference wraps around if it is negative
+            change = _hash(column + key, half)
+            change *= height
+            change >>= half
+            row += change
+            np.minimum(row, row - height, out=row)  # modulo `rows`: a negative difference wraps around to a large number
         else:
-            move = _hash(row + key, half)
-            move &= columns
-            column ^= move
+            change = _hash(row + key, half)
+            change &= columns
+            column ^= change
     row <<= shift
     row |= column
     return row
 
 
 def _hash(z: np.ndarray, half: np.unsignedinteger) -> np.ndarray:
-    """w/2 bits of each word of w bits, in place: one multiply-xorshift round."""
+    """Hash each word of w bits to w/2 bits, in place, by one multiply-xorshift round."""
     first, second = _MULTIPLIERS[z.itemsize]
     z *= first
     z ^= z >> half
@@ -102,7 +108,11 @@ def _hash(z: np.ndarray, half: np.unsignedinteger) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Block:
-    """Record indices of some consecutive steps of one epoch, int64 [steps, rows]."""
+    """The record indices of some consecutive steps of one epoch, int64 [steps, rows].
+
+    Attributes:
+      key: (epoch, number of the block, start, stop).
+    """
 
     key: tuple[int, int, int, int]
     indices: np.ndarray
@@ -110,11 +120,18 @@ class _Block:
 
 @dataclass
 class Order:
-    """Record indices of any rows of any global batch.
+    """The record indices of any rows of any global batch.
 
-    Steps are numbered through all epochs: step `k` is batch `k % steps_per_epoch` of epoch
-    `k // steps_per_epoch`. With `remainder="drop"` each epoch leaves out the records at its last
-    positions, which are other records each epoch when the order is shuffled.
+    Steps are numbered through all epochs: step `k` is batch `k % steps_per_epoch` of epoch `k // steps_per_epoch`. With
+    `remainder="drop"`, each epoch leaves out the records at its last positions. In a shuffled order, these are different records
+    in each epoch.
+
+    Attributes:
+      records: number of records.
+      batch_size: rows of a global batch.
+      shuffle: whether each epoch has an order of its own, rather than that of the storage.
+      seed: selects the orders.
+      remainder: what happens to the last records of an epoch, see `Loader`.
     """
 
     records: int
@@ -126,33 +143,34 @@ class Order:
 
     @cached_property
     def steps_per_epoch(self) -> int:
+        """Count the global batches of an epoch."""
         full, rest = divmod(self.records, self.batch_size)
         return full + (rest > 0 and self.remainder != "drop")
 
     def rows(self, step: int) -> int:
-        """Records in the global batch `step`: `batch_size`, or fewer at the end of an epoch."""
+        """Count the records of the global batch `step`: `batch_size`, or fewer at the end of an epoch."""
         start = (step % self.steps_per_epoch) * self.batch_size
         return min(self.batch_size, self.records - start)
 
     def indices(self, step: int, start: int, stop: int) -> np.ndarray:
-        """Record indices, int64 [stop - start], of rows `start … stop <= rows(step)` of a global batch."""
+        """Return the record indices, int64 [stop - start], of the rows `start … stop <= rows(step)` of a global batch."""
         epoch, k = divmod(step, self.steps_per_epoch)
         if not self.shuffle:
             first = k * self.batch_size
             return np.arange(first + start, first + stop, dtype=np.int64)
-        # Neighbouring steps are asked for together, so a block of them is permuted at once. Threads
-        # may race to replace the block: each uses the one that it read or made, so none is wrong.
+        # Consecutive steps are usually requested in turn, so a block of steps is permuted at once. Several threads may replace
+        # `_last` at the same time. Each thread uses the block that it read or computed itself, so the race is harmless.
         steps = max(1, _BLOCK // max(1, stop - start))
         key = (epoch, k // steps, start, stop)
         block = self._last
         if block is None or block.key != key:
             block = self._last = _Block(key, self._permuted(epoch, k // steps * steps, steps, start, stop))
-        return block.indices[k % steps].copy()  # a source may return it as data, which is then written to
+        return block.indices[k % steps].copy()  # a source may return the indices as data, which a transform may write to
 
     def _permuted(self, epoch: int, first: int, steps: int, start: int, stop: int) -> np.ndarray:
         batches = np.arange(first, min(first + steps, self.steps_per_epoch), dtype=np.int64)
         positions = batches[:, None] * self.batch_size + np.arange(start, stop, dtype=np.int64)
-        # The block may reach past the end of a short last batch, whose own rows are asked for under
-        # another key: clipping those positions only keeps the permutation in its domain.
+        # The block may extend past the end of a short last batch. The rows of that batch are requested with another key, so these
+        # positions are clipped only to keep them in the domain of the permutation.
         inside = np.minimum(positions, self.records - 1).ravel()
         return permute(inside, self.records, epoch_keys(self.seed, epoch)).reshape(positions.shape)

@@ -1,4 +1,7 @@
-"""Records that are read one by one, or a list of them at a time."""
+"""A source over objects that return one record, or a list of records, at a time.
+
+Record indices int64 [n] go in, a list of n records comes out.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,20 @@ from penstock.data.tree import Record
 
 
 class RecordSource:
-    """Anything with `__len__` and `__getitem__`, or `__getitems__`, which is preferred: it takes a list of
-    indices and returns a list of records (the protocol of torch, Grain, TFDS and Hugging Face sources).
+    """A source over any object with `__len__`, and `__getitem__` or `__getitems__`.
+
+    `__getitems__` is preferred: it takes a list of indices and returns a list of records, as the sources of torch, Grain, TFDS
+    and Hugging Face do.
+
+    Args:
+      records: the object.
+      name: its name in errors and fingerprints; None for the name of its class.
+
+    Attributes:
+      batched: whether it has `__getitems__`.
+
+    Raises:
+      ValueError: it has no records.
     """
 
     def __init__(self, records: Any, name: str | None = None):
@@ -25,9 +40,11 @@ class RecordSource:
         self.batched = hasattr(records, "__getitems__")
 
     def __len__(self) -> int:
+        """Return the number of records."""
         return len(self._records)
 
     def read(self, indices: np.ndarray) -> list[Record]:
+        """Return the records at int64 [n]."""
         if self.batched:
             records = list(self._records.__getitems__(indices.tolist()))
             if len(records) != len(indices):
@@ -43,31 +60,39 @@ class RecordSource:
             raise
 
     def describe(self) -> str:
+        """Return the name."""
         return self._name
 
 
 def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> RecordSource:
-    """ArrayRecord files as a source of `bytes`; decode them with `transform=ps.per_record(decode)`.
+    """Open ArrayRecord files as a source of `bytes`, to be decoded with `transform=ps.per_record(decode)`.
 
-    Reads go through the library's own batched, parallel `__getitems__`. Written with `group_size:1`,
-    as Grain asks for too, random access is fastest.
+    The library's own parallel `__getitems__` reads the records of a batch. Random access is fastest in files that were written
+    with `group_size:1`, which Grain recommends too.
+
+    Args:
+      paths: files or glob patterns; the records are in this order.
+
+    Returns:
+      A `RecordSource`, for `ps.Loader`.
 
     Raises:
-      FileNotFoundError: no file at a path or pattern.
-      ValueError: a file that is truncated or not ArrayRecord.
+      FileNotFoundError: there is no file at a path or pattern.
+      ValueError: a file is truncated or not ArrayRecord.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     files = expand(paths)
     try:
-        records = ArrayRecordDataSource(files)  # opens all of them, side by side
+        records = ArrayRecordDataSource(files)  # opens all files in parallel
     except RuntimeError:
-        _open_each(ArrayRecordDataSource, files)  # the library does not say which one it was, nor always why
+        _open_each(ArrayRecordDataSource, files)  # names the file: the library does not, and does not always give the reason
         raise
     return RecordSource(records, name="ArrayRecord")
 
 
 def _open_each(opener: Callable[[list[str]], Any], files: list[str]) -> None:
+    """Open files one by one, and raise ValueError for the first that fails."""
     for file in files:
         try:
             opener([file])
@@ -79,7 +104,11 @@ def _open_each(opener: Callable[[list[str]], Any], files: list[str]) -> None:
 
 
 def expand(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Paths and glob patterns as a list of files that exist, each pattern's in order of name."""
+    """Expand paths and glob patterns to existing files. The files of a pattern are sorted by name.
+
+    Raises:
+      FileNotFoundError: there is no file at a path or pattern.
+    """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     files: list[str] = []
     for path in [os.fspath(path) for path in given]:

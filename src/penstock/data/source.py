@@ -1,4 +1,7 @@
-"""Where records come from: anything with a length that can be read at given indices."""
+"""The protocol of a data source, and `as_source`, which makes one of arrays, files, tables and data sets.
+
+Whatever a user has goes in; an object with a length and `read(indices)` comes out.
+"""
 
 from __future__ import annotations
 
@@ -16,45 +19,68 @@ from penstock.data.tree import Batch, Record, check_keys
 
 @runtime_checkable
 class Source(Protocol):
-    """Random access to records, a batch at a time.
+    """Random access to records, a batch at a time: any object with `__len__` and `read`.
 
-    A complete source of one's own:
+    With `workers=N` threads, `read` must be safe to call from several threads. With `workers="process:N"`, the source must be
+    picklable. A source may have a method `describe() -> str`. Its result becomes a part of the saved state of a feed, and is
+    compared when the state is restored.
 
-    ```python
-    class Squares:
-        def __len__(self):
-            return 1_000_000
-
-        def read(self, indices):  # int64 [n], in any order, possibly repeated
-            return {"x": indices, "y": indices**2}
-    ```
-
-    `read` returns a pytree of arrays [n, ...], or a list of n records (each a pytree of its own), which
-    the `Loader` hands to `transform=ps.per_record(...)` and then collates. The arrays must be the caller's to keep and
-    to write to. With `workers=N` threads, `read` must be safe to call from several of them; with
-    `workers="process:N"`, the source must pickle. A source may have `describe() -> str`, which then
-    becomes part of a feed's saved state and is compared on restoring.
+    Example:
+      >>> class Squares:
+      ...     def __len__(self):
+      ...         return 1_000_000
+      ...
+      ...     def read(self, indices):  # int64 [n], in any order, possibly repeated
+      ...         return {"x": indices, "y": indices**2}
+      >>> isinstance(Squares(), ps.Source)
+      True
+      >>> ps.Loader(Squares(), batch_size=4)[1]["y"].tolist()
+      [16, 25, 36, 49]
     """
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of records."""
+        ...
 
-    def read(self, indices: np.ndarray) -> Batch | list[Record]: ...
+    def read(self, indices: np.ndarray) -> Batch | list[Record]:
+        """Read records.
+
+        Args:
+          indices: int64 [n], in any order, possibly repeated.
+
+        Returns:
+          A pytree of arrays [n, ...], which the caller may keep and write to. Or a list of n records, each a pytree: the `Loader`
+          passes them to `transform=ps.per_record(...)`, and then collates them.
+        """
+        ...
 
 
 def as_source(data: Any) -> Source:
-    """Wrap what users have as a `Source`.
+    """Make a `Source` of data.
 
-    Accepts, in this order: a `Source`; paths of Parquet, Arrow IPC or ArrayRecord files (one, or a list of one
-    kind); a `pyarrow.Table`; a Hugging Face `datasets.Dataset`; a `pandas.DataFrame`; a pytree (dict, tuple, nested,
-    or one array) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch tensors; a mapping of them, such as an
-    `.npz` file that was loaded; an h5py file or group, or zarr group, of them, with its groups as nested dicts;
-    and anything with `__len__` and `__getitem__` or `__getitems__`, such as a list of records, a torch `Dataset` (also
-    one that has a `read` of its own), or a Grain or TFDS source.
+    Args:
+      data: one of the following, tried in this order:
+
+        - a `Source`;
+        - one path, or a list of paths, of Parquet, Arrow IPC or ArrayRecord files, all of one kind;
+        - a `pyarrow.Table`, a Hugging Face `datasets.Dataset` or a `pandas.DataFrame`;
+        - a pytree (one array, or nested dicts and tuples) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch tensors;
+        - a mapping of arrays, such as a loaded `.npz` file;
+        - an h5py file or group, or a zarr group; the groups inside of it become nested dicts;
+        - any object with `__len__`, and `__getitem__` or `__getitems__`: a list of records, a torch `Dataset` (also one that has
+          a method `read`), a Grain or TFDS source.
+
+    Returns:
+      An object with `__len__` and `read(indices)`.
 
     Raises:
-      TypeError: `data` is none of these; arrays that are masked or of dtype object.
-      ValueError: arrays of unequal length, of length 0 or without a leading dimension; columns of the same name.
-      FileNotFoundError: a path that is not there.
+      TypeError: `data` is none of these, or holds arrays that are masked or have the dtype object.
+      ValueError: arrays have different lengths, the length 0 or no leading dimension; two columns have the same name.
+      FileNotFoundError: a path does not exist.
+
+    Example:
+      >>> as_source({"x": np.arange(10)}).read(np.array([3, 1]))
+      {'x': array([3, 1])}
     """
     if isinstance(data, type):
         raise TypeError(f"got the class {data.__name__}, not an object of it: did you mean {data.__name__}(...)?")
@@ -78,7 +104,9 @@ def as_source(data: Any) -> Source:
         data = _columns(data)
     if package in ("h5py", "zarr") and hasattr(data, "keys"):
         data = _members(data)
-    if isinstance(data, Mapping) and jax.tree_util.all_leaves([data]):  # an .npz file or a UserDict: no pytree to JAX
+    if isinstance(data, Mapping) and jax.tree_util.all_leaves(
+        [data]
+    ):  # such as an .npz file or a UserDict, which JAX takes for a leaf
         data = dict(data)
     if _holds_arrays(data):
         return ArraySource(data)
@@ -103,7 +131,7 @@ def _columns(frame: Any) -> dict[str, np.ndarray]:
 
 
 def _members(group: Any) -> dict[str, Any]:
-    """The arrays of an h5py or zarr group, those of groups in it as nested dicts."""
+    """Collect the arrays of an h5py or zarr group. Its inner groups become nested dicts."""
     members = {}
     for name in group:
         member = group[name]
@@ -115,13 +143,13 @@ def _members(group: Any) -> dict[str, Any]:
 
 
 def _holds_arrays(data: Any) -> bool:
-    if isinstance(data, (dict, tuple)):  # a pytree for certain: ArraySource says which leaf is no array
+    if isinstance(data, (dict, tuple)):  # always a pytree; ArraySource names a leaf that is not an array
         check_keys(data)
         return bool(jax.tree_util.tree_leaves(data))
     if is_array(data) or isinstance(data, (list, Iterator)):
         return is_array(data)
     leaves = jax.tree_util.tree_leaves(data, is_leaf=lambda x: isinstance(x, Iterator))
-    return bool(leaves) and all(map(is_array, leaves))  # a registered dataclass, say
+    return bool(leaves) and all(map(is_array, leaves))  # for example of a registered dataclass
 
 
 def _paths(data: Any) -> list[str]:
@@ -169,7 +197,7 @@ def _read_array_record(paths: Sequence[str]) -> Source:
     return array_record(paths)
 
 
-# Endings, the extra that the reader needs, the reader.
+# File name endings, the extra that installs what the reader needs, and the reader.
 _READERS: list[tuple[tuple[str, ...], str, Callable[[Sequence[str]], Source]]] = [
     ((".parquet", ".pq"), "arrow", _read_parquet),
     ((".arrow", ".feather"), "arrow", _read_ipc),
@@ -178,5 +206,6 @@ _READERS: list[tuple[tuple[str, ...], str, Callable[[Sequence[str]], Source]]] =
 
 
 def describe_source(source: Source) -> str:
+    """Return what the source says of itself in `describe()`, or the name of its class."""
     describe = getattr(source, "describe", None)
     return str(describe()) if callable(describe) else type(source).__name__

@@ -1,4 +1,7 @@
-"""Functions on host batches, and record functions lifted to batches."""
+"""Transforms of a Loader: functions on host batches, and functions on single records.
+
+A batch or a list of records goes in, the same with changed leaves comes out. Random numbers depend on the step, never on workers.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,18 @@ from penstock.data.tree import Batch, Record
 
 @dataclass(frozen=True)
 class per_record:  # noqa: N801 - used like a function: transform=ps.per_record(decode)
-    """Lift a function of one record to a `transform` of a Loader: decode an image, tokenise a text.
+    """A `transform` of a Loader that applies a function to each record, such as decoding an image or tokenising a text.
 
-    The loader calls it once for each record, on its workers, and collates what it returns.
+    The loader calls the function once for each record, on its workers, and collates the results.
 
     Args:
-      fn: from a record (a pytree without the batch dimension) to a record. It may change the containers of
-        the record it gets; the arrays in it are its own too, unless they are leaves of a user's own objects (of
-        a list of records, a torch `Dataset`), which must not be written to. If it has a parameter
-        named `rng`, it gets a NumPy generator seeded by (seed, step, row of the global batch): the
-        same numbers for the same record of the same step, whatever the number of workers or processes.
+      fn: a function from a record (a pytree without the batch dimension) to a record. It may change the dicts and lists of its
+        record. It may write to the arrays too, unless they belong to the user's own objects (a list of records, a torch
+        `Dataset`). If it has a parameter named `rng`, it gets a NumPy generator seeded by (seed, step, row of the global batch).
+        So the same record in the same step gets the same random numbers, for any number of workers and processes.
+
+    Raises:
+      TypeError: `fn` is not callable.
 
     Example:
       >>> loader = ps.Loader({"x": np.arange(4)}, 2, transform=ps.per_record(lambda r: {"x": r["x"] * 10}))
@@ -40,10 +45,13 @@ class per_record:  # noqa: N801 - used like a function: transform=ps.per_record(
 
 
 class Transform:
-    """A user's transform with its random numbers.
+    """A transform of the user, with its random numbers.
 
-    A function that takes a parameter named `rng` gets `numpy.random.Generator`s seeded by
-    (seed, step, row of the global batch), for a whole batch by the first of this process's rows.
+    If the function has a parameter named `rng`, it gets a `numpy.random.Generator` seeded by (seed, step, row of the global
+    batch). For a batch, this is the first row of this process.
+
+    Attributes:
+      each_record: whether the function takes one record, rather than a batch.
     """
 
     def __init__(self, fn: Callable[..., Any] | per_record, seed: int):
@@ -55,17 +63,19 @@ class Transform:
         self._takes_rng = _takes_rng(self._fn)
 
     def batch(self, batch: Batch, step: int, row: int) -> Batch:
+        """Apply the function to a batch whose first row is `row` of the global batch."""
         return self._call(batch, step, row)
 
     def records(self, records: Sequence[Record], indices: np.ndarray, step: int, row: int) -> list[Record]:
-        made = []
+        """Apply the function to each record. The first is `row` of the global batch."""
+        results = []
         for i, record in enumerate(records):
             try:
-                made.append(self._call(record, step, row + i))
+                results.append(self._call(record, step, row + i))
             except Exception as error:
                 error.add_note(f"penstock: at record {indices[i]}, which is row {row + i} of the batch")
                 raise
-        return made
+        return results
 
     def _call(self, data: Any, step: int, row: int) -> Any:
         if self._takes_rng:

@@ -1,4 +1,4 @@
-"""Pytrees of arrays with a leading dimension: names of leaves, slices, and what is wrong with them."""
+"""Functions on batches, which are pytrees of arrays [B, ...]: names and descriptions of leaves, conversion to NumPy."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 Batch = Any  # a pytree of arrays [B, ...]
-Record = Any  # a pytree of what one record holds
+Record = Any  # a pytree with the values of one record
 
 
 def leaves_with_names(tree: Any) -> list[tuple[str, Any]]:
-    """Leaves with readable paths: `("image", …)`, `("inputs/0", …)`; `"batch"` where the tree is one leaf."""
+    """Return the leaves with readable paths, as `("image", …)` and `("inputs/0", …)`. A single leaf is named "batch"."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(leaf_name(path), leaf) for path, leaf in paths]
 
 
 def check_keys(tree: Any) -> None:
-    """TypeError where a dict has keys that cannot be sorted, as JAX sorts them."""
+    """Raise TypeError if a dict has keys that JAX cannot sort."""
     try:
         jax.tree_util.tree_structure(tree)
     except ValueError as error:
@@ -28,16 +28,17 @@ def check_keys(tree: Any) -> None:
 
 
 def leaf_name(path: Sequence[Any]) -> str:
+    """Return the path of a leaf as a name such as "inputs/0"; "batch" for an empty path."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/") or "batch"
 
 
 def describe_array(x: Any) -> str:
-    """`uint8[128,28,28,1]`."""
+    """Describe dtype and shape, as `uint8[128,28,28,1]`."""
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 
 
 def describe(tree: Any) -> str:
-    """`image: uint8[128,28,28,1], label: int32[128]`."""
+    """Describe all leaves, as `image: uint8[128,28,28,1], label: int32[128]`."""
     return ", ".join(
         f"{name}: {describe_array(leaf) if hasattr(leaf, 'dtype') else type(leaf).__name__}"
         for name, leaf in leaves_with_names(tree)
@@ -45,18 +46,18 @@ def describe(tree: Any) -> str:
 
 
 def unstack(batch: Batch, records: int) -> list[Record]:
-    """The records of a batch, as views."""
+    """Split a batch into its records, which are views."""
     leaves, treedef = jax.tree_util.tree_flatten(batch)
     return [jax.tree_util.tree_unflatten(treedef, [leaf[i] for leaf in leaves]) for i in range(records)]
 
 
 def to_numpy(leaf: Any) -> Any:
-    """A NumPy array over the memory of a torch or TensorFlow tensor, a Python number or a list of numbers.
+    """Convert a leaf to a NumPy array, without a copy of the memory of torch and TensorFlow tensors.
 
     NumPy and JAX arrays are returned as they are.
 
     Raises:
-      TypeError: a masked array, whose mask would be lost.
+      TypeError: the leaf is a masked array, whose mask would be lost.
     """
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array, whose mask a batch would lose: make an array of it with .filled(value)")
@@ -69,7 +70,7 @@ def to_numpy(leaf: Any) -> Any:
 
 def _from_torch(tensor: Any) -> np.ndarray:
     tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":  # NumPy has no such type; JAX's own package does
+    if str(tensor.dtype) == "torch.bfloat16":  # NumPy has no such dtype, but ml_dtypes does
         import ml_dtypes
         import torch
 
@@ -78,7 +79,7 @@ def _from_torch(tensor: Any) -> np.ndarray:
 
 
 def is_numeric(dtype: Any) -> bool:
-    """Whether a device can hold it: bool, integers, floats (bfloat16 and the like too), complex, PRNG keys."""
+    """Return whether a device can hold a dtype: bool, integers, floats (also bfloat16 and others), complex, PRNG keys."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return True
     dtype = np.dtype(dtype)

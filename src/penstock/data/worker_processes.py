@@ -1,17 +1,21 @@
-"""Worker processes that load batches, for Python code that holds the interpreter lock.
+"""Worker processes that read batches, for Python code that holds the interpreter lock.
 
-A process is spawned, never forked: forking a process that runs JAX's threads can deadlock. Each belongs to one
+A function from a step to a batch goes in; N such functions come out, each of which calls a copy of it in a process of its own.
+Processes are spawned, never forked: a fork of a process that runs JAX's threads can deadlock. Each worker process belongs to one
 thread of the parent, which sends it a step, waits, and copies the batch out of shared memory:
 
     parent thread                         worker process
-    send step ──────────────────────────► load it, pickle it without its arrays' bytes
+    send step ──────────────────────────► read the batch, pickle it without the bytes of its arrays
     make the segment larger ◄──────────── "the arrays need n bytes"   (only when they no longer fit)
     send its name ──────────────────────► copy the arrays into it
     copy them out ◄────────────────────── the rest of the pickle, sizes, seconds spent
 
-Who owns the segment: the parent, which makes and removes it; the worker writes to it only between a request
-and its reply, the parent reads it only after the reply. The parent's copy is a batch's own memory, so nothing is
-written to while a device may still read it.
+*Who owns the shared segment.* The parent creates and removes it. The worker writes to it only between a request and its reply,
+and the parent reads it only after the reply. The batch is the parent's copy, in memory of its own, so nothing is written to
+memory that a device may still read.
+
+*Who may block.* A parent thread waits for the reply of its worker, and a worker waits for the next step. `ProcessPool.kill` ends
+the processes, and with them every wait of a parent thread. A worker whose parent is gone reads the end of the pipe and ends.
 """
 
 from __future__ import annotations
@@ -35,22 +39,32 @@ import numpy as np
 from penstock._clock import Clock
 from penstock.data.tree import Batch
 
-BatchReader = Callable[[int, Clock], Batch]  # from a step to its batch; the time it took goes to the clock
+ReadBatch = Callable[[int, Clock], Batch]  # from a step to its batch; adds the seconds of each part to the clock
 
 
 class WorkerDiedError(RuntimeError):
-    """A worker process ended by itself: killed for memory, crashed, or never came up."""
+    """An error: a worker process ended by itself. It crashed, was killed for memory, or could not start."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """What `workers=` asks for: `kind` is "none", "thread" or "process"."""
+    """The parsed option `workers`.
+
+    Attributes:
+      kind: "none", "thread" or "process".
+      count: number of threads or processes that read batches.
+    """
 
     kind: str
     count: int
 
     @classmethod
     def parse(cls, workers: int | str | None) -> Workers:
+        """Parse None, a number of threads, or "process:N".
+
+        Raises:
+          ValueError: it is none of these.
+        """
         if workers is None or workers == 0:
             return cls("none", 1)
         if isinstance(workers, str):
@@ -63,19 +77,24 @@ class Workers:
 
 
 class ProcessPool:
-    """N processes that hold a copy of `load`; `loads` are the functions that drive them, one for each thread."""
+    """N worker processes, each with a copy of a function that reads a batch.
 
-    def __init__(self, load: BatchReader, count: int):
+    Args:
+      read: the function, which must be picklable. The workers share one copy of the bytes of its arrays.
+      count: number of processes.
+    """
+
+    def __init__(self, read: ReadBatch, count: int):
         context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
-        self._shared, payload, sizes = _share(load)
+        self._shared, payload, sizes = _share(read)
         name = self._shared.name if self._shared else None
         try:
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(theirs, payload, name, sizes), daemon=True)
                 process.start()
-                theirs.close()  # so that the worker's death is an EOF here
+                theirs.close()  # so that the end of the worker is read as an EOF here
                 self._workers.append(_Worker(process, ours))
         except BaseException:
             self.kill()
@@ -83,32 +102,34 @@ class ProcessPool:
             raise
 
     @property
-    def loads(self) -> list[BatchReader]:
-        return [worker.load for worker in self._workers]
+    def readers(self) -> list[ReadBatch]:
+        """Return a function for each process, which reads a batch there. Each must be called by one thread at a time."""
+        return [worker.read for worker in self._workers]
 
     def kill(self) -> None:
-        """End the processes now; a `load` that waits for one returns with an error."""
+        """End the processes now. A reader that waits for one raises WorkerDiedError."""
         for worker in self._workers:
             worker.process.kill()
 
     def release(self) -> None:
-        """Free everything; after `kill`, or when the processes have no more to do."""
+        """End the processes, and free all shared memory. Call it when no reader runs any more, or after `kill`."""
         self.kill()
         for worker in self._workers:
-            worker.process.join()  # and not close(): `kill` may come at any time, and again
+            worker.process.join()  # not close(): `kill` may be called at any time, also after this
             worker.connection.close()
             _free(worker.segment)
         _free(self._shared)
 
 
 class _Worker:
-    """The parent's end of one process."""
+    """One worker process, as the parent sees it."""
 
     def __init__(self, process: Any, connection: Connection):
         self.process, self.connection = process, connection
         self.segment: SharedMemory | None = None
 
-    def load(self, step: int, clock: Clock) -> Batch:
+    def read(self, step: int, clock: Clock) -> Batch:
+        """Read a batch in the process, and copy it out of shared memory."""
         try:
             reply = self._ask(step)
         except (EOFError, OSError) as error:
@@ -123,16 +144,17 @@ class _Worker:
         clock.add(reply.seconds)
         return pickle.loads(reply.pickled, buffers=self._copies(reply.sizes))  # from our own worker, not from disk
 
-    def _ask(self, step: int) -> _Loaded | _Failure:
+    def _ask(self, step: int) -> _Reply | _Failure:
+        """Send a step and receive the reply, with a larger segment if the worker asks for it."""
         self.connection.send(step)
         reply = self.connection.recv()
-        if isinstance(reply, int):  # the bytes it needs
+        if isinstance(reply, int):  # the number of bytes that it needs
             old, self.segment = self.segment, None
             _free(old)
             try:
                 self.segment = _segment(reply)
             except MemoryError:
-                self.connection.send(None)  # the worker gives this batch up
+                self.connection.send(None)  # tells the worker to give up this batch
                 raise
             self.connection.send(self.segment.name)
             reply = self.connection.recv()
@@ -141,36 +163,53 @@ class _Worker:
     def _copies(self, sizes: Sequence[int]) -> list[np.ndarray]:
         return [
             np.frombuffer(_bytes(self.segment), np.uint8, size, at).copy() if size else np.empty(0, np.uint8)
-            for at, size in _places(sizes)
+            for at, size in _offsets(sizes)
         ]
 
 
-class _Loaded(NamedTuple):
+class _Reply(NamedTuple):
+    """A batch that was read.
+
+    Attributes:
+      pickled: the batch without the bytes of its arrays.
+      sizes: bytes of each array, which lie in the shared segment in this order.
+      seconds: time of each part of the work.
+    """
+
     pickled: bytes
     sizes: list[int]
     seconds: dict[str, float]
 
 
 class _Failure(NamedTuple):
+    """An error in a worker process.
+
+    Attributes:
+      pickled: the error; None if it cannot be pickled.
+      message: its type and message, used if it cannot be unpickled.
+      traceback: its formatted traceback.
+    """
+
     pickled: bytes | None
-    words: str  # type and message, for where it does not unpickle
-    text: str
+    message: str
+    traceback: str
 
     def error(self) -> BaseException:
+        """Return the error, with the traceback of the worker as a note."""
         try:
             error = pickle.loads(self.pickled) if self.pickled else None  # from our own worker, not from disk
         except Exception:
             error = None
         if not isinstance(error, BaseException):
-            error = RuntimeError(self.words)
-        error.add_note("penstock: in a worker process, whose traceback was\n" + self.text)
+            error = RuntimeError(self.message)
+        error.add_note("penstock: in a worker process, whose traceback was\n" + self.traceback)
         return error
 
 
-def _share(load: BatchReader) -> tuple[SharedMemory | None, bytes, list[int]]:
-    """Pickle `load` with the bytes of its arrays in one shared segment, so that N workers need one copy."""
+def _share(read: ReadBatch) -> tuple[SharedMemory | None, bytes, list[int]]:
+    """Pickle a function with the bytes of its arrays in one shared segment, so that N workers need one copy."""
     buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(load, protocol=5, buffer_callback=buffers.append)
+    pickled = pickle.dumps(read, protocol=5, buffer_callback=buffers.append)
     raw = [buffer.raw() for buffer in buffers]
     sizes = [buffer.nbytes for buffer in raw]
     if not any(sizes):
@@ -181,12 +220,12 @@ def _share(load: BatchReader) -> tuple[SharedMemory | None, bytes, list[int]]:
 
 
 def _segment(size: int) -> SharedMemory:
-    """A new segment whose memory is there: a write to one that does not fit into /dev/shm would kill the process."""
+    """Create a segment and reserve its memory. Without that, a write beyond the size of /dev/shm would kill the process."""
     segment = None
     try:
         segment = SharedMemory(create=True, size=size)
         if hasattr(os, "posix_fallocate"):  # not on macOS, nor on Windows
-            os.posix_fallocate(segment._fd, 0, size)  # type: ignore[attr-defined]  # its file, which no public name gives
+            os.posix_fallocate(segment._fd, 0, size)  # type: ignore[attr-defined]  # no public name gives its descriptor
     except OSError as error:
         _free(segment)
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
@@ -200,16 +239,16 @@ def _segment(size: int) -> SharedMemory:
 
 
 def _write(segment: SharedMemory, raw: Sequence[memoryview]) -> None:
-    for (at, size), buffer in zip(_places([buffer.nbytes for buffer in raw]), raw, strict=True):
+    for (at, size), buffer in zip(_offsets([buffer.nbytes for buffer in raw]), raw, strict=True):
         _bytes(segment)[at : at + size] = buffer
 
 
 def _views(segment: SharedMemory | None, sizes: Sequence[int]) -> list[Any]:
-    return [_bytes(segment)[at : at + size].toreadonly() if size else b"" for at, size in _places(sizes)]
+    return [_bytes(segment)[at : at + size].toreadonly() if size else b"" for at, size in _offsets(sizes)]
 
 
-def _places(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where in a segment the arrays of these sizes lie: (offset, size) in bytes."""
+def _offsets(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the (offset, size) in bytes of the arrays of these sizes in a segment."""
     at = 0
     for size in sizes:
         yield at, size
@@ -223,7 +262,7 @@ def _bytes(segment: SharedMemory | None) -> memoryview:
 
 
 def _padded(size: int) -> int:
-    return -(-size // 64) * 64  # keeps every array on its own cache line
+    return -(-size // 64) * 64  # so that each array begins at a cache line
 
 
 def _free(segment: SharedMemory | None) -> None:
@@ -233,30 +272,31 @@ def _free(segment: SharedMemory | None) -> None:
 
 
 def _serve(connection: Connection, payload: bytes, shared: str | None, sizes: list[int]) -> None:
-    """A worker's life: until the parent closes its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    jax.config.update("jax_platforms", "cpu")  # a transform that uses JAX must not take the parent's device
+    """Run a worker process: answer requests until the parent closes its end of the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    jax.config.update("jax_platforms", "cpu")  # a transform that uses JAX must not use the device of the parent
     segment: SharedMemory | None = None
     try:
         held = SharedMemory(shared) if shared else None
-        load = _loaded_or_failure(lambda: pickle.loads(payload, buffers=_views(held, sizes)))
+        read = _result_or_failure(lambda: pickle.loads(payload, buffers=_views(held, sizes)))
         while True:
             step = connection.recv()
-            segment = _answer(connection, load, step, segment)
+            segment = _answer(connection, read, step, segment)
     except (EOFError, OSError):
-        pass  # the parent is gone, or has no use for us any more
+        pass  # the parent has ended, or has closed the pipe
     sys.stdout.flush()
 
 
-def _answer(connection: Connection, load: Any, step: int, segment: SharedMemory | None) -> SharedMemory | None:
+def _answer(connection: Connection, read: Any, step: int, segment: SharedMemory | None) -> SharedMemory | None:
+    """Read a batch, reply, and return the segment to use for the next one."""
     buffers: list[pickle.PickleBuffer] = []
     clock = Clock()
 
     def work() -> tuple[bytes, list[memoryview]]:
-        pickled = pickle.dumps(load(step, clock), protocol=5, buffer_callback=buffers.append)
+        pickled = pickle.dumps(read(step, clock), protocol=5, buffer_callback=buffers.append)
         return pickled, [buffer.raw() for buffer in buffers]
 
-    result = load if isinstance(load, _Failure) else _loaded_or_failure(work)
+    result = read if isinstance(read, _Failure) else _result_or_failure(work)
     if isinstance(result, _Failure):
         connection.send(result)
         return segment
@@ -273,16 +313,17 @@ def _answer(connection: Connection, load: Any, step: int, segment: SharedMemory 
         segment = SharedMemory(name)
     if segment:
         _write(segment, raw)
-    connection.send(_Loaded(pickled, sizes, dict(clock)))
+    connection.send(_Reply(pickled, sizes, dict(clock)))
     return segment
 
 
-def _loaded_or_failure(work: Callable[[], Any]) -> Any:
+def _result_or_failure(work: Callable[[], Any]) -> Any:
+    """Return the result of a function, or its error as a `_Failure`."""
     try:
         return work()
     except Exception as error:
-        words, text = f"{type(error).__name__}: {error}", traceback.format_exc()
+        message, text = f"{type(error).__name__}: {error}", traceback.format_exc()
         try:
-            return _Failure(pickle.dumps(error), words, text)
+            return _Failure(pickle.dumps(error), message, text)
         except Exception:
-            return _Failure(None, words, text)
+            return _Failure(None, message, text)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.data.tree import Batch
-from penstock.keras._switch import enable_for_data
+from penstock.keras._replace_iterator import enable_for_data
 
 if TYPE_CHECKING:
-    from penstock.keras._adapter import PenstockAdapter
+    from penstock.keras._data_adapter import PenstockDataAdapter
 
 
-def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> PenstockAdapter:
+def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> PenstockDataAdapter:
     """Batches for `fit`, `evaluate` and `predict` of Keras on JAX, made and placed ahead of time.
 
     - A finite `Loader` is one epoch, from its start each time. One with `epochs=None` goes on: each epoch of Keras is one of
@@ -47,8 +47,8 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
       3
     """
     enable_for_data()
-    from penstock.keras._adapter import PenstockAdapter
+    from penstock.keras._data_adapter import PenstockDataAdapter
 
     if unpack is not None and not callable(unpack):
         raise TypeError(f"unpack={unpack!r} is no function from a batch to a batch")
-    return PenstockAdapter(batches, unpack)
+    return PenstockDataAdapter(batches, unpack)

@@ -18,7 +18,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import penstock as ps
-from penstock._doctor.cases import warn_of_known_faults
+from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock.data.tree import Batch
 from penstock.recipes import images
 from penstock.recipes.interrupt import ctrl_c_at_checks

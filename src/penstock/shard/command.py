@@ -18,7 +18,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 import penstock
-from penstock._doctor.cases import warn_of_known_faults
+from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock.shard._plan import plan
 from penstock.shard.errors import CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES

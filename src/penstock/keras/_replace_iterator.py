@@ -92,7 +92,7 @@ def _exchange() -> None:
     if Session.original is not None:
         return
     trainer = _trainer_module()
-    from penstock.keras._epochs import ThreadedEpochIterator
+    from penstock.keras._epoch_iterator import ThreadedEpochIterator
 
     Session.original, trainer.JAXEpochIterator = trainer.JAXEpochIterator, ThreadedEpochIterator
 

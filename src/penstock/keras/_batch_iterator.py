@@ -14,8 +14,8 @@ from penstock._feed.device_feed import Feed
 from penstock._feed.stats import Stats
 from penstock.data.tree import Batch, describe
 from penstock.keras._execution import Executions, Ready, assemble, gather
-from penstock.keras._place import KerasPlacement
-from penstock.keras._source import Source
+from penstock.keras._placement import KerasPlacement
+from penstock.keras._resumable import Source
 from penstock.keras._versions import behaviour, is_partial, partial_batches
 
 # Seconds a batch from which a thread is of use: having a batch from one takes 0.1 ms of a busy machine. Where so many in a

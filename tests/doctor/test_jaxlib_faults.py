@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 import pytest
 
-from penstock._doctor import cases
-from penstock._doctor.cases import CASES, Case, Outcome, known, run, warning
+from penstock._doctor import jaxlib_faults
+from penstock._doctor.jaxlib_faults import CASES, Case, Outcome, known, run, warning
 
 
 def number(outcome: Case | Outcome) -> str:
@@ -62,7 +62,7 @@ def test_a_case_without_end_is_unknown_and_its_process_is_gone():
 
 def test_what_was_found_is_not_run_again(own_cache, monkeypatch):
     first = known([case("got, expected = jnp.ones(3), np.zeros(3) + 2")])
-    cases._found.clear()  # as in another process
+    jaxlib_faults._found.clear()  # as in another process
     monkeypatch.setattr(cases, "run", lambda *args: pytest.fail("it was run again"))
     assert known([case("got, expected = jnp.ones(3), np.zeros(3) + 2")]) == first
     assert first[0].verdict == "wrong"
@@ -77,7 +77,7 @@ def test_other_flags_other_cases_and_what_is_no_record_are_run_again(own_cache, 
     monkeypatch.setattr(cases, "run", count)
     known()
     known()
-    cases._found.clear()
+    jaxlib_faults._found.clear()
     known()
     assert len(counted) == 1
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
@@ -85,7 +85,7 @@ def test_other_flags_other_cases_and_what_is_no_record_are_run_again(own_cache, 
     assert len(counted) == 2
     for path in own_cache.rglob("*.json"):
         path.write_text('{"not": "a list"}')
-    cases._found.clear()
+    jaxlib_faults._found.clear()
     known()
     assert len(counted) == 3
 
@@ -102,7 +102,7 @@ def test_a_user_without_a_home_is_no_error(monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(cases.Path, "home", no_home)
+    monkeypatch.setattr(jaxlib_faults.Path, "home", no_home)
     assert known([case("got, expected = jnp.ones(2), np.ones(2)")])[0].verdict == "right"
 
 
@@ -134,7 +134,7 @@ def test_commands_warn_once_of_a_jaxlib_that_fails(own_cache, monkeypatch, capsy
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    cases.keep([Outcome(each.name, each.link, each.remedy, "wrong", "") for each in CASES])
+    jaxlib_faults.keep([Outcome(each.name, each.link, each.remedy, "wrong", "") for each in CASES])
     assert main(command) in (0, 1)
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("penstock: warning:")]
     assert len(warnings) == 1

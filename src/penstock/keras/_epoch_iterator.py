@@ -46,12 +46,12 @@ from keras.src.trainers.data_adapters.data_adapter_utils import get_jax_iterator
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from penstock._feed.stats import Stats
-from penstock.keras._adapter import PenstockAdapter
+from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._aligned import copied
-from penstock.keras._batches import Batches
+from penstock.keras._batch_iterator import Batches
 from penstock.keras._replay import Replay, opening, replay_of
 from penstock.keras._session import Session
-from penstock.keras._source import Read, Source
+from penstock.keras._resumable import Read, Source
 
 
 class _Loops(threading.local):
@@ -79,7 +79,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         steps_per_execution: int = 1,
     ):
         epochs = Session.epochs
-        self._threaded = epochs is not None or isinstance(x, PenstockAdapter)
+        self._threaded = epochs is not None or isinstance(x, PenstockDataAdapter)
         self._looping = False
         self._batches: Batches | None = None
         self._any = False  # whether there was a batch
@@ -88,7 +88,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         records = [] if epochs is None else [epochs]
         for other in _loops.running:
             other.give_way()
-        if isinstance(x, PenstockAdapter):
+        if isinstance(x, PenstockDataAdapter):
             x = x.configured(y, sample_weight, class_weight)
             self._name = x.name
             records.append(x.epochs)
@@ -97,7 +97,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             self._generator = replay_of(x)
             x = _peeked(self._generator)
         super().__init__(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, steps_per_execution)
-        if isinstance(x, PenstockAdapter):
+        if isinstance(x, PenstockDataAdapter):
             x.has_steps = self.steps_per_epoch is not None
             self._num_batches = x.num_batches
         if self._generator is not None:
@@ -162,17 +162,17 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         if not self._looping:
             iterator = super()._get_iterator()
             return _not_empty(iterator, self._name) if self._threaded else iterator
-        if self._batches is not None and isinstance(self.data_adapter, PenstockAdapter) and self.data_adapter.goes_on:
+        if self._batches is not None and isinstance(self.data_adapter, PenstockDataAdapter) and self.data_adapter.goes_on:
             return self._batches
         self._close()
         note = partial(_note, self._runs)
-        whole = self.data_adapter.whole if isinstance(self.data_adapter, PenstockAdapter) else None
+        whole = self.data_adapter.whole if isinstance(self.data_adapter, PenstockDataAdapter) else None
         self._batches = Batches(self._source(), note, self._limit(), self.steps_per_execution, whole)
         return self._batches
 
     def _source(self) -> Source:
         adapter = self.data_adapter
-        if isinstance(adapter, PenstockAdapter):
+        if isinstance(adapter, PenstockDataAdapter):
             return adapter.source()
         if self._generator is not None:
             return Read(self._name, self._generator, peeked=adapter._first_batches, convert=_as_jax_takes_it)

@@ -19,11 +19,11 @@ from penstock.data.tree import Batch, to_numpy
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay, is_replayed, opening, replay_of
 from penstock.keras._session import ThreadedEpochs
-from penstock.keras._source import Loaded, Read, Source
+from penstock.keras._resumable import Loaded, Read, Source
 from penstock.keras._versions import super_batches
 
 
-class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
+class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
     """What `penstock.keras.data` returns: give it to `fit`, `evaluate` or `predict` as `x`, or as `validation_data`.
 
     Raises:
@@ -43,7 +43,7 @@ class PenstockAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
         """Where the time went: see `ThreadedEpochs.stats`. A Feed has statistics of its own."""
         return self.epochs.stats()
 
-    def configured(self, y: Any, sample_weight: Any, class_weight: Any) -> PenstockAdapter:
+    def configured(self, y: Any, sample_weight: Any, class_weight: Any) -> PenstockDataAdapter:
         """This data for one `fit`, `evaluate` or `predict`, from what that was called with.
 
         Raises:

@@ -91,7 +91,7 @@ else:
 """
     done = run(script, KERAS_JAX_EPOCH_ITERATOR=choice)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == ("penstock.keras._epochs" if on else "Keras is left alone")
+    assert done.stdout.strip() == ("penstock.keras._epoch_iterator" if on else "Keras is left alone")
 
 
 def test_another_choice_is_an_error_that_lists_them(monkeypatch):
