@@ -1,0 +1,96 @@
+"""How far the plans that are found are from the best of all: the table of docs/search.md.
+
+    python benchmarks/search_gap.py
+
+Input: small training and inference steps, random programs and random graphs, on meshes of one, two and three axes, without a
+memory limit and with two. Output: a table in Markdown of the search's plan over the best of all, which is found by an
+independent method (`tests/shard/search/exhaustive.py`). All is drawn from fixed seeds: the table is the same each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.shard.search import programs  # noqa: E402
+from tests.shard.search.exhaustive import Exhaustive, TooLarge  # noqa: E402
+from tests.shard.search.gap import Case, Gap, case_of, gap, limits_of  # noqa: E402
+
+_MESHES = (programs.ONE_AXIS, *programs.MESHES)
+_BEST = 1 + 1e-6
+_WITHOUT, _WITH = "none", "20 %, 60 %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=60, help="random programs, and graphs, for each mesh (default: %(default)s)")
+    parser.add_argument("--most", type=int, default=500_000, help="plans to look at one by one (default: %(default)s)")
+    parser.add_argument("--log", action="store_true", help="print each problem as well")
+    args = parser.parse_args()
+    begun, skipped = time.perf_counter(), 0
+    found: dict[tuple[str, str, str], list[Gap]] = defaultdict(list)
+    for mesh in _MESHES:
+        shape = " × ".join(map(str, mesh.values()))
+        for kind, name, case in _cases(mesh, args.seeds):
+            try:
+                every = Exhaustive(case.problem)
+                limits = [float("inf"), *limits_of(case, every)]
+                gaps = [gap(case, every, limit, args.most) for limit in limits]
+            except TooLarge:
+                skipped += 1
+                continue
+            found[kind, shape, _WITHOUT].append(gaps[0])
+            found[kind, shape, _WITH] += gaps[1:]
+            if args.log:
+                print(kind, name, shape, *gaps, file=sys.stderr, flush=True)
+    print(
+        "| problems | mesh | memory limit | plans | fastest is the best | 95 % | worst | compared | taken is the best | 95 % | worst |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for (kind, shape, limit), gaps in sorted(found.items(), key=lambda each: (each[0][0], len(each[0][1]), each[0])):
+        print("|", " | ".join([kind, shape, limit, *_row(gaps)]), "|")
+    print(f"\n{skipped} problems were too large; {time.perf_counter() - begun:.0f} s")
+
+
+def _cases(mesh: dict[str, int], seeds: int) -> Iterator[tuple[str, str, Case]]:
+    """Yield each problem for a mesh: its kind, its name and itself."""
+    for name, step in programs.steps(mesh).items():
+        model = programs.model_of(step)
+        for hardware in programs.HARDWARE:
+            yield "steps", f"{name} on {hardware.name}", case_of(model, mesh, hardware)
+    for seed in range(seeds):
+        model = programs.model_of(programs.random_step(seed, 2 + seed % 4))
+        yield "random programs", str(seed), case_of(model, mesh, programs.HARDWARE[seed % len(programs.HARDWARE)])
+    for seed in range(seeds):
+        problem = programs.random_problem(seed, mesh, 3 + seed % 3)
+        yield "random graphs", str(seed), Case(problem, problem, (problem.start(),))
+
+
+def _row(gaps: Sequence[Gap]) -> list[str]:
+    """Return the columns of some gaps: in seconds, and in the objective of the plan that is taken."""
+    seconds = [each.seconds for each in gaps]
+    objective = [each.objective for each in gaps if each.objective is not None]
+    unknown = sum(not each.exact for each in gaps)
+    share = f"{sum(each <= _BEST for each in seconds)} of {len(gaps)}"
+    return [str(len(gaps)), share + (f" ({unknown} bounded)" if unknown else ""), *_tail(seconds), *_objective(objective)]
+
+
+def _objective(objective: Sequence[float]) -> list[str]:
+    return [str(len(objective)), f"{sum(each <= _BEST for each in objective)} of {len(objective)}", *_tail(objective)]
+
+
+def _tail(ratios: Sequence[float]) -> list[str]:
+    """Return the ratio that 95 % do not exceed, and the largest."""
+    return [f"{ratio:.3f}" for ratio in (np.quantile(ratios, 0.95, method="higher"), max(ratios))] if ratios else ["", ""]
+
+
+if __name__ == "__main__":
+    main()
