@@ -20,9 +20,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.shard.search import programs  # noqa: E402
-from tests.shard.search.exhaustive import Exhaustive, TooLarge  # noqa: E402
-from tests.shard.search.gap import Case, Gap, case_of, gap, limits_of  # noqa: E402
+from tests.shard.search import programs
+from tests.shard.search.exhaustive import Exhaustive, TooLarge
+from tests.shard.search.gap import Case, Gap, case_of, gap, limits_of
 
 _MESHES = (programs.ONE_AXIS, *programs.MESHES)
 _BEST = 1 + 1e-6

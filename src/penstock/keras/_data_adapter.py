@@ -18,8 +18,8 @@ from penstock.data.loader import Loader
 from penstock.data.tree import Batch, to_numpy
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay, is_replayed, opening, replay_of
-from penstock.keras._session import ThreadedEpochs
 from penstock.keras._resumable import Loaded, Read, Source
+from penstock.keras._session import ThreadedEpochs
 from penstock.keras._versions import super_batches
 
 

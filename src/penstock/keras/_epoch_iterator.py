@@ -46,12 +46,12 @@ from keras.src.trainers.data_adapters.data_adapter_utils import get_jax_iterator
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from penstock._feed.stats import Stats
-from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._aligned import copied
 from penstock.keras._batch_iterator import Batches
+from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._replay import Replay, opening, replay_of
-from penstock.keras._session import Session
 from penstock.keras._resumable import Read, Source
+from penstock.keras._session import Session
 
 
 class _Loops(threading.local):

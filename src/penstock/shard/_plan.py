@@ -24,7 +24,7 @@ from penstock.shard.hlo.analysis import Measured
 from penstock.shard.memory_check import check_memory, compile_before_refusing, describe_excess
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.lookup import find_hardware, detect_hardware
+from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.present.html import plan_page
 from penstock.shard.present.text import plan_text
 from penstock.shard.record import LeafLayout, PlanRecord, named_shardings
