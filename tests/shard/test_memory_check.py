@@ -34,7 +34,7 @@ def plan_of(step, *args, **options):
 
 def test_what_cannot_be_compiled_here_is_planned_and_said_to_be_unchecked():
     needed = plan_of(step_with_a_kernel, *ARGS).cost.memory.total
-    with pytest.warns(UserWarning, match=r"could not be compiled here to check that it is kept: .*CPU"):
+    with pytest.warns(UserWarning, match=r"could not be compiled here to check that it fits: .*CPU"):
         plan = plan_of(step_with_a_kernel, *ARGS, memory=int(1.1 * needed))
     assert plan.checked is None
 

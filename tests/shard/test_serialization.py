@@ -127,7 +127,7 @@ def edited(path, edit):
     ("edit", "said"),
     [
         (lambda read: read.update(inputs=[]), "result 0 replaces argument 0, of 4 results and 0 arguments"),
-        (lambda read: read.update(inputs=[], state=[]), "leaves of role 'parameters' take .* bytes of a device, .* take 0"),
+        (lambda read: read.update(inputs=[], state=[]), "leaves of role 'parameters' take .* bytes of a device in its cost, .* take 0"),
         (lambda read: read["inputs"].pop(), "leaves of role 'batch' take"),
         (lambda read: read.update(outputs=[]), "result 0 replaces argument 0, of 0 results"),
         (lambda read: read.update(mesh={}), "a mesh of the axes {}"),
