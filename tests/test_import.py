@@ -16,7 +16,7 @@ ROAD = ["data", "_feed", "shard", "keras", "recipes", "bench"]
 ROOMS = [
     *("errors", "unknown_costs", "units"),
     *("mesh", "trace", "graph", "search", "apply", "hlo"),
-    *("record", "arguments", "verify", "memory_check", "serialization", "present"),
+    *("record", "arguments", "write_record", "jit", "verify", "memory_check", "serialization", "present"),
     *("_plan", "command"),
 ]
 """The files and folders of `shard/`, likewise."""

@@ -1,7 +1,7 @@
-"""Faults of XLA that penstock works around, and the releases of jaxlib that have them.
+"""List the faults of XLA that penstock works around, and the releases of jaxlib that have them.
 
-A workaround applies where its fault is `present`. tests/shard/test_faults.py runs each reproduction and holds it against `fixed`,
-so that a release which no longer needs a workaround is noticed.
+A workaround applies if its fault is `present`. `tests/shard/test_faults.py` reproduces each fault and compares the outcome with
+`fixed`, so that a release which no longer needs a workaround is noticed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Fault:
     """A fault of XLA.
 
     Attributes:
-      what: it does wrong.
-      instead: what penstock does, so that no plan meets it.
+      what: the wrong behaviour.
+      instead: what penstock does to avoid it.
       where: the file and function of the workaround.
       fixed: the first release of jaxlib without it, as (major, minor); None while there is none.
     """
@@ -33,7 +33,7 @@ class Fault:
 
     @property
     def present(self) -> bool:
-        """Whether the jaxlib that is installed has it."""
+        """Return whether the installed jaxlib has the fault."""
         version = installed("jaxlib")
         return self.fixed is None or version is None or numbers(version)[:2] < self.fixed
 

@@ -1,7 +1,7 @@
-"""The private parts of JAX that penstock needs, all of them. Nothing else in the package looks behind JAX's public names.
+"""Wrap the private parts of JAX that penstock needs. No other module uses private names of JAX.
 
-Each part is looked up when it is used. Where a version of JAX has none, the use says so: it is an error where a result would
-be wrong or a number a guess, and a warning where only speed is lost. `tests/test_private.py` fails on such a version first.
+Each part is looked up when it is used. If the installed JAX lacks it, the use raises an error where a result would be wrong, and
+warns where only speed is lost. `tests/test_private.py` fails on such a version first.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ from penstock._versions import JAX, UnsupportedVersionError
 
 TRACE_CONTEXT = ("jax._src.config", "trace_context")
 TRACE_STATE_CLEAN = ("jax._src.core", "trace_state_clean")
-PRINT_OPTIONS = ("jax._src.lib", "hlo.HloPrintOptions", "_jax.HloPrintOptions")  # the second until JAX 0.10.1
+PRINT_OPTIONS = ("jax._src.lib", "hlo.HloPrintOptions", "_jax.HloPrintOptions")  # the second name until JAX 0.10.1
 CONVERT_CONSTANTS = ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr")
 PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS)
-"""All that is imported of JAX's private modules: a module, and the names that its releases have for one part, newest first."""
+"""All imports from private modules of JAX: a module, and the names of one part in its releases, newest first."""
 
 ClosedJaxpr = Any
-"""A jaxpr with the values of its constants. JAX 0.12 has one class for open and closed ones; earlier releases have two."""
+"""A jaxpr with the values of its constants. JAX 0.12 has one class for open and closed jaxprs; earlier releases have two."""
 
 _MANY = 1 << 20
+"""Most elements of constants that `program_text` prints."""
 
 
 def part(module: str, *names: str) -> Any:
-    """Return a private part of JAX, by the first of its names that this JAX has.
+    """Return a private part of JAX, by the first of its names that the installed JAX has.
+
+    Args:
+      module: the private module.
+      *names: the names of the part, with dots.
 
     Raises:
-      UnsupportedVersionError: this JAX has none of them.
+      UnsupportedVersionError: the installed JAX has none of them.
     """
     for name in names:
         try:
@@ -49,11 +54,11 @@ def part(module: str, *names: str) -> Any:
 
 
 def thread_settings() -> Any:
-    """Return all of JAX's settings of this thread, to be compared; None while a function is traced on it.
+    """Return all JAX settings of this thread, for comparison; None while a function is traced on this thread.
 
-    Settings such as `jax.default_device`, `jax.set_mesh` or `jax.default_matmul_precision` hold for the thread that entered
-    them, and decide where arrays go and what is compiled. A thread may do the work of another only where both have the same.
-    Where this JAX does not tell them, None as well, with one warning: no thread then helps another.
+    Settings such as `jax.default_device`, `jax.set_mesh` or `jax.default_matmul_precision` hold for the thread that entered them.
+    They decide where arrays go and what is compiled. So a thread may do the work of another only if both have equal settings.
+    If the installed JAX does not expose them, it returns None and warns once: then no thread does the work of another.
     """
     context, is_clean = _settings()
     return context() if is_clean() else None
@@ -61,7 +66,7 @@ def thread_settings() -> Any:
 
 @functools.cache
 def _settings() -> tuple[Callable[[], Any], Callable[[], bool]]:
-    """The functions that return a thread's settings, and whether nothing is traced on it."""
+    """Return two functions: one returns the settings of this thread, the other whether nothing is traced on it."""
     try:
         return part(*TRACE_CONTEXT), part(*TRACE_STATE_CLEAN)
     except UnsupportedVersionError as error:
@@ -70,13 +75,13 @@ def _settings() -> tuple[Callable[[], Any], Callable[[], bool]]:
 
 
 def program_text(compiled: Any) -> str:
-    """Return the HLO text of a `jax.stages.Compiled`, with its constants where they have no more than 2²⁰ elements in all.
+    """Return the HLO text of a `jax.stages.Compiled`, with its constants if they have at most 2²⁰ elements in total.
 
-    `as_text` leaves out the elements of those of more than ten. From 16 devices on, the tables are among them by which each
-    device finds its part of an array. Where they stay out, `hlo.collectives` says which of its numbers are guesses.
+    `as_text` leaves out the elements of constants with more than ten. From 16 devices on, this includes the tables from which
+    each device reads the offset of its shard. If they are left out here too, `hlo.collectives` marks what it has to guess.
 
     Raises:
-      UnsupportedVersionError: constants were left out, and this JAX cannot print them.
+      UnsupportedVersionError: constants were left out, and the installed JAX cannot print them.
     """
     text = compiled.as_text()
     left_out = re.findall(r" = \w+\[([\d,]+)\]\S* constant\(\{\.\.\.\}\)", text)
@@ -92,18 +97,18 @@ def constants_as_arguments(jaxpr: Any) -> Any:
     """Return an open jaxpr that takes the values of its constants as its first arguments.
 
     Raises:
-      UnsupportedVersionError: it has constants, and this JAX cannot turn them into arguments.
+      UnsupportedVersionError: it has constants, and the installed JAX cannot turn them into arguments.
     """
     return part(*CONVERT_CONSTANTS)(jaxpr) if jaxpr.constvars else jaxpr
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many operands of a `scan` are constants and how many are carried, from the parameters of its equation.
+    """Return how many operands of a `scan` are constants and how many are carries, from the parameters of its equation.
 
     JAX 0.12 replaced the two numbers by a tree of the operands: constants, carries, slices.
 
     Raises:
-      UnsupportedVersionError: this JAX describes a scan in another way.
+      UnsupportedVersionError: the installed JAX describes a scan in another way.
     """
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]

@@ -1,4 +1,4 @@
-"""What tests hold side by side: values, and where they lie."""
+"""Assertions on the values and the shardings of trees of arrays."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Plans that are written down by hand."""
+"""Plans that are written by hand, without a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TENSOR = {"batch": 0.0, "tensor": 1.0, "idle": 0.0}
 
 
 def spec(*entries: str | tuple[str, ...] | None) -> Spec:
-    """As `PartitionSpec` takes it."""
+    """Return a layout, from entries as in `PartitionSpec`."""
     return tuple(() if entry is None else (entry,) if isinstance(entry, str) else entry for entry in entries)
 
 
@@ -24,7 +24,7 @@ def leaf(path: str, shape: tuple[int, ...], stored: Spec, used: Spec | None = No
 
 
 def with_moments(path: str, shape: tuple[int, ...], stored: Spec, used: Spec | None, kept: Spec) -> list[LeafLayout]:
-    """A parameter, and what Adam keeps of it."""
+    """Return a parameter and its two Adam moments."""
     moments = [leaf(f"state/optimizer/0/{name}/{path}", shape, kept, role="optimizer") for name in ("mu", "nu")]
     return [leaf(f"state/params/{path}", shape, stored, used), *moments]
 
@@ -61,7 +61,7 @@ def plan(
 
 
 def megatron(layers: int = 4) -> Plan:
-    """Tensor parallelism over "model" (Megatron), ZeRO-1 over "data"."""
+    """Return a plan with tensor parallelism over "model" (Megatron), and ZeRO-1 over "data"."""
     leaves = [leaf("batch/tokens", (16, 128), spec("data", None), role="batch")]
     for number in range(layers):
         wide, narrow = spec(None, "model"), spec("model", None)

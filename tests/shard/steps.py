@@ -1,4 +1,4 @@
-"""Steps of all forms, of a few hundred parameters: each a function of nothing that gives (step, state, batch).
+"""Steps of all forms, with a few hundred parameters. Each function returns (step, state, batch).
 
 `step(*state, batch)` returns the new state and a loss.
 """
@@ -42,7 +42,7 @@ def plain():
 
 
 def in_parts():
-    """(params, optimizer, batch) → (params, optimizer, loss), with momentum and a count of steps."""
+    """Return a step (params, optimizer, batch) → (params, optimizer, loss), with momentum and a step counter."""
 
     def step(params, optimizer, batch):
         loss, gradients = jax.value_and_grad(mlp_loss)(params, batch)
@@ -54,7 +54,7 @@ def in_parts():
 
 
 def odd_state():
-    """None, empty containers and named tuples in the state."""
+    """Return a step with None, empty containers and named tuples in the state."""
     Optimizer = collections.namedtuple("Optimizer", ["count", "momentum", "nothing"])
 
     def step(state, batch):
@@ -69,7 +69,7 @@ def odd_state():
 
 
 def scanned_layers():
-    """A loop over layers, each recomputed."""
+    """Return a step with a scan over layers, with `jax.checkpoint`."""
 
     def step(params, batch):
         def loss(params):
@@ -84,7 +84,7 @@ def scanned_layers():
 
 
 def scan_that_collects():
-    """A loop whose results are stacked, backwards, unrolled, and one whose carry is exchanged."""
+    """Return a step with scans that stack results, in reverse and unrolled, and one that swaps its carries."""
 
     def step(params, batch):
         def loss(w):
@@ -104,7 +104,7 @@ def scan_that_collects():
 
 
 def while_loop():
-    """As many turns as the data say."""
+    """Return a step with a `while` whose trip count depends on the data."""
 
     def step(params, batch):
         def body(carry):
@@ -129,7 +129,7 @@ def fori_loop():
 
 
 def choices():
-    """`cond` and `switch`, on what the data say and on the count of steps."""
+    """Return a step with `cond` and `switch`, on the data and on the step counter."""
 
     def step(params, count, batch):
         def loss(w):
@@ -144,7 +144,7 @@ def choices():
 
 
 def custom_derivatives():
-    """relu and logsumexp bring custom_jvp; a function of our own, custom_vjp."""
+    """Return a step with `custom_jvp` (relu and logsumexp) and a `custom_vjp`."""
 
     @jax.custom_vjp
     def half_gradient(x):
@@ -165,7 +165,7 @@ def custom_derivatives():
 
 
 def custom_derivatives_forward():
-    """A custom_vjp and a custom_jvp that nothing differentiates, and one around a loop."""
+    """Return a step with a `custom_vjp` and a `custom_jvp` that are not differentiated, and one around a loop."""
 
     @jax.custom_vjp
     def twice(x):
@@ -196,7 +196,7 @@ def nested_jit():
 
 
 def random_keys():
-    """A typed key and a raw one in the state; dropout."""
+    """Return a step with dropout, and a typed and a raw random key in the state."""
 
     def step(params, keys, batch):
         now, after = jax.random.split(keys["typed"])
@@ -266,7 +266,7 @@ def convolutions():
 
 
 def closed_over():
-    """Constants: NumPy and JAX arrays, and a scalar."""
+    """Return a step that closes over constants: NumPy and JAX arrays, and a scalar."""
     table, scale, shift = np.asarray(array(16, 32, seed=7)), array(32, seed=8), 0.5
 
     def step(params, batch):
@@ -280,7 +280,7 @@ def closed_over():
 
 
 def odd_leaves():
-    """Scalars of Python and NumPy, booleans, arrays with no elements, and a leaf that nothing reads."""
+    """Return a step with Python and NumPy scalars, booleans, empty arrays, and an unused leaf."""
 
     def step(state, batch):
         loss, gradients = jax.value_and_grad(mlp_loss)(state["params"], batch)
@@ -299,7 +299,7 @@ def odd_leaves():
 
 
 def prime_sizes():
-    """Nothing divides."""
+    """Return a step whose dimensions are all prime, so that nothing divides."""
     return mlp_step, (mlp(13, 31),), rows(7, 13)
 
 
@@ -308,7 +308,7 @@ def batch_does_not_divide():
 
 
 def experts():
-    """Each token by all experts, weighed by a router."""
+    """Return a step with a dense mixture of experts."""
 
     def step(params, batch):
         def loss(params):
@@ -325,7 +325,7 @@ def experts():
 
 
 def indexing():
-    """Slices, updates in place, sorting, cumulative sums, padding, concatenation."""
+    """Return a step with slices, updates in place, sorting, cumulative sums, padding and concatenation."""
 
     def step(params, batch):
         def loss(w):
@@ -344,7 +344,7 @@ def indexing():
 
 
 def symmetric():
-    """x + x.T: dimensions that contradict each other."""
+    """Return a step with x + x.T, whose dimensions contradict each other."""
 
     def step(params, batch):
         def loss(w):

@@ -107,7 +107,7 @@ def test_a_constraint_is_kept(planned, tmp_path):
     assert stored["batch"] == ((), ())
 
 
-def test_a_role_is_taken(planned, tmp_path):
+def test_a_role_is_used(planned, tmp_path):
     path = f"{tmp_path}/plan.json"
     assert planned("jobs_to_plan:job", *ON, "--role", "up=other", "--role=batch=batch", "--save", path)[0] == 0
     roles = {leaf.path: leaf.role for leaf in Plan.load(path).inputs}
@@ -121,7 +121,7 @@ def test_verify_compiles_for_the_devices_present(planned):
     assert out.endswith("kept\n")
 
 
-def test_what_is_unknown_is_printed_with_the_plan_and_with_what_the_compiler_says(planned):
+def test_unknown_costs_are_printed_for_the_prediction_and_for_the_compiler(planned):
     _, out, _ = planned("jobs_to_plan:loops", *ON, "--verify")
     sentence = "1 loop of unknown length counts once: the true FLOPs, bytes sent and time are unknown"
     assert [line.strip() for line in out.splitlines() if "unknown" in line] == [
@@ -136,21 +136,21 @@ def test_without_verify_nothing_is_compiled(planned, monkeypatch):
     assert planned("jobs_to_plan:job", *ON)[0] == 0
 
 
-def test_command_runs_in_a_process_of_its_own_from_its_folder(folder):
+def test_the_command_runs_as_a_process_in_its_folder(folder):
     command = [sys.executable, "-m", "penstock", "plan", "jobs_to_plan:job", *ON, "--verify"]
     environment = os.environ | {"PYTHONPATH": str(Path(penstock.__file__).parents[1])}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    # It has one device, and not eight.
+    # The process has one device, not eight.
     assert "compiled for 8 virtual CPU devices" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["Jobs.small", "sizes.small"])
-def test_what_a_class_or_an_object_has_is_a_function_too(planned, name):
+def test_a_method_of_a_class_or_an_object_can_be_named(planned, name):
     assert planned(f"jobs_to_plan:{name}", *ON)[::2] == (0, "")
 
 
-def test_hardware_that_is_not_known_lists_names_once(planned):
+def test_unknown_hardware_lists_the_known_names_once(planned):
     _, _, err = planned("jobs_to_plan:job", "--devices", "8", "--hardware", "abacus")
     assert err.count("tpu-v5e") == 1
 
@@ -183,7 +183,7 @@ def test_hardware_that_is_not_known_lists_names_once(planned):
         (["jobs_to_plan:job", "--save", "."], 2, ["--save .: is a folder"]),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_one_line(planned, arguments, status, words):
+def test_an_error_is_printed_in_one_line(planned, arguments, status, words):
     found, out, err = planned(*ON, *arguments)
     assert (found, out) == (status, "")
     assert err.startswith("penstock plan: error: ")
@@ -248,6 +248,6 @@ def test_constraints_are_read(text, spec):
         "w=P(",
     ],
 )
-def test_what_is_no_constraint_is_refused_and_not_run(text):
+def test_text_that_is_no_constraint_is_refused_and_not_evaluated(text):
     with pytest.raises(ValueError, match="needs a path and a layout"):
         parse_constraint(text)

@@ -1,4 +1,4 @@
-"""Faults of XLA that plans work around: each is reproduced, and noticed when it is gone."""
+"""Each fault of XLA that plans work around is reproduced; the test fails once it is fixed."""
 
 from __future__ import annotations
 

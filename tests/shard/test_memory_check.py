@@ -1,4 +1,4 @@
-"""Plans are compiled where that decides, and the compiler has the last word."""
+"""Plans near the memory limit are compiled, and the compiler's figure decides."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from penstock.shard.hlo.analysis import CompileError
 
 
 def scaled(x):
-    """With a kernel that only TPUs and GPUs compile."""
+    """Run a kernel that only TPUs and GPUs can compile."""
 
     def kernel(given, made):
         made[...] = given[...] * 2.0
@@ -32,14 +32,14 @@ def plan_of(step, *args, **options):
     return ps.plan(step, *args, **{"mesh": {"data": 8}, "hardware": "tpu-v5e", **options})
 
 
-def test_what_cannot_be_compiled_here_is_planned_and_said_to_be_unchecked():
+def test_a_step_that_does_not_compile_here_is_planned_with_a_warning():
     needed = plan_of(step_with_a_kernel, *ARGS).cost.memory.total
-    with pytest.warns(UserWarning, match=r"could not be compiled here to check that it is kept: .*CPU"):
+    with pytest.warns(UserWarning, match=r"could not be compiled here to check that it fits: .*CPU"):
         plan = plan_of(step_with_a_kernel, *ARGS, memory=int(1.1 * needed))
     assert plan.checked is None
 
 
-def test_what_cannot_be_compiled_is_an_error_where_that_was_asked():
+def test_a_step_that_does_not_compile_is_an_error_with_check():
     plan = plan_of(step_with_a_kernel, *ARGS)
     with pytest.raises(CompileError, match="CPU"):
         plan.verify()
@@ -52,7 +52,7 @@ def test_a_topology_is_text():
         plan_of(mlp_step, mlp(), rows()).verify(8)
 
 
-def test_what_is_foreseen_to_be_too_much_is_compiled_before_it_is_refused():
+def test_a_plan_predicted_above_the_limit_is_compiled_before_it_is_refused():
     def step(w, x):
         y, _ = jax.lax.scan(lambda carry, n: (carry + jnp.sin(carry * n), None), x @ w, jnp.arange(4.0))
         return w - 0.1 * (x.T @ y), y.sum()
@@ -76,8 +76,8 @@ def test_what_is_foreseen_to_be_too_much_is_compiled_before_it_is_refused():
         plan_of(step, *args, memory=needed // 2)
 
 
-def test_small_arrays_are_sharded_for_memory_though_a_byte_is_dear():
-    """Where latency is all of the time, a price on bytes has to rise far before anything is cut."""
+def test_small_arrays_are_sharded_for_memory_although_latency_dominates():
+    """Check that the price on bytes rises until an array is sharded, where all time is latency."""
 
     def step(w, x):
         return w - 0.1 * (x.T @ (x @ w)), jnp.float32(0)

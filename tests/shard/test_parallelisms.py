@@ -1,4 +1,4 @@
-"""What everybody knows of sharding comes out of the search, though nothing of it is written into it."""
+"""The search finds the known kinds of parallelism, although none of them is coded in it."""
 
 import functools
 
@@ -19,7 +19,7 @@ def shape(*dims, dtype=jnp.float32):
 
 
 def training(loss):
-    """Of a loss of (params, batch) a step with momentum."""
+    """Return a training step with momentum, for a loss of (params, batch)."""
 
     def step(params, momentum, batch):
         value, gradients = jax.value_and_grad(loss)(params, batch)
@@ -59,12 +59,12 @@ def test_a_small_convolutional_net_is_data_parallel():
     batch = {"x": shape(512, 64, 64, 3), "label": shape(512, dtype=jnp.int32)}
     plan = planned(training(loss), params, params, batch, mesh={"data": 8})
     assert layouts(plan)["batch/x"] == P("data", None, None, None)
-    # However its few weights are stored, each device computes with all of them.
+    # The few weights may be stored sharded, but every device computes with all of them.
     assert not any(any(used(plan)[f"params/kernels/{n}"]) for n in range(2))
     assert plan.axis_work["data"]["batch"] > 0.9
 
 
-def test_weights_that_are_large_beside_their_batch_are_cut_by_column_and_then_by_row():
+def test_large_weights_with_a_small_batch_are_sharded_by_column_and_then_by_row():
     plan = planned(training(mlp_loss), *(mlp(8192, 32768),) * 2, shape(16, 8192), mesh={"model": 8}, memory="4GiB")
     assert used(plan)["params/up"] == ((), ("model",))
     assert used(plan)["params/down"] == (("model",), ())
@@ -113,7 +113,7 @@ def test_the_weights_of_experts_are_sharded_by_expert():
     assert layouts(plan)["params/down"] == P("expert", None, None)
 
 
-def test_a_plan_is_never_slower_than_the_known_ones_that_fit():
+def test_a_plan_is_never_slower_than_a_baseline_that_fits():
     for width, rows in ((256, 8192), (4096, 64), (1024, 1024)):
         plan = planned(training(mlp_loss), *(mlp(width, 4 * width),) * 2, shape(rows, width), mesh={"data": 2, "model": 4})
         for known in plan.baselines.values():
@@ -122,7 +122,7 @@ def test_a_plan_is_never_slower_than_the_known_ones_that_fit():
 
 
 @pytest.mark.parametrize("pin", [P(), P("data"), P(None, "model"), P(("model", "data")), P("model", "data")], ids=str)
-def test_a_layout_that_is_prescribed_is_kept(pin):
+def test_a_constraint_of_the_user_is_kept(pin):
     plan = planned(
         training(mlp_loss),
         *(mlp(64, 256),) * 2,

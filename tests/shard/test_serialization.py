@@ -1,4 +1,4 @@
-"""Plans in files come back equal, and what is no plan says why."""
+"""A saved plan is loaded equal; a file that is no plan is refused with the reason."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_a_plan_comes_back_equal(make, tmp_path):
     assert (tmp_path / "again.json").read_text() == (tmp_path / "plan.json").read_text()
 
 
-def test_what_the_compiler_said_comes_back_too(tmp_path):
+def test_the_compilers_figures_are_saved_too(tmp_path):
     plan = plan_of(mlp_step, mlp(), rows(), check=True)
     plan.save(tmp_path / "plan.json")
     assert plan.checked is not None
@@ -53,7 +53,7 @@ def test_a_file_is_json_and_nothing_is_left_beside_it(saved):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_loaded_plan_trains_puts_and_makes_state(saved):
+def test_a_loaded_plan_trains_puts_and_creates_state(saved):
     plan, path = saved
     loaded = ps.Plan.load(path)
     state = loaded.put(mlp())
@@ -64,7 +64,7 @@ def test_a_loaded_plan_trains_puts_and_makes_state(saved):
     np.testing.assert_allclose(loss, mlp_step(mlp(), rows())[1], 1e-5)
 
 
-def test_a_loaded_plan_lays_out_arguments_that_are_not_yet(saved):
+def test_a_loaded_plan_shards_arguments_inside_of_the_jitted_step(saved):
     _, path = saved
     after, loss = ps.Plan.load(path).jit(mlp_step)(mlp(), rows())
     expected, expected_loss = mlp_step(mlp(), rows())
@@ -72,7 +72,7 @@ def test_a_loaded_plan_lays_out_arguments_that_are_not_yet(saved):
     np.testing.assert_allclose(after["in"], expected["in"], 1e-5, 1e-6)
 
 
-def test_a_bound_plan_is_whole_again(saved):
+def test_a_bound_plan_has_its_shardings_again(saved):
     plan, path = saved
     loaded = ps.Plan.load(path)
     with pytest.raises(ValueError, match=r"plan\.bind\(step, \*args\) first"):
@@ -109,7 +109,7 @@ def test_a_plan_of_another_step_says_what_differs(saved):
         (lambda text: json.dumps({**json.loads(text), "limit": "much"}), "is a damaged plan"),
     ],
 )
-def test_a_file_that_is_no_whole_plan_says_what_it_is(saved, damage, said):
+def test_a_file_that_is_no_plan_is_refused_with_the_reason(saved, damage, said):
     path = saved[1]
     path.write_text(damage(path.read_text()))
     with pytest.raises(ValueError, match=said) as raised:
@@ -127,7 +127,10 @@ def edited(path, edit):
     ("edit", "said"),
     [
         (lambda read: read.update(inputs=[]), "result 0 replaces argument 0, of 4 results and 0 arguments"),
-        (lambda read: read.update(inputs=[], state=[]), "leaves of role 'parameters' take .* bytes of a device, .* take 0"),
+        (
+            lambda read: read.update(inputs=[], state=[]),
+            "leaves of role 'parameters' take .* bytes of a device in its cost, .* take 0",
+        ),
         (lambda read: read["inputs"].pop(), "leaves of role 'batch' take"),
         (lambda read: read.update(outputs=[]), "result 0 replaces argument 0, of 0 results"),
         (lambda read: read.update(mesh={}), "a mesh of the axes {}"),
@@ -151,7 +154,7 @@ def edited(path, edit):
         ),
     ],
 )
-def test_what_contradicts_itself_is_a_damaged_plan(saved, edit, said):
+def test_a_plan_that_contradicts_itself_is_refused(saved, edit, said):
     path = saved[1]
     edited(path, edit)
     with pytest.raises(ValueError, match=f"is a damaged plan: .*(?:{said})"):

@@ -1,9 +1,9 @@
-"""What is unknown, in words."""
+"""Sentences on unknown costs have the number of places and how they count."""
 
 from penstock.shard.unknown_costs import about_collectives, about_loops, about_operations
 
 
-def test_where_all_is_known_nothing_is_said():
+def test_without_unknown_costs_there_is_no_sentence():
     assert about_loops(0) == about_operations({}, "nothing") == about_collectives(0) == ()
 
 
@@ -19,7 +19,7 @@ def test_a_sentence_has_the_number_and_what_counts():
     assert "2 collectives are all-reduces or reduce-scatters" in about_collectives(2)[0]
 
 
-def test_of_many_operations_the_most_frequent_are_named():
+def test_the_most_frequent_of_many_operations_are_named():
     (sentence,) = about_operations({"a": 1, "b": 3, "c": 2, "d": 1, "e": 1, "f": 1}, "nothing")
     assert "9 operations" in sentence
     assert "(3 × b, 2 × c, a, d, 2 other kinds)" in sentence

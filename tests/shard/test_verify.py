@@ -1,4 +1,4 @@
-"""What the compiler says of a plan, beside what was predicted."""
+"""The compiler's figures for a plan are shown beside the prediction."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def plan_of(step, *args):
     return ps.plan(step, *args, mesh={"data": 8}, hardware="tpu-v5e", check=False)
 
 
-def test_a_loop_of_unknown_length_is_told_of_both():
+def test_a_loop_of_unknown_length_is_reported_for_both():
     step, state, batch = while_loop()
     verified = plan_of(step, *state, batch).verify()
     assert verified.predicted.unknown == verified.measured.unknown == (LOOP,)
@@ -27,7 +27,7 @@ def test_a_loop_of_unknown_length_is_told_of_both():
     assert lines[-1].startswith("memory limit")
 
 
-def test_where_all_is_known_nothing_is_said():
+def test_without_unknown_costs_there_is_no_sentence():
     assert "unknown" not in str(plan_of(mlp_step, mlp(), rows()).verify())
 
 

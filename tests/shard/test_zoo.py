@@ -1,4 +1,4 @@
-"""Laws that hold for every plan, on training steps as people write them."""
+"""Every plan of the model zoo divides its leaves and predicts the bytes of its arguments."""
 
 import math
 
@@ -39,5 +39,5 @@ def test_every_layout_divides_its_leaf_and_state_returns_to_its_place(name):
 def test_arguments_take_the_bytes_that_were_predicted(name):
     plan = plan_of(name, check=False)
     verified = plan.verify()
-    # A scalar or two that nothing reads is no argument of the compiled program.
+    # The compiled program drops a few unused scalars from its arguments.
     assert verified.measured.arguments == pytest.approx(plan.cost.memory.arguments, abs=64)

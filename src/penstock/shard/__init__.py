@@ -1,4 +1,8 @@
-"""Which device holds what: a plan for any step function, found by a search and checked by the compiler."""
+"""Plan the sharding of a train step: find it by a search, and check it with the compiler.
+
+In: a step function, abstract arguments, a mesh and a memory limit. Out: a `Plan`, with shardings, a jitted step, and costs. The
+rooms, in the order in which they import each other: `mesh/`, `trace/`, `graph/`, `search/`, `apply/`, `hlo/`, `present/`.
+"""
 
 from penstock.shard._plan import Plan as Plan
 from penstock.shard._plan import plan as plan

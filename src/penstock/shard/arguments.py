@@ -1,4 +1,8 @@
-"""Find which argument of a planned step a tree of arrays is."""
+"""Match trees of arrays with the arguments of a planned step.
+
+In: the leaves of a plan, and a tree. Out: the leaves of the argument that the tree stands for, or the arguments that are the
+batch.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,13 @@ def find_argument(inputs: Sequence[LeafLayout], tree: Any, name: str | None = No
     """Return the leaves of the argument that has the structure, shapes and dtypes of a tree.
 
     Args:
-      inputs: leaves of all arguments of the step.
+      inputs: the leaves of all arguments of the step.
       tree: a pytree of arrays.
-      name: of the argument, where several have that structure and differ in layout.
+      name: the name of the argument, if several have the same structure and different layouts.
 
     Raises:
       ValueError: no argument has this structure; the message says what differs from the nearest. Or several have it, with
-        different layouts.
+        different layouts, and no name is given.
     """
     flat = jax.tree_util.tree_leaves(tree)
     leaves, paths = [as_array(each) for each in flat], leaf_paths(tree)
@@ -48,6 +52,34 @@ def find_argument(inputs: Sequence[LeafLayout], tree: Any, name: str | None = No
             f"say which it is: argument={next(iter(found))!r}"
         )
     return next(iter(found.values()))
+
+
+def select_batch(inputs: Sequence[LeafLayout], tree: Any, shardings: Sequence[Any]) -> Any:
+    """Return the shardings of the argument that is the batch, or a tuple of them if several are.
+
+    An argument is a batch if some of its leaves have that role, and none is a parameter or belongs to the optimizer.
+
+    Args:
+      inputs: the leaves of all arguments of the step.
+      tree: the structure of the arguments.
+      shardings: the sharding of each leaf.
+
+    Raises:
+      ValueError: no argument is a batch.
+    """
+    arguments = jax.tree_util.tree_unflatten(tree, shardings)
+    roles = [set(jax.tree_util.tree_leaves(each)) for each in jax.tree_util.tree_unflatten(tree, [leaf.role for leaf in inputs])]
+    batches = [
+        argument
+        for argument, of_leaves in zip(arguments, roles, strict=True)
+        if "batch" in of_leaves and not of_leaves & {"parameters", "optimizer"}
+    ]
+    if not batches:
+        raise ValueError(
+            "no argument of the step is a batch, judging by its use in the step: take one of plan.shardings, or name it when "
+            "planning, roles={'batch/*': 'batch'}"
+        )
+    return batches[0] if len(batches) == 1 else tuple(batches)
 
 
 def _equal(leaf: LeafLayout, path: str, array: Any) -> bool:

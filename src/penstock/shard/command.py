@@ -1,4 +1,7 @@
-"""`penstock plan`: a plan for a step function that a file names, without running it."""
+"""Run `penstock plan`: plan a step that a function of the user's module returns.
+
+In: command-line arguments. Out: the text of the plan, and files where they are asked for. The step is traced and never run.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,21 @@ from penstock.shard.graph.constraints import ROLES
 from penstock.shard.units import parse_bytes
 
 DESCRIPTION = """\
-Find which device holds what, for a train step. It is traced on shapes: nothing is allocated, nothing runs, and without
---verify nothing is compiled. No device of the kind needs to be here.
+Find a sharding of all arguments and intermediates of a train step. The step is traced on shapes: nothing is allocated, nothing
+runs, and without --verify nothing is compiled. The planned devices need not be present.
 
-FUNCTION is module:name, as in train:job for the function job of train.py, or train:Jobs.small for what a class or an object in
-it has. The current folder is looked into first, as with python -m. The function takes no arguments and returns the step and what
-it is called with, arrays or jax.ShapeDtypeStruct:
+FUNCTION is module:name: train:job for the function job of train.py, or train:Jobs.small for an attribute of a class or an object
+in it. The current folder is searched first, as with python -m. The function takes no arguments and returns the step and its
+arguments, as arrays or jax.ShapeDtypeStruct:
 
   def job():
-      state = jax.eval_shape(init_state)                 # of the size that it will have, without being made
+      state = jax.eval_shape(init_state)                 # shapes of the full size, without allocating them
       tokens = jax.ShapeDtypeStruct((64, 4096), "int32")
       return step, state, {"tokens": tokens, "targets": tokens}"""
 
 EPILOG = """\
-exit status: 0; 1 if no layout fits the memory, the function or the step fails, or --verify finds the limit not kept; 2 for
-arguments that make no sense
+exit status: 0; 1 if no layout fits the memory, the function or the step fails, or --verify finds that the limit is exceeded;
+2 for wrong arguments
 
 examples:
   penstock plan train:job --devices 8 --hardware tpu-v5e
@@ -48,13 +51,15 @@ examples:
 
 
 class CannotStartError(ValueError):
-    """What was named on the command line is not there, or not what it should be."""
+    """An error that something named on the command line does not exist, or is not what it should be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser of `penstock plan` its arguments."""
-    parser.add_argument("function", metavar="FUNCTION", help="module:name of what returns (step, *arguments)")
-    parser.add_argument("--devices", type=_count, metavar="N", help="how many; without --mesh, its shape is searched too")
+    """Add the arguments of `penstock plan` to its parser."""
+    parser.add_argument("function", metavar="FUNCTION", help="module:name of a function that returns (step, *arguments)")
+    parser.add_argument(
+        "--devices", type=_count, metavar="N", help="number of devices; without --mesh, the mesh shape is searched too"
+    )
     parser.add_argument(
         "--mesh", type=_mesh, metavar="NAME=SIZE,…", help="one to three mesh axes, as data=2,model=4 (default: the best)"
     )
@@ -66,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH=P(…)",
-        help="a layout that is prescribed for the leaves of a path, which may have stars; may be given several times",
+        help="a layout that the leaves of a path have to use; the path may contain stars; may be given several times",
     )
     parser.add_argument(
         "--role",
@@ -74,31 +79,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH=ROLE",
-        help=f"what the leaves of a path are, where the step misleads: {', '.join(ROLES)}; may be given several times",
+        help=f"the role of the leaves of a path, if the step misleads: {', '.join(ROLES)}; may be given several times",
     )
     parser.add_argument(
         "--verify",
         nargs="?",
         const="",
         metavar="TOPOLOGY",
-        help="compile the plan and print what the compiler says beside what was predicted: for TPUs that need not be here, as "
-        "v5e:2x4 (needs libtpu), or without a topology for the devices present or as many virtual CPU devices",
+        help="compile the plan and print the compiler's figures beside the prediction: for a TPU topology that need not be "
+        "present, as v5e:2x4 (needs libtpu), or without one for the devices that are present, or for virtual CPU devices",
     )
-    parser.add_argument("--html", type=Path, metavar="PATH", help="write the plan as a page, with the layouts drawn")
+    parser.add_argument("--html", type=Path, metavar="PATH", help="write the plan as an HTML page, with drawings of the layouts")
     parser.add_argument("--save", type=Path, metavar="PATH", help="write the plan for penstock.Plan.load")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, and print and write what was asked for.
+    """Run `penstock plan`.
+
+    Args:
+      args: the parsed arguments.
 
     Returns:
-      The exit status, as `EPILOG` has it.
+      The exit status, as `EPILOG` describes it.
     """
     try:
         _check_files(args)
         step, *arguments = _load(args.function)
         warn_of_known_faults()
-        made = plan(
+        planned = plan(
             step,
             *arguments,
             mesh=args.mesh,
@@ -109,14 +117,14 @@ def run(args: argparse.Namespace) -> int:
             roles=dict(args.role),
             check=False if args.verify is None else None,
         )
-        print(made)
+        print(planned)
         if args.save:
-            made.save(args.save)
+            planned.save(args.save)
         if args.html:
-            made.html(args.html)
+            planned.html(args.html)
         if args.verify is None:
             return 0
-        verified = made.verify(args.verify or None)
+        verified = planned.verify(args.verify or None)
         print(f"\n{verified}")
         return 0 if verified.fits else 1
     except (PlanError, CompileError) as error:
@@ -124,9 +132,9 @@ def run(args: argparse.Namespace) -> int:
     except CannotStartError as error:
         return _failed(str(error), 2)
     except Exception as error:
-        theirs = _from_theirs(error.__traceback__)
-        if theirs is not None:
-            traceback.print_exception(type(error), error, theirs)
+        user_lines = _user_traceback(error.__traceback__)
+        if user_lines is not None:
+            traceback.print_exception(type(error), error, user_lines)
             return _failed(f"{args.function} raised {type(error).__name__}, as above", 1)
         if isinstance(error, (ValueError, TypeError, OSError)):
             return _failed(str(error), 2)
@@ -134,16 +142,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _failed(message: str, status: int) -> int:
+    """Print an error, and return the exit status."""
     print(f"penstock plan: error: {message}", file=sys.stderr)
     return status
 
 
 def _load(name: str) -> tuple[Any, ...]:
-    """What the function returns: the step and its arguments.
+    """Load and call the user's function, and return its result: the step and its arguments.
+
+    Args:
+      name: module:function.
 
     Raises:
       CannotStartError: there is no such function, or it returns something else.
-      Whatever the module raises when it is imported, or the function when it is called.
+      Exception: errors of the module and of the function are passed on.
     """
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
@@ -155,7 +167,7 @@ def _load(name: str) -> tuple[Any, ...]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # one that the module imports
+            raise  # the missing module is one that the user's module imports
         raise CannotStartError(
             f"there is no module {error.name!r}, neither in {folder} nor installed; run it where {error.name}.py is"
         ) from None
@@ -166,18 +178,18 @@ def _load(name: str) -> tuple[Any, ...]:
         if function is None or (not callable(function) and f"{within}{part}" == function_name):
             names = [each for each in dir(holder) if not each.startswith("_") and callable(getattr(holder, each, None))]
             near = [f"{within}{each}" for each in difflib.get_close_matches(part, names, cutoff=0.3) or names[:5]]
-            said = ", ".join(near) or "none"
-            raise CannotStartError(f"{module_name} has no function {function_name!r}; functions that it has: {said}")
+            listed = ", ".join(near) or "none"
+            raise CannotStartError(f"{module_name} has no function {function_name!r}; functions that it has: {listed}")
         within += f"{part}."
-    made = function()
-    if not isinstance(made, tuple) or len(made) < 2 or not callable(made[0]):
-        found = f"({', '.join(type(each).__name__ for each in made)})" if isinstance(made, tuple) else type(made).__name__
+    result = function()
+    if not isinstance(result, tuple) or len(result) < 2 or not callable(result[0]):
+        found = f"({', '.join(type(each).__name__ for each in result)})" if isinstance(result, tuple) else type(result).__name__
         raise CannotStartError(f"{name} returned {found}; it should return the step and its arguments: (step, *arguments)")
-    return made
+    return result
 
 
-def _from_theirs(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the first line on that is neither of penstock, JAX nor the import system; None if there is none."""
+def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its first line outside of penstock, JAX and the import system; None if there is none."""
     ours = tuple(f"{Path(package.__file__ or '').parent}{os.sep}" for package in (penstock, jax))
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith((*ours, "<frozen ", importlib.__file__)):
         trace = trace.tb_next
@@ -185,20 +197,22 @@ def _from_theirs(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    """A search may take minutes, and its plan is not to be lost because of a folder that is not there."""
+    """Check that the files can be written before the search, which may take minutes."""
     for flag, path in (("--save", args.save), ("--html", args.html)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            wrong = "is a folder" if path.is_dir() else f"is in a folder that is not there, {path.parent}"
+            wrong = "is a folder" if path.is_dir() else f"is in a folder that does not exist, {path.parent}"
             raise CannotStartError(f"{flag} {path}: {wrong}; name a file that can be written")
 
 
 def _count(text: str) -> int:
+    """Parse a positive integer."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text}: needs an integer >= 1")
     return int(text)
 
 
 def _mesh(text: str) -> dict[str, int]:
+    """Parse mesh axes: data=2,model=4."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = (each.strip() for each in part.partition("="))
@@ -209,14 +223,17 @@ def _mesh(text: str) -> dict[str, int]:
 
 
 def _memory(text: str) -> int:
+    """Parse a number of bytes: 16GiB."""
     return _or_refused(parse_bytes, text)
 
 
 def _constraint(text: str) -> tuple[str, PartitionSpec]:
+    """Parse a constraint for argparse."""
     return _or_refused(parse_constraint, text)
 
 
 def _role(text: str) -> tuple[str, str]:
+    """Parse a path and its role: hidden/*=batch."""
     path, _, role = (each.strip() for each in text.rpartition("="))
     if not path or role not in ROLES:
         raise argparse.ArgumentTypeError(f"{text}: needs a path and one of {', '.join(ROLES)}, as 'hidden/*=batch'")
@@ -224,6 +241,7 @@ def _role(text: str) -> tuple[str, str]:
 
 
 def _or_refused(parse: Callable[[str], Any], text: str) -> Any:
+    """Parse text, and turn a `ValueError` into one that argparse prints."""
     try:
         return parse(text)
     except ValueError as error:
@@ -231,14 +249,19 @@ def _or_refused(parse: Callable[[str], Any], text: str) -> Any:
 
 
 def parse_constraint(text: str) -> tuple[str, PartitionSpec]:
-    """A pattern and a layout. The layout is read and not evaluated: strings, None, P.UNCONSTRAINED, and tuples of strings.
+    """Parse a path pattern and a layout.
+
+    The layout is parsed and never evaluated. It may contain strings, None, P.UNCONSTRAINED, and tuples of strings.
+
+    Args:
+      text: the pattern, "=", and the layout.
+
+    Raises:
+      ValueError: the text has another form.
 
     >>> pattern, layout = parse_constraint("params/*/w=P(('data', 'model'), None)")
     >>> pattern, tuple(layout)
     ('params/*/w', (('data', 'model'), None))
-
-    Raises:
-      ValueError: it is something else.
     """
     pattern, _, layout = text.rpartition("=")
     try:
@@ -256,6 +279,7 @@ def parse_constraint(text: str) -> tuple[str, PartitionSpec]:
 
 
 def _entry(node: ast.expr) -> Any:
+    """Read one entry of a `PartitionSpec`."""
     if isinstance(node, ast.Attribute) and _name(node.value) in ("P", "PartitionSpec") and node.attr == "UNCONSTRAINED":
         return PartitionSpec.UNCONSTRAINED
     value = ast.literal_eval(node)
@@ -266,4 +290,5 @@ def _entry(node: ast.expr) -> Any:
 
 
 def _name(node: ast.expr) -> str | None:
+    """Return the name that an expression is; None if it is another expression."""
     return node.id if isinstance(node, ast.Name) else None

@@ -1,11 +1,11 @@
-"""The errors of planning that are not about a wrong argument."""
+"""Define the errors of planning, other than those about a wrong argument: no layout fits, or the step does not compile."""
 
 from __future__ import annotations
 
 
 class PlanError(ValueError):
-    """No layout within the memory limit; the message names the nearest one and what would help."""
+    """An error that no layout fits the memory limit. The message names the nearest one, and what would help."""
 
 
 class CompileError(RuntimeError):
-    """A program that the compiler refused; the text is the compiler's."""
+    """An error that a program does not compile. The message is that of the compiler."""

@@ -1,4 +1,8 @@
-"""Enforce the memory limit: compile a plan where its prediction is near the limit, and refuse one that does not fit."""
+"""Enforce the memory limit.
+
+In: a plan record, and functions that compile a plan and search again. Out: a record that fits the limit. A plan is compiled if
+its prediction is near the limit; if the compiler needs more memory, the search is repeated with a lower limit.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,13 @@ from penstock.shard.trace.step import TracedStep
 from penstock.shard.units import format_bytes
 
 _NEAR = 0.6
-"""A prediction below this fraction of the limit is compiled only when asked: few are so far off (`penstock bench shard`)."""
+"""A prediction below this fraction of the limit is compiled only if asked. Few predictions err more (`penstock bench shard`)."""
 _ABOVE = 1.1
-"""A prediction above this multiple of the limit is refused without compiling."""
+"""A plan predicted above this multiple of the limit is refused without compiling."""
 _LARGEST = 6000
-"""Sharding constraints of the largest step that is compiled without being asked; it takes some seconds."""
+"""Most sharding constraints of a step that is compiled without being asked; it takes some seconds."""
 _ATTEMPTS = 3
+"""Most plans that are compiled."""
 
 Compile = Callable[[PlanRecord], tuple[Measured, str]]
 
@@ -31,18 +36,21 @@ Compile = Callable[[PlanRecord], tuple[Measured, str]]
 def check_memory(
     plan: PlanRecord, compile_plan: Compile, search_again: Callable[[float], PlanRecord | None], check: bool | None
 ) -> PlanRecord:
-    """Return a plan that keeps its memory limit when it is compiled.
+    """Return a plan that fits its memory limit when it is compiled.
 
-    Where the plan does not, the limit of the search is lowered by the error of the prediction, and the search is repeated.
+    If the plan does not fit, the limit of the search is lowered by the error of the prediction, and the search is repeated.
 
     Args:
       plan: the first candidate.
       compile_plan: returns the compiler's figures for a plan, and what it was compiled for.
-      search_again: makes a plan for a limit in bytes; None if there is none.
-      check: True compiles always, False never; None compiles where the prediction is near the limit and the program is small.
+      search_again: returns a plan for a limit in bytes; None if there is none.
+      check: True compiles always, False never; None compiles if the prediction is near the limit and the program is small.
+
+    Returns:
+      The plan, with the compiler's figures if it was compiled.
 
     Raises:
-      PlanError: no plan that was compiled keeps the limit.
+      PlanError: no plan that was compiled fits the limit.
       CompileError: the plan does not compile, and `check` is True.
     """
     if not _is_worth_compiling(plan, _NEAR, check):
@@ -81,7 +89,13 @@ def compile_before_refusing(plan: PlanRecord, compile_plan: Compile, check: bool
 
 
 def describe_excess(found: MeshPlan, traced: TracedStep, limit: int) -> str:
-    """Say by how much the smallest plan exceeds the limit, and what takes the most memory in it."""
+    """Describe by how much the smallest plan exceeds the limit, and what takes the most memory in it.
+
+    Args:
+      found: the plan of least memory.
+      traced: the step.
+      limit: bytes that one device may hold.
+    """
     prepared, assignment = found.prepared, found.candidate.assignment
     problem, program = prepared.problem, prepared.model.program
     memory = predict_cost(problem, assignment, prepared.roles, prepared.model.inputs, program.unknown).memory
@@ -114,13 +128,13 @@ def _is_worth_compiling(plan: PlanRecord, near: float, check: bool | None) -> bo
 
 
 def _measure_or_warn(plan: PlanRecord, compile_plan: Compile, check: bool | None) -> tuple[Measured | None, str]:
-    """Return the compiler's figures and what they are for; warn and return None if it fails unasked."""
+    """Return the compiler's figures, and what it compiled for; if that fails, raise if `check` is True, else warn."""
     try:
         return compile_plan(plan)
     except CompileError as error:
         if check:
             raise
         warnings.warn(
-            f"the plan is near its memory limit, and could not be compiled here to check that it is kept: {error}", stacklevel=4
+            f"the plan is near its memory limit, and could not be compiled here to check that it fits: {error}", stacklevel=4
         )
         return None, ""

@@ -1,6 +1,6 @@
-"""A plan as data: the mesh, the layout of each leaf, the sharding constraints inside of the step, and the predicted cost.
+"""Define a plan as data: the mesh, the layout of each leaf, the sharding constraints inside of the step, and the predicted cost.
 
-`_plan.py` makes records, and `verify.py`, `memory_check.py`, `serialization.py` and `present/` read them.
+`write_record.py` creates records; `jit.py`, `verify.py`, `memory_check.py`, `serialization.py` and `present/` read them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,19 @@ class LeafLayout:
     """The layout of one leaf of the arguments or results.
 
     Attributes:
-      path: of the leaf, with the name of its argument first: "state/params/w".
-      shape, dtype: of the global array.
+      path: the path of the leaf, with the name of its argument first: "state/params/w".
+      shape, dtype: those of the global array.
       role: "parameters", "optimizer", "batch", "other", or "output".
       stored: the layout between steps.
-      used: the layout in which the leaf enters the first operation that is not elementwise (a product of matrices, a
-        convolution, a lookup); None if there is no such operation.
-      weak: whether the dtype is weak, as that of a Python number.
+      used: the layout at its first non-elementwise operation: a matrix product, a convolution or a lookup. None if there is
+        none.
+      weak: whether the dtype is weak, like that of a Python number.
+
+    >>> leaf = LeafLayout("params/w", (512, 64), "float32", "parameters", (("data",), ()), ((), ()))
+    >>> leaf.partition_spec == PartitionSpec("data", None)
+    True
+    >>> leaf.bytes
+    131072
     """
 
     path: str
@@ -72,8 +78,8 @@ class PlanRecord:
 
     Attributes:
       mesh_shape: sizes of the mesh axes, in order.
-      hardware: name of the device that the plan was made for.
-      limit: bytes that a device may hold.
+      hardware: the name of the hardware that the plan was made for.
+      limit: bytes that one device may hold.
       inputs, outputs: layouts of the leaves of the arguments and results.
       state: for each output that replaces an input, by index, the index of the input.
       sharding_constraints: the layouts inside of the step.
@@ -115,5 +121,5 @@ def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int]) -> float:
 
 
 def named_shardings(leaves: Sequence[LeafLayout], mesh: Any) -> list[NamedSharding]:
-    """Return the sharding of each leaf between steps, on a mesh."""
+    """Return the sharding of each leaf between steps, on a mesh (a `Mesh` or an `AbstractMesh`)."""
     return [NamedSharding(mesh, leaf.partition_spec) for leaf in leaves]

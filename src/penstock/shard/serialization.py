@@ -1,4 +1,7 @@
-"""Plans in files: JSON, with a version of the format."""
+"""Write plans to files and read them: JSON, with a version of the format.
+
+In: a `PlanRecord` and a path. Out: a file, and from it an equal record. A file that contradicts itself is refused.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,13 @@ VERSION = 2
 
 
 def save(plan: PlanRecord, path: Path) -> None:
-    """Write a plan, whole or not at all."""
-    written = {
+    """Write a plan to a file, atomically.
+
+    Args:
+      plan: the plan.
+      path: the file, which is replaced if it exists.
+    """
+    content = {
         "format": FORMAT,
         "version": VERSION,
         "fingerprint": plan.fingerprint,
@@ -41,15 +49,19 @@ def save(plan: PlanRecord, path: Path) -> None:
         "baselines": {name: asdict(cost) for name, cost in plan.baselines.items()},
     }
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(written), encoding="utf-8")
+    part.write_text(json.dumps(content), encoding="utf-8")
     part.replace(path)
 
 
 def load(path: Path) -> PlanRecord:
-    """Read a plan.
+    """Read a plan from a file.
+
+    Args:
+      path: the file.
 
     Raises:
-      ValueError: the file is no plan, or of another version.
+      FileNotFoundError: there is no such file.
+      ValueError: the file is no plan, has another version of the format, or contradicts itself.
     """
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
@@ -72,6 +84,7 @@ def load(path: Path) -> PlanRecord:
 
 
 def _plan(read: dict[str, Any]) -> PlanRecord:
+    """Build a record from JSON."""
     return PlanRecord(
         mesh_shape={str(name): int(size) for name, size in read["mesh"].items()},
         hardware=read["hardware"],
@@ -89,10 +102,12 @@ def _plan(read: dict[str, Any]) -> PlanRecord:
 
 
 def _spec(entries: list[list[str]]) -> Spec:
+    """Build a layout from JSON."""
     return tuple(tuple(entry) for entry in entries)
 
 
 def _leaf(read: dict[str, Any]) -> LeafLayout:
+    """Build a leaf from JSON."""
     used = read["used"]
     return LeafLayout(
         read["path"],
@@ -106,6 +121,7 @@ def _leaf(read: dict[str, Any]) -> LeafLayout:
 
 
 def _by_path(read: list[Any]) -> dict[Any, Any]:
+    """Build sharding constraints, by path of the equation, from JSON."""
     return {
         tuple(index): tuple(None if chain is None else tuple(_spec(spec) for spec in chain) for chain in specs)
         for index, specs in read
@@ -113,13 +129,14 @@ def _by_path(read: list[Any]) -> dict[Any, Any]:
 
 
 def _cost(read: dict[str, Any]) -> Cost:
+    """Build a cost from JSON."""
     collectives = tuple(PlannedCollective(**{**each, "axes": tuple(each["axes"])}) for each in read["collectives"])
-    told = {"collectives": collectives, "memory": Memory(**read["memory"]), "unknown": tuple(read["unknown"])}
-    return Cost(**{**read, **told})
+    nested = {"collectives": collectives, "memory": Memory(**read["memory"]), "unknown": tuple(read["unknown"])}
+    return Cost(**{**read, **nested})
 
 
 def _contradictions(plan: PlanRecord) -> Iterator[str]:
-    """What of a plan does not agree with the rest of it, and would fail only where it is used."""
+    """Yield the contradictions in a plan, in words. Without this check, they would fail only when the plan is used."""
     mesh = plan.mesh_shape
     if not mesh or min(mesh.values()) < 1:
         yield f"a mesh of the axes {mesh}"
@@ -141,14 +158,15 @@ def _contradictions(plan: PlanRecord) -> Iterator[str]:
             yield f"{plan.outputs[index].path!r} replaces {plan.inputs[source].path!r}, and they differ in shape or layout"
     for role in ROLES:
         leaves = [leaf for leaf in plan.inputs if leaf.role == role]
-        said, held = getattr(plan.cost.memory, role), sum(local_bytes(leaf, mesh) for leaf in leaves)
-        # Of the keys of random numbers the name of the type does not say how many bytes they have.
-        if not any(leaf.dtype.startswith("key<") for leaf in leaves) and not math.isclose(said, held, rel_tol=1e-6, abs_tol=1):
-            yield f"leaves of role {role!r} take {said} bytes of a device, and those that it has take {held:.0f}"
+        predicted, actual = getattr(plan.cost.memory, role), sum(local_bytes(leaf, mesh) for leaf in leaves)
+        # The dtype of a random key may not tell how many bytes it has.
+        keys = any(leaf.dtype.startswith("key<") for leaf in leaves)
+        if not keys and not math.isclose(predicted, actual, rel_tol=1e-6, abs_tol=1):
+            yield f"leaves of role {role!r} take {predicted} bytes of a device in its cost, and its leaves take {actual:.0f}"
 
 
 def _divides(spec: Spec, shape: tuple[int, ...], mesh: Mapping[str, int]) -> bool:
-    """Whether a layout names axes of the mesh, each of them once, that divide the dimensions of a shape."""
+    """Return whether a layout names axes of the mesh, each at most once, that divide the dimensions of a shape."""
     axes = [axis for entry in spec for axis in entry]
-    known = len(set(axes)) == len(axes) and set(axes) <= set(mesh)
-    return known and all(size % math.prod(mesh[axis] for axis in entry) == 0 for size, entry in zip(shape, spec, strict=True))
+    valid = len(set(axes)) == len(axes) and set(axes) <= set(mesh)
+    return valid and all(size % math.prod(mesh[axis] for axis in entry) == 0 for size, entry in zip(shape, spec, strict=True))

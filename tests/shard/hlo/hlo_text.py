@@ -1,4 +1,4 @@
-"""Programs of a few lines, as the compiler prints them."""
+"""Short programs in HLO text, as the compiler prints it."""
 
 from penstock.shard.hlo.collectives import find_collectives
 

@@ -13,7 +13,7 @@ from penstock.shard.hlo.collectives import Collective
 from penstock.shard.mesh.hardware import Hardware
 
 
-def test_what_is_known_of_a_step_beforehand():
+def test_figures_of_a_step_are_those_computed_by_hand():
     found = directly()
     assert found.arguments == PARAMETERS + 16 * 64 * 4
     assert found.aliased == PARAMETERS
@@ -24,7 +24,7 @@ def test_what_is_known_of_a_step_beforehand():
     assert {c.count for c in found.collectives if c.bytes > 4} == {3.0}
 
 
-def test_tables_of_many_devices_are_read():
+def test_constants_of_up_to_a_million_elements_are_printed():
     compiled = jax.jit(lambda i: jnp.array(range(7, 23))[i]).lower(3).compile()
     assert "{...}" in compiled.as_text()
     assert "{7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22}" in program_text(compiled)
@@ -33,14 +33,14 @@ def test_tables_of_many_devices_are_read():
     assert len(program_text(compiled)) < 1 << 20
 
 
-def test_a_compiler_that_does_not_tell_memory_is_an_error(monkeypatch):
+def test_a_compiler_that_does_not_report_memory_is_an_error(monkeypatch):
     program = jax.jit(lambda x: x * 2).lower(3.0).compile()
     monkeypatch.setattr(type(program), "memory_analysis", lambda self: None)
     with pytest.raises(CompileError, match="does not report how much memory a program needs"):
         measure(program, {"x": 1})
 
 
-def test_the_score():
+def test_seconds_are_flops_at_the_peak_and_bytes_over_the_links():
     machine = Hardware("m", {"float32": 100.0, "bfloat16": 200.0}, 1, 1.0, 10.0, 0.0, "", axis_bandwidth={"nodes": 1.0})
     found = Measured(
         arguments=7,

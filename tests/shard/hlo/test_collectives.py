@@ -44,7 +44,7 @@ def test_axes_of_one_device_are_not_spanned():
     assert only(text, {"a": 1, "b": 8}).axes == ("b",)
 
 
-def test_a_mesh_that_is_too_small_is_told():
+def test_a_mesh_that_is_too_small_is_refused():
     text = program("ROOT %r = f32[8,16] all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add")
     with pytest.raises(ValueError, match=r"device 7.*data 2 × model 2 has 4"):
         find_collectives(text, {"data": 2, "model": 2})
@@ -57,7 +57,7 @@ def test_a_mesh_that_is_too_small_is_told():
         ("collective-permute(%p), source_target_pairs=#new<8>", "%?r has no source_target_pairs"),
     ],
 )
-def test_devices_that_are_written_in_an_unknown_way_are_an_error(line, said):
+def test_device_groups_in_an_unknown_form_are_an_error(line, said):
     with pytest.raises(ValueError, match=said):
         find_collectives(program(f"ROOT %r = f32[8,16] {line}"), MESH)
 
@@ -72,7 +72,7 @@ def test_devices_that_are_written_in_an_unknown_way_are_an_error(line, said):
         ("collective-broadcast(%p), replica_groups={{1,0,2,3},{5,4,6,7}}", "collective-broadcast", 512, 512),
     ],
 )
-def test_bytes_and_wire(line, kind, size, bytes_on_wire):
+def test_bytes_and_bytes_on_wire(line, kind, size, bytes_on_wire):
     found = only(program(f"ROOT %r = f32[32,16] {line}"))
     assert (found.kind, found.bytes, found.bytes_on_wire) == (kind, size, bytes_on_wire)
 
@@ -88,7 +88,7 @@ def test_a_permute():
     assert find_collectives(program("ROOT %r = f32[8,16] collective-permute(%p), source_target_pairs={{0,0}}"), MESH) == []
 
 
-def test_a_tuple_is_summed_whatever_its_comments():
+def test_a_tuple_all_reduce_is_summed_despite_its_comments():
     operands = ", ".join(f"%p{i}" if i != 5 else "/*index=5*/%p5" for i in range(6))
     types = ", ".join("/*index=5*/bf16[4]{0:T(256)}" if i == 5 else "f32[8,16]{1,0:T(8,128)(2,1)S(1)}" for i in range(6))
     parameters = "\n".join(f"%p{i} = {'bf16[4]{0}' if i == 5 else 'f32[8,16]{1,0}'} parameter({i})" for i in range(6))
@@ -133,7 +133,7 @@ def test_async_start_of_a_computation():
     assert only(text) == Collective("reduce-scatter", 512, 4, 1.0, ("model",))
 
 
-def test_a_conditional_counts_its_dearest_branch():
+def test_a_conditional_counts_its_most_expensive_branch():
     branch = """
 %{name} (q{name}: f32[8,16]) -> f32[8,16] {{
   %q{name} = f32[8,16]{{1,0}} parameter(0)
@@ -154,8 +154,8 @@ def test_a_conditional_counts_its_dearest_branch():
         assert count_flops(text) == 128
 
 
-# What the TPU compiler (libtpu 0.0.52, v5e:2x4) makes of an all-gather that it overlaps: three fusions, each with the
-# all-gather in it. Shortened.
+# An all-gather that the TPU compiler (libtpu 0.0.52, v5e:2x4) overlaps: three fusions, each with the all-gather in it.
+# Shortened.
 TPU_ASYNC = """
 HloModule jit_step, is_scheduled=true, num_partitions=8
 

@@ -30,7 +30,7 @@ def exported(mesh=None, **options):
 
 
 def doubled(sizes=MESH, dtype="float32"):
-    """A program that compiles fast: 64·64 elements over all devices."""
+    """Return an exported program that compiles fast: 64·64 elements over all devices."""
     sharding = NamedSharding(elsewhere(sizes), P("data", "model"))
     return export_program(jax.jit(lambda x: x * 2), jax.ShapeDtypeStruct((64, 64), dtype, sharding=sharding), mesh=sizes)
 
@@ -39,7 +39,7 @@ def same(a, b):
     return dataclasses.replace(a, seconds_to_compile=0) == dataclasses.replace(b, seconds_to_compile=0)
 
 
-def test_a_program_compiled_elsewhere_is_the_one_compiled_here():
+def test_figures_are_the_same_from_another_process():
     kept, given, other = measure_exported([exported(), exported(donate=()), exported(here())])
     assert same(kept, directly())
     assert kept.seconds_to_compile > 0
@@ -48,7 +48,7 @@ def test_a_program_compiled_elsewhere_is_the_one_compiled_here():
     assert same(other, kept)
 
 
-def test_one_program_that_fails_leaves_the_others(tmp_path, monkeypatch):
+def test_a_program_that_fails_does_not_affect_the_others(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     good = doubled()
     header, serialised = good.split(b"\n", 1)
@@ -75,7 +75,7 @@ def test_meshes_of_several_sizes_and_dtypes_in_one_process():
     assert [found.arguments for found in measure_exported(programs)] == [64 * 64 * size // n for n in (2, 32) for size in (2, 8)]
 
 
-def test_a_compiler_that_dies_takes_one_program_along(monkeypatch):
+def test_a_crash_of_the_compiler_affects_one_program_only(monkeypatch):
     start = compile_exported._start
 
     def dies_first(folder, share, topology):
@@ -90,14 +90,14 @@ def test_a_compiler_that_dies_takes_one_program_along(monkeypatch):
     assert alive.arguments == 64 * 64 * 4 // 8
 
 
-def test_processes_that_cannot_start_are_told_once(monkeypatch, tmp_path):
+def test_a_process_that_cannot_start_is_an_error_of_its_programs(monkeypatch, tmp_path):
     (tmp_path / "jax.py").write_text("raise ImportError('this is no JAX')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = measure_exported([doubled()] * 2)
     assert all(isinstance(each, CompileError) and "this is no JAX" in str(each) for each in found)
 
 
-def test_the_current_folder_is_not_imported_from(monkeypatch, tmp_path):
+def test_nothing_is_imported_from_the_current_folder(monkeypatch, tmp_path):
     (tmp_path / "jax.py").write_text("raise ImportError('this is no JAX')")
     monkeypatch.chdir(tmp_path)
     assert isinstance(measure_exported([doubled()])[0], Measured)
@@ -105,7 +105,7 @@ def test_the_current_folder_is_not_imported_from(monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def measuring(tmp_path):
-    """A process that compiles many programs in another one; yields it and the other's id."""
+    """Start a process that compiles many programs in a worker; yield it and the id of the worker."""
     (tmp_path / "program").write_bytes(exported())
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_a_compiling_process_ends_with_the_one_that_started_it(tmp_path):
+def test_a_compiling_process_exits_with_its_parent(tmp_path):
     with measuring(tmp_path) as (process, worker):
         ended = os.pidfd_open(worker)
         process.kill()
@@ -156,8 +156,8 @@ def test_a_compiling_process_ends_with_the_one_that_started_it(tmp_path):
     assert readable
 
 
-def test_a_topology_without_its_compiler_tells_what_to_install(monkeypatch, tmp_path):
-    # Found first, where libtpu is installed.
+def test_a_topology_without_its_compiler_says_what_to_install(monkeypatch, tmp_path):
+    # This folder comes first, in case libtpu is installed.
     (tmp_path / "libtpu.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
@@ -169,7 +169,7 @@ def test_a_topology_without_its_compiler_tells_what_to_install(monkeypatch, tmp_
 
 @pytest.fixture
 def compiler(monkeypatch):
-    """Stands for libtpu, which need not be here: topologies of 8 devices. Gives what it was asked for."""
+    """Replace libtpu by topologies of 8 devices; return the list of requested topologies."""
     asked = []
 
     def get_topology_desc(**options):
@@ -180,7 +180,7 @@ def compiler(monkeypatch):
     return asked
 
 
-def test_a_topology_of_another_size_tells_both_sizes(compiler):
+def test_a_topology_of_another_size_is_refused_with_both_sizes(compiler):
     with pytest.raises(CompileError) as found:
         compile_worker.tpu_mesh({"data": 4, "model": 4}, "v5e:2x4")
     assert str(found.value) == (

@@ -1,4 +1,4 @@
-"""What is read from programs of the CPU compiler, on 8 devices."""
+"""Collectives and FLOPs are read from programs that the CPU compiler makes for 8 devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mesh():
 
 
 def compiled(mesh, function, *arguments, out=None):
-    """`arguments` are (shape, layout), all of float32."""
+    """Return the HLO text of a function of float32 arguments, each (shape, layout)."""
     abstract = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, layout)) for shape, layout in arguments]
     options = {} if out is None else {"out_shardings": NamedSharding(mesh, out)}
     return jax.jit(function, **options).lower(*abstract).compile().as_text()
@@ -67,7 +67,7 @@ def test_a_product(mesh, layouts, wanted):
     assert all(c.count == 1 for c in find_collectives(text, MESH))
 
 
-def test_a_gradient_that_is_kept_in_parts(mesh):
+def test_a_sharded_gradient_is_a_reduce_scatter(mesh):
     def gradients(weights, x):
         return jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w["a"]) @ w["b"]))(weights)
 
@@ -102,7 +102,7 @@ def test_a_loop(mesh):
         (lambda n: n < 100, lambda n: n + 1),
     ],
 )
-def test_a_loop_from_a_number_that_is_given_counts_one_turn_and_is_told(mesh, goes_on, step):
+def test_a_loop_that_starts_from_an_argument_counts_once_and_is_reported(mesh, goes_on, step):
     def turns(n, a, b):
         return lax.while_loop(lambda c: goes_on(c[0]), lambda c: (step(c[0]), jnp.tanh(c[1] @ b @ b.T)), (n, a))[1]
 
@@ -120,19 +120,19 @@ def test_a_loop_from_a_number_that_is_given_counts_one_turn_and_is_told(mesh, go
 
 
 @pytest.mark.parametrize(("function", "name"), [(jnp.linalg.cholesky, "lapack_spotrf_ffi"), (callback, "callback")])
-def test_calls_of_libraries_and_of_python_are_told(mesh, function, name):
+def test_library_calls_and_callbacks_are_reported(mesh, function, name):
     (sentence,) = describe_unknown_costs(compiled(mesh, function, ((8, 8), P())))
     assert sentence.startswith("1 operation of unknown cost counts nothing (")
     assert name in sentence
 
 
-def test_a_search_for_the_largest_is_no_call_of_unknown_cost(mesh):
+def test_top_k_is_no_call_of_unknown_cost(mesh):
     text = compiled(mesh, lambda x: lax.top_k(x, 4), ((64, 64), P()))
     assert "custom-call" in text
     assert describe_unknown_costs(text) == ()
 
 
-def test_what_a_loop_exchanges_to_know_whether_to_go_on(mesh):
+def test_collectives_in_the_condition_of_a_loop_are_counted(mesh):
     def halved(x):
         return lax.while_loop(lambda c: jnp.sum(c) > 1000.0, lambda c: c * 0.5, x)
 

@@ -1,4 +1,4 @@
-"""FLOPs of what only GPUs and gradients have, and what is unknown; the others are counted in programs that are compiled."""
+"""FLOPs of library calls and rare convolutions are counted; unknown costs are reported. See also test_compiled_programs.py."""
 
 import pytest
 from tests.shard.hlo.hlo_text import program
@@ -6,7 +6,7 @@ from tests.shard.hlo.hlo_text import program
 from penstock.shard.hlo.flops import count_flops, describe_unknown_costs
 
 
-# As XLA's own tests have what it makes for GPUs.
+# In the form of XLA's own tests for GPUs.
 @pytest.mark.parametrize("kind", ["Forward", "BackwardInput", "BackwardFilter"])
 def test_convolutions_of_cudnn(kind):
     image, kernel, result = "f16[10,20,30,41]", "f16[2,3,41,40]", "f16[10,19,28,40]"
@@ -27,7 +27,7 @@ def test_convolutions_of_cudnn(kind):
 
 
 def test_a_convolution_over_groups_of_the_batch():
-    """The CPU compiler writes it in other ways."""
+    """Check a form that the CPU compiler does not print."""
     call = "convolution(%p, %q), window={size=3x3 pad=1_1x1_1}, dim_labels=bf01_oi01->bf01, batch_group_count=4"
     text = program(
         f"%q = f32[16,8,3,3] parameter(1)\nROOT %c = f32[2,16,9,9] {call}", parameters="%p = f32[8,8,9,9] parameter(0)"
@@ -50,12 +50,12 @@ def call(target, more=""):
 @pytest.mark.parametrize(
     "line", [call("Sharding"), call("annotate_device_placement"), call("TopK"), "tanh(%p)", "slice-start(%p)"]
 )
-def test_what_computes_nothing_is_not_told(line):
+def test_instructions_without_flops_are_not_reported(line):
     text = program(f"ROOT %r = f32[8,16] {line}")
     assert (count_flops(text), describe_unknown_costs(text)) == (0, ())
 
 
-def test_operations_of_unknown_cost_are_told_by_name():
+def test_operations_of_unknown_cost_are_reported_by_name():
     text = program(f"""
       %a = f32[8,16] {call("tpu_custom_call")}
       %b = f32[8,16] {call("tpu_custom_call")}

@@ -25,13 +25,13 @@ def test_bytes_of_types(dtype, size):
     assert only(text).bytes == size
 
 
-def test_what_is_not_hlo_is_refused():
+def test_text_that_is_not_hlo_is_refused():
     with pytest.raises(ValueError, match="no ENTRY"):
         count_flops("module @jit_f {}")
 
 
 def loop(condition, update="add(%i, %one)", config="", start="constant(0)", limit="%l", dtype="s32"):
-    """A loop with an all-reduce and a product of [8,16] and [16,16] in it."""
+    """Return a program with a loop that has an all-reduce and a product of [8,16] and [16,16]."""
     before = f"""
 %body (t: ({dtype}[], f32[8,16], f32[16,16], s32[])) -> ({dtype}[], f32[8,16], f32[16,16], s32[]) {{
   %t = ({dtype}[], f32[8,16]{{1,0}}, f32[16,16], s32[]) parameter(0)
@@ -90,7 +90,7 @@ def loop(condition, update="add(%i, %one)", config="", start="constant(0)", limi
         (loop("custom-call(%j)", config=', backend_config={"known_trip_count":{"n":"1"}}'), 1),
     ],
 )
-def test_a_loop_runs_as_often_as_xla_says_or_its_condition(text, trips):
+def test_a_trip_count_is_printed_by_xla_or_computed_from_the_condition(text, trips):
     assert find_collectives(text, MESH) == [Collective("all-reduce", 512, 4, float(trips), ("model",))] * (trips > 0)
     turn = 2 * 8 * 16 * 16 + 8 * 16 + 1  # product, all-reduce and counter
     assert abs(count_flops(text) - trips * turn) <= trips  # the comparison
@@ -124,7 +124,7 @@ LT, GT, NE = (f"compare(%j, %five), direction={direction}" for direction in ("LT
         loop("and(%j, %five)"),
     ],
 )
-def test_a_loop_of_unknown_length_counts_once_and_is_told(text):
+def test_a_loop_of_unknown_length_counts_once_and_is_reported(text):
     assert only(text) == Collective("all-reduce", 512, 4, 1.0, ("model",))
     assert 2 * 8 * 16 * 16 < count_flops(text) < 2 * (2 * 8 * 16 * 16)
     assert describe_unknown_costs(text) == (
@@ -133,7 +133,7 @@ def test_a_loop_of_unknown_length_counts_once_and_is_told(text):
 
 
 def test_a_loop_runs_its_condition_as_often_as_its_body():
-    """FLOPs and collectives alike."""
+    """Check both the FLOPs and the collectives."""
     exchange = "%sum = s32[] all-reduce(%j), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add"
     text = loop(LT).replace("ROOT %go", f"{exchange}\n  ROOT %go")
     assert find_collectives(text, MESH) == [

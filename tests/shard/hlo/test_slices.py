@@ -1,4 +1,4 @@
-"""An all-reduce of which each device keeps a part stands for a reduce-scatter."""
+"""An all-reduce counts as a reduce-scatter if each device keeps a slice of the result."""
 
 import pytest
 from tests.shard.hlo.hlo_text import MESH, only, program
@@ -26,7 +26,7 @@ SLICE = """
     ["%x = f32[8,16] copy(%a)", "%x = f32[8,16] negate(%a)", "%c = f32[8,16] convert(%a)\n  %x = f32[8,16] bitcast(%c)"],
 )
 @pytest.mark.parametrize("through", ["%v = f32[8,16] bitcast(%r)", "%v = f32[8,16] all-reduce-done(%r)"])
-def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter(between, through):
+def test_an_all_reduce_that_each_device_slices_is_a_reduce_scatter(between, through):
     def kept(table, groups="[2,4]<=[8]"):
         text = program(
             f"""
@@ -41,15 +41,15 @@ def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter(bet
         return find_collectives(text, MESH)
 
     assert kept("{0, 1, 2, 3, 0, 1, 2, 3}") == [Collective("reduce-scatter", 512, 4, 1.0, ("model",))]
-    # Over both axes, and sliced over one.
+    # Reduced over both axes, sliced over one.
     assert kept("{0, 1, 2, 3, 0, 1, 2, 3}", "[1,8]<=[8]") == [
         Collective("reduce-scatter", 512, 4, 1.0, ("model",)),
         Collective("all-reduce", 128, 2, 1.0, ("data",)),
     ]
-    # Over one axis, and sliced over the other: each device needs all that its group has reduced.
+    # Reduced over one axis, sliced over the other: each device needs the full result of its group.
     assert kept("{0, 0, 0, 0, 1, 1, 1, 1}") == [Collective("all-reduce", 512, 4, 1.0, ("model",))]
     assert kept("{0, 1, 1, 1, 0, 1, 1, 1}") == [Collective("all-reduce", 512, 4, 1.0, ("model",))]
-    # The table is too long for the text: by size.
+    # The table is too long to be printed, so that the size decides.
     assert kept("{...}") == [Collective("reduce-scatter", 512, 4, 1.0, ("model",), guessed=True)]
     assert kept("{...}", "[1,8]<=[8]") == [
         Collective("reduce-scatter", 512, 4, 1.0, ("model",), guessed=True),
@@ -57,7 +57,7 @@ def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter(bet
     ]
 
 
-def test_a_slice_at_a_place_that_all_devices_share_keeps_the_all_reduce():
+def test_a_slice_at_the_same_offset_on_all_devices_keeps_the_all_reduce():
     text = program("""
       %r = f32[8,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
       %two = s32[] constant(2)
@@ -66,7 +66,7 @@ def test_a_slice_at_a_place_that_all_devices_share_keeps_the_all_reduce():
     assert only(text).kind == "all-reduce"
 
 
-def test_a_second_use_of_the_whole_keeps_the_all_reduce():
+def test_a_second_use_of_the_full_result_keeps_the_all_reduce():
     text = program("""
       %r = f32[8,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
       %id = u32[] partition-id()
@@ -77,7 +77,7 @@ def test_a_second_use_of_the_whole_keeps_the_all_reduce():
     assert only(text).kind == "all-reduce"
 
 
-def test_a_use_of_the_whole_decides_over_a_guess():
+def test_a_use_of_the_full_result_overrides_a_guess():
     text = program("""
       %r = f32[8,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
       %id = u32[] partition-id()
@@ -109,7 +109,7 @@ def test_a_tuple_all_reduce_is_taken_element_by_element():
     ]
 
 
-def test_what_a_compiler_that_forms_reduce_scatters_leaves_as_an_all_reduce_is_one():
+def test_an_all_reduce_of_a_compiler_that_forms_reduce_scatters_is_kept():
     lines = """
       %r = f32[8,16]{{1,0:T(8,128)}} all-reduce(%p), replica_groups=[1,8]<=[8], to_apply=%add{config}
       %c = (f32[8,16]{{1,0:T(8,128)S(1)}}, f32[8,16]{{1,0:T(8,128)}}, u32[]{{:S(2)}}) copy-start(%r)
@@ -123,7 +123,7 @@ def test_what_a_compiler_that_forms_reduce_scatters_leaves_as_an_all_reduce_is_o
     assert only(program(lines.format(config=config))).kind == "all-reduce"
 
 
-def test_parts_that_overlap_keep_the_all_reduce():
+def test_overlapping_slices_keep_the_all_reduce():
     text = program("""
       %r = f32[8,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
       %id = u32[] partition-id()

@@ -1,4 +1,4 @@
-"""A small training step, jitted on devices that are here or not."""
+"""A small training step, jitted for devices that may be absent."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def elsewhere(sizes=MESH):
 
 
 def train(mesh, donate=(0,)):
-    """A step with a loop, an argument that it does not use, donated parameters; and its abstract arguments."""
+    """Return a jitted step with a loop, an unused argument and donated parameters, and its abstract arguments."""
 
     def step(parameters, unused, batch):
         def loss(parameters):

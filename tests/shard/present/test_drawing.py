@@ -1,4 +1,4 @@
-"""The drawing of a layout shows the part of a device, and says it in words."""
+"""The drawing of a layout shows the part of one device, and has a text alternative."""
 
 from __future__ import annotations
 

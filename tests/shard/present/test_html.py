@@ -27,7 +27,7 @@ _EVIL = "<script>document.title='ran'</script>\"'&"
 
 
 class _Reader(HTMLParser):
-    """The text that a reader sees, and the tags in their order."""
+    """The visible text of a page, and its tags in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -55,14 +55,14 @@ class _Reader(HTMLParser):
 
 
 def evil() -> Plan:
-    """Everything that a user names is a script."""
+    """Return a plan in which every name that a user chooses is a script."""
     axis = f"a{_EVIL}"
     leaves = with_moments(f"{_EVIL}/w", (64, 64), spec(axis, None), spec(None, None), spec(axis, None))
     made = plan(leaves, {axis: 2}, {axis: BATCH}, collective("all-gather", (axis,), 1), hardware=f"own {_EVIL}")
     return replace(made, baselines={f"baseline {_EVIL}": made.cost})
 
 
-def test_page_says_what_the_report_says():
+def test_the_page_has_the_content_of_the_text():
     made = megatron()
     text = _Reader(plan_page(made)).text
     for axis in made.mesh_shape:
@@ -80,7 +80,7 @@ def test_page_says_what_the_report_says():
         assert words in text
 
 
-def test_bars_say_their_parts():
+def test_bars_have_a_text_alternative():
     said = [
         attributes["aria-label"]
         for tag, attributes in _Reader(plan_page(megatron())).tags
@@ -94,12 +94,12 @@ def test_bars_say_their_parts():
     ]
 
 
-def test_page_has_what_the_compiler_said():
+def test_the_page_has_the_compilers_figure():
     made = replace(megatron(), checked=Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 1.0))
     assert "The compiler's figure for this plan is 8 GiB, 50% of the limit" in _Reader(plan_page(made)).text
 
 
-def test_page_says_what_is_unknown_below_the_times():
+def test_the_page_has_unknown_costs_below_the_times():
     made = megatron()
     text = _Reader(plan_page(replace(made, cost=replace(made.cost, unknown=("1 loop of unknown length counts once",))))).text
     time, rest = text.split("Peak memory")
@@ -108,7 +108,7 @@ def test_page_says_what_is_unknown_below_the_times():
     assert "unknown" not in _Reader(plan_page(made)).text
 
 
-def test_page_asks_the_network_for_nothing():
+def test_the_page_needs_no_network():
     text = plan_page(megatron())
     assert {*re.findall(r"[a-z]+://[^\s\"'<]*", text)} == {_SVG}
     assert "@import" not in text
@@ -118,7 +118,7 @@ def test_page_asks_the_network_for_nothing():
     assert html.unescape(policy[1]).startswith("default-src 'none'; style-src 'sha256-")
 
 
-def test_names_are_escaped_wherever_they_stand():
+def test_names_are_escaped_everywhere():
     reader = _Reader(plan_page(evil()))
     assert reader.open == []
     assert [tag for tag, _ in reader.tags].count("script") == 1
@@ -126,7 +126,7 @@ def test_names_are_escaped_wherever_they_stand():
         assert name in reader.text
 
 
-def test_a_plan_of_nothing_has_a_page():
+def test_an_empty_plan_has_a_page():
     text = _Reader(plan_page(plan([], {"data": 2}, {"data": BATCH}))).text
     assert "There are none." in text
     assert "penstock plan 8" not in text
@@ -141,7 +141,7 @@ def test_a_layout_used_and_not_stored_has_a_column():
 
 @pytest.fixture
 def opened(browser: Chrome, tmp_path: Path) -> Iterator[Callable[..., Chrome]]:
-    """Open the page of a plan; when the test is over, the browser must have had nothing to complain of."""
+    """Open the page of a plan; after the test, the browser must have logged nothing."""
 
     def open_page(made: Plan, width: int = 1000, colours: str = "light") -> Chrome:
         features = [{"name": "prefers-color-scheme", "value": colours}]
@@ -158,7 +158,7 @@ def opened(browser: Chrome, tmp_path: Path) -> Iterator[Callable[..., Chrome]]:
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1000])
-def test_drawings_are_seen_and_nothing_but_boxes_scrolls_sideways(opened: Callable[..., Chrome], width: int, colours: str):
+def test_drawings_are_visible_and_only_frames_scroll_sideways(opened: Callable[..., Chrome], width: int, colours: str):
     seen = opened(megatron(), width, colours)
     assert seen.execute_script("return document.documentElement.scrollWidth") <= width
     drawings = seen.find_elements(By.CSS_SELECTOR, "svg.layout")

@@ -5,7 +5,7 @@ from tests.shard.plans import BATCH, leaf, megatron, plan, spec
 
 from penstock.shard.present.leaf_table import count_layers, group_layers
 
-WHOLE, ROWS = spec(None, None), spec("data", None)
+REPLICATED, ROWS = spec(None, None), spec("data", None)
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ WHOLE, ROWS = spec(None, None), spec("data", None)
         (["w", "v"], None),
     ],
 )
-def test_layers_are_numbered_alike_parts(paths, found):
-    made = plan([leaf(f"state/params/{path}", (512, 512), WHOLE) for path in paths], {"data": 2}, {"data": BATCH})
+def test_layers_are_equal_parts_with_numbers(paths, found):
+    made = plan([leaf(f"state/params/{path}", (512, 512), REPLICATED) for path in paths], {"data": 2}, {"data": BATCH})
     assert count_layers(made) == found
 
 
-def test_alike_leaves_are_one_line_with_their_moments():
+def test_leaves_of_repeated_layers_are_one_group_with_their_moments():
     rows = group_layers(megatron())
     assert [(row.path, len(row.leaves)) for row in rows] == [
         ("state/params/layers/*/up", 4),

@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.present.text import plan_text
 
-WHOLE, ROWS = spec(None, None), spec("data", None)
+REPLICATED, ROWS = spec(None, None), spec("data", None)
 
 
 def test_megatron_is_tensor_parallel_with_its_collectives_by_layer():
@@ -21,12 +21,12 @@ def test_megatron_is_tensor_parallel_with_its_collectives_by_layer():
 @pytest.mark.parametrize(
     ("stored", "used", "kept", "words"),
     [
-        (WHOLE, WHOLE, WHOLE, ["batch"]),
-        (ROWS, WHOLE, ROWS, ["batch", "ZeRO-3"]),
-        (WHOLE, WHOLE, ROWS, ["batch", "ZeRO-1"]),
+        (REPLICATED, REPLICATED, REPLICATED, ["batch"]),
+        (ROWS, REPLICATED, ROWS, ["batch", "ZeRO-3"]),
+        (REPLICATED, REPLICATED, ROWS, ["batch", "ZeRO-1"]),
     ],
 )
-def test_data_parallel_is_named_by_what_is_stored_in_parts(stored, used, kept, words):
+def test_zero_is_named_by_the_leaves_that_are_stored_sharded(stored, used, kept, words):
     made = plan(with_moments("w", (512, 512), stored, used, kept), {"data": 8}, {"data": BATCH})
     assert describe_axis(made, "data") == words
 
@@ -37,33 +37,38 @@ def test_a_leaf_that_is_stored_as_it_is_used_is_not_called_zero(used):
     assert describe_axis(made, "data") == ["batch"]
 
 
-def test_a_part_of_the_parameters_is_said_as_a_share():
-    leaves = [*with_moments("big", (300, 512), ROWS, WHOLE, ROWS), *with_moments("small", (100, 512), WHOLE, WHOLE, WHOLE)]
+def test_a_part_of_the_parameters_has_its_share():
+    leaves = [
+        *with_moments("big", (300, 512), ROWS, REPLICATED, ROWS),
+        *with_moments("small", (100, 512), REPLICATED, REPLICATED, REPLICATED),
+    ]
     made = plan(leaves, {"data": 2}, {"data": BATCH})
     assert describe_axis(made, "data") == ["batch", "ZeRO-3 for 75% of the parameters"]
 
 
-def test_an_axis_that_does_several_things_has_shares_of_the_computing():
+def test_an_axis_with_several_uses_has_shares_of_the_compute():
     wide = spec(None, "model")
     leaves = with_moments("w", (512, 512), wide, wide, wide)
     work = {"model": {"batch": 0.6, "tensor": 0.3, "idle": 0.1}}
     assert describe_axis(plan(leaves, {"model": 4}, work), "model") == ["batch 60%", "tensor parallel 30%", "idle 10%"]
 
 
-def test_computing_in_parts_with_whole_parameters_is_not_called_tensor_parallel():
-    made = plan(with_moments("w", (512, 512), WHOLE, WHOLE, WHOLE), {"model": 4}, {"model": TENSOR})
+def test_sharded_compute_with_replicated_parameters_is_not_called_tensor_parallel():
+    made = plan(with_moments("w", (512, 512), REPLICATED, REPLICATED, REPLICATED), {"model": 4}, {"model": TENSOR})
     assert describe_axis(made, "model") == ["other dimensions of activations"]
 
 
 def test_an_axis_without_use_is_idle():
     made = plan(
-        [leaf("x", (7, 7), WHOLE, WHOLE)], {"a": 2, "b": 1}, {axis: {"batch": 0.0, "tensor": 0.0, "idle": 1.0} for axis in "ab"}
+        [leaf("x", (7, 7), REPLICATED, REPLICATED)],
+        {"a": 2, "b": 1},
+        {axis: {"batch": 0.0, "tensor": 0.0, "idle": 1.0} for axis in "ab"},
     )
     assert describe_axis(made, "a") == ["idle: all devices along it compute the same"]
     assert describe_axis(made, "b") == ["one device, shards nothing"]
 
 
-def test_collectives_that_send_little_are_left_to_the_table():
+def test_collectives_that_send_little_are_only_in_the_table():
     made = plan(
         [], {"data": 2}, {"data": BATCH}, collective("all-reduce", ("data",), 3), collective("all-gather", ("data",), 90, 10.0)
     )
@@ -103,7 +108,7 @@ def test_small_parameters_and_a_large_batch_are_data_parallel():
     assert "tensor parallel" not in str(made)
 
 
-def test_parameters_that_are_stored_in_parts_for_a_large_batch_are_zero_3():
+def test_sharded_parameters_with_a_large_batch_are_zero_3():
     arguments = _arguments(1 << 15, 2048, 8192)
     made = ps.plan(_train(_loss), *arguments, mesh={"data": 8}, hardware="tpu-v5e", constraints={"state/*": P("data", None)})
     assert describe_axis(made, "data")[:2] == ["batch", "ZeRO-3"]

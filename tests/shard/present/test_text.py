@@ -9,7 +9,7 @@ from penstock.shard.hlo.analysis import Measured
 from penstock.shard.present.text import plan_text
 
 
-def test_report_has_mesh_axes_costs_and_leaves():
+def test_the_text_has_mesh_axes_costs_and_leaves():
     text = str(megatron())
     for words in [
         "8 × tpu-v5e, mesh data 2 × model 4, limit 16 GiB a device",
@@ -27,13 +27,13 @@ def test_report_has_mesh_axes_costs_and_leaves():
     assert "over the limit" not in text.splitlines()[4]
 
 
-def test_report_has_what_the_compiler_said():
+def test_the_text_has_the_compilers_figure():
     made = replace(megatron(), checked=Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 1.0))
     assert "the compiler's figure: 8 GiB, 50% of the limit" in str(made)
 
 
 @pytest.mark.parametrize("sentence", ["1 loop of unknown length counts once", "words " * 40])
-def test_report_says_what_is_unknown_below_the_times(sentence):
+def test_the_text_has_unknown_costs_below_the_times(sentence):
     made = megatron()
     lines = str(replace(made, cost=replace(made.cost, unknown=(sentence,)))).splitlines()
     table = next(at for at, line in enumerate(lines) if "replicated, data parallel" in line)
@@ -43,7 +43,7 @@ def test_report_says_what_is_unknown_below_the_times(sentence):
 
 
 @pytest.mark.parametrize("count", [1, 30, 500])
-def test_report_is_one_screen(count):
+def test_the_text_is_one_screen(count):
     path = "state/params/" + "a_very_long_name/" * 12
     leaves = [leaf(f"{path}{chr(97 + n % 26) * (n // 26 + 1)}", (64, 64), spec(("data", "model"), None)) for n in range(count)]
     kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")

@@ -1,0 +1,55 @@
+"""Write the result of a search as a `PlanRecord`.
+
+In: the best decisions, and the step. Out: the layout of each leaf, the sharding constraints inside of the step, and the predicted
+costs of the plan and of the baselines.
+"""
+
+from __future__ import annotations
+
+from penstock.shard.apply.partition_specs import write_layouts
+from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.record import LeafLayout, PlanRecord
+from penstock.shard.search.cost import Cost, axis_work, predict_cost
+from penstock.shard.search.mesh_search import MeshPlan
+from penstock.shard.search.problem import Assignment
+from penstock.shard.trace.step import TracedStep
+
+
+def write_record(found: MeshPlan, traced: TracedStep, hardware: Hardware, limit: int) -> PlanRecord:
+    """Write the result of a search as a record.
+
+    Args:
+      found: the best decisions, with their mesh.
+      traced: the step.
+      hardware: the device.
+      limit: bytes that one device may hold.
+    """
+    prepared, assignment = found.prepared, found.candidate.assignment
+    model, problem, roles = prepared.model, prepared.problem, prepared.roles
+    layouts = write_layouts(model.program, model.groups, model.graph, problem.links, assignment, traced.state)
+
+    def cost(decisions: Assignment) -> Cost:
+        return predict_cost(problem, decisions, roles, model.inputs, model.program.unknown)
+
+    used = [layouts.used.get(value) for value in model.program.inputs]
+    inputs = tuple(
+        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, use, leaf.weak)
+        for leaf, role, spec, use in zip(traced.inputs, roles, layouts.inputs, used, strict=True)
+    )
+    outputs = tuple(
+        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), "output", spec, None)
+        for leaf, spec in zip(traced.outputs, layouts.outputs, strict=True)
+    )
+    return PlanRecord(
+        mesh_shape=dict(prepared.mesh_shape),
+        hardware=hardware.name,
+        limit=limit,
+        inputs=inputs,
+        outputs=outputs,
+        state=dict(traced.state),
+        sharding_constraints=layouts.sharding_constraints,
+        cost=cost(assignment),
+        axis_work=axis_work(problem, assignment, prepared.batch),
+        baselines={name: cost(decisions) for name, decisions in prepared.baselines.items()},
+        fingerprint=traced.fingerprint(),
+    )

@@ -1,0 +1,56 @@
+"""Trees of arrays are matched with the arguments of the step, and the batch is found among them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+from tests.shard.assertions import assert_close, assert_laid_out
+from tests.shard.example import plan_of
+from tests.shard.steps import array, mlp, mlp_loss, mlp_step, rows, sgd
+
+
+def test_equal_arguments_with_different_layouts_have_to_be_named():
+    def step(params, average, batch):
+        loss, gradients = jax.value_and_grad(mlp_loss)(params, batch)
+        params = sgd(params, gradients)
+        return params, jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, params), loss
+
+    args = (mlp(), mlp(), rows())
+    plan = plan_of(step, *args, constraints={"params/in": P(), "average/in": P("data", "model")})
+    with pytest.raises(ValueError, match=r"'params' and 'average' have this structure, .* argument='params'"):
+        plan.put(mlp())
+    with pytest.raises(ValueError, match="no argument 'ema'; its arguments are 'params', 'average', 'batch'"):
+        plan.put(mlp(), argument="ema")
+    params, average = plan.put(mlp(), argument="params"), plan.init(mlp, argument="average")
+    assert_laid_out((params, average), plan.shardings[:2])
+    assert_close(plan.jit(step)(params, average, plan.put(rows())), step(*args))
+
+
+def test_a_tree_that_is_no_argument_of_the_step_is_refused():
+    plan = plan_of(mlp_step, mlp(), rows())
+    with pytest.raises(ValueError, match=r"the nearest is 'params', where 'bias' is float32\[32\], and here it is float32\[31\]"):
+        plan.put(mlp(hidden=31))
+    with pytest.raises(ValueError, match="'out' where this has 'scale'"):
+        plan.init(lambda: {**{name: mlp()[name] for name in ("bias", "in")}, "scale": array(32, 16)})
+
+
+def test_a_given_role_selects_the_batch():
+    def step(params, batch):  # carried along, as hidden state is in truncated backpropagation
+        new, value = mlp_step(params, batch)
+        return new, {"x": batch["x"] * value, "y": batch["y"]}
+
+    with pytest.raises(ValueError, match="no argument of the step is a batch"):
+        _ = plan_of(step, mlp(), rows()).batch_shardings
+    plan = plan_of(step, mlp(), rows(), roles={"batch/*": "batch"})
+    assert plan.batch_shardings == plan.shardings[1]
+
+
+def test_frozen_arguments_are_no_batch():
+    def step(params, frozen, batch):
+        def loss(params):
+            return mlp_loss(jax.tree.map(jnp.add, params, frozen), batch)
+
+        return sgd(params, jax.grad(loss)(params))
+
+    plan = plan_of(step, mlp(), mlp(), rows(), constraints={"batch/*": P("data")})
+    assert plan.batch_shardings == plan.shardings[2]
