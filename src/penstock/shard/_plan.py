@@ -24,7 +24,7 @@ from penstock.shard.hlo.analysis import Measured
 from penstock.shard.memory_check import check_memory, compile_before_refusing, describe_excess
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.lookup import find_hardware, present_hardware
+from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.present.html import plan_page
 from penstock.shard.present.text import plan_text
 from penstock.shard.record import LeafLayout, PlanRecord, named_shardings
@@ -80,7 +80,7 @@ def plan(
       Whatever the step raises when it is traced.
     """
     traced = trace(step, args)
-    chosen = find_hardware(hardware) if hardware is not None else present_hardware()
+    chosen = find_hardware(hardware) if hardware is not None else detect_hardware()
     limit = parse_bytes(memory) if memory is not None else chosen.memory
     shapes, given = _mesh_shapes(traced, mesh, devices, constraints, chosen)
     named = given_roles(roles, traced.inputs)

@@ -1,4 +1,4 @@
-"""Sizes, times and layouts as text, and sizes read from text."""
+"""Convert sizes, times and layouts to text, and read sizes from text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 
 
 def format_bytes(number: float) -> str:
-    """Bytes: "1.5 GiB"."""
+    """Return a number of bytes as text, in units of 1024.
+
+    >>> format_bytes(1.5 * 2**30)
+    '1.5 GiB'
+    """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(number) < 1024:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"
@@ -15,7 +19,11 @@ def format_bytes(number: float) -> str:
 
 
 def format_seconds(number: float) -> str:
-    """Seconds: "1.2 ms"."""
+    """Return a number of seconds as text, in s, ms or µs.
+
+    >>> format_seconds(0.0012)
+    '1.2 ms'
+    """
     for factor, unit in ((1.0, "s"), (1e-3, "ms")):
         if number >= factor:
             return f"{number / factor:.3g} {unit}"
@@ -23,7 +31,16 @@ def format_seconds(number: float) -> str:
 
 
 def format_spec(spec: tuple[tuple[str, ...], ...]) -> str:
-    """A layout: "P(('data', 'model'), None)" without what is not needed; "replicated" where nothing is sharded."""
+    """Return a layout as text, without the dimensions at its end that are not sharded.
+
+    Args:
+      spec: for each dimension, the mesh axes that shard it.
+
+    >>> format_spec(((), ("data", "model"), ()))
+    "P(None, ('data', 'model'))"
+    >>> format_spec(((), ()))
+    'replicated'
+    """
     entries = [entry[0] if len(entry) == 1 else entry or None for entry in spec]
     while entries and entries[-1] is None:
         entries.pop()
@@ -31,10 +48,20 @@ def format_spec(spec: tuple[tuple[str, ...], ...]) -> str:
 
 
 def parse_bytes(memory: int | float | str) -> int:
-    """Bytes, of a number or of text such as "16GiB", "500 MB".
+    """Read a number of bytes.
+
+    Args:
+      memory: a number, or text such as "16GiB" or "500 MB".
+
+    Returns:
+      The bytes, rounded down.
 
     Raises:
-      TypeError, ValueError: it is none of these, or less than a byte.
+      TypeError: it is neither a number nor text.
+      ValueError: the text has another form, or the size is less than one byte.
+
+    >>> parse_bytes("16GiB")
+    17179869184
     """
     units = {"": 1, "b": 1} | {f"{prefix}b": 1000**n for n, prefix in enumerate("kmgt", 1)}
     units |= {f"{prefix}ib": 1024**n for n, prefix in enumerate("kmgt", 1)}

@@ -1,45 +1,61 @@
-"""Sentences on what the numbers of a step leave open: a prediction and a compiled program say it in the same words."""
+"""Sentences about the costs of a step that are unknown. Predictions and analyses of compiled programs share the wording."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-_MOST = 4
-"""Names in a sentence."""
+_MOST_NAMES = 4
+"""The number of operations that a sentence names."""
 
-_NUMBERS = "the true FLOPs, bytes sent and time are unknown"
+_CONSEQUENCE = "the true FLOPs, bytes sent and time are unknown"
 
 
 def about_loops(count: int) -> tuple[str, ...]:
-    """Say that loops count once because nothing tells how often they run.
+    """Say that loops of unknown length count once.
 
-    A loop is named however little a turn of it does: its length may be anything. A loop that is known to run once is not.
+    A loop of unknown length is always reported, even if one iteration costs little, because it may run any number of times.
+
+    Args:
+      count: the number of such loops.
+
+    Returns:
+      One sentence, or none if there is no such loop.
     """
     if not count:
         return ()
     loops = "1 loop of unknown length counts once" if count == 1 else f"{count} loops of unknown length count once each"
-    return (f"{loops}: {_NUMBERS}",)
+    return (f"{loops}: {_CONSEQUENCE}",)
 
 
 def about_operations(names: Mapping[str, int], counted: str) -> tuple[str, ...]:
     """Say which operations have an unknown cost.
 
     Args:
-      names: name of an operation → how many there are.
-      counted: what each counts: "nothing".
+      names: the number of operations by name.
+      counted: the cost that each of them counts, in words, such as "nothing".
+
+    Returns:
+      One sentence that names the most frequent operations, or none if there are no such operations.
     """
     count = sum(names.values())
     if not count:
         return ()
-    most = sorted(names, key=lambda name: (-names[name], name))
-    said = [f"{names[name]} × {name}" if names[name] > 1 else name for name in most[:_MOST]]
-    said += [f"{len(most) - _MOST} other kinds"] if len(most) > _MOST else []
+    by_frequency = sorted(names, key=lambda name: (-names[name], name))
+    listed = [f"{names[name]} × {name}" if names[name] > 1 else name for name in by_frequency[:_MOST_NAMES]]
+    listed += [f"{len(by_frequency) - _MOST_NAMES} other kinds"] if len(by_frequency) > _MOST_NAMES else []
     operations = "1 operation of unknown cost counts" if count == 1 else f"{count} operations of unknown cost count"
-    return (f"{operations} {counted} ({', '.join(said)}): {_NUMBERS}",)
+    return (f"{operations} {counted} ({', '.join(listed)}): {_CONSEQUENCE}",)
 
 
 def about_collectives(guessed: int) -> tuple[str, ...]:
-    """Say that collectives were taken for one kind or the other by the size of what is kept of them."""
+    """Say that the kind of some collectives, all-reduce or reduce-scatter, was guessed from the size of their result.
+
+    Args:
+      guessed: the number of such collectives.
+
+    Returns:
+      One sentence, or none if there is no such collective.
+    """
     if not guessed:
         return ()
     collectives = "1 collective is an all-reduce" if guessed == 1 else f"{guessed} collectives are all-reduces"

@@ -1,4 +1,4 @@
-"""What it costs to go from one layout to another."""
+"""The collectives of a reshard: their order, their bytes, and their price."""
 
 import math
 
@@ -14,78 +14,78 @@ def links_of(*sizes, latency=0.0):
     return MeshLinks(names, sizes, tuple(10.0 ** (axis + 1) for axis in range(len(sizes))), (latency,) * len(sizes))
 
 
-def ways(links, rank):
-    """Each axis to one dimension or to none."""
+def layouts(links, rank):
+    """Draw a layout: each mesh axis shards one dimension or none."""
     return st.lists(st.integers(-1, rank - 1), min_size=len(links.sizes), max_size=len(links.sizes)).map(
         lambda dims: tuple(sum(1 << axis for axis, dim in enumerate(dims) if dim == each) for each in range(rank))
     )
 
 
 @st.composite
-def journeys(draw):
-    """Links, a layout, another one, and axes over which the array is still to be summed."""
+def reshards(draw):
+    """Draw mesh links, a source and a target layout, and axes over which the array is still to be summed."""
     links = links_of(*draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     rank = draw(st.integers(1, 4))
-    source, target = draw(ways(links, rank)), draw(ways(links, rank))
+    source, target = draw(layouts(links, rank)), draw(layouts(links, rank))
     partial = draw(st.integers(0, 2 ** len(links.sizes) - 1)) & ~union(source)
     return links, source, target, partial
 
 
-WHOLE = 3600.0 * 1000
+GLOBAL_BYTES = 3600.0 * 1000
 
 
-@given(journeys())
-def test_there_is_nothing_to_move_to_where_it_is(journey):
-    links, source, _, _ = journey
-    assert links.reshard_steps(source, source, 0, WHOLE) == ()
+@given(reshards())
+def test_the_same_layout_needs_no_collective(reshard):
+    links, source, _, _ = reshard
+    assert links.reshard_steps(source, source, 0, GLOBAL_BYTES) == ()
 
 
-@given(journeys())
-def test_the_way_ends_at_the_target(journey):
-    links, source, target, partial = journey
+@given(reshards())
+def test_the_last_waypoint_is_the_target(reshard):
+    links, source, target, partial = reshard
     assert links.waypoints(source, target, partial)[-1] == target
 
 
-@given(journeys())
-def test_no_layout_on_the_way_gives_an_axis_to_two_dimensions(journey):
-    links, source, target, partial = journey
+@given(reshards())
+def test_no_waypoint_gives_an_axis_to_two_dimensions(reshard):
+    links, source, target, partial = reshard
     for stop in links.waypoints(source, target, partial):
         assert sum(mask.bit_count() for mask in stop) == union(stop).bit_count()
         assert len(stop) == len(source)
 
 
-@given(journeys())
-def test_collectives_run_over_axes_of_several_devices_and_send_what_a_ring_sends(journey):
-    links, source, target, partial = journey
-    for step in links.reshard_steps(source, target, partial, WHOLE):
+@given(reshards())
+def test_collectives_run_over_axes_of_several_devices_and_send_what_a_ring_sends(reshard):
+    links, source, target, partial = reshard
+    for step in links.reshard_steps(source, target, partial, GLOBAL_BYTES):
         n = links.shards(step.axes)
         assert n > 1
         turns = 2 if step.kind == "all-reduce" else 1
         assert step.bytes_on_wire == pytest.approx(turns * step.bytes * (n - 1) / n)
 
 
-@given(journeys())
-def test_what_each_collective_starts_from_is_what_the_one_before_it_left(journey):
-    links, source, target, partial = journey
-    local = WHOLE / links.shards(union(source))
+@given(reshards())
+def test_each_collective_starts_from_the_bytes_that_the_one_before_it_left(reshard):
+    links, source, target, partial = reshard
+    local = GLOBAL_BYTES / links.shards(union(source))
     held = union(source)
-    for step in links.reshard_steps(source, target, partial, WHOLE):
+    for step in links.reshard_steps(source, target, partial, GLOBAL_BYTES):
         n = links.shards(step.axes)
         if step.kind in ("reduce-scatter", "all-reduce"):
             assert step.bytes == pytest.approx(local)
             local /= n if step.kind == "reduce-scatter" else 1
         elif step.kind == "all-to-all":
-            local = WHOLE / links.shards(held | (union(target) & ~held))
+            local = GLOBAL_BYTES / links.shards(held | (union(target) & ~held))
             assert step.bytes == pytest.approx(local)
         else:
-            assert step.bytes == pytest.approx(WHOLE / links.shards(union(target)))
+            assert step.bytes == pytest.approx(GLOBAL_BYTES / links.shards(union(target)))
 
 
-@given(journeys())
-def test_all_that_is_partial_is_summed_once(journey):
-    links, source, target, partial = journey
+@given(reshards())
+def test_each_partial_axis_is_summed_once(reshard):
+    links, source, target, partial = reshard
     summed = 0
-    for step in links.reshard_steps(source, target, partial, WHOLE):
+    for step in links.reshard_steps(source, target, partial, GLOBAL_BYTES):
         if step.kind in ("reduce-scatter", "all-reduce"):
             assert not summed & step.axes
             summed |= step.axes
@@ -93,16 +93,16 @@ def test_all_that_is_partial_is_summed_once(journey):
     assert summed & several == partial & several
 
 
-@given(journeys())
-def test_to_cut_what_is_whole_costs_nothing(journey):
-    links, source, target, _ = journey
+@given(reshards())
+def test_slicing_a_replicated_dimension_sends_nothing(reshard):
+    links, source, target, _ = reshard
     assume(all(one & other == one for one, other in zip(source, target, strict=True)))
-    assert links.reshard_steps(source, target, 0, WHOLE) == ()
+    assert links.reshard_steps(source, target, 0, GLOBAL_BYTES) == ()
 
 
-@given(journeys())
-def test_sizes_of_parts_are_products_of_axis_sizes(journey):
-    links, source, *_ = journey
+@given(reshards())
+def test_shards_are_the_product_of_the_axis_sizes(reshard):
+    links, source, *_ = reshard
     bits = [bit for bit in range(len(links.sizes)) if union(source) >> bit & 1]
     assert links.shards(union(source)) == math.prod(links.sizes[bit] for bit in bits)
     assert links.bits(links.axes(union(source))) == union(source)

@@ -1,4 +1,4 @@
-"""Meshes that are searched, and the devices that a mesh is of."""
+"""The mesh shapes that are searched, and the devices of a mesh."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.shapes import candidate_shapes
 
-# Arithmetic is dear and links are cheap, so that small steps are sharded wherever they can be.
+# Compute is slow and links are fast, so that the best plan of a small step shards every dimension that it can.
 EAGER = Hardware("eager", {"float32": 1e6}, 1 << 30, 1e6, 1e12, 1e-12, "made up")
 
 
@@ -31,34 +31,34 @@ def double(w):
     return w * 2.0
 
 
-# Meshes that are searched.
+# Searched shapes.
 
 
-def test_where_nothing_tells_axes_apart_their_sizes_rise():
+def test_equivalent_axes_have_ascending_sizes():
     assert searched(12) == [(12,), (2, 6), (3, 4), (2, 2, 3)]
     assert searched(1) == [(1,)]
 
 
-def test_an_axis_that_is_told_apart_has_each_of_the_sizes():
+def test_a_distinct_axis_takes_each_of_the_sizes():
     assert searched(6, distinct_axes={"data"}) == [(6,), (2, 3), (3, 2)]
     assert searched(6, distinct_axes={"node"}) == [(6,), (2, 3)]
     assert searched(12, constrained_axes={"fsdp"}) == [(2, 2, 3), (2, 3, 2)]
     assert searched(12, constrained_axes={"data", "fsdp", "model"}) == [(2, 2, 3), (2, 3, 2), (3, 2, 2)]
 
 
-def test_a_mesh_has_the_axes_that_layouts_name_also_where_devices_do_not_divide():
+def test_a_mesh_has_the_axes_that_constraints_name_even_if_the_devices_do_not_divide():
     assert searched(7, constrained_axes={"model"}) == [(1, 7), (7, 1)]
     assert searched(1, constrained_axes={"fsdp"}) == [(1, 1, 1)]
 
 
 @pytest.mark.parametrize("count", [4096, 5040, 10**6])
-def test_the_meshes_that_are_searched_are_few(count):
+def test_few_meshes_are_searched(count):
     assert len(searched(count)) <= 12
     assert 0 < len(searched(count, constrained_axes={"data", "fsdp", "model"})) <= 24
     assert all(np.prod(sizes) == count for sizes in searched(count, distinct_axes={"model"}))
 
 
-def test_a_pinned_axis_is_found_at_the_size_that_divides():
+def test_a_constrained_axis_gets_a_size_that_divides():
     plan = planned(double, array(64, 32), devices=6, constraints={"w": P("model")})
     assert plan.mesh_shape == {"data": 3, "model": 2}
     assert plan.inputs[0].partition_spec == P("model", None)
@@ -66,17 +66,27 @@ def test_a_pinned_axis_is_found_at_the_size_that_divides():
 
 @pytest.mark.parametrize(("slow", "found"), [("data", {"data": 3, "model": 2}), ("model", {"data": 2, "model": 3})])
 def test_a_slow_axis_is_searched_in_both_sizes(slow, found):
-    """Rows divide by 3 and columns by 2, and what is summed is columns: over the axis of 2, which had better be the fast one."""
+    """Rows divide by 3 and columns by 2. The sum over columns runs over the axis of 2, which should be the fast one."""
     machine = dataclasses.replace(EAGER, axis_bandwidth={slow: 1e3})
     plan = planned(lambda w: jax.numpy.tanh(w).sum(1), array(3**5, 2**8), devices=6, hardware=machine)
     assert plan.mesh_shape == found
 
 
-def test_an_axis_that_no_searched_mesh_has_names_those_that_it_has():
+def test_the_error_for_an_unknown_axis_names_the_axes_of_searched_meshes():
     with pytest.raises(ValueError, match=r"axis 'tensor', .* searched are data, fsdp, model: .* mesh={'tensor': 8}"):
         planned(double, array(64, 32), devices=8, constraints={"w": P("tensor")})
     plan = planned(double, array(64, 32), mesh={"tensor": 8}, constraints={"w": P("tensor")})
     assert plan.mesh_shape == {"tensor": 8}
+
+
+def test_searched_meshes_over_which_a_constraint_does_not_divide_are_skipped():
+    def step(p, x):
+        return {"w": p["w"] - x.T @ (x @ p["w"])}, x.sum()
+
+    plan = ps.plan(
+        step, {"w": array(2, 64)}, array(16, 2), devices=8, hardware="tpu-v5e", check=False, constraints={"p/w": P("model")}
+    )
+    assert plan.mesh_shape["model"] == 2
 
 
 # The devices of a mesh.
@@ -125,7 +135,7 @@ BACKWARDS = jax.devices()[::-1]
 
 @pytest.mark.parametrize("form", [constrained, mapped])
 @pytest.mark.parametrize("mesh", [{"data": 2, "model": 4}, AbstractMesh((2, 4), ("data", "model")), None], ids=str)
-def test_without_devices_those_of_the_mesh_that_the_step_names_are_taken(form, mesh):
+def test_the_devices_of_a_mesh_inside_of_the_step_are_used(form, mesh):
     step = form(mesh_of(BACKWARDS))
     plan = planned(step, mlp(), rows(), mesh=mesh)
     assert plan.mesh == mesh_of(BACKWARDS)

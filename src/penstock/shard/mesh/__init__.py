@@ -1,1 +1,1 @@
-"""The devices and their links: hardware figures, candidate mesh shapes, and the price of resharding over a mesh."""
+"""The mesh room: hardware figures, candidate mesh shapes, and the collectives that reshard an array over a mesh, with prices."""

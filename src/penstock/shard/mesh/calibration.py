@@ -1,4 +1,7 @@
-"""Measure the devices of this process: peak FLOP/s, memory bandwidth and the all-reduce between them, kept in a file."""
+"""Measure the devices of this process: peak FLOP/s, memory bandwidth, and the bandwidth and latency of their links.
+
+The link figures come from an all-reduce over all devices and the formula of a ring. The results are kept in the user's cache.
+"""
 
 from __future__ import annotations
 
@@ -18,47 +21,60 @@ from penstock.shard.mesh.hardware import Hardware
 THIS_MACHINE = "this machine"
 
 _UNLINKED_LATENCY = 1e-6
-"""Seconds a ring step takes on a machine of one device, whose links are unknown: about a hop over ICI (`datasheets.py`)."""
+"""Seconds of a ring step where the links are unknown because there is only one device: about a hop over ICI (`datasheets.py`)."""
 
 
 def this_machine() -> Hardware:
-    """The devices of this process, measured: seconds the first time, then from a file in the user's cache folder.
+    """Return the figures of the devices of this process.
 
-    Starts JAX. Matrix products of 1024², a copy, and an all-reduce over all local devices; with one device, what it
-    could be linked to counts as being as fast as its memory. Virtual CPU devices share one machine: each is measured
-    while the others are idle, and memory is divided among them.
+    The first call measures them, which takes seconds. Later calls read `penstock/hardware.json` in the user's cache folder.
+    Starts JAX.
+
+    Raises:
+      ValueError: the device is an accelerator that does not report the size of its memory.
     """
     import jax
 
     devices = jax.local_devices()
     key = f"{platform.node()} {platform.machine()} {os.cpu_count()} {len(devices)}×{devices[0].device_kind} jax {jax.__version__}"
-    path = _cache()
-    known = _read(path)
+    path = _cache_path()
+    cached = _read_cache(path)
     try:
-        return Hardware(**known[key])
-    except (KeyError, TypeError, ValueError):  # not measured, or by a version that kept something else
+        return Hardware(**cached[key])
+    except (KeyError, TypeError, ValueError):  # not measured yet, or written by a version with other fields
         pass
-    measured = _measure(devices)
+    measured = measure_devices(devices)
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_suffix(f".{os.getpid()}")
-    written.write_text(json.dumps({**known, key: asdict(measured)}, indent=1))
-    written.replace(path)  # another process may be reading it
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps({**cached, key: asdict(measured)}, indent=1))
+    temporary.replace(path)  # atomic, because another process may be reading the file
     return measured
 
 
-def _cache() -> Path:
+def _cache_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "hardware.json"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_cache(path: Path) -> dict[str, Any]:
     try:
-        known = json.loads(path.read_text())
+        cached = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return cached if isinstance(cached, dict) else {}
 
 
-def _measure(devices: list[Any]) -> Hardware:
+def measure_devices(devices: list[Any]) -> Hardware:
+    """Measure some devices of one kind: products of 1024 × 1024 matrices, a copy, and an all-reduce over all of them.
+
+    With one device, the links count as being as fast as its memory. Virtual CPU devices share one machine: compute and memory
+    bandwidth are measured on the first while the others are idle, and the host's memory is divided among them.
+
+    Args:
+      devices: JAX devices; the first stands for all.
+
+    Raises:
+      ValueError: the device is an accelerator that does not report the size of its memory.
+    """
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -71,27 +87,26 @@ def _measure(devices: list[Any]) -> Hardware:
             square = jnp.ones((n, n), dtype)
         flops[dtype] = 2 * n**3 / _seconds(jax.jit(jnp.matmul), square, square)
     with jax.default_device(device):
-        long = jnp.ones(16 << 20, jnp.float32)
-    memory_bandwidth = 2 * long.nbytes / _seconds(jax.jit(lambda x: x + 1), long)
+        vector = jnp.ones(16 << 20, jnp.float32)
+    memory_bandwidth = 2 * vector.nbytes / _seconds(jax.jit(lambda x: x + 1), vector)
 
     link_bandwidth, link_latency = memory_bandwidth, _UNLINKED_LATENCY
     if len(devices) > 1:
         count = len(devices)
-        split, whole = PartitionSpec("all"), PartitionSpec()
-        sharding = NamedSharding(Mesh(devices, ("all",)), split)
-        reduced = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(sharding.mesh, whole))
+        sharding = NamedSharding(Mesh(devices, ("all",)), PartitionSpec("all"))
+        all_reduce = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
         small, large = (jax.device_put(jnp.ones((count, size), jnp.float32), sharding) for size in (1, 1 << 20))
-        steps = 2 * (count - 1)  # of a ring
-        link_latency = _seconds(reduced, small) / steps
-        link_bandwidth = steps / count * (large.nbytes / count) / _seconds(reduced, large)
+        ring_steps = 2 * (count - 1)
+        link_latency = _seconds(all_reduce, small) / ring_steps
+        link_bandwidth = ring_steps / count * (large.nbytes / count) / _seconds(all_reduce, large)
     source = f"measured on {platform.node()}"
     source += "" if len(devices) > 1 else "; the links are unknown, and taken to be as fast as the memory"
-    memory = _memory(device, len(devices))
+    memory = device_memory(device, len(devices))
     return Hardware(THIS_MACHINE, flops, memory, memory_bandwidth, link_bandwidth, link_latency, source)
 
 
 def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
-    """Median of a few runs, after one that compiles."""
+    """Return the median of five runs, after one that compiles."""
     function(*arguments).block_until_ready()
     times = []
     for _ in range(5):
@@ -101,14 +116,23 @@ def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
     return statistics.median(times)
 
 
-def _memory(device: Any, devices: int) -> int:
+def device_memory(device: Any, count: int) -> int:
+    """Return the bytes of memory of a device.
+
+    Args:
+      device: a JAX device.
+      count: the number of devices of this process, among which CPU devices divide the host's memory.
+
+    Raises:
+      ValueError: the device is an accelerator that does not report the size of its memory.
+    """
     limit = (device.memory_stats() or {}).get("bytes_limit")
     if limit is None and device.platform != "cpu":
         raise ValueError(
             f"{device.device_kind} does not tell how much memory it has: give hardware= one of {', '.join(DATASHEETS)}, or a "
             "penstock.shard.Hardware with its memory"
         )
-    return _host_memory() // devices if limit is None else int(limit)  # CPU devices share the host's
+    return _host_memory() // count if limit is None else int(limit)
 
 
 def _host_memory() -> int:

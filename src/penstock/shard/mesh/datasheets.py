@@ -1,4 +1,4 @@
-"""The table of known devices, from their datasheets."""
+"""The table of known devices. Peaks, memory and bandwidths are from the vendors' datasheets, which each entry names."""
 
 from __future__ import annotations
 
@@ -10,30 +10,57 @@ _GB = 10**9
 _GIB = 2**30
 _TERA = 1e12
 
-# Order of magnitude of one step of a ring: a hop over ICI takes about 1 µs (Google, "How to scale your model", part 2),
-# NCCL some µs for a step over NVLink and over PCIe, most of it in starting kernels (nccl-tests, latency of small sizes
-# divided by the steps). No datasheet gives them; they decide only between exchanges of a few kB.
-_ICI, _NVLINK, _PCIE = 1e-6, 3e-6, 10e-6
+# Seconds of one step of a ring, as an order of magnitude. No datasheet gives them. A hop over ICI takes about 1 µs (Google,
+# "How to scale your model", part 2). NCCL takes some µs for a step over NVLink or PCIe, most of it to start kernels
+# (nccl-tests, latency of small sizes divided by the steps). They matter only between collectives of a few kB.
+_ICI_LATENCY, _NVLINK_LATENCY, _PCIE_LATENCY = 1e-6, 3e-6, 10e-6
 
 
 def _tpu(
     version: str, bfloat16: float, int8: float, gib: int, gbps_memory: float, gbps_links: float, links: int, page: str
 ) -> Hardware:
-    """`gbps_links`: of a chip in one direction over all its links, which Google gives in Gbit/s."""
+    """Return the figures of a TPU.
+
+    Args:
+      version: such as "v5e".
+      bfloat16, int8: peak TFLOP/s and TOP/s.
+      gib: GiB of memory.
+      gbps_memory: memory bandwidth, GB/s.
+      gbps_links: bandwidth of a chip over all its links in one direction, Gbit/s, the unit that Google gives.
+      links: number of links of a chip.
+      page: the source.
+    """
     return Hardware(
         name=f"tpu-{version}",
         flops={"bfloat16": bfloat16 * _TERA, "float32": bfloat16 * _TERA, "int8": int8 * _TERA},
         memory=gib * _GIB,
         memory_bandwidth=gbps_memory * _GB,
         link_bandwidth=gbps_links / 8 / links * _GB,
-        link_latency=_ICI,
+        link_latency=_ICI_LATENCY,
         source=page,
     )
 
 
 def _gpu(
-    name: str, tera: Mapping[str, float], gb: int, gbps_memory: float, gbps_link: float, sheet: str, latency: float = _NVLINK
+    name: str,
+    tera: Mapping[str, float],
+    gb: int,
+    gbps_memory: float,
+    gbps_link: float,
+    sheet: str,
+    latency: float = _NVLINK_LATENCY,
 ) -> Hardware:
+    """Return the figures of a GPU.
+
+    Args:
+      name: such as "h100".
+      tera: peak TFLOP/s or TOP/s by dtype.
+      gb: GB of memory.
+      gbps_memory: memory bandwidth, GB/s.
+      gbps_link: bandwidth of all links of a GPU in one direction, GB/s.
+      sheet: the source.
+      latency: seconds of one step of a ring.
+    """
     flops = {dtype: peak * _TERA for dtype, peak in tera.items()}
     return Hardware(name, flops, gb * _GB, gbps_memory * _GB, gbps_link * _GB, latency, sheet)
 
@@ -41,8 +68,8 @@ def _gpu(
 _HOPPER = {"bfloat16": 989.4, "float32": 494.7, "float8": 1978.9, "int8": 1978.9, "float64": 66.9}
 
 DATASHEETS = {
-    each.name: each
-    for each in (
+    device.name: device
+    for device in (
         _tpu("v4", 275, 275, 32, 1228, 2400, 6, "Google Cloud, TPU v4; Jouppi et al., ISCA 2023, table 4: 6 links of 50 GB/s"),
         _tpu("v5e", 197, 393, 16, 819, 1600, 4, "Google Cloud, TPU v5e (cloud.google.com/tpu/docs/v5e)"),
         _tpu("v5p", 459, 918, 95, 2765, 4800, 6, "Google Cloud, TPU v5p (cloud.google.com/tpu/docs/v5p)"),
@@ -86,7 +113,7 @@ DATASHEETS = {
             300,
             32,
             "NVIDIA L4 datasheet, half of the peaks with sparsity: PCIe 4.0 ×16, 32 GB/s one way",
-            _PCIE,
+            _PCIE_LATENCY,
         ),
     )
 }

@@ -1,4 +1,7 @@
-"""A device and its links, as numbers: peak FLOP/s, memory, and the bandwidth and latency along each mesh axis."""
+"""A device and its links as numbers: peak FLOP/s, memory, and the bandwidth and latency along each mesh axis.
+
+They are the constants of the roofline (Williams, Waterman, Patterson 2009) and of the α–β model (Hockney 1994).
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of device, and how it is linked to its like.
+    """A kind of device, with the links between devices of this kind.
 
     Attributes:
-      name: what `hardware` finds it by.
+      name: the name by which `find_hardware` finds it.
       flops: peak FLOP/s of dense matrix products by dtype, without sparsity. "float32" is what JAX does with float32 by
         default (`jax.default_matmul_precision`): one bfloat16 pass on TPUs, TensorFloat-32 on GPUs.
       memory: bytes of a device.
       memory_bandwidth: bytes/s, read and written together.
-      link_bandwidth: bytes/s that a device can send along one mesh axis, in one direction. TPU: one link of the torus one way,
-        so that an axis that closes to a ring can have up to twice as much. NVLink: all links of a GPU one way,
-        as the switch gives them all to whichever axis is active. PCIe: one way.
+      link_bandwidth: bytes/s that a device can send along one mesh axis, in one direction. TPU: one link of the torus; an
+        axis that closes to a ring can have up to twice as much. NVLink: all links of a GPU, as the switch gives them all to
+        the axis that is active. PCIe: the bus.
       link_latency: seconds of a step from one device to the next; an order of magnitude.
       source: the datasheet.
-      axis_bandwidth: by mesh axis, where it is not `link_bandwidth`: an axis between nodes, say.
-      axis_latency: as `axis_bandwidth`, for `link_latency`.
+      axis_bandwidth: bytes/s by mesh axis, where it is not `link_bandwidth`, such as for an axis between nodes.
+      axis_latency: seconds by mesh axis, where it is not `link_latency`.
     """
 
     name: str
@@ -39,7 +42,12 @@ class Hardware:
     axis_latency: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Times are quotients of these numbers, and a limit is one of them."""
+        """Check the numbers.
+
+        Raises:
+          TypeError: one is not a number, or a mapping is no dict.
+          ValueError: a size or a speed is not above 0, the memory is infinite, or a latency is negative or infinite.
+        """
         numbers: dict[str, Any] = {
             name: getattr(self, name) for name in ("memory", "memory_bandwidth", "link_bandwidth", "link_latency")
         }
@@ -49,21 +57,31 @@ class Hardware:
                 raise TypeError(f"Hardware {self.name!r}: {name}={given!r} is no dict by {key}")
             numbers |= {f"{name}[{each!r}]": number for each, number in given.items()}
         for name, number in numbers.items():
-            wrong = f"Hardware {self.name!r}: {name}={number!r}"
+            shown = f"Hardware {self.name!r}: {name}={number!r}"
             if isinstance(number, bool) or not isinstance(number, Real):
-                raise TypeError(f"{wrong} is no number")
+                raise TypeError(f"{shown} is no number")
             size = float(number)
             if name.startswith(("link_latency", "axis_latency")):
                 if not 0 <= size < math.inf:
-                    raise ValueError(f"{wrong}: it is in seconds, 0 or more")
+                    raise ValueError(f"{shown}: it is in seconds, 0 or more")
             elif not size > 0 or (name == "memory" and size == math.inf):
-                raise ValueError(f"{wrong}: it has to be above 0{', and finite' if name == 'memory' else ''}")
+                raise ValueError(f"{shown}: it has to be above 0{', and finite' if name == 'memory' else ''}")
 
     def peak(self, dtype: Any) -> float:
-        """FLOP/s of matrix products of a dtype, given by name or as NumPy or JAX has it.
+        """Return the peak FLOP/s of matrix products of a dtype.
 
-        Of a dtype that is not in `flops`, the peak of the nearest that can hold it: float8 and int8 of bfloat16, float16 of
-        bfloat16, all else of float32, which flatters float64 where it is emulated.
+        A dtype that is not in `flops` has the peak of the nearest dtype that can hold it: bfloat16 for float8, int8 and
+        float16, and float32 for all others. This overestimates float64 where it is emulated.
+
+        Args:
+          dtype: its name, or the dtype itself, of NumPy or JAX.
+
+        Raises:
+          ValueError: `flops` has neither the dtype nor one that can stand for it.
+
+        >>> from penstock.shard import find_hardware
+        >>> find_hardware("h100").peak("float16")
+        989400000000000.0
         """
         name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
         eight_bits = name.startswith(("float8", "float4"))
@@ -72,13 +90,17 @@ class Hardware:
         if name in ("int4", "uint4", "uint8") and "int8" in self.flops:
             return self.flops["int8"]
         small = eight_bits or name in ("int8", "uint8", "int4", "uint4", "float16", "bfloat16")
-        for each in (name, "bfloat16" if small else "float32", "float32", "bfloat16"):
-            if each in self.flops:
-                return self.flops[each]
+        for candidate in (name, "bfloat16" if small else "float32", "float32", "bfloat16"):
+            if candidate in self.flops:
+                return self.flops[candidate]
         raise ValueError(f"{self.name} has no peak for {name}: flops must have at least float32 or bfloat16")
 
     def overlapping(self, part: float) -> Hardware:
-        """The same, if it hid a part of memory's traffic and of latency behind other work."""
+        """Return this hardware as if a part of its memory traffic and of its latencies were overlapped with other work.
+
+        Args:
+          part: the fraction that is overlapped, from 0 up to but not including 1.
+        """
         left = 1 - part
         return replace(
             self,
@@ -88,11 +110,19 @@ class Hardware:
         )
 
     def bandwidth(self, axes: Iterable[str]) -> float:
-        """Bytes/s along mesh axes: of several the slowest; of none that are known, the slowest that there is."""
+        """Return the bytes/s that a collective over some mesh axes can send: those of the slowest axis.
+
+        Args:
+          axes: names of mesh axes; if there are none, the slowest of all links counts.
+        """
         speeds = [self.axis_bandwidth.get(axis, self.link_bandwidth) for axis in axes]
         return min(speeds or [self.link_bandwidth, *self.axis_bandwidth.values()])
 
     def latency(self, axes: Iterable[str]) -> float:
-        """Seconds a step along mesh axes, chosen as in `bandwidth`."""
+        """Return the seconds of a step of a ring over some mesh axes: those of the slowest axis.
+
+        Args:
+          axes: names of mesh axes; if there are none, the slowest of all links counts.
+        """
         delays = [self.axis_latency.get(axis, self.link_latency) for axis in axes]
         return max(delays or [self.link_latency, *self.axis_latency.values()])

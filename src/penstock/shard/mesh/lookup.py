@@ -1,4 +1,4 @@
-"""Find the hardware to plan for: by name, or by the device that JAX finds."""
+"""Find the hardware to plan for: by the name that the user gives, or from JAX's default device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from penstock.shard.mesh.hardware import Hardware
 
 
 def find_hardware(which: str | Hardware) -> Hardware:
-    """Hardware by its name: "tpu-v5e" or "v5e", "h100", …; "this machine" measures what is here (`this_machine`).
+    """Find hardware by its name.
+
+    Args:
+      which: "tpu-v5e" or "v5e", "h100", …; "this machine" for the devices of this process, measured; or a `Hardware`, which
+        is returned as it is.
 
     Raises:
-      TypeError, ValueError: it is no name, or there is none of that name; it tells the nearest names.
+      TypeError: it is neither a name nor a `Hardware`.
+      ValueError: no hardware has this name; the message has the nearest names.
 
     >>> find_hardware("tpu-v5e").link_bandwidth
     50000000000.0
@@ -26,9 +31,9 @@ def find_hardware(which: str | Hardware) -> Hardware:
     name = which.strip().lower().replace("_", "-").replace(" ", "-")
     if name == THIS_MACHINE.replace(" ", "-"):
         return this_machine()
-    found = DATASHEETS.get(name) or DATASHEETS.get(f"tpu-{name}")
-    if found:
-        return found
+    listed = DATASHEETS.get(name) or DATASHEETS.get(f"tpu-{name}")
+    if listed:
+        return listed
     near = difflib.get_close_matches(name, DATASHEETS, n=3, cutoff=0.5)
     raise ValueError(
         f'hardware "{which}" is not known{"; nearest: " if near else ""}{", ".join(near)}. Give one of {", ".join(DATASHEETS)}, '
@@ -36,7 +41,7 @@ def find_hardware(which: str | Hardware) -> Hardware:
     )
 
 
-_KINDS = (
+_NAME_BY_DEVICE_KIND = (
     ("v5 lite", "tpu-v5e"),
     ("v5e", "tpu-v5e"),
     ("v6 lite", "tpu-v6e"),
@@ -49,16 +54,19 @@ _KINDS = (
     ("b200", "b200"),
     ("l4", "l4"),
 )
-"""What `device_kind` of a JAX device has in it → name; the first that fits."""
+"""Pairs of a word in the `device_kind` of a JAX device and the name of the hardware. The first word that is in it counts."""
 
 
-def present_hardware() -> Hardware:
-    """That of JAX's default device: from the table, if it is in there, else measured. Starts JAX."""
+def detect_hardware() -> Hardware:
+    """Return the hardware of JAX's default device: from the table of datasheets, or measured if it is not in the table.
+
+    Starts JAX.
+    """
     import jax
 
     kind = jax.devices()[0].device_kind.lower()
     if jax.default_backend() != "cpu":
-        for part, name in _KINDS:
-            if re.search(rf"\b{part}\b", kind):
+        for word, name in _NAME_BY_DEVICE_KIND:
+            if re.search(rf"\b{word}\b", kind):
                 return find_hardware(name)
     return this_machine()

@@ -1,7 +1,8 @@
-"""Layouts, and what it costs to go from one to another.
+"""The collectives that reshard an array from one layout to another, and their prices.
 
-A layout is a tuple with, for each dimension, the set of mesh axes that shard it, as bits: bit 0 is the first axis of the
-mesh. No axis stands in two dimensions.
+A layout is a tuple with one bit set per dimension: the mesh axes that shard it. Bit 0 is the first axis of the mesh. No axis
+shards two dimensions. Bytes are those of ring collectives (Thakur, Rabenseifner, Gropp 2005), seconds those of the α–β model
+(Hockney 1994).
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ Layout = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ReshardStep:
-    """A collective on the way from one layout to another.
+    """A collective that is part of resharding an array.
 
     Attributes:
-      after: the layout that it leaves the array in.
       kind: "all-reduce", "reduce-scatter", "all-gather" or "all-to-all".
-      axes: over which it runs, as bits.
-      bytes: gathered, unreduced or (all-to-all) local bytes of a device.
-      wire: bytes that a device sends, by the formula of a ring.
+      axes: the mesh axes that it runs over, as bits.
+      bytes: bytes of the larger of its operand and its result, on one device: gathered bytes of an all-gather, unreduced bytes
+        of a reduce-scatter or an all-reduce, local bytes of an all-to-all.
+      bytes_on_wire: bytes that one device sends if the collective runs as a ring.
+      after: the layout of the array after it.
     """
 
     kind: str
@@ -34,13 +36,13 @@ class ReshardStep:
 
 @dataclass
 class MeshLinks:
-    """A mesh, and how fast it is.
+    """A mesh with the bandwidth and latency of its axes. Results are cached, as the search asks for the same ones many times.
 
     Attributes:
-      names: of the axes.
-      sizes: of the axes.
+      names: names of the mesh axes.
+      sizes: number of devices along each axis.
       bandwidth: bytes/s along each axis.
-      latency: seconds that a step of a ring takes along each axis.
+      latency: seconds of one step of a ring along each axis.
     """
 
     names: tuple[str, ...]
@@ -52,79 +54,115 @@ class MeshLinks:
     _speeds: dict = field(default_factory=dict, repr=False)
 
     def shards(self, axes: int) -> int:
-        """The product of the sizes of some axes."""
+        """Return the number of shards that some axes give: the product of their sizes.
+
+        Args:
+          axes: mesh axes, as bits.
+        """
         if axes not in self._shards:
             self._shards[axes] = math.prod(size for bit, size in enumerate(self.sizes) if axes >> bit & 1)
         return self._shards[axes]
 
     def waypoints(self, source: Layout, target: Layout, partial: int) -> tuple[Layout, ...]:
-        """The layouts to go through from one to another, the last included; without the first, if that is not partial."""
+        """Return the layouts that an array passes on its way from one layout to another.
+
+        Args:
+          source, target: layouts.
+          partial: the mesh axes over which the array is still to be summed, as bits.
+
+        Returns:
+          The layouts after each reshard step. The last is the target; the source is not included, except where it is the
+          layout after an all-reduce or the target itself.
+        """
         stops = [step.after for step in self.reshard_steps(source, target, partial, 1)]
         if not stops or stops[-1] != target:
             stops.append(target)
         return tuple(stops)
 
     def axes(self, bits: int) -> tuple[str, ...]:
+        """Return the names of the axes in a set of bits, in the order of the mesh."""
         return tuple(name for bit, name in enumerate(self.names) if bits >> bit & 1)
 
     def bits(self, names: Mapping | tuple[str, ...]) -> int:
+        """Return the bits of some axes, given by name."""
         return sum(1 << self.names.index(name) for name in names)
 
     def reshard_steps(self, source: Layout, target: Layout, partial: int, size: int) -> tuple[ReshardStep, ...]:
-        """The collectives that take an array of `size` bytes from one layout to another, summed over the axes `partial`."""
+        """Return the collectives that reshard an array.
+
+        Args:
+          source, target: layouts of the array before and after, one set of axes per dimension.
+          partial: the mesh axes over which the array is still to be summed, as bits.
+          size: bytes of the global array.
+
+        Returns:
+          The collectives in order, without those over axes of one device.
+
+        >>> links = MeshLinks(("data", "model"), (2, 4), (50e9, 50e9), (1e-6, 1e-6))
+        >>> [(step.kind, links.axes(step.axes), step.bytes_on_wire) for step in links.reshard_steps((0b10, 0), (0, 0), 0, 800)]
+        [('all-gather', ('model',), 600.0)]
+        """
         key = (source, target, partial, size)
         if key not in self._steps:
-            # Along axes of one device nothing moves.
             self._steps[key] = tuple(
                 step for step in self._plan_steps(source, target, partial, size) if self.shards(step.axes) > 1
             )
         return self._steps[key]
 
     def seconds(self, step: ReshardStep) -> float:
-        """α–β: the bytes over the slowest link that takes part, and one latency, as compilers combine small collectives."""
+        """Return the seconds of a collective by the α–β model: bytes on wire / bandwidth + latency.
+
+        The bandwidth is that of the slowest link that takes part. The latency counts once and not once per step of the ring,
+        because compilers combine small collectives.
+        """
         bandwidth, latency = self.speed(step)
         return step.bytes_on_wire / bandwidth + latency
 
     def speed(self, step: ReshardStep) -> tuple[float, float]:
-        """Bytes/s and latency of the slowest axis that a collective runs over."""
+        """Return the bandwidth (bytes/s) and the latency (seconds) of the slowest axis that a collective runs over."""
         if step.axes not in self._speeds:
             bits = [bit for bit in range(len(self.sizes)) if step.axes >> bit & 1]
             self._speeds[step.axes] = (min(self.bandwidth[bit] for bit in bits), max(self.latency[bit] for bit in bits))
         return self._speeds[step.axes]
 
     def _plan_steps(self, source: Layout, target: Layout, partial: int, size: int) -> list[ReshardStep]:
-        """Sum first, scattering where the target is sharded; cut what need not travel; exchange; gather at last."""
-        reshard_steps = []
+        """List the collectives of a reshard, also those over axes of one device.
+
+        The order keeps the bytes low: sum first (scattering where the target is sharded), then slice locally, which sends
+        nothing, then exchange between dimensions, and gather last.
+        """
+        steps = []
         have, want = union(source), union(target)
-        local = size / self.shards(have)
-        now = list(source)
+        local_bytes = size / self.shards(have)
+        layout = list(source)
         if scattered := partial & want & ~have:
             n = self.shards(scattered)
-            now = [mask | there & scattered for mask, there in zip(now, target, strict=True)]
-            reshard_steps.append(ReshardStep("reduce-scatter", scattered, local, local * (n - 1) / n, tuple(now)))
-            local /= n
-        if left := partial & ~scattered & ~have:
-            n = self.shards(left)
-            reshard_steps.append(ReshardStep("all-reduce", left, local, 2 * local * (n - 1) / n, tuple(now)))
-        cut = want & ~have & ~scattered
-        local /= self.shards(cut)
-        now = [mask | there & cut for mask, there in zip(now, target, strict=True)]
+            layout = [mask | wanted & scattered for mask, wanted in zip(layout, target, strict=True)]
+            steps.append(ReshardStep("reduce-scatter", scattered, local_bytes, local_bytes * (n - 1) / n, tuple(layout)))
+            local_bytes /= n
+        if reduced := partial & ~scattered & ~have:
+            n = self.shards(reduced)
+            steps.append(ReshardStep("all-reduce", reduced, local_bytes, 2 * local_bytes * (n - 1) / n, tuple(layout)))
+        sliced = want & ~have & ~scattered
+        local_bytes /= self.shards(sliced)
+        layout = [mask | wanted & sliced for mask, wanted in zip(layout, target, strict=True)]
         exchanged = 0
-        for one, other in zip(source, target, strict=True):
-            exchanged |= one & want & ~other
+        for before, wanted in zip(source, target, strict=True):
+            exchanged |= before & want & ~wanted
         if exchanged:
             n = self.shards(exchanged)
-            now = [mask & ~exchanged | there & exchanged for mask, there in zip(now, target, strict=True)]
-            reshard_steps.append(ReshardStep("all-to-all", exchanged, local, local * (n - 1) / n, tuple(now)))
+            layout = [mask & ~exchanged | wanted & exchanged for mask, wanted in zip(layout, target, strict=True)]
+            steps.append(ReshardStep("all-to-all", exchanged, local_bytes, local_bytes * (n - 1) / n, tuple(layout)))
         if gathered := have & ~want:
             n = self.shards(gathered)
-            local *= n
-            reshard_steps.append(ReshardStep("all-gather", gathered, local, local * (n - 1) / n, tuple(target)))
-        return reshard_steps
+            local_bytes *= n
+            steps.append(ReshardStep("all-gather", gathered, local_bytes, local_bytes * (n - 1) / n, tuple(target)))
+        return steps
 
 
 def union(layout: Layout) -> int:
-    union = 0
+    """Return the mesh axes that shard any dimension of a layout, as bits."""
+    axes = 0
     for mask in layout:
-        union |= mask
-    return union
+        axes |= mask
+    return axes

@@ -1,4 +1,7 @@
-"""What a user says of a mesh, and the meshes that a number of devices allows."""
+"""The mesh shapes to plan for: the mesh that the user gives, or the shapes that a number of devices allows.
+
+A mesh whose shape is left to the planner has one to three axes: data, model and fsdp.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,28 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-_NAMES = (("data",), ("data", "model"), ("data", "fsdp", "model"))
-"""Of the axes of a mesh that is searched."""
+_AXIS_NAMES = (("data",), ("data", "model"), ("data", "fsdp", "model"))
+"""The names of the axes of searched meshes, by their number."""
 _MOST_SHAPES = 12
+"""The most sets of axis sizes that are searched."""
 _MOST_ORDERS = 24
-"""Of these shapes, with their sizes on this axis and on that."""
+"""The most meshes that are searched: sets of sizes, each in all its orders over the axes that differ."""
 
 
 def abstract_mesh(shape: Mapping[str, int]) -> AbstractMesh:
-    """A mesh of no devices in particular."""
+    """Return a mesh without devices, with automatic axes."""
     return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
 
 
 def concrete_mesh(shape: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of devices: of the given ones in their order, or of the first that this process sees, arranged as JAX thinks best.
+    """Return a mesh of devices, with automatic axes.
+
+    Args:
+      shape: sizes of the mesh axes, in order.
+      devices: the devices in the order of the mesh; None takes the first of this process, in the order of `jax.make_mesh`.
 
     Raises:
-      ValueError: there are too few.
+      ValueError: this process has too few devices.
     """
     needed = math.prod(shape.values())
     types = (AxisType.Auto,) * len(shape)
@@ -46,34 +54,45 @@ def concrete_mesh(shape: Mapping[str, int], devices: Sequence[Any] | None = None
 
 
 def describe_mesh(shape: Mapping[str, int]) -> str:
-    """ "data 2 × model 4" """
+    """Return a mesh shape as text.
+
+    >>> describe_mesh({"data": 2, "model": 4})
+    'data 2 × model 4'
+    """
     return " × ".join(f"{name} {size}" for name, size in shape.items())
 
 
 def candidate_shapes(
     mesh: Any, devices: Any, constrained_axes: Collection[str] = (), distinct_axes: Collection[str] = ()
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
-    """The shapes of mesh to plan for, and the devices, if they were given.
+    """Return the mesh shapes to plan for, and the devices if they are given.
 
     Args:
-      mesh: a `Mesh`, an `AbstractMesh`, a dict of axis sizes, or None.
-      devices: a number of devices, or devices, or None. Without a mesh, its shape is left to the planner: one to three axes.
-      pinned: axes that pinned layouts name: a mesh that is searched has them, if they are among its names.
-      told: axes that otherwise differ from others, as in their links.
+      mesh: a `Mesh`, an `AbstractMesh`, a dict of axis sizes, or None to search shapes of one to three axes.
+      devices: a number of devices, a list of devices, or None for all devices of this process.
+      constrained_axes: axes that the user's constraints name. A searched mesh has them if it has axes of these names.
+      distinct_axes: axes that differ from the others for another reason, such as slower links.
+
+    Returns:
+      The shapes, and the list of devices or None.
 
     Raises:
-      TypeError, ValueError: it is no mesh, has no devices, more than three axes, or other devices than were given.
+      TypeError: `mesh` is no mesh, or `devices` are neither a number nor devices.
+      ValueError: a mesh has no devices, more than three axes, or devices other than `devices`.
+
+    >>> candidate_shapes(None, 4)
+    ([{'data': 4}, {'data': 2, 'model': 2}], None)
     """
     given, count = None, None
     if _is_integer(devices):
         count = int(devices)
     elif devices is not None:
         given = list(devices) if isinstance(devices, Iterable) else [devices]
-        if not all(hasattr(each, "device_kind") for each in given):
+        if not all(hasattr(device, "device_kind") for device in given):
             raise TypeError(f"devices={devices!r} is no number of devices, and no list of devices such as jax.devices()")
-        twice = [each for each, times in Counter(given).items() if times > 1]
-        if twice:
-            raise ValueError(f"devices has {twice[0]} twice; each device of a mesh is another one")
+        repeated = [device for device, times in Counter(given).items() if times > 1]
+        if repeated:
+            raise ValueError(f"devices has {repeated[0]} twice; each device of a mesh is another one")
         count = len(given)
     if count is not None and count < 1:
         raise ValueError(f"devices={devices!r}: a plan needs at least one device")
@@ -81,52 +100,60 @@ def candidate_shapes(
         if count is None:
             count = jax.device_count()
         return list(_factorisations(count, constrained_axes, distinct_axes)), given
-    shape = _shape(mesh)
+    shape = _read_shape(mesh)
     if count is not None and math.prod(shape.values()) != count:
         raise ValueError(
             f"mesh {describe_mesh(shape)} has {math.prod(shape.values())} devices, and devices={count} were given; "
-            f"a mesh of {count} is {' or '.join(describe_mesh(each) for each in list(_factorisations(count))[:3])}"
+            f"a mesh of {count} is {' or '.join(map(describe_mesh, list(_factorisations(count))[:3]))}"
         )
     if isinstance(mesh, Mesh):
         own = list(mesh.devices.flat)
         if given is not None and given != own:
             raise ValueError(
-                f"mesh {describe_mesh(shape)} is of the devices {_listed(own)} in this order, and devices= are {_listed(given)}: "
-                f"leave devices out, or give the mesh as a dict of sizes, {shape!r}"
+                f"mesh {describe_mesh(shape)} is of the devices {_device_ids(own)} in this order, and devices= are "
+                f"{_device_ids(given)}: leave devices out, or give the mesh as a dict of sizes, {shape!r}"
             )
         given = own
     return [shape], given
 
 
 def keep_with_axes(shapes: list[dict[str, int]], constrained_axes: Collection[str]) -> list[dict[str, int]]:
-    """Of the shapes of a mesh that is searched, those that have the axes that pinned layouts name.
+    """Return the shapes that have all axes that the user's constraints name.
+
+    Args:
+      shapes: shapes of a searched mesh.
+      constrained_axes: names of axes.
 
     Raises:
-      ValueError: none has.
+      ValueError: no shape has them all.
     """
-    having = [shape for shape in shapes if set(constrained_axes) <= set(shape)]
-    if not having:
-        other = min((axis for axis in constrained_axes if axis not in _NAMES[-1]), key=str)
+    kept = [shape for shape in shapes if set(constrained_axes) <= set(shape)]
+    if not kept:
+        other = min((axis for axis in constrained_axes if axis not in _AXIS_NAMES[-1]), key=str)
         raise ValueError(
-            f"constraints name the mesh axis {other!r}, and the axes of a mesh that is searched are {', '.join(_NAMES[-1])}: "
-            f"use these, or give mesh= with axes of your own, as mesh={{{other!r}: {math.prod(shapes[0].values())}}}"
+            f"constraints name the mesh axis {other!r}, and the axes of a mesh that is searched are "
+            f"{', '.join(_AXIS_NAMES[-1])}: use these, or give mesh= with axes of your own, as "
+            f"mesh={{{other!r}: {math.prod(shapes[0].values())}}}"
         )
-    return having
+    return kept
 
 
 def match_step_meshes(
     shapes: list[dict[str, int]], given: list[Any] | None, named: Iterable[Any], searched: bool
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
-    """Of the shapes to plan for, the one of the mesh that the step itself names, and its devices; all, where it names none.
+    """Restrict the shapes and devices to those of the mesh that the step itself names.
 
     Args:
-      shapes: to plan for.
-      given: the devices to plan for, if they are given.
-      named: the meshes that are named inside of the step.
+      shapes: the shapes to plan for.
+      given: the devices to plan for, or None.
+      named: the meshes that `with_sharding_constraint` and `shard_map` name inside of the step.
       searched: whether the shape is left to the planner.
 
+    Returns:
+      The shapes and the devices; both unchanged if the step names no mesh.
+
     Raises:
-      ValueError: the step names another mesh, or one of other devices or in another order: a program has one order of devices.
+      ValueError: the step names a mesh of another shape, or of other devices or another order: a program has one order.
     """
     for mesh in named:
         inner = dict(mesh.shape)
@@ -143,19 +170,20 @@ def match_step_meshes(
             own = list(mesh.devices.flat)
             if given is not None and given != own:
                 raise ValueError(
-                    f"the step itself lays something out on a mesh of the devices {_listed(own)} (with_sharding_constraint or "
-                    f"shard_map), and another mesh, or devices=, has {_listed(given)}; a program has one order of devices: plan "
-                    "with the step's mesh, mesh=, and without devices=, and name one mesh in all of the step"
+                    f"the step itself lays something out on a mesh of the devices {_device_ids(own)} (with_sharding_constraint "
+                    f"or shard_map), and another mesh, or devices=, has {_device_ids(given)}; a program has one order of "
+                    "devices: plan with the step's mesh, mesh=, and without devices=, and name one mesh in all of the step"
                 )
             given = own
     return shapes, given
 
 
-def _listed(devices: Sequence[Any]) -> str:
-    return ", ".join(str(each.id) for each in devices)
+def _device_ids(devices: Sequence[Any]) -> str:
+    return ", ".join(str(device.id) for device in devices)
 
 
-def _shape(mesh: Any) -> dict[str, int]:
+def _read_shape(mesh: Any) -> dict[str, int]:
+    """Return the shape of a mesh as the user gives it, after a check."""
     if isinstance(mesh, (Mesh, AbstractMesh)):
         shape = dict(mesh.shape)
     elif isinstance(mesh, Mapping):
@@ -173,26 +201,26 @@ def _shape(mesh: Any) -> dict[str, int]:
 
 
 def _is_integer(number: Any) -> bool:
-    """Whether it is a whole number, of Python or NumPy."""
+    """Return whether a value is an integer of Python or NumPy, and no bool."""
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _factorisations(
     count: int, constrained_axes: Collection[str] = (), distinct_axes: Collection[str] = ()
 ) -> Iterator[dict[str, int]]:
-    """Meshes of a number of devices: one axis, then two and three.
+    """Yield the mesh shapes of a number of devices: one axis, then two and three.
 
-    Where nothing tells axes apart, the sizes rise, so that the last axis is the largest. An axis that is told apart from others,
-    by a layout or its links, has each of the sizes in turn.
+    Equivalent axes have ascending sizes, so that the last is the largest. Axes that constraints name, or whose links differ, are
+    not equivalent to the others, and take each of the sizes.
     """
-    names = [each for each in _NAMES if set(constrained_axes) <= set(each)] or list(_NAMES)
-    shapes = [sizes for each in names for sizes in _ascending_factors(count, len(each))]
-    if not shapes:  # It has too few factors for the axes that it should have.
-        shapes = _ascending_factors(count, len(names[0]), 1)
+    name_sets = [axes for axes in _AXIS_NAMES if set(constrained_axes) <= set(axes)] or list(_AXIS_NAMES)
+    shapes = [sizes for axes in name_sets for sizes in _ascending_factors(count, len(axes))]
+    if not shapes:  # The count has too few factors for the axes that the mesh must have: allow axes of size 1.
+        shapes = _ascending_factors(count, len(name_sets[0]), 1)
     orders: Iterator[dict[str, int]] = (
         dict(zip(axes, order, strict=True))
         for sizes in shapes[:_MOST_SHAPES]
-        for axes in (_NAMES[len(sizes) - 1],)
+        for axes in (_AXIS_NAMES[len(sizes) - 1],)
         for order in dict.fromkeys(itertools.permutations(sizes))
         if _is_ascending(
             [size for axis, size in zip(axes, order, strict=True) if axis not in constrained_axes and axis not in distinct_axes]
@@ -202,16 +230,25 @@ def _factorisations(
 
 
 def _ascending_factors(count: int, axes: int, least: int = 2) -> list[tuple[int, ...]]:
-    """The ways to write a number as a product of so many numbers that rise; those first that are closest, if three."""
+    """Return the ways to write a number as a product of ascending factors.
+
+    Args:
+      count: the number.
+      axes: how many factors, one to three.
+      least: the smallest factor that is allowed.
+
+    Returns:
+      The factors; of three, those that are closest to each other come first.
+    """
     if axes == 1:
         return [(count,)] if count >= least else []
-    found = [
+    products = [
         (first, *rest)
         for first in range(least, math.isqrt(count) + 1)
         if count % first == 0
         for rest in _ascending_factors(count // first, axes - 1, first)
     ]
-    return sorted(found, key=lambda sizes: sizes[-1] / sizes[0]) if axes == 3 else found
+    return sorted(products, key=lambda sizes: sizes[-1] / sizes[0]) if axes == 3 else products
 
 
 def _is_ascending(sizes: Sequence[int]) -> bool:
