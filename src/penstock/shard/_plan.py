@@ -33,7 +33,7 @@ from penstock.shard.search.mesh_search import MeshPlan, prepare_meshes, search_m
 from penstock.shard.search.problem import Assignment
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.fingerprint import describe_difference
-from penstock.shard.trace.flat_program import find_meshes
+from penstock.shard.trace.prescribed_layouts import find_meshes
 from penstock.shard.trace.step import TracedStep, trace
 from penstock.shard.units import parse_bytes
 from penstock.shard.verify import Verified, compile_plan, verify
