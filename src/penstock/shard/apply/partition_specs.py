@@ -93,7 +93,7 @@ class _Writer:
     def _used(self) -> dict[int, Spec]:
         """Of inputs the layout in which the first operation that computes with them has them."""
         return {
-            value: ((),) * use.scan_dims + self.spec(self.graph.op[use.number], use.factors)
+            value: ((),) * use.scan_dims + self.spec(self.graph.op[use.index], use.factors)
             for value, use in find_first_uses(self.program, self.groups).items()
         }
 
