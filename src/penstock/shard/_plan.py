@@ -23,13 +23,13 @@ from penstock.shard.jit import check_step, jit_step
 from penstock.shard.memory_check import check_memory, compile_before_refusing, describe_excess
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.lookup import find_hardware, detect_hardware
+from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.present.html import plan_page
 from penstock.shard.present.text import plan_text
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
 from penstock.shard.serialization import load, save
-from penstock.shard.trace.flat_program import find_meshes
+from penstock.shard.trace.prescribed_layouts import find_meshes
 from penstock.shard.trace.step import TracedStep, trace
 from penstock.shard.units import parse_bytes
 from penstock.shard.verify import Verified, compile_plan, verify

@@ -24,11 +24,11 @@ def stack(layers):
 
     def step(params, batch):
         def loss(params):
-            overlapped = batch
+            hidden = batch
             for layer in params:
-                scaled = overlapped * jax.lax.rsqrt(jnp.mean(overlapped**2, axis=-1, keepdims=True) + 1e-6)
-                overlapped = overlapped + jax.nn.relu(scaled @ layer["up"]) @ layer["down"]
-            return jnp.mean(overlapped**2)
+                scaled = hidden * jax.lax.rsqrt(jnp.mean(hidden**2, axis=-1, keepdims=True) + 1e-6)
+                hidden = hidden + jax.nn.relu(scaled @ layer["up"]) @ layer["down"]
+            return jnp.mean(hidden**2)
 
         return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
 

@@ -19,9 +19,9 @@ def roles(plan):
 
 def adapted(w, a, batch):
     """A frozen model with its table of tokens, and an adapter of low rank."""
-    overlapped = w["embed"][batch["tokens"]]
-    overlapped = jax.nn.gelu(overlapped @ w["up"] + (overlapped @ a["in"]) @ a["out"]) @ w["down"]
-    scores = jax.nn.log_softmax(overlapped @ w["embed"].T)
+    hidden = w["embed"][batch["tokens"]]
+    hidden = jax.nn.gelu(hidden @ w["up"] + (hidden @ a["in"]) @ a["out"]) @ w["down"]
+    scores = jax.nn.log_softmax(hidden @ w["embed"].T)
     return -jnp.mean(jnp.take_along_axis(scores, batch["next"][..., None], axis=-1))
 
 
@@ -62,8 +62,8 @@ def test_frozen_weights_are_sharded_where_everything_is():
 @pytest.mark.parametrize("loss", [False, True], ids=["forward", "loss"])
 def test_without_state_weights_are_no_batch(loss):
     def forward(params, x):
-        overlapped = jnp.tanh(x @ params["in"] + params["bias"])
-        return jnp.mean((overlapped @ params["out"]) ** 2) if loss else overlapped @ params["out"]
+        hidden = jnp.tanh(x @ params["in"] + params["bias"])
+        return jnp.mean((hidden @ params["out"]) ** 2) if loss else hidden @ params["out"]
 
     found = roles(plan_of(forward, mlp(), rows()["x"]))
     assert found["x"] == "batch"
@@ -77,7 +77,7 @@ def test_a_teacher_of_another_width_is_no_batch():
 
         return sgd(params, jax.grad(distance)(params))
 
-    found = roles(plan_of(step, mlp(), mlp(hidden=48), rows()))
+    found = roles(plan_of(step, mlp(), mlp(16, 48), rows()))
     assert {found["teacher/in"], found["teacher/out"]} == {"other"}
     assert {found["batch/x"], found["batch/y"]} == {"batch"}
 
@@ -85,8 +85,8 @@ def test_a_teacher_of_another_width_is_no_batch():
 def test_weights_under_a_loop_over_layers_are_no_batch():
     def step(head, layers, x):
         def loss(head):
-            overlapped, _ = jax.lax.scan(lambda carry, w: (jnp.tanh(carry @ w), None), x, layers)
-            return jnp.mean((overlapped @ head) ** 2)
+            hidden, _ = jax.lax.scan(lambda carry, w: (jnp.tanh(carry @ w), None), x, layers)
+            return jnp.mean((hidden @ head) ** 2)
 
         return head - 0.1 * jax.grad(loss)(head), loss(head)
 

@@ -79,6 +79,16 @@ def test_the_error_for_an_unknown_axis_names_the_axes_of_searched_meshes():
     assert plan.mesh_shape == {"tensor": 8}
 
 
+def test_searched_meshes_over_which_a_constraint_does_not_divide_are_skipped():
+    def step(p, x):
+        return {"w": p["w"] - x.T @ (x @ p["w"])}, x.sum()
+
+    plan = ps.plan(
+        step, {"w": array(2, 64)}, array(16, 2), devices=8, hardware="tpu-v5e", check=False, constraints={"p/w": P("model")}
+    )
+    assert plan.mesh_shape["model"] == 2
+
+
 # The devices of a mesh.
 
 

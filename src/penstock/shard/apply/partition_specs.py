@@ -106,7 +106,7 @@ class _Writer:
     def _used(self) -> dict[int, Spec]:
         """Return the layout of inputs at their first non-elementwise use, by the number of the value."""
         return {
-            value: ((),) * use.scan_dims + self.spec(self.graph.op[use.number], use.factors)
+            value: ((),) * use.scan_dims + self.spec(self.graph.op[use.index], use.factors)
             for value, use in find_first_uses(self.program, self.groups).items()
         }
 

@@ -1,1 +1,1 @@
-"""Turn a flat program into decisions: axis groups, edges that may reshard, folded layers, live ranges and roles."""
+"""The graph room: the decisions of a plan and the arrays between them, with axis groups, folding, live ranges and roles."""

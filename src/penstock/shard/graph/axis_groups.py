@@ -1,12 +1,10 @@
-"""Axis groups: which dimensions of which values are sharded together.
+"""Find axis groups: values that elementwise operations connect, and that therefore share one layout. The method is union-find.
 
-Values that elementwise operations connect form a *group*: one decision lays them all out. (The dimensions of a group are what
-TOAST, arXiv 2508.15010, calls named dimensions, kept apart wherever an operation other than an elementwise one stands between
-them: there, a change of layout may pay.) Two kinds of values are kept out of groups they would fall into:
+The dimensions of a group are the *named dimensions* of TOAST (arXiv 2508.15010), with one difference: a non-elementwise
+operation separates groups, because resharding may pay there. Two kinds of values do not join a group that they would fall into:
 
-- what the step is given is stored as one thing and used as another, as storing costs memory and using does not, so that an input
-  has its own decision beside that of the group in which it is used;
-- an operation whose dimensions contradict each other (x + x.T) keeps its operands and results apart.
+- an input of the step has a decision of its own, because its layout in storage may differ from the layout in which it is used;
+- operands and results of an operation whose dimensions contradict each other, such as x + x.T, stay in separate groups.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ Dims = tuple[int | None, ...]
 
 @dataclass
 class AxisGroup:
-    """Values of one layout.
+    """A set of values that share one layout.
 
     Attributes:
-      sizes: of its dimensions, without those of size one.
-      whole: dimensions that may not be sharded.
-      values: that belong to it.
-      elementwise: the operations inside of it.
+      sizes: sizes of its dimensions, without dimensions of size one.
+      replicated: dimensions that may not be sharded.
+      values: indices of its values in the program.
+      elementwise: the elementwise operations between its values.
     """
 
     sizes: tuple[int, ...]
@@ -37,15 +35,17 @@ class AxisGroup:
 
 @dataclass
 class AxisGroups:
-    """All groups of a program.
+    """All axis groups of a program.
 
     Attributes:
-      groups: numbered; those that were merged into another are None.
-      dims: of each value, of each of its dimensions, that of its group; None is a dimension of size one, or one that stays whole.
-      group: of each value.
-      anchors: the operations that are no part of a group, in order.
-      spread: (operand, result, dims): an operand of an elementwise operation that is an input, or that has one
-        element for many of the result's; of each of its dimensions, the one of the result.
+      groups: the groups; None in place of a group that was merged into another.
+      dims: for each value, the dimension of its group for each of its dimensions; None for a dimension of size one, or one
+        that is replicated.
+      group: for each value, the index of its group.
+      non_elementwise: the operations that belong to no group, in program order.
+      broadcast_uses: triples (operand, result, dims) for operands of elementwise operations that keep a layout of their own:
+        inputs of the step, and operands that are broadcast. `dims` has the dimension of the result for each dimension of the
+        operand, or None.
     """
 
     groups: list[AxisGroup | None]
@@ -56,15 +56,19 @@ class AxisGroups:
 
 
 def find_axis_groups(program: FlatProgram) -> AxisGroups:
-    """Find the groups of a program."""
+    """Return the axis groups of a program.
+
+    Args:
+      program: the step.
+    """
     groups = AxisGroups([], [], [], [], [])
     for number, value in enumerate(program.values):
         large = [dim for dim, size in enumerate(value.shape) if size > 1]
-        position = {dim: at for at, dim in enumerate(large)}
+        position = {dim: index for index, dim in enumerate(large)}
         groups.groups.append(AxisGroup(tuple(value.shape[dim] for dim in large), values=[number]))
         groups.dims.append(tuple(position.get(dim) for dim in range(len(value.shape))))
         groups.group.append(number)
-    # Loops first: a carry has the layout of what it starts from, whatever else stands in the way.
+    # Merge over loops first: a carry must have the layout of its initial value, even if other merges then fail.
     for pair in program.same_sharding:
         _merge_same_sharding(groups, pair.outer, pair.inner, pair.skip)
     inputs = {*program.inputs, *program.constants}
@@ -75,6 +79,7 @@ def find_axis_groups(program: FlatProgram) -> AxisGroups:
 
 
 def _merge_same_sharding(groups: AxisGroups, outer: int, inner: int, skip: int) -> None:
+    """Merge the groups of two values of a same-sharding constraint, and replicate the first `skip` dimensions of `outer`."""
     into = groups.groups[groups.group[outer]]
     assert into is not None
     for dim in groups.dims[outer][:skip]:
@@ -84,26 +89,33 @@ def _merge_same_sharding(groups: AxisGroups, outer: int, inner: int, skip: int) 
 
 
 def _merge_operation(groups: AxisGroups, op: Op, inputs: set[int]) -> bool:
-    """Put the operands and results of an elementwise operation into one group, if that can be."""
+    """Merge the operands and results of an elementwise operation into one group.
+
+    Returns:
+      False if their dimensions contradict each other. Merges that were made before the contradiction remain.
+    """
     result = op.results[0]
     result_dims = dict(zip(op.rule.results[0], groups.dims[result], strict=True))
 
     def pairs(value: int, dims: Dims) -> list[tuple[int | None, int | None]]:
         return [(result_dims.get(factor), dim) for factor, dim in zip(dims, groups.dims[value], strict=True)]
 
-    read = [(each, dims) for each, dims in zip(op.operands, op.rule.operands, strict=True) if each is not None and dims]
-    full = len([size for size in op.rule.sizes if size > 1])
-    shares = [
-        (each, dims) for each, dims in read if each not in inputs and sum(dim is not None for dim in groups.dims[each]) == full
+    operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None and dims]
+    full_rank = len([size for size in op.rule.sizes if size > 1])
+    merged = [
+        (value, dims)
+        for value, dims in operands
+        if value not in inputs and sum(dim is not None for dim in groups.dims[value]) == full_rank
     ]
-    for value, dims in (*zip(op.results[1:], op.rule.results[1:], strict=True), *shares):
+    for value, dims in (*zip(op.results[1:], op.rule.results[1:], strict=True), *merged):
         if not _merge(groups, result, value, pairs(value, dims)):
             return False
         result_dims = dict(zip(op.rule.results[0], groups.dims[result], strict=True))
-    at = {factor: dim for dim, factor in enumerate(op.rule.results[0]) if factor is not None}
-    for value, dims in read:
-        if (value, dims) not in shares:
-            groups.broadcast_uses.append((value, result, tuple(None if factor is None else at.get(factor) for factor in dims)))
+    dim_of = {factor: dim for dim, factor in enumerate(op.rule.results[0]) if factor is not None}
+    for value, dims in operands:
+        if (value, dims) not in merged:
+            target = tuple(None if factor is None else dim_of.get(factor) for factor in dims)
+            groups.broadcast_uses.append((value, result, target))
     into = groups.groups[groups.group[result]]
     assert into is not None
     into.elementwise.append(op)
@@ -111,29 +123,40 @@ def _merge_operation(groups: AxisGroups, op: Op, inputs: set[int]) -> bool:
 
 
 def _merge(groups: AxisGroups, first: int, second: int, pairs: list[tuple[int | None, int | None]]) -> bool:
-    """Merge the group of one value with another's, given which dimensions are the same; False if they contradict each other."""
+    """Merge the groups of two values, the smaller into the larger.
+
+    Dimensions of the larger group that the smaller group does not have become replicated.
+
+    Args:
+      groups: the groups.
+      first, second: the values.
+      pairs: dimensions of the group of `first` and of `second` that have to be sharded together.
+
+    Returns:
+      False, without a merge, if the dimensions contradict each other.
+    """
     one, other = groups.group[first], groups.group[second]
     same = [(a, b) for a, b in pairs if a is not None and b is not None]
     if one == other:
         return all(a == b for a, b in same)
-    into, gone = groups.groups[one], groups.groups[other]
+    into, absorbed = groups.groups[one], groups.groups[other]
     assert into is not None
-    assert gone is not None
-    if len(gone.sizes) > len(into.sizes):
+    assert absorbed is not None
+    if len(absorbed.sizes) > len(into.sizes):
         return _merge(groups, second, first, [(b, a) for a, b in pairs])
     renamed = {b: a for a, b in same}
-    if len(renamed) != len(gone.sizes) or len(set(renamed.values())) != len(renamed):
+    if len(renamed) != len(absorbed.sizes) or len(set(renamed.values())) != len(renamed):
         return False
-    if any(gone.sizes[b] != into.sizes[a] for b, a in renamed.items()):
+    if any(absorbed.sizes[b] != into.sizes[a] for b, a in renamed.items()):
         return False
-    if len(gone.values) > len(into.values) and len(gone.sizes) == len(into.sizes):
+    if len(absorbed.values) > len(into.values) and len(absorbed.sizes) == len(into.sizes):
         return _merge(groups, second, first, [(b, a) for a, b in pairs])
-    into.replicated |= {renamed[dim] for dim in gone.replicated}
+    into.replicated |= {renamed[dim] for dim in absorbed.replicated}
     into.replicated |= set(range(len(into.sizes))) - set(renamed.values())
-    for value in gone.values:
+    for value in absorbed.values:
         groups.group[value] = one
         groups.dims[value] = tuple(None if dim is None else renamed[dim] for dim in groups.dims[value])
-    into.values += gone.values
-    into.elementwise += gone.elementwise
+    into.values += absorbed.values
+    into.elementwise += absorbed.elementwise
     groups.groups[other] = None
     return True

@@ -1,4 +1,4 @@
-"""Find the dimensions of each node that the first dimension of the batch reaches."""
+"""Find the batch dimensions of a graph: all that edges connect with the first dimension of a batch input."""
 
 from __future__ import annotations
 
@@ -8,30 +8,36 @@ from penstock.shard.graph.decisions import Graph, connect_dims
 
 
 def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
-    """Of each node the slots that are the batch dimension: those that the first dimension of some inputs leads to.
+    """Return, for each node, the dimensions reachable from the first dimension of the batch inputs.
 
-    A dimension that has to stay whole where the input is used, as that over which a loop accumulates gradients, is passed over.
+    If the first dimension of an input is replicated where the input is used, such as that over which a loop accumulates
+    gradients, the next dimension counts instead.
 
     Args:
       graph: the decisions.
-      batch: nodes of the inputs.
+      batch: indices of the nodes of the batch inputs.
     """
-    connected = connect_dims(graph)
-    wanted = {connected[node, first_shardable_dim(graph, node)] for node in batch if graph.nodes[node].sizes}
-    found: dict[int, list[int]] = {}
-    for (node, dim), of in connected.items():
-        if of in wanted:
-            found.setdefault(node, []).append(dim)
-    return found
+    components = connect_dims(graph)
+    batch_components = {components[node, first_shardable_dim(graph, node)] for node in batch if graph.nodes[node].sizes}
+    dims: dict[int, list[int]] = {}
+    for (node, dim), component in components.items():
+        if component in batch_components:
+            dims.setdefault(node, []).append(dim)
+    return dims
 
 
 def first_shardable_dim(graph: Graph, leaf: int) -> int:
-    """The first dimension of an input that may be sharded where it is used; 0 if there is none."""
-    closed = {
+    """Return the first dimension of an input that may be sharded where the input is used; 0 if there is none.
+
+    Args:
+      graph: the decisions.
+      leaf: index of the node of the input.
+    """
+    replicated = {
         a
         for edge in graph.edges
         if edge.kind == "use" and edge.a == leaf
         for a, b in zip(edge.source, edge.target, strict=True)
         if a is not None and (b is None or graph.nodes[edge.b].sizes[b] == 1)
     }
-    return next((dim for dim in range(len(graph.nodes[leaf].sizes)) if dim not in closed), 0)
+    return next((dim for dim in range(len(graph.nodes[leaf].sizes)) if dim not in replicated), 0)

@@ -1,4 +1,7 @@
-"""Layouts and roles that the user prescribes, by the paths of leaves."""
+"""Read the layouts and roles that the user prescribes for leaves, by patterns of paths.
+
+An error names the pattern, the leaf and the nearest layout that would fit.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +18,50 @@ from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.trace.step import Leaf
 
 FixedLayout = tuple[tuple[str, ...] | None, ...]
+"""For each dimension, the mesh axes that the user prescribes; None where the layout is open."""
 ROLES = ("parameters", "optimizer", "batch", "other")
 
 
 def matching(pattern: str, leaves: Sequence[Leaf], what: str) -> list[int]:
-    """The places of the leaves that a pattern names.
+    """Return the indices of the leaves that a pattern matches.
 
-    A pattern is as in a shell: `*` stands for anything, also for several parts of a path. It is held against the whole path
-    ("state/params/embed") and against that without the name of the argument ("params/embed"). What is the path of a leaf, letter
-    by letter, names that leaf, whatever signs it has ("w[0]").
+    A pattern is as in a shell: `*` matches any text, also across several parts of a path. It is compared with the full path
+    ("state/params/embed") and with the path without the name of the argument ("params/embed"). A pattern that equals a path
+    matches this leaf only, even if it has special characters ("w[0]").
+
+    Args:
+      pattern: the pattern.
+      leaves: the leaves of the arguments.
+      what: the name of the option, for the message.
 
     Raises:
-      ValueError: it matches nothing; the message has the nearest paths.
+      ValueError: it matches no leaf; the message has the nearest paths.
     """
     names = [(leaf.path, leaf.path.partition("/")[2]) for leaf in leaves]
-    found = [index for index, each in enumerate(names) if pattern in each] or [
-        index for index, each in enumerate(names) if any(fnmatch.fnmatchcase(name, pattern) for name in each)
+    matches = [index for index, paths in enumerate(names) if pattern in paths] or [
+        index for index, paths in enumerate(names) if any(fnmatch.fnmatchcase(path, pattern) for path in paths)
     ]
-    if not found:
+    if not matches:
         paths = [leaf.path for leaf in leaves]
         short = {leaf.path.partition("/")[2]: leaf.path for leaf in leaves}
         near = difflib.get_close_matches(pattern, [*paths, *short], n=3, cutoff=0.3) or paths[:3]
         raise ValueError(f"{what}: the pattern {pattern!r} matches no leaf; the nearest are {', '.join(map(repr, near))}")
-    return found
+    return matches
 
 
 def match_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf]) -> dict[int, tuple[str, PartitionSpec]]:
-    """Of each leaf that is pinned, by place: the last pattern that matches it, and the layout.
+    """Return the constraint of each leaf that has one.
+
+    Args:
+      constraints: layouts by pattern: each a `PartitionSpec`, or a sharding that has one.
+      leaves: the leaves of the arguments.
+
+    Returns:
+      For each constrained leaf, by index, the last pattern that matches it, and the layout.
 
     Raises:
-      TypeError, ValueError: it is no mapping of patterns to layouts, or a pattern matches nothing.
+      TypeError: it is no mapping, a pattern is no string, or a layout is no `PartitionSpec`.
+      ValueError: a pattern matches no leaf.
     """
     last: dict[int, tuple[str, PartitionSpec]] = {}
     for pattern, spec in _by_pattern(constraints, "constraints", '{"params/embed": P("model", None)}'):
@@ -56,26 +73,43 @@ def match_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[Le
 
 
 def axes_in_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf]) -> set[str]:
-    """The mesh axes that the layouts name which count."""
+    """Return the mesh axes that the constraints name, without those of constraints that a later pattern replaces.
+
+    Raises:
+      TypeError, ValueError: as `match_constraints`.
+    """
     return {axis for _, spec in match_constraints(constraints, leaves).values() for entry in spec for axis in _axes(entry)}
 
 
 def fixed_layouts(
     constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf], mesh: Mapping[str, int]
 ) -> dict[int, FixedLayout]:
-    """Of each leaf that is pinned, by place: of each dimension the mesh axes.
+    """Return the layout that the user prescribes for each constrained leaf.
 
-    Of several patterns that match a leaf, the last counts.
+    If several patterns match a leaf, the last counts, and only its layout has to fit.
+
+    Args:
+      constraints: layouts by pattern.
+      leaves: the leaves of the arguments.
+      mesh: sizes of the mesh axes.
+
+    Returns:
+      For each constrained leaf, by index, the mesh axes of each dimension; None for a dimension that is unconstrained.
 
     Raises:
-      TypeError, ValueError: a pattern that matches nothing, or a layout that does not fit its leaf or the mesh.
+      TypeError: as `match_constraints`.
+      ValueError: a pattern matches no leaf, or a layout does not fit its leaf or the mesh. The message suggests one that fits.
     """
     last = match_constraints(constraints, leaves)
-    return {index: _layout(spec, leaves[index], mesh, pattern) for index, (pattern, spec) in last.items()}
+    return {index: _fit_layout(spec, leaves[index], mesh, pattern) for index, (pattern, spec) in last.items()}
 
 
 def _by_pattern(given: Any, what: str, example: str) -> Iterable[tuple[str, Any]]:
-    """What is said of each pattern, of a mapping or of None."""
+    """Return the items of a mapping whose keys are patterns; none for None.
+
+    Raises:
+      TypeError: it is no mapping, or a key is no string.
+    """
     if given is None:
         return ()
     if not isinstance(given, Mapping):
@@ -86,7 +120,8 @@ def _by_pattern(given: Any, what: str, example: str) -> Iterable[tuple[str, Any]
     return given.items()
 
 
-def _layout(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int], pattern: str) -> FixedLayout:
+def _fit_layout(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int], pattern: str) -> FixedLayout:
+    """Return the mesh axes of each dimension of a leaf, after a check that the layout fits the leaf and the mesh."""
     where = f"constraints[{pattern!r}] = {spec} for {leaf.path!r}, shape {list(leaf.shape)}, on mesh {describe_mesh(mesh)}"
     unknown = [axis for entry in spec for axis in _axes(entry) if axis not in mesh]
     if unknown:
@@ -115,17 +150,17 @@ def _layout(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int], pattern: s
 
 
 def _axes(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of one dimension of a layout."""
+    """Return the mesh axes in one entry of a `PartitionSpec`."""
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
 def _suggestion(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int]) -> str:
-    """The nearest layout that would do.
+    """Suggest the nearest layout that fits, in words.
 
-    Each dimension keeps those of its axes that divide it furthest. Where none does, all of them go to the first dimension that
-    has none and that they divide.
+    Each dimension keeps the subset of its axes that divides it into the most shards. If no subset divides it, all its axes go
+    to the first dimension that has no axes and that they divide.
     """
     entries: list[Any] = [None] * len(leaf.shape)
     unplaced = []
@@ -164,10 +199,15 @@ def _shards(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
 
 
 def given_roles(roles: Mapping[str, str] | None, leaves: Sequence[Leaf]) -> dict[int, str]:
-    """Of each leaf whose role the user names, by place, that role.
+    """Return the roles that the user gives, by the index of the leaf.
+
+    Args:
+      roles: roles by pattern.
+      leaves: the leaves of the arguments.
 
     Raises:
-      TypeError, ValueError: it is no mapping, a pattern matches nothing, or a role is none of `ROLES`.
+      TypeError: it is no mapping, or a pattern is no string.
+      ValueError: a pattern matches no leaf, or a role is not in `ROLES`.
     """
     given: dict[int, str] = {}
     for pattern, role in _by_pattern(roles, "roles", '{"hidden/*": "batch"}'):

@@ -1,11 +1,11 @@
-"""The decisions of a plan, and what they cost each other: a graph.
+"""Build the decision graph of a step: its nodes are layouts to choose, its edges are arrays that may have to be resharded.
 
-A *node* is a decision. Its *slots* are what mesh axes may be given to: the dimensions of a stored input (a leaf), those of a
-group of values, the factors of an operation. Each mesh axis is given to one slot of a node or to none.
+A *node* is one decision: the layout of a stored input (a leaf), of an axis group, or of the factors of an operation. Each mesh
+axis shards one dimension (or factor) of a node, or none.
 
-An *edge* is an array that goes from one decision to the next, and has to change its layout on the way if they do not agree:
-from how it is stored to how it is used, from a group to an operation's operand, from an operation's result (which may be
-partial) to its group, and from a group back to where the state is stored.
+An *edge* is an array that passes from one decision to another. It is resharded on the way if their layouts differ. There are
+edges from a leaf to the group in which it is used, from a group to the operand of an operation, from the result of an operation
+(which may be partial) to its group, and from a group back to the leaf where new state is stored.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from penstock.shard.trace.flat_program import FlatProgram, Op
 
 Dims = tuple[int | None, ...]
 Work = tuple[str, float, tuple[tuple[float, Dims | None], ...]]
+"""The work of an operation in a step if nothing is sharded: dtype, FLOPs, and its HBM traffic as pairs (bytes, dimensions of
+the node that divide them). None in place of the dimensions means that all of them do."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A decision.
+    """A decision: the mesh axes that shard each dimension (or factor).
 
     Attributes:
-      kind: "leaf", "group", "copy" (of a group's value, for those that read it) or "op".
-      sizes: of each slot, what a number of shards has to divide; 1 for a slot that has to stay whole.
-      work: of each operation in it, in a step where nothing is sharded: dtype, FLOPs, and the memory traffic: bytes,
-        and the slots that divide them, None where all do.
-      fixed: of each slot the mesh axes it has to have, None where it is open; None if all are.
-      label: the number of the input's value, of the operation, or of the group.
+      kind: "leaf", "group", "op", or "shared_reshard" for a value that is resharded once for all operations that read it.
+      sizes: for each dimension, the number that the number of shards must divide; 1 if it must be replicated.
+      work: the work of each operation of the node.
+      fixed: for each dimension, the mesh axes that it must have, None where it is open; None if all are open.
+      label: the index of the input's value (leaf), of the group, of the operation, or of the value (shared reshard).
     """
 
     kind: str
@@ -46,19 +47,20 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """An array on its way from one decision to another.
+    """An array that passes from one decision to another, and is resharded if their layouts differ.
 
     Attributes:
-      a, b: nodes.
-      source: of each dimension (those larger than one) the slot of `a` that lays it out.
-      target: the same of `b`.
-      partial: slots of `a` over which the array is still to be summed.
-      bytes: of the whole array.
-      count: how often it goes this way in a step.
-      value: its number in the program.
-      kind: "use" (leaf to group), "copy" (group to copy), "spread" (leaf or group to the group of an elementwise
-        operation that reads it), "operand", "result", "store" (group to leaf).
-      position: of the operand or result.
+      a, b: indices of the nodes.
+      source: for each dimension of the array that is larger than one, the dimension of `a` that gives its layout, or None.
+      target: the same for `b`.
+      partial: factors of `a` over which the array is still to be summed.
+      bytes: bytes of the global array.
+      count: how often it passes in a step.
+      value: the index of its value in the program.
+      kind: "use" (leaf to group), "broadcast" (leaf or group to the group of an elementwise operation that broadcasts it),
+        "shared_reshard" (group to shared reshard), "operand" (to an operation), "result" (of an operation), or "store" (group
+        to leaf).
+      position: the index of the operand or result.
     """
 
     a: int
@@ -75,10 +77,16 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """All decisions.
+    """All decisions of a step.
 
-    `leaf` and `group` give the node of an input and of a value, `copy` that of a value for the operations that run a number
-    of times, if there are several; `op` that of each anchor, in order.
+    Attributes:
+      nodes: the decisions.
+      edges: the arrays between them.
+      leaf: for each input, by value, the index of its node.
+      group: for each value, the index of the node of its group.
+      shared_reshard: for each pair (value, count), the index of the shared reshard for the operations that read the value and
+        run `count` times, if there are several.
+      op: for each non-elementwise operation, in order, the index of its node.
     """
 
     nodes: tuple[Node, ...]
@@ -90,19 +98,19 @@ class Graph:
 
 
 def build_graph(program: FlatProgram, groups: AxisGroups, state: Mapping[int, int], fixed_layouts: Mapping[int, tuple]) -> Graph:
-    """The decisions of a program.
+    """Build the decision graph of a program.
 
     Args:
       program: the step.
       groups: its axis groups.
-      state: of each output (its place among the outputs) that is state, the place of its input.
-      pinned: inputs, by place, whose layout is given: mesh axes of each dimension.
+      state: for each output that replaces an input, by index, the index of the input.
+      fixed_layouts: for inputs whose layout the user prescribes, by index, the mesh axes of each dimension.
     """
-    return _Builder(program, groups).build(state, fixed_layouts)
+    return _GraphBuilder(program, groups).build(state, fixed_layouts)
 
 
-class _Builder:
-    """Collects nodes and edges."""
+class _GraphBuilder:
+    """A graph that is being built, with its program."""
 
     def __init__(self, program: FlatProgram, groups: AxisGroups):
         self.program, self.groups = program, groups
@@ -111,13 +119,13 @@ class _Builder:
         self.leaf: dict[int, int] = {}
         self.shared_reshard: dict[tuple[int, float], int] = {}
         self.hbm_traffic = hbm_traffic(program)
-        self.time = {id(op): at for at, op in enumerate(program.ops)}
+        self.op_index = {id(op): index for index, op in enumerate(program.ops)}
         self.group_of: dict[int, int] = {}
 
     def build(self, state: Mapping[int, int], fixed_layouts: Mapping[int, tuple]) -> Graph:
         self._add_groups()
         self._add_inputs(fixed_layouts)
-        self._shared_reshards()
+        self._add_shared_reshards()
         ops = tuple(self._add_operation(op) for op in self.groups.non_elementwise)
         self._add_stores(state)
         return Graph(tuple(self.nodes), tuple(self.edges), self.leaf, self.group_of, self.shared_reshard, ops)
@@ -144,21 +152,21 @@ class _Builder:
                 self._add_edge(self.leaf[value], self.group_of[value], value, range(len(shape)), groups.dims[value], "use")
         for value, result, dims in groups.broadcast_uses:
             target = tuple(None if dim is None else groups.dims[result][dim] for dim in dims)
-            of = self.leaf[value] if value in self.leaf else self.group_of[value]
+            source = self._layout_dims(value)
             self._add_edge(
-                of, self.group_of[result], value, self._layout_dims(value), target, "broadcast", count=count_of[result]
+                self._node_of(value), self.group_of[result], value, source, target, "broadcast", count=count_of[result]
             )
 
-    def _shared_reshards(self) -> None:
-        """A value that several operations read can be brought into another layout for all of them, once."""
+    def _add_shared_reshards(self) -> None:
+        """Add a node for each value that several operations read, so that it can be resharded once for all of them."""
         readers = Counter(
             (operand, op.count)
             for op in self.groups.non_elementwise
-            for operand in {each for each in op.operands if each is not None}
+            for operand in {value for value in op.operands if value is not None}
         )
-        for (value, count), number in readers.items():
+        for (value, count), reader_count in readers.items():
             dims = self.groups.dims[value]
-            if number > 1 and any(dim is not None for dim in dims):
+            if reader_count > 1 and any(dim is not None for dim in dims):
                 group = self.group_of[value]
                 self.shared_reshard[value, count] = len(self.nodes)
                 self.nodes.append(Node("shared_reshard", self.nodes[group].sizes, (), None, value))
@@ -166,13 +174,12 @@ class _Builder:
 
     def _add_operation(self, op: Op) -> int:
         node = len(self.nodes)
-        self.nodes.append(Node("op", op.rule.sizes, (self._work_of(op),), _fixed_factors(op), self.time[id(op)]))
+        self.nodes.append(Node("op", op.rule.sizes, (self._work_of(op),), _fixed_factors(op), self.op_index[id(op)]))
         for position, (operand, factors) in enumerate(zip(op.operands, op.rule.operands, strict=True)):
             if operand is not None and factors:
-                of = self.shared_reshard.get((operand, op.count), self.group_of[operand])
-                self._add_edge(
-                    of, node, operand, self.groups.dims[operand], factors, "operand", count=op.count, position=position
-                )
+                origin = self.shared_reshard.get((operand, op.count), self.group_of[operand])
+                dims = self.groups.dims[operand]
+                self._add_edge(origin, node, operand, dims, factors, "operand", count=op.count, position=position)
         for position, (result, factors) in enumerate(zip(op.results, op.rule.results, strict=True)):
             partial = tuple(factor for factor in range(len(op.rule.sizes)) if factor not in factors) if op.fixed is None else ()
             target, into = self.groups.dims[result], self.group_of[result]
@@ -183,22 +190,26 @@ class _Builder:
         for index, replaced in state.items():
             value, stored = self.program.outputs[index], self.program.inputs[replaced]
             if value is not None and value != stored:
-                of = self.leaf[value] if value in self.leaf else self.group_of[value]  # an input may come back in another's place
                 dims = self._layout_dims(value)
-                self._add_edge(of, self.leaf[stored], value, dims, range(len(dims)), "store")
+                self._add_edge(self._node_of(value), self.leaf[stored], value, dims, range(len(dims)), "store")
+
+    def _node_of(self, value: int) -> int:
+        """Return the node that gives the layout of a value: its leaf if it is an input, else its group."""
+        return self.leaf[value] if value in self.leaf else self.group_of[value]
 
     def _layout_dims(self, value: int) -> Dims:
-        """The slots that lay a value out: those of its leaf, if it is stored, or of its group."""
+        """Return the dimensions of the node of a value (see `_node_of`) that give its layout."""
         return tuple(range(len(self.program.values[value].shape))) if value in self.leaf else self.groups.dims[value]
 
     def _work_of(self, op: Op) -> Work:
-        """Operations that want their operands in memory read, on each device, what they have of each of them."""
+        """Return the work of an operation. A contraction reads its local shard of every operand from HBM."""
         flops, count = op.flops * op.count, op.count
         if op.primitive not in CONTRACTIONS:
-            return _dtype(self.program, op), flops, ((self.hbm_traffic[self.time[id(op)]] * count, None),)
-        read = [(each, dims) for each, dims in zip(op.operands, op.rule.operands, strict=True) if each is not None]
-        moved = (*read, *zip(op.results, op.rule.results, strict=True))
-        return _dtype(self.program, op), flops, tuple((self.program.values[each].bytes * count, dims) for each, dims in moved)
+            return _compute_dtype(self.program, op), flops, ((self.hbm_traffic[self.op_index[id(op)]] * count, None),)
+        operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None]
+        arrays = (*operands, *zip(op.results, op.rule.results, strict=True))
+        traffic = tuple((self.program.values[value].bytes * count, dims) for value, dims in arrays)
+        return _compute_dtype(self.program, op), flops, traffic
 
     def _add_edge(
         self,
@@ -219,14 +230,14 @@ class _Builder:
 
 
 def _read_inputs(program: FlatProgram, groups: AxisGroups) -> set[int]:
-    """Inputs that something other than an elementwise operation reads: all that have to have a layout to be used in."""
+    """Return the inputs that a non-elementwise operation or a loop reads: these need a layout in use."""
     read = {operand for op in groups.non_elementwise for operand in op.operands}
-    tied = {tie.outer for tie in program.same_sharding}
-    return {value for value in (*program.inputs, *program.constants) if value in read or value in tied}
+    read |= {pair.outer for pair in program.same_sharding}
+    return {value for value in (*program.inputs, *program.constants) if value in read}
 
 
 def _fixed_factors(op: Op) -> tuple[tuple[str, ...] | None, ...] | None:
-    """What the program prescribes for the factors of an operation."""
+    """Return the mesh axes that the program prescribes for each factor of an operation, None where it prescribes none."""
     if op.fixed is None:
         return None
     fixed: dict[int, tuple[str, ...] | None] = {}
@@ -237,29 +248,36 @@ def _fixed_factors(op: Op) -> tuple[tuple[str, ...] | None, ...] | None:
     return tuple(fixed.get(factor) for factor in range(len(op.rule.sizes)))
 
 
-def _dtype(program: FlatProgram, op: Op) -> str:
-    """The type in which an operation computes: that of its largest operand."""
-    values = [program.values[each] for each in op.operands if each is not None] or [program.values[op.results[0]]]
+def _compute_dtype(program: FlatProgram, op: Op) -> str:
+    """Return the name of the dtype in which an operation computes: that of its largest operand."""
+    values = [program.values[value] for value in op.operands if value is not None] or [program.values[op.results[0]]]
     dtype = max(values, key=lambda value: value.bytes).dtype
     try:
         return np.dtype(dtype).name
-    except TypeError:  # keys of random numbers, which are made of it
+    except TypeError:  # Random keys have an extended dtype, and consist of uint32.
         return "uint32"
 
 
 def connect_dims(graph: Graph) -> dict[tuple[int, int], int]:
-    """Of each node and slot a number that is the same for all slots that edges lead to from it, and back."""
-    above = {(number, dim): (number, dim) for number, node in enumerate(graph.nodes) for dim in range(len(node.sizes))}
+    """Find the connected components of dimensions: those that edges connect across nodes. The method is union-find.
 
-    def top(each: tuple[int, int]) -> tuple[int, int]:
-        while above[each] != each:
-            above[each] = above[above[each]]
-            each = above[each]
-        return each
+    Args:
+      graph: the decisions.
+
+    Returns:
+      For each pair (node, dimension), the number of its component.
+    """
+    parent = {(index, dim): (index, dim) for index, node in enumerate(graph.nodes) for dim in range(len(node.sizes))}
+
+    def root(dim: tuple[int, int]) -> tuple[int, int]:
+        while parent[dim] != dim:
+            parent[dim] = parent[parent[dim]]
+            dim = parent[dim]
+        return dim
 
     for edge in graph.edges:
         for a, b in zip(edge.source, edge.target, strict=True):
             if a is not None and b is not None:
-                above[top((edge.a, a))] = top((edge.b, b))
-    numbers: dict[tuple[int, int], int] = {}
-    return {each: numbers.setdefault(top(each), len(numbers)) for each in above}
+                parent[root((edge.a, a))] = root((edge.b, b))
+    components: dict[tuple[int, int], int] = {}
+    return {dim: components.setdefault(root(dim), len(components)) for dim in parent}

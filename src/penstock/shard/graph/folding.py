@@ -1,8 +1,8 @@
-"""Repeated layers share their decisions.
+"""Fold repeated layers, so that they share their decisions.
 
-Nodes that cannot be told apart by what is around them, as far as a number of edges away, get one decision (colour refinement;
-B. Weisfeiler and A. Leman, 1968). In a stack of layers it is one decision for each place in a layer: the same weights of all
-layers are laid out alike, as nobody would want otherwise.
+Nodes with equal neighbourhoods, up to a number of edges away, get one decision. The method is colour refinement (B. Weisfeiler
+and A. Leman, 1968). A stack of equal layers has one decision for each position in a layer, and the same weight of all layers
+has one layout.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ import numpy as np
 from penstock.shard.graph.decisions import Edge, Graph
 
 _REFINEMENT_ROUNDS = 24
-"""How far around a node is looked. It is about one layer of a transformer, so that a chain of equal products of matrices folds
-only in its middle: there, two that follow each other may want to be laid out differently."""
+"""The radius of a neighbourhood, in edges: about one layer of a transformer. A chain of equal matrix products folds only in its
+middle, as two products in sequence may need different layouts (column-parallel, then row-parallel)."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Edges between the same classes that carry the same: one of them, and the numbers of all."""
+    """Equal edges between the same two classes of nodes.
+
+    Attributes:
+      edge: one of them.
+      a, b: the classes.
+      edges: indices of all of them.
+    """
 
     edge: Edge
     a: int
@@ -30,11 +36,11 @@ class Bundle:
 
 @dataclass(frozen=True)
 class FoldedGraph:
-    """A graph with alike nodes taken together.
+    """A graph whose equivalent nodes are grouped into classes, which have one decision each.
 
     Attributes:
-      of_node: the class of each node.
-      first: of each class the number of its first node.
+      of_node: for each node, its class.
+      first: for each class, the index of its first node.
       bundles: the edges between classes.
     """
 
@@ -44,17 +50,21 @@ class FoldedGraph:
 
 
 def fold_layers(graph: Graph) -> FoldedGraph:
-    """Find alike nodes."""
-    colours = _numbered([(node.kind, node.sizes, node.work, node.fixed) for node in graph.nodes])
-    kinds = _numbered(
+    """Return the graph with equivalent nodes grouped.
+
+    Args:
+      graph: the decisions.
+    """
+    colours = _number_values([(node.kind, node.sizes, node.work, node.fixed) for node in graph.nodes])
+    kinds = _number_values(
         [(edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, edge.position) for edge in graph.edges]
     )
     for _ in range(_REFINEMENT_ROUNDS):
-        around: list[list[tuple[int, int, int]]] = [[] for _ in graph.nodes]
+        neighbours: list[list[tuple[int, int, int]]] = [[] for _ in graph.nodes]
         for edge, kind in zip(graph.edges, kinds, strict=True):
-            around[edge.a].append((kind, 0, colours[edge.b]))
-            around[edge.b].append((kind, 1, colours[edge.a]))
-        refined = _numbered([(colour, tuple(sorted(each))) for colour, each in zip(colours, around, strict=True)])
+            neighbours[edge.a].append((kind, 0, colours[edge.b]))
+            neighbours[edge.b].append((kind, 1, colours[edge.a]))
+        refined = _number_values([(colour, tuple(sorted(nearby))) for colour, nearby in zip(colours, neighbours, strict=True)])
         if max(refined, default=0) == max(colours, default=0):
             break
         colours = refined
@@ -66,11 +76,11 @@ def fold_layers(graph: Graph) -> FoldedGraph:
     for number, edge in enumerate(graph.edges):
         bundles.setdefault((int(of_node[edge.a]), int(of_node[edge.b]), kinds[number]), []).append(number)
     return FoldedGraph(
-        of_node, first, tuple(Bundle(graph.edges[some[0]], a, b, np.array(some)) for (a, b, _), some in bundles.items())
+        of_node, first, tuple(Bundle(graph.edges[edges[0]], a, b, np.array(edges)) for (a, b, _), edges in bundles.items())
     )
 
 
-def _numbered(values: list) -> list[int]:
-    """Equal values get equal numbers, in the order in which they come."""
+def _number_values(values: list) -> list[int]:
+    """Return a number for each value: equal values have equal numbers, in the order of their first occurrence."""
     numbers: dict = {}
     return [numbers.setdefault(value, len(numbers)) for value in values]

@@ -1,8 +1,10 @@
-"""Which values lie in memory, and what is read and written.
+"""Predict which values are materialized in HBM, and the HBM traffic of each operation, with a simple model of XLA's fusion.
 
-The model of a compiler: elementwise operations are fused into whatever reads them, and take no memory (they are computed
-again from what they read, which has to live so much longer); products of matrices, convolutions, reductions and the like
-write their results, and want operands that are there; reshapes and transposes are other names for the same memory.
+- Elementwise operations are fused into the operations that read them. They take no memory, and are computed again from their
+  sources, whose live ranges become longer.
+- Matrix products, convolutions, lookups and the like read materialized operands and write materialized results.
+- Reductions write materialized results, and may compute their operands on the fly.
+- Reshapes and transposes are aliases of the same memory.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _READS_FROM_HBM = frozenset(
         "shard_map",
     ]
 )
-"""Their operands have to lie in memory, and so do their results."""
+"""Primitives whose operands and results are materialized."""
 _WRITES_TO_HBM = frozenset(
     [
         "reduce_sum",
@@ -67,11 +69,11 @@ _WRITES_TO_HBM = frozenset(
         "random_bits",
     ]
 )
-"""Their results lie in memory; operands are computed on the way in."""
-_LOOKS_UP = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
-"""They touch only what they take or put."""
+"""Primitives whose results are materialized, while operands may be fused into them."""
+_LOOKUPS = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
+"""Primitives that read and write only the elements that they take or put."""
 _MOST_SOURCES = 12
-"""What is computed from more values than this lies in memory itself."""
+"""The most materialized values that one fusion reads: a value with more sources is materialized."""
 _CHEAP = frozenset(
     [
         "broadcast_in_dim",
@@ -89,44 +91,52 @@ _CHEAP = frozenset(
         "not",
     ]
 )
+"""Primitives that are computed again for each reader, however many there are."""
 _MANY_READERS = 3
-"""What this many operations read is computed once, unless it is cheap."""
+"""A value that this many operations read is materialized, unless its primitive is cheap."""
 
 
 def materialized_values(program: FlatProgram) -> tuple[set[int], dict[int, frozenset[int]]]:
-    """The values that lie in memory, and for each value those from which it is computed where it is read."""
+    """Return the materialized values of a program, and the sources of all values.
+
+    Args:
+      program: the step.
+
+    Returns:
+      The indices of the materialized values; and for each value, the materialized values from which a reader computes it.
+    """
     inputs = {*program.inputs, *program.constants}
-    name: dict[int, int] = {}
-    virtual_operands: set[int] = set()
+    alias_of: dict[int, int] = {}
+    needed_in_hbm: set[int] = set()
     readers: Counter[int] = Counter()
     for op in program.ops:
         if op.primitive in _ALIASES and op.operands[0] is not None:
             for operand, result in zip(op.operands, op.results, strict=False):
                 if operand is not None:
-                    name[result] = name.get(operand, operand)
+                    alias_of[result] = alias_of.get(operand, operand)
             continue
-        operands = {name.get(operand, operand) for operand in op.operands if operand is not None}
+        operands = {alias_of.get(operand, operand) for operand in op.operands if operand is not None}
         readers.update(operands)
         if op.primitive in _READS_FROM_HBM:
-            virtual_operands |= operands
-    virtual_operands |= {name.get(value, value) for loop in program.loops for value in loop.read}
+            needed_in_hbm |= operands
+    needed_in_hbm |= {alias_of.get(value, value) for loop in program.loops for value in loop.read}
     materialized: set[int] = set(inputs)
     for loop in program.loops:
         materialized.update(loop.results)
         materialized.update(loop.carries)
-    many = {value for value, count in readers.items() if count >= _MANY_READERS}
+    read_by_many = {value for value, count in readers.items() if count >= _MANY_READERS}
     sources: dict[int, frozenset[int]] = {value: frozenset((value,)) for value in materialized}
     for op in program.ops:
-        read = frozenset().union(*(sources.get(each, frozenset()) for each in op.operands if each is not None))
+        read = frozenset().union(*(sources.get(value, frozenset()) for value in op.operands if value is not None))
         for result in op.results:
             if op.primitive in _ALIASES:
                 sources[result] = read
             elif (
                 op.primitive in _READS_FROM_HBM
                 or op.primitive in _WRITES_TO_HBM
-                or result in virtual_operands
+                or result in needed_in_hbm
                 or len(read) > _MOST_SOURCES
-                or (result in many and read and op.primitive not in _CHEAP)
+                or (result in read_by_many and read and op.primitive not in _CHEAP)
             ):
                 materialized.add(result)
                 sources[result] = frozenset((result,))
@@ -136,19 +146,28 @@ def materialized_values(program: FlatProgram) -> tuple[set[int], dict[int, froze
 
 
 def hbm_traffic(program: FlatProgram) -> list[float]:
-    """Of each operation the bytes that it reads from and writes to memory in one run, nothing being sharded; fused ones none."""
+    """Return the bytes that each operation reads from and writes to HBM in one run, if nothing is sharded.
+
+    Fused operations have none: their sources are read by the operation that they are fused into.
+
+    Args:
+      program: the step.
+
+    Returns:
+      Bytes, in the order of `program.ops`.
+    """
     materialized, sources = materialized_values(program)
     materialized |= {output for output in program.outputs if output is not None}
     value_bytes = [value.bytes for value in program.values]
-    moved = []
+    traffic = []
     for op in program.ops:
         if op.primitive in _ALIASES or not any(result in materialized for result in op.results):
-            moved.append(0.0)
+            traffic.append(0.0)
             continue
-        read = frozenset().union(*(sources.get(each, frozenset()) for each in op.operands if each is not None))
-        if op.primitive in _LOOKS_UP:
-            touched = op.operands[2] if op.primitive.startswith("scatter") else None
-            moved.append(2.0 * value_bytes[op.results[0] if touched is None else touched])
+        read = frozenset().union(*(sources.get(value, frozenset()) for value in op.operands if value is not None))
+        if op.primitive in _LOOKUPS:
+            updates = op.operands[2] if op.primitive.startswith("scatter") else None
+            traffic.append(2.0 * value_bytes[op.results[0] if updates is None else updates])
         else:
-            moved.append(float(sum(value_bytes[each] for each in read) + sum(value_bytes[each] for each in op.results)))
-    return moved
+            traffic.append(float(sum(value_bytes[value] for value in read) + sum(value_bytes[value] for value in op.results)))
+    return traffic

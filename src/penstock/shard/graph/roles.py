@@ -1,4 +1,7 @@
-"""What the inputs of a step are, found by what it does with them."""
+"""Infer the role of each input of a step: "parameters", "optimizer", "batch" or "other".
+
+The roles are read from data flow: which results an input influences, and how it is first used. Names are not considered.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,27 @@ from penstock.shard.graph.first_use import find_first_uses
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.trace.flat_program import FlatProgram
 
-_LOOKS_INTO = ("dot_general", "ragged_dot_general", "conv_general_dilated", "gather")
+_CONTRACTIONS_AND_LOOKUPS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "gather")
 
 
 def infer_roles(model: StepModel, state: Mapping[int, int]) -> list[str]:
-    """The role of each input.
+    """Return the role of each input.
 
-    State is what the step gives back in the same form. Of it, what the other results (the loss) depend on are *parameters*,
-    the rest is the *optimizer*'s; where there are no other results all is parameters. Of the inputs that are not state, a
-    *batch* has a first dimension that no state has, and that is not summed over or looked up in where it is first computed with.
-    The rest is *other*: frozen weights, learning rates.
+    - "parameters": state on which the other results, such as the loss, depend. If there are no other results, all state.
+    - "optimizer": the other state.
+    - "batch": an input that is not state, whose first dimension no state has. At the first non-elementwise use of the input,
+      this dimension is neither contracted nor looked up.
+    - "other": the other inputs, such as frozen weights and learning rates.
+
+    Args:
+      model: the step.
+      state: for each output that replaces an input, by index, the index of the input.
     """
     program = model.program
     replaced = set(state.values())
     results = [output for index, output in enumerate(program.outputs) if index not in state and output is not None]
-    needed = _depended_on(program, results) if results else set(program.inputs)
-    batch = _batch(model, replaced)
+    needed = _find_dependencies(program, results) if results else set(program.inputs)
+    batch = _find_batch(model, replaced)
     roles = []
     for index, value in enumerate(program.inputs):
         if index in replaced:
@@ -36,38 +44,38 @@ def infer_roles(model: StepModel, state: Mapping[int, int]) -> list[str]:
     return roles
 
 
-def _batch(model: StepModel, replaced: set[int]) -> set[int]:
-    """The places of inputs that are a batch."""
-    connected = connect_dims(model.graph)
-    stored = {model.inputs[index] for index in replaced}
-    of_state = {number for (node, _), number in connected.items() if node in stored}
+def _find_batch(model: StepModel, replaced: set[int]) -> set[int]:
+    """Return the indices of the inputs that are a batch; `replaced` are those that are state."""
+    components = connect_dims(model.graph)
+    state_nodes = {model.inputs[index] for index in replaced}
+    state_components = {component for (node, _), component in components.items() if node in state_nodes}
     uses = find_first_uses(model.program, model.groups)
-    found = set()
+    batch = set()
     for index, value in enumerate(model.program.inputs):
         if index in replaced or not model.program.values[value].shape:
             continue
         node, use = model.inputs[index], uses.get(value)
         dim = first_shardable_dim(model.graph, node)
-        weight = use is not None and use.op.primitive in _LOOKS_INTO and use.sums_over(dim)
-        if not weight and connected[node, dim] not in of_state:
-            found.add(index)
-    return found
+        is_weight = use is not None and use.op.primitive in _CONTRACTIONS_AND_LOOKUPS and use.sums_over(dim)
+        if not is_weight and components[node, dim] not in state_components:
+            batch.add(index)
+    return batch
 
 
-def _depended_on(program: FlatProgram, results: list[int]) -> set[int]:
-    """All values that some values depend on."""
+def _find_dependencies(program: FlatProgram, results: list[int]) -> set[int]:
+    """Return all values on which some values depend, and these values themselves."""
     sources: dict[int, list[int]] = {}
     for op in program.ops:
-        read = [operand for operand in op.operands if operand is not None]
+        operands = [operand for operand in op.operands if operand is not None]
         for result in op.results:
-            sources.setdefault(result, []).extend(read)
+            sources.setdefault(result, []).extend(operands)
     for pair in program.same_sharding:
         sources.setdefault(pair.outer, []).append(pair.inner)
         sources.setdefault(pair.inner, []).append(pair.outer)
-    found, queue = set(results), deque(results)
+    needed, queue = set(results), deque(results)
     while queue:
         for source in sources.get(queue.popleft(), ()):
-            if source not in found:
-                found.add(source)
+            if source not in needed:
+                needed.add(source)
                 queue.append(source)
-    return found
+    return needed

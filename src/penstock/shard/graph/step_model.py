@@ -1,4 +1,4 @@
-"""A traced step with all that the planner derives from it, whatever the mesh."""
+"""Derive from a traced step all that does not depend on the mesh: axis groups, decisions, folded layers and live ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from penstock.shard.trace.step import TracedStep
 
 @dataclass(frozen=True)
 class StepModel:
-    """A step as the planner sees it."""
+    """A step with its decisions.
+
+    Attributes:
+      program: the step as a flat program.
+      groups: its axis groups.
+      graph: its decisions.
+      folded: the decisions with repeated layers folded.
+      live_ranges: when each array is in memory.
+    """
 
     program: FlatProgram
     groups: AxisGroups
@@ -26,16 +34,16 @@ class StepModel:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The node of each input."""
+        """Return the index of the node of each input."""
         return tuple(self.graph.leaf[value] for value in self.program.inputs)
 
 
 def build_step_model(traced: TracedStep, fixed: Mapping[int, FixedLayout]) -> StepModel:
-    """Look at a step.
+    """Build the model of a step.
 
     Args:
       traced: the step.
-      pins: inputs, by place, whose layout is prescribed.
+      fixed: layouts that the user prescribes for inputs, by the index of the input.
     """
     program = traced.program
     groups = find_axis_groups(program)

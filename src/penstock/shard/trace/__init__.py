@@ -1,1 +1,1 @@
-"""Read a step function: its jaxpr as a flat program, its state, its FLOPs, and the sharding rule of each primitive."""
+"""The trace room: a step function as a flat program, with its state, its fingerprint, its FLOPs and its sharding rules."""

@@ -1,8 +1,8 @@
-"""A step function as a flat list of operations: what the planner looks at.
+"""Flatten the jaxpr of a step function into one list of operations, on which the planner works.
 
-Nested programs are followed: what `jit`, `remat`, `custom_jvp` and the like call is written out in place, and the bodies of
-`scan`, `while` and `cond` stand where they run, once, with the number of times they run. Values inside a body are *tied* to
-those outside: tied values share one layout.
+Nested programs are inlined: those that `jit`, `remat`, `custom_jvp` and the like call, and the bodies of `scan`, `while` and
+`cond`, once each, with the number of times they run. A *same-sharding constraint* connects a value inside of a body with the
+value outside that it comes from or goes to.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import numpy as np
 from jax.extend import core
 
 from penstock._jax import ClosedJaxpr, scan_counts
-from penstock.shard.trace import flops
+from penstock.shard.trace.flops import count_flops, find_unknown_costs
+from penstock.shard.trace.prescribed_layouts import independent_dims, prescribed_layouts
 from penstock.shard.trace.rules import Rule, find_rule
 from penstock.shard.unknown_costs import about_loops, about_operations
 
 Path = tuple[int | str, ...]
-"""Where an equation stands: its number in the step's jaxpr, then, for each nested program, the number in that."""
+"""The position of an equation: its index in the step's jaxpr, then its index in each nested jaxpr."""
 
 INLINED = {
     "jit": "jaxpr",
@@ -34,7 +35,7 @@ INLINED = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-"""Primitives that call a program on their own operands, and the parameter that holds it."""
+"""Primitives that call a jaxpr on their own operands, with the parameter that holds it."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Value:
     """An array in the program.
 
     Attributes:
-      shape: of it.
-      dtype: of it; that of random keys is an extended one.
-      bytes: of the whole array.
+      shape: global shape.
+      dtype: dtype; random keys have an extended dtype.
+      bytes: bytes of the global array.
     """
 
     shape: tuple[int, ...]
@@ -54,18 +55,18 @@ class Value:
 
 @dataclass(frozen=True)
 class Op:
-    """An operation, with all that it reads and writes.
+    """An operation: one equation with the values that it reads and writes.
 
     Attributes:
-      path: where it stands.
-      primitive: its name.
+      path: its position in the jaxpr.
+      primitive: the name of its primitive.
       rule: which of its dimensions may be sharded.
-      operands: numbers of values; None is a literal.
-      results: numbers of values.
+      operands: indices of values; None for a literal.
+      results: indices of values.
       count: how often it runs in a step.
-      flops: of one run, on one device that computes all of it.
-      fixed: layouts that the program itself prescribes, for a `sharding_constraint` or the boundary of a `shard_map`:
-        of each operand, then of each result, one entry per dimension, a tuple of mesh axes or None where it is open.
+      flops: FLOPs of one run on one device that computes all of it.
+      fixed: layouts that the program itself prescribes, by a `sharding_constraint` or at the boundary of a `shard_map`, for
+        each operand, then for each result. A layout has one entry per dimension: a tuple of mesh axes, or None if it is open.
       unknown: names of the primitives in it whose cost is unknown.
     """
 
@@ -82,7 +83,13 @@ class Op:
 
 @dataclass(frozen=True)
 class SameSharding:
-    """Two values that share a layout: the dimensions of `inner` are those of `outer` after the first `skip`, which stay whole."""
+    """A same-sharding constraint between a value inside of a loop or branch and a value outside.
+
+    Attributes:
+      outer, inner: indices of the values.
+      skip: the number of leading dimensions of `outer` that `inner` does not have: 1 where a scan slices a stack, else 0.
+        These dimensions are replicated.
+    """
 
     outer: int
     inner: int
@@ -91,11 +98,15 @@ class SameSharding:
 
 @dataclass(frozen=True)
 class Loop:
-    """The operations `start` to `end` (not included) are the body of a loop.
+    """A loop, whose body is a range of operations.
 
-    `path` is where it stands; `operands` are the values from outside that it works on, None for literals; `made` are its
-    results, which take their place when it starts; `passed` are the values that each turn begins with; `length` is how often
-    it runs, None if that is unknown.
+    Attributes:
+      path: its position in the jaxpr.
+      start, end: indices of the first operation of the body, and of the first after it.
+      operands: the values from outside that it reads; None for literals.
+      results: its results, whose memory is taken when it starts.
+      carries: the values that each iteration begins with: carries and slices.
+      length: the number of iterations; None if it is unknown.
     """
 
     path: Path
@@ -108,22 +119,22 @@ class Loop:
 
     @property
     def read(self) -> tuple[int, ...]:
-        """The operands that are values."""
-        return tuple(each for each in self.operands if each is not None)
+        """Return the operands that are values and not literals."""
+        return tuple(operand for operand in self.operands if operand is not None)
 
 
 @dataclass
 class FlatProgram:
-    """A step, written out flat.
+    """A step as flat lists. Values are referred to by their index in `values`.
 
     Attributes:
-      values: all arrays, numbered.
-      ops: in the order in which they are written; a loop's body stands where the loop does.
-      loops: the outer ones after those that they contain.
-      ties: values inside of loops, and those outside that they come from or go to.
-      inputs: the values that the step is given, in the order of its flattened arguments.
-      constants: values that the step closes over.
-      outputs: the values that it returns, flattened; None is a literal.
+      values: all arrays.
+      ops: all operations in program order; the body of a loop is at the place of the loop.
+      loops: all loops, inner ones before those that contain them.
+      same_sharding: constraints between values inside of loops and branches and values outside.
+      inputs: the arguments of the step, flattened.
+      constants: the values that the step closes over.
+      outputs: the results of the step, flattened; None for a literal.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -136,17 +147,27 @@ class FlatProgram:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What is unknown of its FLOPs and of what it sends, a sentence each. Each counts places in the step."""
+        """Return sentences about the costs that are unknown: loops of unknown length, operations of unknown cost."""
         loops = sum(loop.length is None for loop in self.loops)
         operations = Counter(name for op in self.ops for name in op.unknown)
         return (*about_loops(loops), *about_operations(operations, "one FLOP for each element of their results"))
 
 
 def flatten(closed: ClosedJaxpr) -> FlatProgram:
-    """Write a traced step out.
+    """Flatten a traced step.
 
     Args:
-      closed: of `jax.make_jaxpr(step)(*args)`.
+      closed: the closed jaxpr that `jax.make_jaxpr(step)(*args)` returns.
+
+    Returns:
+      The program, with the sharding rule and the FLOPs of each operation.
+
+    Raises:
+      TypeError: an array has a dtype whose size is unknown.
+
+    >>> program = flatten(jax.make_jaxpr(lambda x: jax.numpy.tanh(x).sum())(jax.ShapeDtypeStruct((4, 8), "float32")))
+    >>> [op.primitive for op in program.ops]
+    ['tanh', 'reduce_sum']
     """
     program = FlatProgram()
     environment: dict[Any, int] = {}
@@ -155,17 +176,20 @@ def flatten(closed: ClosedJaxpr) -> FlatProgram:
             environment[variable] = _new_value(program, variable.aval)
             numbers.append(environment[variable])
     _flatten_jaxpr(program, closed.jaxpr, environment, (), 1.0)
-    program.outputs = [_read(environment, each) for each in closed.jaxpr.outvars]
+    program.outputs = [_read(environment, atom) for atom in closed.jaxpr.outvars]
     return program
 
 
 def aval_bytes(aval: Any) -> int:
-    """Return the bytes of a whole array; random keys count as what they are made of.
+    """Return the bytes of a global array; a random key has those of the integers that it consists of.
+
+    Args:
+      aval: an abstract value.
 
     Raises:
-      TypeError: nothing tells the size of an element.
+      TypeError: the size of an element is unknown.
     """
-    if not hasattr(aval, "shape"):  # a token, which only orders effects
+    if not hasattr(aval, "shape"):  # A token, which only orders effects.
         return 0
     if not jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended):
         return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
@@ -180,169 +204,129 @@ def _new_value(program: FlatProgram, aval: Any) -> int:
 
 
 def _read(environment: Mapping[Any, int], atom: Any) -> int | None:
+    """Return the index of the value of a variable, or None for a literal."""
     return None if isinstance(atom, core.Literal) else environment[atom]
 
 
 def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int], path: Path, count: float) -> None:
-    for number, equation in enumerate(jaxpr.eqns):
-        here = (*path, number)
+    """Append the operations of a jaxpr to the program.
+
+    Args:
+      program: the program to append to.
+      jaxpr: an open jaxpr.
+      environment: variable → index of its value; extended here.
+      path: the position of the jaxpr.
+      count: how often it runs in a step.
+    """
+    for index, equation in enumerate(jaxpr.eqns):
+        here = (*path, index)
         name = equation.primitive.name
         if name in INLINED and INLINED[name] in equation.params:
-            _call(program, equation, environment, here, count)
+            _inline_call(program, equation, environment, here, count)
         elif name == "scan":
-            _scan(program, equation, environment, here, count)
+            _inline_scan(program, equation, environment, here, count)
         elif name == "while":
-            _while(program, equation, environment, here, count)
+            _inline_while(program, equation, environment, here, count)
         elif name == "cond":
-            _cond(program, equation, environment, here, count)
+            _inline_cond(program, equation, environment, here, count)
         else:
-            _operation(program, equation, environment, here, count)
+            _append_op(program, equation, environment, here, count)
 
 
-def _operation(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
-    operands = [each.aval for each in equation.invars]
-    results = [each.aval for each in equation.outvars]
+def _append_op(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+    operands = [atom.aval for atom in equation.invars]
+    results = [variable.aval for variable in equation.outvars]
     for variable in equation.outvars:
         environment[variable] = _new_value(program, variable.aval)
     name = equation.primitive.name
-    fixed = _prescribed_layouts(equation)
-    rule = _independent_dims(operands, results) if name == "shard_map" else find_rule(name, equation.params, operands, results)
+    fixed = prescribed_layouts(equation)
+    rule = independent_dims(operands, results) if name == "shard_map" else find_rule(name, equation.params, operands, results)
     program.ops.append(
         Op(
             path,
             name,
             rule,
-            tuple(_read(environment, each) for each in equation.invars),
-            tuple(environment[each] for each in equation.outvars),
+            tuple(_read(environment, atom) for atom in equation.invars),
+            tuple(environment[variable] for variable in equation.outvars),
             count,
-            flops.of_equation(equation),
+            count_flops(equation),
             fixed,
-            flops.unknown_in(equation),
+            find_unknown_costs(equation),
         )
     )
 
 
-def find_meshes(jaxpr: Any) -> list[Any]:
-    """The meshes, concrete or abstract, that a program itself names, in `with_sharding_constraint` and `shard_map`."""
-    found: list[Any] = []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "shard_map":
-            found.append(equation.params["mesh"])
-            continue  # What stands inside is on the devices' own parts.
-        sharding = equation.params.get("sharding")
-        if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):
-            found.append(sharding.mesh)
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
-                    found += find_meshes(getattr(inner, "jaxpr", inner))
-    return found
-
-
-def _independent_dims(operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """A factor for each dimension of each operand and result: their layouts are prescribed one by one."""
-    sizes: list[int] = []
-    every: list[tuple[int, ...]] = []
-    for each in (*operands, *results):
-        every.append(tuple(range(len(sizes), len(sizes) + len(each.shape))))
-        sizes.extend(each.shape)
-    return Rule(tuple(sizes), tuple(every[: len(operands)]), tuple(every[len(operands) :]))
-
-
-def _prescribed_layouts(equation: Any) -> tuple[tuple[tuple[str, ...] | None, ...], ...] | None:
-    """What the program itself says of the layouts of an equation."""
-    name = equation.primitive.name
-    if name == "sharding_constraint":
-        sharding = equation.params["sharding"]
-        if not isinstance(sharding, jax.sharding.NamedSharding):
-            return None
-        dims = _spec_entries(sharding.spec, equation.outvars[0].aval.ndim)
-        return (dims, dims)
-    if name == "shard_map":
-        specs = (*equation.params["in_specs"], *equation.params["out_specs"])
-        atoms = (*equation.invars, *equation.outvars)
-        return tuple(_spec_entries(spec, len(atom.aval.shape)) for spec, atom in zip(specs, atoms, strict=True))
-    return None
-
-
-def _spec_entries(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
-    dims: list[tuple[str, ...] | None] = []
-    for entry in (*spec, *(None,) * (rank - len(spec))):
-        if entry is jax.sharding.PartitionSpec.UNCONSTRAINED:
-            dims.append(None)
-        elif entry is None:
-            dims.append(())
-        else:
-            dims.append((entry,) if isinstance(entry, str) else tuple(entry))
-    return tuple(dims)
-
-
-def _open(jaxpr: Any) -> Any:
-    """The open jaxpr, of an open or closed one."""
+def _open_jaxpr(jaxpr: Any) -> Any:
+    """Return the open jaxpr of an open or closed one."""
     return jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
 
 
-def _enter(program: FlatProgram, jaxpr: Any, operands: Sequence[int | None]) -> tuple[Any, dict[Any, int]]:
-    inside = _open(jaxpr)
+def _bind_operands(program: FlatProgram, jaxpr: Any, operands: Sequence[int | None]) -> tuple[Any, dict[Any, int]]:
+    """Return the open jaxpr and its environment, in which its arguments are some values of the program."""
+    body = _open_jaxpr(jaxpr)
     environment: dict[Any, int] = {}
-    for variable in inside.constvars:
+    for variable in body.constvars:
         environment[variable] = _new_value(program, variable.aval)
         program.constants.append(environment[variable])
-    for variable, operand in zip(inside.invars, operands, strict=True):
+    for variable, operand in zip(body.invars, operands, strict=True):
         environment[variable] = _new_value(program, variable.aval) if operand is None else operand
-    return inside, environment
+    return body, environment
 
 
-def _call(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
-    operands = [_read(environment, each) for each in equation.invars]
-    inside, inner = _enter(program, equation.params[INLINED[equation.primitive.name]], operands)
-    _flatten_jaxpr(program, inside, inner, path, count)
-    for variable, result in zip(equation.outvars, inside.outvars, strict=True):
-        number = _read(inner, result)
-        environment[variable] = _new_value(program, variable.aval) if number is None else number
+def _inline_call(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+    operands = [_read(environment, atom) for atom in equation.invars]
+    body, inner = _bind_operands(program, equation.params[INLINED[equation.primitive.name]], operands)
+    _flatten_jaxpr(program, body, inner, path, count)
+    for variable, result in zip(equation.outvars, body.outvars, strict=True):
+        value = _read(inner, result)
+        environment[variable] = _new_value(program, variable.aval) if value is None else value
 
 
-def _scan(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
-    """Carries are tied to what they start from and end as; slices [...] to the stack [length, ...] that they are taken from."""
+def _inline_scan(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+    """Append the body of a scan, which counts `length` times.
+
+    A carry shares the sharding of its initial and its final value; a slice [...] that of the stack [length, ...].
+    """
     consts, carries = scan_counts(equation.params)
-    outer = [_read(environment, each) for each in equation.invars]
-    inside = _open(equation.params["jaxpr"])
-    given: list[int | None] = list(outer[:consts])
-    for number, variable in enumerate(inside.invars[consts:]):
-        given.append(_new_value(program, variable.aval))
-        _share_sharding(program, outer[consts + number], given[-1], skip=0 if number < carries else 1)
-    inside, inner = _enter(program, equation.params["jaxpr"], given)
+    outer = [_read(environment, atom) for atom in equation.invars]
+    body = _open_jaxpr(equation.params["jaxpr"])
+    operands: list[int | None] = list(outer[:consts])
+    for index, variable in enumerate(body.invars[consts:]):
+        operands.append(_new_value(program, variable.aval))
+        _share_sharding(program, outer[consts + index], operands[-1], skip=0 if index < carries else 1)
+    body, inner = _bind_operands(program, equation.params["jaxpr"], operands)
     start = len(program.ops)
-    _flatten_jaxpr(program, inside, inner, (*path, "body"), count * equation.params["length"])
+    _flatten_jaxpr(program, body, inner, (*path, "body"), count * equation.params["length"])
     end = len(program.ops)
-    for number, (variable, result) in enumerate(zip(equation.outvars, inside.outvars, strict=True)):
+    for index, (variable, result) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
         environment[variable] = _new_value(program, variable.aval)
-        _share_sharding(program, environment[variable], _read(inner, result), skip=0 if number < carries else 1)
-        if number < carries:
-            _share_sharding(program, environment[variable], given[consts + number])
-    _loop(program, equation, environment, path, (start, end), given[consts:], equation.params["length"])
+        _share_sharding(program, environment[variable], _read(inner, result), skip=0 if index < carries else 1)
+        if index < carries:
+            _share_sharding(program, environment[variable], operands[consts + index])
+    _append_loop(program, equation, environment, path, (start, end), operands[consts:], equation.params["length"])
 
 
-def _while(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
-    """How often it runs is unknown: it counts once, and `Program.unknown` says so."""
-    of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-    outer = [_read(environment, each) for each in equation.invars]
-    carried = [_new_value(program, each.aval) for each in equation.outvars]
-    for start, value in zip(outer[of_condition + of_body :], carried, strict=True):
-        _share_sharding(program, start, value)
-    begin = len(program.ops)
-    inside, inner = _enter(program, equation.params["cond_jaxpr"], [*outer[:of_condition], *carried])
-    _flatten_jaxpr(program, inside, inner, (*path, "cond"), count)
-    inside, inner = _enter(program, equation.params["body_jaxpr"], [*outer[of_condition : of_condition + of_body], *carried])
-    _flatten_jaxpr(program, inside, inner, (*path, "body"), count)
-    for variable, value, result in zip(equation.outvars, carried, inside.outvars, strict=True):
+def _inline_while(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+    """Append the condition and the body of a while loop. They count once, as `FlatProgram.unknown` tells."""
+    cond_consts, body_consts = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    outer = [_read(environment, atom) for atom in equation.invars]
+    carries = [_new_value(program, variable.aval) for variable in equation.outvars]
+    for initial, carry in zip(outer[cond_consts + body_consts :], carries, strict=True):
+        _share_sharding(program, initial, carry)
+    start = len(program.ops)
+    body, inner = _bind_operands(program, equation.params["cond_jaxpr"], [*outer[:cond_consts], *carries])
+    _flatten_jaxpr(program, body, inner, (*path, "cond"), count)
+    operands = [*outer[cond_consts : cond_consts + body_consts], *carries]
+    body, inner = _bind_operands(program, equation.params["body_jaxpr"], operands)
+    _flatten_jaxpr(program, body, inner, (*path, "body"), count)
+    for variable, carry, result in zip(equation.outvars, carries, body.outvars, strict=True):
         environment[variable] = _new_value(program, variable.aval)
-        _share_sharding(program, environment[variable], value)
+        _share_sharding(program, environment[variable], carry)
         _share_sharding(program, environment[variable], _read(inner, result))
-    _loop(program, equation, environment, path, (begin, len(program.ops)), carried, None)
+    _append_loop(program, equation, environment, path, (start, len(program.ops)), carries, None)
 
 
-def _loop(
+def _append_loop(
     program: FlatProgram,
     equation: Any,
     environment: Mapping[Any, int],
@@ -351,25 +335,26 @@ def _loop(
     carries: Sequence[int | None],
     length: int | None,
 ) -> None:
-    operands = tuple(_read(environment, each) for each in equation.invars)
-    results = tuple(environment[each] for each in equation.outvars)
-    begin_with = tuple(each for each in carries if each is not None)
-    program.loops.append(Loop(path, *operations, operands, results, begin_with, length))
+    operands = tuple(_read(environment, atom) for atom in equation.invars)
+    results = tuple(environment[variable] for variable in equation.outvars)
+    known_carries = tuple(carry for carry in carries if carry is not None)
+    program.loops.append(Loop(path, *operations, operands, results, known_carries, length))
 
 
-def _cond(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
-    """Each branch counts as often as if they took turns."""
-    operands = [_read(environment, each) for each in equation.invars[1:]]
+def _inline_cond(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+    """Append the branches of a cond. Each counts 1 / (number of branches), as if all ran equally often."""
+    operands = [_read(environment, atom) for atom in equation.invars[1:]]
     for variable in equation.outvars:
         environment[variable] = _new_value(program, variable.aval)
     branches = equation.params["branches"]
-    for number, branch in enumerate(branches):
-        inside, inner = _enter(program, branch, operands)
-        _flatten_jaxpr(program, inside, inner, (*path, f"branch{number}"), count / len(branches))
-        for variable, result in zip(equation.outvars, inside.outvars, strict=True):
+    for index, branch in enumerate(branches):
+        body, inner = _bind_operands(program, branch, operands)
+        _flatten_jaxpr(program, body, inner, (*path, f"branch{index}"), count / len(branches))
+        for variable, result in zip(equation.outvars, body.outvars, strict=True):
             _share_sharding(program, environment[variable], _read(inner, result))
 
 
 def _share_sharding(program: FlatProgram, outer: int | None, inner: int | None, skip: int = 0) -> None:
+    """Add a same-sharding constraint, unless one of the values is a literal."""
     if outer is not None and inner is not None:
         program.same_sharding.append(SameSharding(outer, inner, skip))

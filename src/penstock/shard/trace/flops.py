@@ -1,4 +1,7 @@
-"""Floating-point operations of an equation, counted as XLA's cost analysis counts them."""
+"""Count the floating-point operations of an equation of a jaxpr, by the same formulas as XLA's cost analysis.
+
+Operations whose cost no formula gives are named, so that a plan can report them.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ _FREE = frozenset(
         *("random_bits", "random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_seed", "threefry2x32"),
     }
 )
-"""Primitives that move elements, or whose elements XLA counts as transcendentals and not as FLOPs."""
+"""Primitives that count no FLOPs: they move elements, or XLA counts their elements as transcendentals."""
 
-_EACH = {"logistic": 3, "erf_inv": 37}
-"""Those that are written out as so many operations for each element."""
+_FLOPS_PER_ELEMENT = {"logistic": 3, "erf_inv": 37}
+"""Primitives that XLA expands into this many operations per element."""
 
-_AT_MOST_ONE = frozenset(
+_AT_MOST_ONE_PER_ELEMENT = frozenset(
     {
         *("add", "add_any", "sub", "mul", "div", "rem", "max", "min", "neg", "sign", "abs", "floor", "ceil", "round", "square"),
         *("and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count", "clz"),
@@ -47,57 +50,66 @@ _AT_MOST_ONE = frozenset(
         *("approx_top_k", "axis_index", "platform_index", "dimension_size", "optimization_barrier", "tie"),
     }
 )
-"""Primitives known to compute no more than one operation for each element that they write."""
+"""Primitives known to compute at most one operation per element that they write."""
 
-_SEARCH = 9
-"""Operations that compare two numbers and their places, and choose."""
+_FLOPS_PER_COMPARISON = 9
+"""Operations of `argmax` and `argmin` to compare two numbers and their indices, and to select."""
 
-_BLOCK = 17
-"""FLOPs for each element of a scan along a dimension: XLA cuts long ones into blocks of 16, and adds those up."""
+_MOST_FLOPS_PER_SCANNED_ELEMENT = 17
+"""FLOPs per element of a long cumulative sum: XLA cuts the dimension into blocks of 16, and adds the blocks up."""
 
 
-def of_equation(equation: Any) -> float:
-    """FLOPs of one run on one device that computes all of it.
+def count_flops(equation: Any) -> float:
+    """Return the FLOPs of one run of an equation on one device that computes all of it.
 
-    A product of matrices takes 2 · M · N · K; a convolution 2 · (elements of the result) · (taps) · (input features of a group);
-    a reduction one for each element that it reads, less those that it writes; everything else one for each that it writes,
-    which `unknown_in` says where nothing is known of it.
+    - A matrix product: 2 · M · N · K.
+    - A convolution: 2 · (elements of the result) · (taps) · (input features of a group).
+    - A reduction: one per element that it reads, less one per element that it writes.
+    - All others, and primitives of unknown cost (see `find_unknown_costs`): one per element that they write.
+
+    Args:
+      equation: an equation of a jaxpr.
+
+    >>> import jax
+    >>> jaxpr = jax.make_jaxpr(jax.numpy.matmul)(*[jax.ShapeDtypeStruct((8, 8), "float32")] * 2)
+    >>> count_flops(jaxpr.eqns[0])
+    1024.0
     """
-    counted = _counted(equation)
-    return float(sum(math.prod(each.aval.shape) for each in equation.outvars)) if counted is None else counted
+    flops = _flops_by_formula(equation)
+    return float(sum(math.prod(variable.aval.shape) for variable in equation.outvars)) if flops is None else flops
 
 
-def unknown_in(equation: Any) -> tuple[str, ...]:
-    """Return the names of the primitives in an equation whose FLOPs, or what they send, are unknown."""
+def find_unknown_costs(equation: Any) -> tuple[str, ...]:
+    """Return the names of the primitives in an equation whose FLOPs or bytes sent are unknown."""
     name = equation.primitive.name
     if name == "shard_map":
-        return tuple(found for each in _inside(equation) for found in unknown_in(each))
-    return () if name in _AT_MOST_ONE or _counted(equation) is not None else (name,)
+        return tuple(unknown for inner in _shard_map_body(equation) for unknown in find_unknown_costs(inner))
+    return () if name in _AT_MOST_ONE_PER_ELEMENT or _flops_by_formula(equation) is not None else (name,)
 
 
-def _inside(equation: Any) -> Any:
-    """Return the equations of a `shard_map`: JAX gives its program as an open jaxpr, and in other versions as a closed one."""
-    inner = equation.params["jaxpr"]
-    return getattr(inner, "jaxpr", inner).eqns
+def _shard_map_body(equation: Any) -> Any:
+    """Return the equations of a `shard_map`, whose body is an open or a closed jaxpr, depending on the version of JAX."""
+    body = equation.params["jaxpr"]
+    return getattr(body, "jaxpr", body).eqns
 
 
-def _counted(equation: Any) -> float | None:
-    """FLOPs of a primitive that there is a formula for; None of another."""
+def _flops_by_formula(equation: Any) -> float | None:
+    """Return the FLOPs of an equation, or None if there is no formula for its primitive."""
     name, params = equation.primitive.name, equation.params
-    operands = [each.aval for each in equation.invars]
-    results = [each.aval for each in equation.outvars]
+    operands = [atom.aval for atom in equation.invars]
+    results = [variable.aval for variable in equation.outvars]
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         return 2.0 * math.prod(results[0].shape) * math.prod(operands[0].shape[dim] for dim in contracted)
     if name == "ragged_dot_general":
-        return _ragged(params, operands, results)
+        return _ragged_dot_flops(params, operands, results)
     if name == "conv_general_dilated":
-        return _convolution(params, operands, results)
+        return _convolution_flops(params, operands, results)
     if name == "shard_map":
-        return math.prod(params["mesh"].shape.values()) * sum(map(of_equation, _inside(equation)))
+        return math.prod(params["mesh"].shape.values()) * sum(map(count_flops, _shard_map_body(equation)))
     if name in _FREE or (name == "convert_element_type" and operands[0].dtype == results[0].dtype):
         return 0.0
-    written = sum(math.prod(each.shape) for each in results)
+    written = sum(math.prod(result.shape) for result in results)
     if name.startswith("scatter"):
         return float(math.prod(operands[2].shape))
     if name.startswith("reduce_window"):
@@ -105,24 +117,27 @@ def _counted(equation: Any) -> float | None:
     if name == "select_and_scatter_add":
         return float(math.prod(operands[0].shape) * math.prod(params["window_dimensions"]))
     if name.startswith("cum"):
-        return float(written * min(operands[0].shape[params["axis"]] - 1, _BLOCK))
+        return float(written * min(operands[0].shape[params["axis"]] - 1, _MOST_FLOPS_PER_SCANNED_ELEMENT))
     if name in ("argmax", "argmin"):
-        return float(_SEARCH * (math.prod(operands[0].shape) - written))
+        return float(_FLOPS_PER_COMPARISON * (math.prod(operands[0].shape) - written))
     if name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"):
         return float(math.prod(operands[0].shape) - written)
     if name == "integer_pow":
-        return float(written * _multiplications(params["y"]))
-    return float(written * _EACH[name]) if name in _EACH else None
+        return float(written * _power_operations(params["y"]))
+    return float(written * _FLOPS_PER_ELEMENT[name]) if name in _FLOPS_PER_ELEMENT else None
 
 
-def _multiplications(power: int) -> int:
-    """By squaring; one division for a negative power."""
+def _power_operations(power: int) -> int:
+    """Return the multiplications of an integer power by squaring, plus one division if it is negative."""
     bits = bin(abs(power))[2:]
     return max(0, len(bits) - 1 + bits.count("1") - 1) + (power < 0)
 
 
-def _ragged(params: Any, operands: Any, results: Any) -> float:
-    """Each row meets the weights of one group. Where there is no kernel for it, JAX multiplies with those of all groups."""
+def _ragged_dot_flops(params: Any, operands: Any, results: Any) -> float:
+    """Return the FLOPs of a ragged product, in which each row is multiplied by the weights of one group.
+
+    Where there is no kernel for it, JAX multiplies each row by the weights of all groups; that is not counted here.
+    """
     (contracted, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     rows = math.prod(operands[0].shape)
     ragged = set(params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions)
@@ -131,7 +146,8 @@ def _ragged(params: Any, operands: Any, results: Any) -> float:
     return 2.0 * math.prod(results[0].shape) * math.prod(operands[0].shape[dim] for dim in contracted)
 
 
-def _convolution(params: Any, operands: Any, results: Any) -> float:
+def _convolution_flops(params: Any, operands: Any, results: Any) -> float:
+    """Return the FLOPs of a convolution, without the taps that fall on padding."""
     numbers = params["dimension_numbers"]
     kernel, out = operands[1].shape, results[0].shape
     features = kernel[numbers.rhs_spec[1]]
@@ -146,16 +162,23 @@ def _convolution(params: Any, operands: Any, results: Any) -> float:
         params["rhs_dilation"],
         strict=True,
     ):
-        taps *= _valid(out[out_dim], operands[0].shape[in_dim], kernel[kernel_dim], stride, padding[0], inner, outer)
-    positions = math.prod(out[dim] for dim in numbers.out_spec[:2])
-    # `_faults.DENSE_DEPTHWISE_GRADIENT`. TPUs have an instruction for that gradient, but are as far from their peak in it: a
-    # group of one feature has one column of the matrix unit to itself.
+        taps *= _count_taps(out[out_dim], operands[0].shape[in_dim], kernel[kernel_dim], stride, padding[0], inner, outer)
+    batch_and_features = math.prod(out[dim] for dim in numbers.out_spec[:2])
+    # `_faults.DENSE_DEPTHWISE_GRADIENT`: the gradient of a depthwise kernel is computed as a dense convolution. TPUs have an
+    # instruction for it, but run as far below their peak: a group of one feature uses one column of the matrix unit.
     groups = params["batch_group_count"]
-    pairs = groups if DENSE_DEPTHWISE_GRADIENT.present and groups == out[numbers.out_spec[1]] else 1
-    return 2.0 * positions * features * taps * pairs
+    dense_groups = groups if DENSE_DEPTHWISE_GRADIENT.present and groups == out[numbers.out_spec[1]] else 1
+    return 2.0 * batch_and_features * features * taps * dense_groups
 
 
-def _valid(out: int, size: int, window: int, stride: int, low: int, inner: int, outer: int) -> int:
-    """How many pairs of output position and tap fall on an element that is there, and not on padding or dilation."""
+def _count_taps(out: int, size: int, window: int, stride: int, low: int, inner: int, outer: int) -> int:
+    """Return the number of pairs (output position, tap) along a dimension that read an element and not padding or a gap.
+
+    Args:
+      out, size, window: sizes of the output, the input and the window.
+      stride: stride of the window.
+      low: padding before the input.
+      inner, outer: dilation of the input and of the window.
+    """
     positions = np.arange(out)[:, None] * stride + np.arange(window)[None, :] * outer - low
     return int(((positions >= 0) & (positions <= (size - 1) * inner) & (positions % inner == 0)).sum())

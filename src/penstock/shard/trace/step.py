@@ -1,4 +1,4 @@
-"""What a step function does with its arguments: its jaxpr, the paths of its leaves, and which of them are state."""
+"""Trace a step function with abstract arguments: its jaxpr, its flat program, the paths of its leaves, and its state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.shard.trace.state import find_state
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array among the arguments or results.
+    """An array among the arguments or results of a step.
 
     Attributes:
-      path: "state/params/w", with the name of the argument first.
-      shape, dtype: of it.
+      path: such as "state/params/w"; that of an argument begins with the argument's name.
+      shape, dtype: global shape and dtype.
       weak: whether its type is weak, as that of a Python number.
     """
 
@@ -34,16 +34,16 @@ class Leaf:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step function, looked at.
+    """A traced step function.
 
     Attributes:
-      closed: its jaxpr.
-      program: the same, written out flat.
+      closed: its closed jaxpr.
+      program: the jaxpr as a flat program.
       inputs: leaves of all arguments, in order.
-      outputs: leaves of what it returns.
-      tree: of the tuple of arguments.
-      out_tree: of what it returns.
-      state: of each output that replaces an input, the place of that input.
+      outputs: leaves of the results.
+      tree: tree definition of the tuple of arguments.
+      out_tree: tree definition of the results.
+      state: for each output that replaces an input, by index, the index of the input.
     """
 
     closed: ClosedJaxpr
@@ -65,19 +65,26 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
     Args:
       step: any function that jax.jit takes.
       args: its positional arguments: pytrees of arrays, or of anything with a shape and a dtype. Nothing is allocated.
-      weak: of each leaf, whether its type is weak, as that of a Python number; None takes it from the leaf.
+      weak: for each leaf, whether its type is weak, as that of a Python number; None takes this from the leaves.
+
+    Returns:
+      The traced step. A step under `jax.jit` gives the same as the step without it.
 
     Raises:
-      whatever the step raises while it is traced, as it is.
       TypeError: an argument holds a leaf that is no array.
-      ValueError: the step has side effects; or a mesh with explicit axes is set.
+      ValueError: the step has side effects, or a mesh with explicit axes is set.
+      Exception: an error of the step itself while it is traced, unchanged.
+
+    >>> step = trace(lambda w, x: w - x, (jax.ShapeDtypeStruct((4,), "float32"),) * 2)
+    >>> [leaf.path for leaf in step.inputs], step.state
+    (['w', 'x'], {0: 0})
     """
     if jax.sharding.AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
         raise ValueError(
             "under jax.set_mesh of a mesh with explicit axes the types of arrays say how they are laid out, which a plan is to "
             "decide; leave that context, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
         )
-    names = _names(step, len(args))
+    names = _argument_names(step, len(args))
     abstract = tuple(
         jax.tree_util.tree_map_with_path(lambda path, leaf, name=name: _abstract(name, path, leaf), arg)
         for name, arg in zip(names, args, strict=True)
@@ -88,18 +95,18 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=next(types)), abstract
         )
     closed, out = jax.make_jaxpr(step, return_shape=True)(*abstract)
-    if isinstance(step, _JITTED) and _only_calls_jit(closed):  # a decorated step is the step
-        return trace(inspect.unwrap(step, stop=lambda each: not isinstance(each, _JITTED)), args, weak)
+    if isinstance(step, _JITTED) and _only_calls_jit(closed):  # Trace the step without its decorator.
+        return trace(inspect.unwrap(step, stop=lambda function: not isinstance(function, _JITTED)), args, weak)
     if closed.effects:
         effects = ", ".join(sorted(str(effect) for effect in closed.effects))
         raise ValueError(f"the step has side effects ({effects}), which a plan cannot keep in order; take them out of the step")
     flat, tree = jax.tree_util.tree_flatten(abstract)
     inputs = tuple(
-        Leaf(path, tuple(each.shape), each.dtype, each.weak_type)
-        for path, each in zip(_argument_paths(names, abstract), flat, strict=True)
+        Leaf(path, tuple(leaf.shape), leaf.dtype, leaf.weak_type)
+        for path, leaf in zip(_argument_paths(names, abstract), flat, strict=True)
     )
     out_flat, out_tree = jax.tree_util.tree_flatten(out)
-    outputs = tuple(Leaf(path, tuple(each.shape), each.dtype) for path, each in zip(leaf_paths(out), out_flat, strict=True))
+    outputs = tuple(Leaf(path, tuple(leaf.shape), leaf.dtype) for path, leaf in zip(leaf_paths(out), out_flat, strict=True))
     program = flatten(closed)
     return TracedStep(closed, program, inputs, outputs, tree, out_tree, find_state(program, abstract, out))
 
@@ -108,35 +115,40 @@ _JITTED = type(jax.jit(lambda: None))
 
 
 def _only_calls_jit(closed: ClosedJaxpr) -> bool:
-    """Whether a program is one call of a jitted function that lays nothing out."""
+    """Return whether a program is one call of a jitted function that prescribes no shardings."""
     if len(closed.jaxpr.eqns) != 1 or closed.jaxpr.eqns[0].primitive.name != "jit":
         return False
     params = closed.jaxpr.eqns[0].params
-    return not any(isinstance(each, jax.sharding.Sharding) for each in (*params["in_shardings"], *params["out_shardings"]))
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    return not any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings)
 
 
 def leaf_paths(tree: Any) -> list[str]:
-    """The path of each leaf: keys, attributes and places, joined by "/"."""
-    return ["/".join(_name(key) for key in path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    """Return the path of each leaf: keys, attributes and indices, joined by "/".
+
+    >>> leaf_paths({"a": [1.0, 2.0]})
+    ['a/0', 'a/1']
+    """
+    return ["/".join(_key_name(key) for key in path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def _argument_paths(names: Sequence[str], args: tuple) -> list[str]:
-    """Each begins with the name of its argument."""
+    """Return the path of each leaf of the arguments, which begins with the name of the argument."""
     return [f"{name}/{path}" if path else name for name, arg in zip(names, args, strict=True) for path in leaf_paths(arg)]
 
 
-def _names(step: Callable, count: int) -> list[str]:
-    """The names of the first arguments; the number of one that has none."""
+def _argument_names(step: Callable, count: int) -> list[str]:
+    """Return the names of the first `count` positional arguments; an argument without a name has its number."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [each.name for each in parameters if each.kind in positional]
-    return [names[number] if number < len(names) else str(number) for number in range(count)]
+    names = [parameter.name for parameter in parameters if parameter.kind in positional]
+    return [names[index] if index < len(names) else str(index) for index in range(count)]
 
 
-def _name(key: Any) -> str:
+def _key_name(key: Any) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -144,20 +156,21 @@ def _name(key: Any) -> str:
 
 
 def _abstract(name: str, path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a leaf of the argument `name`."""
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = jax.eval_shape(lambda: jax.numpy.asarray(leaf))
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        where = "/".join([name, *map(_name, path)])
+        where = "/".join([name, *map(_key_name, path)])
         raise TypeError(f"the argument has a leaf at {where!r} that is no array: {type(leaf).__name__}; close over it instead")
     return jax.ShapeDtypeStruct(leaf.shape, canonical_dtype(leaf), weak_type=getattr(leaf, "weak_type", False))
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf that has a shape and a dtype: a Python number as JAX takes it."""
+    """Return an object with a shape and a dtype: an array itself, or the abstract array of a Python number."""
     return leaf if hasattr(leaf, "dtype") else jax.eval_shape(lambda: jax.numpy.asarray(leaf))
 
 
 def canonical_dtype(leaf: Any) -> Any:
-    """The dtype that an array has in a program: without jax_enable_x64 that is of 32 bits where NumPy's is of 64."""
+    """Return the dtype that an array has in a JAX program: without `jax_enable_x64`, 64-bit types become 32-bit types."""
     extended = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended)
     return leaf.dtype if extended else jax.dtypes.canonicalize_dtype(leaf.dtype)

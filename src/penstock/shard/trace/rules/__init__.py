@@ -1,4 +1,8 @@
-"""Which dimensions of an operation may be sharded, and what that costs: one small function for each primitive."""
+"""The sharding rules: for each JAX primitive, one small function that tells which of its dimensions may be sharded.
+
+To add a primitive, write a function with `@rule_for("primitive")` in the module of its kind. The docstring of each function
+gives its rule as an einsum, in which `.` is a dimension that must be replicated, and `..` are several of them.
+"""
 
 from penstock.shard.trace.rules import contract as contract
 from penstock.shard.trace.rules import elementwise as elementwise

@@ -1,4 +1,4 @@
-"""Rules of matrix products and convolutions."""
+"""Sharding rules of matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from penstock.shard.trace.rules.rule import Rule, replicated, rule_for
 
 
 class _Factors:
-    """Numbers factors as they are named."""
+    """The factors of a rule that is being built, numbered in order."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
     def new(self, size: int) -> int:
+        """Add a factor and return its number."""
         self.sizes.append(size)
         return len(self.sizes) - 1
 
 
 @rule_for("dot_general")
 def dot_general(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Batch dimensions, free dimensions, and contracted ones, over which the result is partial."""
+    """Return `bmk,bkn->bmn`: batch, free and contracted dimensions in any number. The result is partial over k."""
     (contract_left, contract_right), (batch_left, batch_right) = params["dimension_numbers"]
     left, right = operands[0].shape, operands[1].shape
     factors = _Factors()
@@ -43,12 +44,12 @@ def dot_general(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
 
 @rule_for("ragged_dot_general")
 def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Rows in groups, each group with weights of its own: `rows[M, K], weights[G, K, N], sizes[G] -> [M, N]`.
+    """Return `mk,gkn,.->mn`: rows [M, K] in groups, weights [G, K, N], group sizes [G] → [M, N], partial over k and g.
 
-    As JAX writes it where there is no kernel for it: a product over K and G of rows that are masked. Where weights are sharded
-    along G (experts) each device does the rows of its own groups, so that the result is partial; beside it the sizes are
-    exchanged, few bytes. With `lhs_ragged_dimensions` contracted (the gradient of the weights) the result has the groups in
-    front, and rows are summed over. Sizes stay whole.
+    This holds for the form that JAX uses where there is no kernel: a product over K and G of masked rows. If the weights are
+    sharded along G (experts), each device computes the rows of its own groups, so that the result is partial. The group sizes
+    are exchanged beside it, which is few bytes. If the ragged dimension is contracted (the gradient of the weights), it is
+    `mk,mn,.->gkn`, partial over m. Group sizes are replicated.
     """
     numbers = params["ragged_dot_dimension_numbers"]
     (contract_left, contract_right), (batch_left, _) = numbers.dot_dimension_numbers
@@ -79,14 +80,18 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
 
 @rule_for("conv_general_dilated")
 def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Batch, output features and input features, over which the result is partial. Positions and windows stay whole.
+    """Return `n..c,..co->n..o`: batch, input features (over which the result is partial) and output features.
 
-    Positions are free where the window is one element, and summed over where it is the whole image, as in the gradient of that.
-    Windows that do not overlap (patches) would be free too, but for a fault of XLA: `_faults.PATCHES_SHARDED_TWICE`.
+    Positions and windows are replicated, with two exceptions:
 
-    Groups of features (depthwise: as many as there are features) are a factor of both operands and the result; so are groups of
-    the batch, which the gradient of a grouped convolution has. Of groups with more than one input feature XLA's partitioner
-    gathers all operands, even for the batch.
+    - the window is one element, `nhwc,..co->nhwo`: positions are independent;
+    - the window is the whole image, as in the gradient of the case above, `nhwc,hwco->n..o`: the result is partial over h and w.
+
+    Windows that do not overlap (patches) would be independent too, but for a fault of XLA: `_faults.PATCHES_SHARDED_TWICE`.
+
+    In a depthwise convolution, the groups of features are a factor of both operands and the result, `n..g,...g->n..g`. So are
+    the groups of the batch in the gradient of a grouped convolution. For groups of more than one input feature, XLA's
+    partitioner gathers all operands, even to shard the batch, so that nothing may be sharded.
     """
     numbers = params["dimension_numbers"]
     left, right = operands[0].shape, operands[1].shape
@@ -94,7 +99,7 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
     dims_left: list[int | None] = [None] * len(left)
     dims_right: list[int | None] = [None] * len(right)
     result: list[int | None] = [None] * len(results[0].shape)
-    (left_batch, left_feature, *places), (right_out, right_in, *windows), (out_batch, out_feature, *out_places) = (
+    (left_batch, left_feature, *positions), (right_out, right_in, *windows), (out_batch, out_feature, *out_positions) = (
         numbers.lhs_spec,
         numbers.rhs_spec,
         numbers.out_spec,
@@ -111,9 +116,9 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
         dims_left[left_batch] = result[out_batch] = factors.new(left[left_batch])
         dims_left[left_feature] = dims_right[right_in] = factors.new(left[left_feature])
         dims_right[right_out] = result[out_feature] = factors.new(right[right_out])
-        for place, window, out, padding in zip(places, windows, out_places, params["padding"], strict=True):
-            if right[window] == 1 and not any(padding) and left[place] == results[0].shape[out]:
-                dims_left[place] = result[out] = factors.new(left[place])
-            elif results[0].shape[out] == 1 and not any(padding) and left[place] == right[window]:
-                dims_left[place] = dims_right[window] = factors.new(left[place])
+        for position, window, out, padding in zip(positions, windows, out_positions, params["padding"], strict=True):
+            if right[window] == 1 and not any(padding) and left[position] == results[0].shape[out]:
+                dims_left[position] = result[out] = factors.new(left[position])
+            elif results[0].shape[out] == 1 and not any(padding) and left[position] == right[window]:
+                dims_left[position] = dims_right[window] = factors.new(left[position])
     return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right)), (tuple(result),))

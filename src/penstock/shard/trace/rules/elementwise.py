@@ -1,4 +1,4 @@
-"""Rules of elementwise operations of more than one operand, which broadcast operands of size one."""
+"""Sharding rules of elementwise operations with several operands, which broadcast dimensions of size one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.shard.trace.rules.rule import Dims, Rule, replicated, rule_for
     *("and", "or", "xor", "shift_left", "shift_right_logical", "shift_right_arithmetic", "eq", "ne", "lt", "le", "gt", "ge"),
 )
 def broadcasting(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Everything shares the layout of the result; what has no dimensions, or one of size one, is there for all of it."""
+    """Return `ij,ij->ij`. A scalar operand has no factors, and a broadcast dimension, of size one, is replicated: `ij,.j->ij`."""
     shape = tuple(results[0].shape)
     dims = tuple(range(len(shape)))
-    placed: list[Dims] = []
-    for each in operands:
-        if each.shape and (
-            len(each.shape) != len(shape) or any(one not in (1, size) for one, size in zip(each.shape, shape, strict=True))
+    operand_dims: list[Dims] = []
+    for aval in operands:
+        if aval.shape and (
+            len(aval.shape) != len(shape) or any(own not in (1, size) for own, size in zip(aval.shape, shape, strict=True))
         ):
             return replicated(params, operands, results)
-        placed.append(tuple(dim if each.shape[dim] == shape[dim] else None for dim in dims) if each.shape else ())
-    return Rule(shape, tuple(placed), (dims,), identity=True)
+        operand_dims.append(tuple(dim if aval.shape[dim] == shape[dim] else None for dim in dims) if aval.shape else ())
+    return Rule(shape, tuple(operand_dims), (dims,), identity=True)

@@ -1,4 +1,4 @@
-"""Rules of gathers, scatters and slices at positions that only the run knows."""
+"""Sharding rules of gathers, scatters, and slices at positions that are known only at run time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.shard.trace.rules.rule import Rule, rule_for
 
 @rule_for("gather")
 def gather(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Rows looked up in a table: `table[V, D], indices[B, T, 1] -> [B, T, D]`.
+    """Return `vd,bt.->btd`: table [V, D], indices [B, T, 1] → rows [B, T, D], partial over v.
 
-    Dimensions of the indices and of whole slices are independent. Where the table is sharded along the dimension that is looked
-    up in (V), each device finds what it has and leaves zeros for the rest: the result is partial.
+    Dimensions of the indices (B, T) and dimensions that are taken in full (D) are independent. If the table is sharded along V,
+    where rows are looked up, each device takes the rows that it has and leaves zeros for the others.
     """
     numbers = params["dimension_numbers"]
     table, indices, result = (tuple(each.shape) for each in (operands[0], operands[1], results[0]))
@@ -44,21 +44,22 @@ def gather(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence
 
 @rule_for("scatter-add", "scatter-mul", "scatter-min", "scatter-max")
 def scatter(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Rows added to a table, the gradient of a lookup: `table[V, D], indices[B, T, 1], updates[B, T, D] -> table[V, D]`.
+    """Return `vd,bt.,btd->vd`: table [V, D], indices [B, T, 1], updates [B, T, D] → table, partial over b and t.
 
-    Where the table is sharded along V each device takes the updates of its own rows, and needs to see all of them. Where the
-    updates are sharded along B or T the sums are partial.
+    It adds rows to a table, as the gradient of a lookup does. If the table is sharded along V, each device reads all updates
+    and applies those of its own rows.
     """
     return _scatter(params, operands, partial=True)
 
 
 @rule_for("scatter", "scatter-sub")
-def scatter_in_order(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """What is put in place of a row, or taken from it, cannot be completed by an all-reduce: each device sees all updates."""
+def scatter_without_reduction(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `vd,...,..d->vd`: no all-reduce completes replaced or subtracted rows, so that each device reads all updates."""
     return _scatter(params, operands, partial=False)
 
 
 def _scatter(params: Mapping[str, Any], operands: Sequence[Any], partial: bool) -> Rule:
+    """Return the rule of a scatter; `partial` is whether updates may be sharded along their rows."""
     numbers = params["dimension_numbers"]
     table, indices, updates = (tuple(each.shape) for each in operands)
     sizes: list[int] = []
@@ -92,7 +93,7 @@ def _scatter(params: Mapping[str, Any], operands: Sequence[Any], partial: bool) 
 
 @rule_for("dynamic_slice")
 def dynamic_slice(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """What is taken whole keeps its layout."""
+    """Return `i.->i.`: dimensions that are taken in full are independent, the others are replicated."""
     array, taken = operands[0].shape, results[0].shape
     dims = tuple(dim if array[dim] == taken[dim] else None for dim in range(len(array)))
     return Rule(tuple(array), (dims, *((),) * (len(operands) - 1)), (dims,))
@@ -100,7 +101,11 @@ def dynamic_slice(params: Mapping[str, Any], operands: Sequence[Any], results: S
 
 @rule_for("dynamic_update_slice")
 def dynamic_update_slice(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """What is put whole keeps its layout. Where it has one element in a dimension, the device takes it that holds its place."""
+    """Return `ijk,i..->ij.`: the update [I, 1, L] of an array [I, J, K].
+
+    Dimensions that are replaced in full (i) are independent. Where the update has one element (j), the array may be sharded,
+    and the device that has this position writes it. Other dimensions are replicated.
+    """
     array, update = operands[0].shape, operands[1].shape
     put = tuple(dim if array[dim] == update[dim] else None for dim in range(len(array)))
     dims = tuple(dim if update[dim] in (1, array[dim]) else None for dim in range(len(array)))

@@ -1,43 +1,44 @@
-"""Rules of the primitives that move elements and compute nothing."""
+"""Sharding rules of primitives that rearrange or create elements and compute nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.trace.rules.rule import Rule, batched, elementwise, leading, replicated, rule_for
+from penstock.shard.trace.rules.rule import Rule, batched, elementwise, leading_dims, replicated, rule_for
 
 
 @rule_for("broadcast_in_dim")
 def broadcast_in_dim(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Dimensions that are kept keep their layout; the new ones may be sharded for nothing, as each device makes its part."""
+    """Return `i->ij`: kept dimensions are independent. New ones may be sharded at no cost, as each device makes its shard."""
     operand, result = operands[0].shape, results[0].shape
-    placed = params["broadcast_dimensions"]
-    dims = tuple(at if operand[dim] == result[at] else None for dim, at in enumerate(placed))
-    kept = [at for dim, at in enumerate(placed) if dims[dim] is not None]
-    identity = all(size == 1 for at, size in enumerate(result) if at not in kept) and bool(operand)
+    targets = params["broadcast_dimensions"]
+    dims = tuple(target if operand[dim] == result[target] else None for dim, target in enumerate(targets))
+    kept = [target for dim, target in enumerate(targets) if dims[dim] is not None]
+    identity = all(size == 1 for dim, size in enumerate(result) if dim not in kept) and bool(operand)
     rest = ((),) * (len(operands) - 1)
     return Rule(tuple(result), (dims, *rest), (tuple(range(len(result))),), identity=identity)
 
 
 @rule_for("iota", "rng_uniform")
-def born(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Each device makes its own part."""
+def create(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `->ij`: each device makes its own shard."""
     shape = tuple(results[0].shape)
-    return Rule(shape, tuple((None,) * len(each.shape) for each in operands), (tuple(range(len(shape))),))
+    return Rule(shape, tuple((None,) * len(aval.shape) for aval in operands), (tuple(range(len(shape))),))
 
 
 @rule_for("transpose")
 def transpose(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `ij->ji`."""
     return Rule(tuple(operands[0].shape), (tuple(range(len(operands[0].shape))),), (tuple(params["permutation"]),), identity=True)
 
 
 @rule_for("reshape")
 def reshape(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Of dimensions that are merged or split, the major part keeps its layout: [B, T, D] ↔ [B·T, D] may be sharded along B.
+    """Return `b.d->bd` for [B, T, D] → [B·T, D]: of merged or split dimensions, the major part is independent.
 
-    Both shapes are cut into the shortest runs of equal numbers of elements. In a run the first dimensions larger than one share a
-    factor, as far as the smaller of them goes.
+    Both shapes are cut into the shortest runs of dimensions with equal numbers of elements. In each run, the first dimensions
+    larger than one share a factor, whose size is the smaller of the two.
     """
     before, after = tuple(operands[0].shape), tuple(results[0].shape)
     if params.get("dimensions") is not None or 0 in before:
@@ -60,7 +61,10 @@ def reshape(params: Mapping[str, Any], operands: Sequence[Any], results: Sequenc
 
 
 def _runs(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[range, range]]:
-    """Dimensions that are left over at the end have size one."""
+    """Return pairs of the shortest runs of dimensions that have equal numbers of elements.
+
+    Dimensions at the end that are in no run have size one.
+    """
     runs, i, j = [], 0, 0
     while i < len(before) and j < len(after):
         first_in, first_out = i, j
@@ -77,59 +81,68 @@ def _runs(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[range, 
 
 @rule_for("squeeze")
 def squeeze(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    shape, gone = operands[0].shape, {dim % len(operands[0].shape) for dim in params["dimensions"]}
-    kept = tuple(dim for dim in range(len(shape)) if dim not in gone)
-    return Rule(tuple(shape), (tuple(None if dim in gone else dim for dim in range(len(shape))),), (kept,), identity=True)
+    """Return `i.j->ij`, where `.` is a unit dimension that is removed."""
+    shape, removed = operands[0].shape, {dim % len(operands[0].shape) for dim in params["dimensions"]}
+    kept = tuple(dim for dim in range(len(shape)) if dim not in removed)
+    return Rule(tuple(shape), (tuple(None if dim in removed else dim for dim in range(len(shape))),), (kept,), identity=True)
 
 
 @rule_for("concatenate")
 def concatenate(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `i.,i.->i.`: the dimension along which arrays are joined is replicated."""
     return batched(params, operands, results, replicated_dims=[params["dimension"]])
 
 
 @rule_for("split")
 def split(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `i.->i.,i.`: the dimension that is split is replicated."""
     return batched(params, operands, results, replicated_dims=[params["axis"]])
 
 
 @rule_for("pad", "slice")
-def resized(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Dimensions that keep their size keep their layout; it is compared with the array's, as a pad may also cut."""
+def pad_or_slice(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `i.->i.`: dimensions that are padded or sliced are replicated.
+
+    A dimension may keep its size although it is padded, as padding may be negative on one side.
+    """
     before, after = operands[0].shape, results[0].shape
-    changed = [dim for dim in range(len(after)) if before[dim] != after[dim] or _moves(params, dim)]
+    changed = [dim for dim in range(len(after)) if before[dim] != after[dim] or _is_padded(params, dim)]
     return batched(params, operands, results, replicated_dims=changed)
 
 
-def _moves(params: Mapping[str, Any], dim: int) -> bool:
+def _is_padded(params: Mapping[str, Any], dim: int) -> bool:
     return "padding_config" in params and any(params["padding_config"][dim])
 
 
 @rule_for("rev")
 def rev(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `i.->i.`: reversed dimensions are replicated."""
     return batched(params, operands, results, replicated_dims=params["dimensions"])
 
 
 @rule_for("optimization_barrier")
-def each_for_itself(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Result i is operand i."""
+def optimization_barrier(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `ij,kl->ij,kl`: each result is the operand of the same index."""
     sizes: list[int] = []
     dims: list[tuple[int, ...]] = []
-    for each in results:
-        dims.append(tuple(range(len(sizes), len(sizes) + len(each.shape))))
-        sizes.extend(each.shape)
+    for aval in results:
+        dims.append(tuple(range(len(sizes), len(sizes) + len(aval.shape))))
+        sizes.extend(aval.shape)
     return Rule(tuple(sizes), tuple(dims), tuple(dims))
 
 
 @rule_for("bitcast_convert_type")
 def bitcast(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """A wider or narrower type has one dimension less or more at the end."""
+    """Return `ij->ij`; or `ij.->ij` and `ij->ij.` where a wider or narrower type removes or adds a dimension at the end."""
     ranks = {len(operands[0].shape), len(results[0].shape)}
-    return elementwise(params, operands, results) if len(ranks) == 1 else leading(params, operands, results, count=min(ranks))
+    return (
+        elementwise(params, operands, results) if len(ranks) == 1 else leading_dims(params, operands, results, count=min(ranks))
+    )
 
 
 @rule_for("stack")
 def stack(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Along the new dimension the operands lie one after the other."""
+    """Return `ij,ij->i.j`: the new dimension is replicated."""
     kept = tuple(range(len(operands[0].shape)))
     axis = params["axis"]
     return Rule(tuple(operands[0].shape), (kept,) * len(operands), ((*kept[:axis], None, *kept[axis:]),))
@@ -137,4 +150,5 @@ def stack(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[
 
 @rule_for("tile")
 def tile(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `i.->i.`: dimensions that are repeated are replicated."""
     return batched(params, operands, results, replicated_dims=[dim for dim, times in enumerate(params["reps"]) if times > 1])

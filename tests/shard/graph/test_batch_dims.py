@@ -1,0 +1,39 @@
+"""The batch dimension is followed from the inputs through the graph."""
+
+import jax.numpy as jnp
+from jax import lax
+from tests.shard.steps import array, mlp, mlp_loss, rows
+
+from penstock.shard.graph.batch_dims import find_batch_dims, first_shardable_dim
+from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.trace.step import trace
+
+
+def model_of(step, *args):
+    return build_step_model(trace(step, args), {})
+
+
+def test_the_batch_dimension_is_followed_through_products_and_not_into_weights():
+    model = model_of(mlp_loss, mlp(), rows(count=12))
+    bias, w_in, w_out, x, y = model.inputs
+    dims = find_batch_dims(model.graph, [x])
+    assert dims[x] == dims[y] == [0]
+    assert not {bias, w_in, w_out} & set(dims)
+    batch_sizes = {model.graph.nodes[node].sizes[dim] for node, node_dims in dims.items() for dim in node_dims}
+    assert batch_sizes == {12}
+
+
+def test_without_a_batch_input_no_dimension_is_found():
+    model = model_of(mlp_loss, mlp(), rows())
+    assert find_batch_dims(model.graph, []) == {}
+
+
+def test_a_dimension_that_a_loop_slices_is_skipped():
+    def accumulate(w, microbatches):
+        return lax.scan(lambda total, x: (total + jnp.sum(x @ w), None), 0.0, microbatches)[0]
+
+    model = model_of(accumulate, array(16, 16), array(4, 8, 16))
+    w, x = model.inputs
+    assert first_shardable_dim(model.graph, x) == 1
+    assert find_batch_dims(model.graph, [x])[x] == [1]
+    assert first_shardable_dim(model.graph, w) == 0
