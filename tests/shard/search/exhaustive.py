@@ -85,6 +85,7 @@ class Exhaustive:
         self._seconds, self._ideal = self._node_factors()
         self._add_edges()
         self._add_memory()
+        self._found_prices: dict[float, np.ndarray] = {}
 
     def assignment(self, state: Sequence[int]) -> Assignment:
         """Return the layouts of all nodes, given the state of each class."""
@@ -173,6 +174,11 @@ class Exhaustive:
 
     def _prices(self, limit: float, known: np.ndarray) -> np.ndarray:
         """Find prices of a byte at each time, in seconds, at which the cheapest assignment bounds those within the limit best."""
+        if limit not in self._found_prices:
+            self._found_prices[limit] = self._search_prices(limit, known)
+        return self._found_prices[limit]
+
+    def _search_prices(self, limit: float, known: np.ndarray) -> np.ndarray:
         cuts = self.costs(np.concatenate([known, self.cheapest().best[None]]))
         prices, scale = np.zeros(self._alive.shape[1]), max(float(cuts.seconds.max()), 1e-30)
         for _ in range(_CUTS if len(prices) else 0):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from tests.shard.search.exhaustive import Costs, Exhaustive, TooLarge
-from tests.shard.search.programs import Recorded
+from tests.shard.search.programs import Recorded, random_problem
 
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.hardware import Hardware
@@ -56,6 +56,12 @@ def case_of(model: StepModel, mesh: dict[str, int], hardware: Hardware) -> Case:
     return Case(problem, build_problem(model, mesh, hardware.overlapping(0.75)), baselines)
 
 
+def random_case(seed: int, mesh: dict[str, int], nodes: int = 4) -> Case:
+    """Return the problem of a random graph, whose only baseline is that nothing is sharded."""
+    problem = random_problem(seed, mesh, nodes)
+    return Case(problem, random_problem(seed, mesh, nodes, 0.75), (problem.start(),))
+
+
 def search(case: Case, limit: float) -> tuple[Candidate, list[Assignment]]:
     """Return the plan that is found, and all that were looked at on the way."""
     recorded = Recorded.of(case.problem)
@@ -82,10 +88,10 @@ def gap(case: Case, every: Exhaustive, limit: float, most: int) -> Gap:
         least, exact = every.bound(limit, known), False
     try:
         near = every.within(_SLOWEST * found.seconds, limit, known, most)
-        objective = found.objective / _choose(case, every, near, limit).objective
+        objective = _ratio(found.objective, _choose(case, every, near, limit).objective)
     except TooLarge:
         objective = None
-    return Gap(quickest / least, exact, objective)
+    return Gap(_ratio(quickest, least), exact, objective)
 
 
 def _choose(case: Case, every: Exhaustive, states: np.ndarray, limit: float) -> Candidate:
@@ -94,6 +100,11 @@ def _choose(case: Case, every: Exhaustive, states: np.ndarray, limit: float) -> 
     candidates = [_candidate(case.problem, every.assignment(states[row])) for row in _front(costs)]
     baselines = [_candidate(case.problem, each) for each in case.baselines]
     return choose([*candidates, *baselines], baselines, limit)
+
+
+def _ratio(one: float, other: float) -> float:
+    """Return a quotient of times, which is 1 where both are zero: a step that only sorts has no FLOPs to count."""
+    return 1.0 if one == other else float(one) / other if other else float("inf")
 
 
 def _front(costs: Costs) -> Sequence[int]:

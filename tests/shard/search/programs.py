@@ -119,13 +119,22 @@ def steps(mesh: dict[str, int]) -> dict[str, Step]:
     return {make.__name__: make(**_NARROW.get(make, {})) if len(mesh) == 3 else make() for make in STEPS}
 
 
-def random_step(seed: int, operations: int) -> Step:
+SIZES = (64, 254, 255, 512, 1024, 4096)
+
+
+def random_step(seed: int, operations: int, among: Sequence[int] = SIZES, every: bool = False) -> Step:
     """Return a random program of matrices: products, transposes, elementwise operations, sums, softmax and sorting.
 
     Sizes are such that some dimensions divide into all devices, some into two, and some not at all.
+
+    Args:
+      seed: of the program.
+      operations: how many.
+      among: the sizes of dimensions.
+      every: whether all results are returned, and not the last alone.
     """
     rng = np.random.default_rng(seed)
-    sizes = [int(each) for each in rng.choice([64, 254, 255, 512, 1024, 4096], size=3)]
+    sizes = [int(each) for each in rng.choice(among, size=3)]
     inputs = [array(*(int(rng.choice(sizes)) for _ in range(2))) for _ in range(2)]
     choices = [(str(rng.choice(_OPERATIONS)), rng.random(2)) for _ in range(operations)]
 
@@ -139,7 +148,7 @@ def random_step(seed: int, operations: int) -> Step:
             }.get(name, [x])
             y = fitting[int(other * len(fitting))] if fitting else x.T
             values.append(_apply(name if fitting else "product", x, y))
-        return values[-1] if operations else values
+        return values[2:] if every else values[-1]
 
     return step, tuple(inputs)
 
@@ -172,8 +181,15 @@ def model_of(step: Step) -> StepModel:
     return build_step_model(trace(*step), {})
 
 
-def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> Problem:
-    """Return a random graph of decisions, of which no program is known: a chain of arrays with some shortcuts."""
+def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4, overlapped: float = 0.0) -> Problem:
+    """Return a random graph of decisions, of which no program is known: a chain of arrays with some shortcuts.
+
+    Args:
+      seed: of the graph.
+      mesh: sizes of the mesh axes.
+      nodes: how many decisions.
+      overlapped: the part of memory traffic and latency that the hardware hides.
+    """
     rng = np.random.default_rng(seed)
     sizes = [tuple(int(each) for each in rng.choice([1, 6, 64, 96], size=rng.integers(1, 4))) for _ in range(nodes)]
     stored = tuple((node, int(rng.integers(1, 100)) << 20) for node in range(max(1, nodes // 3)))
@@ -195,10 +211,9 @@ def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> Problem:
         np.full(nodes, -1),
         nodes,
     )
-    links = MeshLinks(
-        tuple(mesh), tuple(mesh.values()), tuple(10 ** rng.uniform(9.5, 11.5, len(mesh))), tuple(rng.choice([0, 1e-5], len(mesh)))
-    )
-    return Problem(graph, fold_layers(graph), links, SLOW_LINKS, live, stored)
+    bandwidth, latency = 10 ** rng.uniform(9.5, 11.5, len(mesh)), rng.choice([0, 1e-5], len(mesh)) * (1 - overlapped)
+    links = MeshLinks(tuple(mesh), tuple(mesh.values()), tuple(bandwidth), tuple(latency))
+    return Problem(graph, fold_layers(graph), links, SLOW_LINKS.overlapping(overlapped), live, stored)
 
 
 def _random_work(rng: np.random.Generator, rank: int) -> tuple[str, float, tuple]:

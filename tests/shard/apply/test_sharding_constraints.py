@@ -1,0 +1,109 @@
+"""A step with sharding constraints computes what it computes without them, and the compiler is told each of them."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.shard.apply.test_partition_specs import anything, written
+from tests.shard.search.programs import FAST_LINKS, MESHES, random_step, steps
+from tests.shard.steps import STEPS
+
+from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
+from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.mesh.shapes import concrete_mesh
+from penstock.shard.search.problem import build_problem
+from penstock.shard.trace.step import trace
+
+SMALL = (4, 8, 6, 5)
+
+
+def planned(step, args, mesh, seed):
+    """The traced step, and any constraints for it."""
+    traced = trace(step, args)
+    model = build_step_model(traced, {})
+    problem = build_problem(model, mesh, FAST_LINKS)
+    return traced, written(model, problem, anything(problem, seed), traced.state).sharding_constraints
+
+
+def arrays(args, seed=0):
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype) for leaf in jax.tree.leaves(args)]
+
+
+def in_text(spec):
+    """A layout as StableHLO has it."""
+    return "[" + ", ".join("{" + ", ".join(f'"{axis}"' for axis in entry) + "}" for entry in spec) + "]"
+
+
+def constraints_of(made):
+    """All layouts, of operands and of results."""
+    chains = [chain for each in (made.operands, made.results) for chains in each.values() for chain in chains]
+    return {spec for chain in chains for spec in chain or ()}
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 2**16), st.sampled_from(MESHES))
+def test_the_values_are_those_of_one_device_and_each_constraint_is_in_the_program(seed, mesh):
+    step, args = random_step(seed, 3, SMALL, every=True)
+    traced, constraints = planned(step, args, mesh, seed)
+    given_arrays = arrays(args, seed)
+    constrained = jax.jit(insert_constraints(traced.closed, constraints, concrete_mesh(mesh)))
+    layouts = {in_text(spec) for spec in constraints_of(constraints)}
+    assert written_in(jax.make_jaxpr(constrained)(*given_arrays).jaxpr) == constraints_of(constraints)
+    text = constrained.lower(*given_arrays).as_text()
+    told = set(re.findall(r"sdy.sharding_constraint %\S+ <@mesh, (\[.*?\])>", text))
+    assert told
+    assert told <= layouts  # those of results that nothing reads are not in it
+    expected = jax.tree.leaves(jax.jit(step)(*given_arrays))
+    for one, other in zip(constrained(*given_arrays), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def written_in(jaxpr):
+    """The layouts that a program prescribes, and those nested in it."""
+    found = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "sharding_constraint":
+            spec = equation.params["sharding"].spec
+            rank = equation.invars[0].aval.ndim
+            found.add(tuple(() if entry is None else (entry,) if isinstance(entry, str) else entry for entry in spec[:rank]))
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda each: hasattr(each, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            found |= written_in(inner) if hasattr(inner, "eqns") else set()
+    return found
+
+
+FORMS = ("scanned_layers", "custom_derivatives", "while_loop")
+
+
+@pytest.mark.parametrize("make", [make for make in STEPS if make.__name__ in FORMS], ids=lambda make: make.__name__)
+def test_constraints_reach_into_loops_choices_and_what_is_computed_again(make):
+    step, state, batch = make()
+    args, mesh = (*state, batch), MESHES[0]
+    traced, constraints = planned(step, args, mesh, 0)
+    constrained = jax.jit(insert_constraints(traced.closed, constraints, concrete_mesh(mesh)))
+    flat = jax.tree.leaves(args)
+    assert written_in(jax.make_jaxpr(constrained)(*flat).jaxpr) >= constraints_of(constraints)
+    for one, other in zip(constrained(*flat), jax.tree.leaves(jax.jit(step)(*args)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_without_constraints_the_program_is_the_step():
+    step, args = steps(MESHES[0])["forward"]
+    traced = trace(step, args)
+    run = insert_constraints(traced.closed, ShardingConstraints(), concrete_mesh(MESHES[0]))
+    primitives = [str(equation.primitive) for equation in jax.make_jaxpr(run)(*jax.tree.leaves(args)).eqns]
+    assert "sharding_constraint" not in primitives
+    assert primitives.count("dot_general") == 2
+
+
+def test_an_array_that_two_operations_want_in_one_layout_is_brought_there_once():
+    traced = trace(lambda w, x: (x @ w, jax.numpy.sin(x) @ w), (jax.ShapeDtypeStruct((8, 8), "float32"),) * 2)
+    products = [n for n, equation in enumerate(traced.closed.jaxpr.eqns) if equation.primitive.name == "dot_general"]
+    wanted = {(number,): (None, ((("data",), ()), ((), ()))) for number in products}
+    run = insert_constraints(traced.closed, ShardingConstraints(wanted), concrete_mesh(MESHES[0]))
+    text = jax.jit(run).lower(*arrays(traced.closed.in_avals)).as_text()
+    assert text.count("sharding_constraint") == 2

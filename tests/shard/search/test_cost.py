@@ -1,0 +1,79 @@
+"""The predicted cost of a plan: its parts add up to what the search compares."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.shard.search.programs import FAST_LINKS, MESHES, model_of, random_step, steps
+from tests.shard.search.test_problem import anything
+
+from penstock.shard.search.baselines import data_parallel
+from penstock.shard.search.cost import axis_work, largest_live_values, predict_cost
+from penstock.shard.search.problem import build_problem
+
+
+@st.composite
+def plans(draw):
+    """A problem of a random program with any assignment, and the role and node of each of its inputs."""
+    seed, mesh = draw(st.integers(0, 2**16)), draw(st.sampled_from(MESHES))
+    model = model_of(random_step(seed, 3))
+    problem = build_problem(model, mesh, FAST_LINKS)
+    roles = draw(st.lists(st.sampled_from(["parameters", "optimizer", "batch", "other"]), min_size=2, max_size=2))
+    return problem, anything(problem, np.random.default_rng(seed)), roles, model.inputs
+
+
+@settings(max_examples=50)
+@given(plans())
+def test_the_parts_add_up_to_the_seconds_and_bytes_of_the_search(plan):
+    problem, assignment, roles, inputs = plan
+    cost = predict_cost(problem, assignment, roles, inputs, ("a loop",))
+    assert cost.compute == problem.compute_seconds(assignment)
+    assert cost.communication == pytest.approx(sum(each.seconds for each in cost.collectives))
+    assert cost.seconds == pytest.approx(problem.seconds(assignment), rel=1e-9)
+    assert cost.memory.total == pytest.approx(problem.memory(assignment)[0], rel=1e-6, abs=8)
+    assert cost.memory.total == cost.memory.arguments + cost.memory.activations
+    assert cost.flops_seconds <= problem.ideal_seconds(assignment) * (1 + 1e-9)
+    assert cost.unknown == ("a loop",)
+
+
+@settings(max_examples=50)
+@given(plans())
+def test_collectives_are_one_for_each_kind_and_axes_the_longest_first(plan):
+    problem, assignment, roles, inputs = plan
+    found = predict_cost(problem, assignment, roles, inputs, ()).collectives
+    assert len({(each.kind, each.axes) for each in found}) == len(found)
+    assert [each.seconds for each in found] == sorted((each.seconds for each in found), reverse=True)
+    sent = sum(edge.count * step.bytes_on_wire for edge, way in problem.all_reshard_steps(assignment) for step in way)
+    assert sum(each.bytes_on_wire for each in found) == pytest.approx(sent, rel=1e-9)
+    assert {axis for each in found for axis in each.axes} <= set(problem.links.names)
+
+
+@settings(max_examples=50)
+@given(plans())
+def test_the_largest_values_live_at_the_peak_and_none_of_them_is_larger(plan):
+    problem, assignment, *_ = plan
+    found = largest_live_values(problem, assignment, 4)
+    _, peak = problem.memory(assignment)
+    alive = set(problem.live_ranges.value[(problem.live_ranges.start <= peak) & (problem.live_ranges.end >= peak)].tolist())
+    assert {value for value, _ in found} <= alive
+    assert [size for _, size in found] == sorted((size for _, size in found), reverse=True)
+
+
+@settings(max_examples=50)
+@given(plans())
+def test_what_each_axis_does_are_parts_of_one(plan):
+    problem, assignment, _, inputs = plan
+    for parts in axis_work(problem, assignment, inputs[:1]).values():
+        assert set(parts) == {"batch", "tensor", "idle"}
+        assert all(0 <= part <= 1 + 1e-9 for part in parts.values())
+        assert sum(parts.values()) == pytest.approx(1) or not problem.compute_seconds(problem.start())
+
+
+def test_where_nothing_is_sharded_all_axes_are_idle_and_with_data_parallelism_none_is():
+    model = model_of(steps(MESHES[0])["two_layers"])
+    problem = build_problem(model, MESHES[0], FAST_LINKS)
+    batch = [model.inputs[-1]]
+    idle = axis_work(problem, problem.start(), batch)
+    assert all(parts == {"batch": 0, "tensor": 0, "idle": 1} for parts in idle.values())
+    parallel = axis_work(problem, data_parallel(problem, batch), batch)
+    assert all(parts["batch"] > 0.9 for parts in parallel.values())

@@ -1,0 +1,182 @@
+"""The plan that is found beside the best of all, on problems small enough to know it; the figures are those of docs/search.md."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.shard.search.exhaustive import Exhaustive, TooLarge
+from tests.shard.search.gap import case_of, gap, limits_of, random_case, search
+from tests.shard.search.programs import FAST_LINKS, HARDWARE, MESHES, ONE_AXIS, model_of, random_problem, random_step, steps
+
+from penstock.shard.search.problem import build_problem
+from penstock.shard.search.solver import solve
+
+FREE = float("inf")
+BEST = 1.001
+MOST = 10_000
+meshes = pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh.values())))
+seeds = st.integers(0, 2**16)
+
+
+def program_case(seed, mesh, operations=3):
+    return case_of(model_of(random_step(seed, operations)), mesh, HARDWARE[seed % len(HARDWARE)])
+
+
+def cases(mesh):
+    """A fixed set: random programs and random graphs."""
+    return [program_case(seed, mesh) for seed in range(10)] + [random_case(seed, mesh) for seed in range(10)]
+
+
+def gaps(mesh, limited):
+    found = []
+    for case in cases(mesh):
+        try:
+            every = Exhaustive(case.problem)
+        except TooLarge:
+            continue
+        for limit in limits_of(case, every) if limited else [FREE]:
+            each = gap(case, every, limit, MOST)
+            if each.exact:
+                found.append(each.seconds)
+    return found
+
+
+@settings(max_examples=25)
+@given(seeds, st.sampled_from([ONE_AXIS, *MESHES]))
+def test_the_best_of_all_is_the_least_of_every_assignment(seed, mesh):
+    every = Exhaustive(random_problem(seed, mesh, 3))
+    if every.count <= 20_000:
+        seconds = np.concatenate([every.costs(states).seconds for states in every.enumerate(20_000)])
+        assert every.cheapest().least == pytest.approx(seconds.min(), rel=1e-9)
+
+
+@settings(max_examples=25)
+@given(seeds, st.sampled_from(MESHES), st.floats(0.05, 1))
+def test_the_best_within_a_limit_is_the_least_of_every_assignment_within_it(seed, mesh, part):
+    case = random_case(seed, mesh, 3)
+    every = Exhaustive(case.problem)
+    if every.count > 20_000:
+        return
+    costs = [every.costs(states) for states in every.enumerate(20_000)]
+    seconds, memory = (np.concatenate([getattr(each, name) for each in costs]) for name in ("seconds", "memory"))
+    limit = float(memory.min() + part * (memory.max() - memory.min())) * (1 + 1e-9)
+    _, seen = search(case, limit)
+    known = np.stack([every.state(each) for each in [*seen, every.assignment(_smallest(every))]])
+    assert every.fastest(limit, known, 20_000) == pytest.approx(seconds[memory <= limit].min(), rel=1e-9)
+
+
+def _smallest(every):
+    states = np.concatenate(list(every.enumerate(20_000)))
+    return states[every.costs(states).memory.argmin()]
+
+
+@settings(max_examples=25)
+@given(seeds, st.sampled_from(MESHES))
+def test_costs_of_many_assignments_are_those_of_the_problem(seed, mesh):
+    problem = program_case(seed, mesh, 2).problem
+    every, rng = Exhaustive(problem), np.random.default_rng(seed)
+    states = np.stack([rng.integers(0, count, 4) for count in every.states], axis=1)
+    costs = every.costs(states)
+    for row, state in enumerate(states):
+        assignment = every.assignment(state)
+        assert costs.seconds[row] == pytest.approx(problem.seconds(assignment), rel=1e-9)
+        assert costs.ideal_seconds[row] == pytest.approx(problem.ideal_seconds(assignment), rel=1e-9)
+        assert costs.memory[row] == pytest.approx(problem.memory(assignment)[0], rel=1e-9)
+        np.testing.assert_array_equal(every.state(assignment), state)
+
+
+def test_on_one_axis_the_fastest_plan_is_found():
+    for case in [*cases(ONE_AXIS), *(case_of(model_of(step), ONE_AXIS, FAST_LINKS) for step in steps(ONE_AXIS).values())]:
+        _, seen = search(case, FREE)
+        assert min(map(case.problem.seconds, seen)) <= BEST * Exhaustive(case.problem).cheapest().least
+
+
+@meshes
+def test_on_several_axes_the_fastest_plan_is_found_nearly_always(mesh):
+    found = gaps(mesh, limited=False)
+    assert len(found) >= 15
+    assert np.mean(np.array(found) <= BEST) >= 0.95
+    assert max(found) <= 1.05
+
+
+@meshes
+def test_within_a_memory_limit_the_fastest_plan_is_found_mostly(mesh):
+    found = gaps(mesh, limited=True)
+    assert len(found) >= 15
+    assert np.mean(np.array(found) <= BEST) >= 0.7
+    assert np.quantile(found, 0.9) <= 1.2
+    assert max(found) <= 1.5
+
+
+@meshes
+@pytest.mark.parametrize("name", ["one_layer", "forward", "embedding", "residual", "elementwise"])
+def test_of_small_steps_the_fastest_plan_is_found(mesh, name):
+    case = case_of(model_of(steps(mesh)[name]), mesh, FAST_LINKS)
+    try:
+        best = Exhaustive(case.problem).cheapest().least
+    except TooLarge:
+        pytest.skip("too large")
+    _, seen = search(case, FREE)
+    assert min(map(case.problem.seconds, seen)) <= 1.15 * best
+
+
+@settings(max_examples=30)
+@given(seeds, st.sampled_from(MESHES), st.floats(0.1, 1.2))
+def test_no_baseline_within_the_limit_computes_and_sends_less(seed, mesh, part):
+    case = program_case(seed, mesh)
+    limit = part * case.problem.memory(case.problem.start())[0]
+    found = solve(case.problem, case.overlapped, limit, case.baselines)
+    for each in case.baselines:
+        if case.problem.memory(each)[0] <= limit:
+            assert found.memory <= limit
+            assert found.ideal_seconds <= case.problem.ideal_seconds(each) * (1 + 1e-6)
+
+
+@meshes
+@pytest.mark.parametrize("part", [0.4, 0.7, FREE])
+def test_no_baseline_within_the_limit_has_a_smaller_objective(mesh, part):
+    for name, step in steps(mesh).items():
+        case = case_of(model_of(step), mesh, HARDWARE[len(name) % len(HARDWARE)])
+        limit = part * case.problem.memory(case.problem.start())[0]
+        found = solve(case.problem, case.overlapped, limit, case.baselines)
+        for each in case.baselines:
+            if case.problem.memory(each)[0] <= limit:
+                assert found.objective <= case.problem.seconds(each) * case.problem.ideal_seconds(each) * (1 + 1e-6)
+
+
+@meshes
+def test_no_plan_that_takes_one_axis_at_a_time_is_faster(mesh):
+    for seed in range(8):
+        case = program_case(seed, mesh)
+        _, seen = search(case, FREE)
+        fastest, problem = min(map(case.problem.seconds, seen)), case.problem
+        free = np.zeros(problem.live_ranges.steps)
+        for start, order in itertools.product([problem.start(), *case.baselines], itertools.permutations(range(len(mesh)))):
+            assignment = start
+            for axis in order:
+                assignment = problem.improve(assignment, axis, free)
+            assert fastest <= BEST * problem.seconds(assignment)
+
+
+@settings(max_examples=15)
+@given(seeds, st.sampled_from(MESHES), st.floats(0.1, 1.2))
+def test_the_same_plan_is_found_every_time(seed, mesh, part):
+    model = model_of(random_step(seed, 3))
+    one, other = (case_of(model, mesh, FAST_LINKS) for _ in range(2))
+    limit = part * one.problem.memory(one.problem.start())[0]
+    assert solve(one.problem, one.overlapped, limit, one.baselines) == solve(
+        other.problem, other.overlapped, limit, other.baselines
+    )
+
+
+@settings(max_examples=20)
+@given(seeds, st.sampled_from(MESHES))
+def test_what_is_returned_is_the_cost_of_the_plan(seed, mesh):
+    problem = build_problem(model_of(random_step(seed, 3)), mesh, FAST_LINKS)
+    found = solve(problem, problem, FREE, [])
+    assert found.seconds == problem.seconds(found.assignment)
+    assert found.ideal_seconds == problem.ideal_seconds(found.assignment)
+    assert (found.memory, found.peak_op) == problem.memory(found.assignment)
+    assert found.objective == found.seconds * found.ideal_seconds

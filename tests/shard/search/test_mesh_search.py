@@ -1,0 +1,60 @@
+"""Each mesh shape is searched, and the best plan of all is taken."""
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+from tests.shard.search.programs import FAST_LINKS, steps
+
+from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
+from penstock.shard.search.solver import solve
+from penstock.shard.trace.step import trace
+
+SHAPES = [{"data": 8}, {"data": 2, "model": 4}, {"data": 2, "fsdp": 2, "model": 2}]
+
+
+def prepared(name="two_layers", constraints=None, shapes=SHAPES):
+    return prepare_meshes(trace(*steps(shapes[0])[name]), shapes, FAST_LINKS, constraints, {})
+
+
+def alone(each, limit):
+    return solve(each.problem, each.overlapped, limit, list(each.baselines.values()))
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5, 0.3])
+def test_the_plan_is_the_best_of_the_meshes_within_the_limit(part):
+    meshes = prepared()
+    limit = part * meshes[0].problem.memory(meshes[0].problem.start())[0]
+    found = search_meshes(meshes, limit)
+    single = [alone(each, limit) for each in meshes]
+    fitting = [each.objective for each in single if each.memory <= limit]
+    assert fitting
+    assert found.candidate.memory <= limit
+    assert found.candidate.objective == min(fitting)
+
+
+def test_where_no_plan_fits_it_is_the_smallest():
+    meshes = prepared()
+    found = search_meshes(meshes, 0.0)
+    assert found.candidate.memory == min(alone(each, 0.0).memory for each in meshes)
+
+
+def test_a_mesh_that_a_constraint_does_not_fit_is_left_out():
+    meshes = prepared(constraints={"params/0": P("model")})
+    assert [each.mesh_shape for each in meshes] == SHAPES[1:]
+    with pytest.raises(ValueError, match="the mesh has no axis 'x'"):
+        prepared(constraints={"params/0": P("x")})
+
+
+def test_each_mesh_has_the_batch_and_the_baselines_and_the_same_model():
+    meshes = prepared()
+    assert len({id(each.model) for each in meshes}) == 1
+    for each, shape in zip(meshes, SHAPES, strict=True):
+        assert each.problem.links.names == each.overlapped.links.names == tuple(shape)
+        assert each.roles == ["parameters", "parameters", "batch"]
+        assert each.batch == [each.model.inputs[-1]]
+        assert list(each.baselines) == ["replicated, data parallel", "fully sharded, data parallel"]
+
+
+def test_a_step_without_operations_has_a_plan():
+    meshes = prepare_meshes(trace(lambda x: x, (jax.ShapeDtypeStruct((8,), "float32"),)), SHAPES, FAST_LINKS, None, {})
+    assert search_meshes(meshes, 1e9).candidate.seconds == 0
