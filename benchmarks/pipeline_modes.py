@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import penstock as ps
-from penstock import _pipeline
+from penstock import _pace
 from penstock._pipeline import PrefetchPipeline
 from penstock.bench import machine
 from penstock.bench.statistics import FEWEST_PAIRS, compare
@@ -40,13 +40,6 @@ _BLOCK_SECONDS = 0.08  # of a timed block, about
 _WARM_UP_SECONDS = 0.03
 
 
-class NoWorkAhead(PrefetchPipeline):
-    """A pipeline whose consumer makes no item beyond the one that it takes."""
-
-    def _work_ahead(self) -> None:
-        pass
-
-
 class NoPatience(PrefetchPipeline):
     """A pipeline whose consumer is woken by the first item that is done."""
 
@@ -54,42 +47,35 @@ class NoPatience(PrefetchPipeline):
 
 
 class NotInline(PrefetchPipeline):
-    """A pipeline whose consumer makes nothing."""
+    """A pipeline whose consumer produces nothing."""
 
     def __init__(self, producers: Any, *args: Any, **kwargs: Any):
         super().__init__(producers._replace(may_run_inline=False), *args, **kwargs)
 
 
-class NeverTiny(PrefetchPipeline):
-    """A pipeline that does not know tiny items: the consumer makes nothing, and nobody takes turns."""
-
-    def _is_tiny(self) -> bool:
-        return False
-
-
-class ConsumerOnlyTakes(NeverTiny):
-    """A pipeline whose consumer makes and finishes nothing."""
+class ConsumerOnlyTakes(PrefetchPipeline):
+    """A pipeline whose consumer produces and finishes nothing."""
 
     def __init__(self, producers: Any, *args: Any, **kwargs: Any):
         super().__init__(producers, *args, **{**kwargs, "consumer_context": lambda: None})
 
 
 class Variant(NamedTuple):
-    """A pipeline, and the constants of its module while it runs."""
+    """A pipeline, and its thresholds in seconds (`penstock._pace`)."""
 
     pipeline: type[PrefetchPipeline]
-    constants: tuple[tuple[str, float], ...] = ()
+    tiny: float = _pace.TINY
+    quick: float = _pace.QUICK
 
 
 VARIANTS = {
     "full": Variant(PrefetchPipeline),
     "control": Variant(PrefetchPipeline),
-    "no work ahead": Variant(NoWorkAhead),
-    "no patience": Variant(NoPatience),
+    "not patient": Variant(NoPatience),
     "not inline": Variant(NotInline),
-    "never tiny": Variant(NeverTiny),
-    "consumer only takes": Variant(ConsumerOnlyTakes),
-    "always a finisher": Variant(ConsumerOnlyTakes, (("_QUICK", -1.0),)),
+    "never tiny": Variant(PrefetchPipeline, tiny=-1.0),
+    "consumer only takes": Variant(ConsumerOnlyTakes, tiny=-1.0),
+    "always a finisher": Variant(ConsumerOnlyTakes, tiny=-1.0, quick=-1.0),
 }
 
 
@@ -175,8 +161,7 @@ def block(variant: Variant, source: Callable[[], Any], step: Step, batches: int,
     """Return the seconds for each batch of a new feed, after some that are not timed."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(_FEED_MODULE, "PrefetchPipeline", variant.pipeline))
-        for name, value in variant.constants:
-            stack.enter_context(mock.patch.object(_pipeline, name, value))
+        stack.enter_context(mock.patch.multiple(_pace, TINY=variant.tiny, QUICK=variant.quick))
         feed = stack.enter_context(ps.feed(source()))
         for count in (warm_up, batches):
             begin = time.perf_counter()

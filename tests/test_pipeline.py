@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import _pipeline
+from penstock import _pace
 from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, GetTimeout, PipelineClosed, Producers
 
@@ -39,7 +39,7 @@ def drain(pipeline):
 def pace(request, monkeypatch):
     """Whether producers finish what they made, or a separate finisher thread does."""
     if request.param == "slow":
-        monkeypatch.setattr(_pipeline, "_QUICK", -1.0)
+        monkeypatch.setattr(_pace, "QUICK", -1.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,7 +51,7 @@ def pace(request, monkeypatch):
     quick=st.sampled_from([-1.0, 0.5e-3, 10.0]),
 )
 def test_items_come_in_order_once_each(n, producers, capacity, done, quick):
-    before, _pipeline._QUICK = _pipeline._QUICK, quick
+    before, _pace.QUICK = _pace.QUICK, quick
     try:
         finishing = drain(
             PrefetchPipeline(numbers(n, producers=producers), capacity, finish=lambda i, x: (i, x), done_capacity=done)
@@ -59,7 +59,7 @@ def test_items_come_in_order_once_each(n, producers, capacity, done, quick):
         assert finishing == [(i, i) for i in range(n)]
         assert drain(PrefetchPipeline(numbers(n, producers=producers), capacity)) == list(range(n))
     finally:
-        _pipeline._QUICK = before
+        _pace.QUICK = before
 
 
 @pytest.mark.parametrize("producers", [1, 3])
@@ -137,7 +137,7 @@ def test_a_ready_item_is_had_while_the_next_one_takes_for_ever():
     assert drain(pipeline) == [1, 2, 3, 4]
 
 
-def test_made_items_are_finished_while_the_maker_is_at_work():
+def test_made_items_are_finished_while_the_producer_is_at_work():
     """A hiccup of the source is hidden by all that was made before, not only by what was finished."""
     blocked, reached = threading.Event(), threading.Event()
 
@@ -156,7 +156,7 @@ def test_made_items_are_finished_while_the_maker_is_at_work():
     assert drain(pipeline) == [5]
 
 
-def test_slow_makers_work_at_the_same_time():
+def test_slow_producers_work_at_the_same_time():
     together = threading.Barrier(3)
     pipeline = PrefetchPipeline(numbers(3, lambda i: together.wait(60) >= 0, producers=3), 3)
     assert drain(pipeline) == [True] * 3
@@ -164,7 +164,7 @@ def test_slow_makers_work_at_the_same_time():
 
 def test_slow_finishing_runs_beside_making(monkeypatch):
     """Item 0 is being finished until item 2 is made: on one thread this would never end."""
-    monkeypatch.setattr(_pipeline, "_QUICK", -1.0)
+    monkeypatch.setattr(_pace, "QUICK", -1.0)
     made = threading.Event()
 
     def make(i):
@@ -190,7 +190,7 @@ def test_late_is_told_and_can_be_waited_on():
     pipeline.close()
 
 
-def test_close_returns_at_once_while_a_maker_is_blocked_and_cleanup_follows():
+def test_close_returns_at_once_while_a_producer_is_blocked_and_cleanup_follows():
     blocked, cleaned = threading.Event(), threading.Event()
     pipeline = PrefetchPipeline(Producers([lambda i: blocked.wait()], cleanup=cleaned.set), 1)
     pipeline.close()
@@ -259,7 +259,7 @@ def test_an_error_of_the_context_is_not_lost():
     pipeline.close()
 
 
-def test_many_stages_opened_and_closed_at_any_moment_leave_no_thread():
+def test_many_pipelines_opened_and_closed_at_any_moment_leave_no_thread():
     threads = threading.active_count()
     for k in range(300):
         pipeline = PrefetchPipeline(numbers(50, producers=1 + k % 3), 4, finish=lambda i, x: x, done_capacity=2)
@@ -274,7 +274,9 @@ def test_many_stages_opened_and_closed_at_any_moment_leave_no_thread():
 
 def test_a_close_between_a_workers_look_and_its_sleep_is_not_missed():
     """As garbage collection may do, on the worker's own thread: nobody is there yet to be woken."""
+    others = set(threading.enumerate())
     pipeline = PrefetchPipeline(numbers(100), 1)
+    (producer,) = set(threading.enumerate()) - others
     wait = pipeline._room.wait
 
     def close_first(timeout=None):
@@ -283,6 +285,5 @@ def test_a_close_between_a_workers_look_and_its_sleep_is_not_missed():
 
     pipeline._room.wait = close_first
     pipeline.get()
-    for thread in pipeline._threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    producer.join(60)
+    assert not producer.is_alive()

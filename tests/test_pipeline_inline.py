@@ -1,14 +1,12 @@
-"""A consumer that works inline: order, bounds, errors, and who makes the items when."""
+"""Inline work on the consumer's thread: order, bounds, errors, and who produces the items when."""
 
-import itertools
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import _pipeline
+from penstock import _pace
 from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, Producers
 
@@ -42,34 +40,33 @@ def inline_numbers(n, log, make=lambda i: i):
 
 @pytest.fixture
 def all_is_tiny(monkeypatch):
-    monkeypatch.setattr(_pipeline, "_QUICK", 10.0)
-    monkeypatch.setattr(_pipeline, "_TINY", 10.0)
+    monkeypatch.setattr(_pace, "QUICK", 10.0)
+    monkeypatch.setattr(_pace, "TINY", 10.0)
 
 
-def test_the_consumer_works_alone_where_all_is_tiny(all_is_tiny):
+def test_the_consumer_produces_where_all_is_tiny(all_is_tiny):
     log = []
     pipeline = PrefetchPipeline(inline_numbers(500, log), 4, finish=lambda i, x: (i, x), done_capacity=2)
     assert drain(pipeline) == [(i, i) for i in range(500)]
     assert threading.current_thread() in log[100:]
 
 
-def test_a_consumer_that_works_alone_stays_ahead_and_within_bounds(all_is_tiny):
+def test_a_consumer_that_produces_stays_within_bounds(all_is_tiny):
     log, finished = [], []
     pipeline = PrefetchPipeline(inline_numbers(500, log), 4, finish=lambda i, x: finished.append(i) or x, done_capacity=3)
     for i in range(100):
         assert pipeline.get() == i
         assert len(finished) <= i + 1 + 3
-    assert len(finished) >= 102
     pipeline.close()
 
 
-def test_the_maker_takes_over_when_using_an_item_takes_longer(monkeypatch):
-    monkeypatch.setattr(_pipeline, "_TINY", 0.02)
+def test_the_producer_takes_over_when_using_an_item_takes_longer(monkeypatch):
+    monkeypatch.setattr(_pace, "TINY", 0.02)
     log = []
     pipeline = PrefetchPipeline(inline_numbers(10_000, log), 4, finish=lambda i, x: x, done_capacity=2)
     for _ in range(50):
         pipeline.get()
-    monkeypatch.setattr(_pipeline, "_TINY", -1.0)
+    monkeypatch.setattr(_pace, "TINY", -1.0)
     for _ in range(20):
         pipeline.get()
     del log[:]
@@ -79,19 +76,27 @@ def test_the_maker_takes_over_when_using_an_item_takes_longer(monkeypatch):
     pipeline.close()
 
 
-@settings(max_examples=40, deadline=None)
-@given(paces=st.lists(st.sampled_from([-1.0, 10.0]), min_size=1, max_size=30), done=st.integers(1, 4))
-def test_whoever_works_items_come_in_order(paces, done):
-    before = _pipeline._TINY
-    pipeline = PrefetchPipeline(inline_numbers(10**6, []), 4, finish=lambda i, x: x, done_capacity=done)
-    try:
-        taken = itertools.count()
-        for pace in paces:
-            _pipeline._TINY = pace
-            for _ in range(7):
-                assert pipeline.get() == next(taken)
-    finally:
-        _pipeline._TINY = before
+@settings(max_examples=60, deadline=None)
+@given(
+    paces=st.lists(st.tuples(*[st.sampled_from([-1.0, 0.2e-3, 10.0])] * 2), min_size=1, max_size=30),
+    capacity=st.integers(1, 4),
+    done=st.integers(1, 4),
+    inline=st.booleans(),
+)
+def test_whoever_works_items_come_in_order_and_end(paces, capacity, done, inline):
+    n = 7 * len(paces) - 3
+    producers = inline_numbers(n, [])._replace(may_run_inline=inline)
+    with pytest.MonkeyPatch.context() as patch:
+        pipeline = PrefetchPipeline(producers, capacity, finish=lambda i, x: (i, x), done_capacity=done)
+        got = []
+        for tiny, quick in paces:
+            patch.setattr(_pace, "TINY", tiny)
+            patch.setattr(_pace, "QUICK", quick)
+            got += [pipeline.get() for _ in range(min(7, n - len(got)))]
+        assert got == [(i, i) for i in range(n)]
+        for _ in range(2):
+            with pytest.raises(Exhausted):
+                pipeline.get()
         pipeline.close()
 
 
@@ -115,7 +120,7 @@ def test_an_error_on_the_consumers_thread_comes_in_its_place(all_is_tiny, where)
     pipeline.close()
 
 
-def test_the_maker_fills_the_room_while_the_consumer_is_away(all_is_tiny):
+def test_the_producer_fills_the_room_while_the_consumer_is_away(all_is_tiny):
     full = threading.Event()
 
     def make(i):
@@ -130,32 +135,35 @@ def test_the_maker_fills_the_room_while_the_consumer_is_away(all_is_tiny):
     pipeline.close()
 
 
-def test_a_slow_item_is_the_last_that_the_consumer_makes_for_now():
-    """Else the time to the first batch of a slow source would be that of two, and nothing would overlap with its use."""
-    log, second = [], threading.Event()
+def test_the_first_items_are_produced_ahead():
+    """Else nothing would overlap with the use of the first items of a slow source."""
+    log, fifth = [], threading.Event()
 
     def make(i):
-        if i == 0:
-            time.sleep(2 * _pipeline._SLOW)
-        if i == 1:
-            second.set()
+        if i == 4:
+            fifth.set()
         return i
 
     pipeline = PrefetchPipeline(inline_numbers(50, log, make), 4, finish=lambda i, x: x, done_capacity=2)
     assert pipeline.get() == 0
-    assert second.wait(60)
-    assert log[0] is threading.current_thread()
-    assert log[1] is not threading.current_thread()
+    assert fifth.wait(60)
+    assert log[0] is not threading.current_thread()
     assert drain(pipeline) == list(range(1, 50))
 
 
-def test_ctrl_c_in_the_consumers_work_comes_at_once(all_is_tiny):
-    def make(i):
-        if i == 1:  # made ahead, in the first call
+@pytest.mark.parametrize("where", ["make", "finish"])
+def test_ctrl_c_in_the_consumers_work_comes_in_that_call(all_is_tiny, where):
+    """It is meant for the consumer's thread, and for now."""
+
+    def stop(i):
+        if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         return i
 
-    pipeline = PrefetchPipeline(inline_numbers(50, [], make), 4, finish=lambda i, x: x, done_capacity=2)
+    make = stop if where == "make" else lambda i: i
+    finish = stop if where == "finish" else lambda i: i
+    pipeline = PrefetchPipeline(inline_numbers(10**6, [], make), 4, finish=lambda i, x: finish(x), done_capacity=2)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.get()
+        for _ in range(10**6):
+            pipeline.get()
     pipeline.close()
