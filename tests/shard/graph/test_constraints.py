@@ -1,4 +1,4 @@
-"""Layouts and roles by patterns: which of them counts, and what is said of those that cannot be kept."""
+"""Layouts and roles by patterns: the last pattern counts, and errors suggest a layout that fits."""
 
 import jax
 import jax.numpy as jnp
@@ -19,37 +19,37 @@ def leaf(path, *shape):
 LEAVES = [leaf("p/a", 64, 64), leaf("p/b", 64), leaf("p/w[0]", 64), leaf("batch", 8, 8)]
 
 
-def test_of_several_patterns_the_last_counts_and_it_alone_has_to_fit():
+def test_the_last_of_several_patterns_counts_and_only_its_layout_has_to_fit():
     fixed = fixed_layouts({"p/*": P(None, "b"), "p/b": P(), "w[0]": P("b")}, LEAVES, MESH)
     assert fixed == {0: ((), ("b",)), 1: ((),), 2: (("b",),)}
     with pytest.raises(ValueError, match=r"constraints\['p/\*'\] .* for 'p/b', shape \[64\]"):
         fixed_layouts({"p/b": P(), "p/*": P(None, "b")}, LEAVES, MESH)
 
 
-def test_the_axes_of_a_layout_that_does_not_count_are_not_wanted():
+def test_the_axes_of_a_replaced_constraint_do_not_count():
     constraints = {"p/*": P("x"), "*": P(("data", "fsdp"), None, P.UNCONSTRAINED)}
     assert axes_in_constraints(constraints, LEAVES) == {"data", "fsdp"}
     assert axes_in_constraints(None, LEAVES) == set()
 
 
-def test_a_path_names_its_leaf_whatever_signs_it_has():
+def test_a_path_matches_its_leaf_even_with_special_characters():
     assert fixed_layouts({"p/w[0]": P("b")}, LEAVES, MESH) == fixed_layouts({"w[0]": P("b")}, LEAVES, MESH) == {2: (("b",),)}
     assert given_roles({"p/w[0]": "other"}, LEAVES) == {2: "other"}
     assert set(fixed_layouts({"p/[ab]": P()}, LEAVES, MESH)) == {0, 1}
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape", "said"),
+    ("spec", "shape", "message"),
     [
         (P(("a", "b")), (64,), r"dimension 0 of size 64 does not divide into 24; P\('b'\) would do"),
         (P(("a", "b"), None), (36, 64), r"does not divide into 24; P\('a'\) would do"),
         (P("b", "a"), (64, 64), r"dimension 1 of size 64 does not divide into 6; P\('b'\) would do"),
         (P("a"), (64, 12), r"does not divide into 6; P\(None, 'a'\) would do"),
         (P("a", P.UNCONSTRAINED), (64, 12, 12), r"P\(None, P.UNCONSTRAINED, 'a'\) would do"),
-        (P("a"), (64, 64), r"does not divide into 6; leave it whole with P\(\)"),
+        (P("a"), (64, 64), r"does not divide into 6; replicate it with P\(\)"),
         (P("b", None, None), (64, 64), r"has 3 dimensions and the leaf 2; P\('b'\) would do"),
         (P(None, None, ("b", "a")), (64, 24), r"has 3 dimensions and the leaf 2; P\(None, \('b', 'a'\)\) would do"),
-        (P("b"), (), r"the leaf 0; leave it whole with P\(\)"),
+        (P("b"), (), r"the leaf 0; replicate it with P\(\)"),
         (P("b", "b"), (64, 64), r"a mesh axis stands in it twice; P\('b'\) would do"),
         (P(("b", "b")), (64,), r"a mesh axis stands in it twice; P\('b'\) would do"),
         (P("c"), (64,), r"the mesh has no axis 'c'; its axes are a, b"),
@@ -57,13 +57,13 @@ def test_a_path_names_its_leaf_whatever_signs_it_has():
     ],
     ids=str,
 )
-def test_what_does_not_fit_says_what_would(spec, shape, said):
-    with pytest.raises(ValueError, match=said):
+def test_the_error_for_a_layout_that_does_not_fit_suggests_one_that_does(spec, shape, message):
+    with pytest.raises(ValueError, match=message):
         fixed_layouts({"w": spec}, [leaf("w", *shape)], MESH)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"constraints": [P()]}, r"constraints=\[P\(\)\] is no dict by path patterns, such as {"),
         ({"constraints": []}, r"constraints=\[\] is no dict"),
@@ -75,6 +75,6 @@ def test_what_does_not_fit_says_what_would(spec, shape, said):
     ids=str,
 )
 @pytest.mark.parametrize("mesh", [{"mesh": {"data": 2}}, {"devices": 2}], ids=str)
-def test_what_is_no_dict_by_patterns_says_so(options, said, mesh):
-    with pytest.raises(TypeError, match=said):
+def test_other_types_than_a_dict_by_patterns_are_refused(options, message, mesh):
+    with pytest.raises(TypeError, match=message):
         ps.plan(lambda w: w * 2, jax.ShapeDtypeStruct((8, 8), "float32"), hardware="v5e", check=False, **mesh, **options)

@@ -18,7 +18,7 @@ def graph(step, *args) -> Graph:
 
 
 def stack(layers):
-    """Training of equal residual blocks."""
+    """Return the graph of a training step of equal residual blocks."""
     shape = jax.ShapeDtypeStruct
     params = [{"up": shape((16, 64), jnp.float32), "down": shape((64, 16), jnp.float32)} for _ in range(layers)]
 
@@ -63,8 +63,8 @@ def test_an_empty_graph_folds():
     assert len(folded.of_node) == len(folded.first) == len(folded.bundles) == 0
 
 
-def test_an_axis_that_stays_comes_before_one_that_comes_and_goes():
-    """Stored over both axes and used over one: the one that stays has to be major, or gathering the other moves everything."""
+def test_an_axis_that_stays_is_major_over_one_that_is_gathered():
+    """A weight is stored over both axes and used over one. That one must be major, else a gather over the other moves all."""
     made = graph(lambda w, x: x @ w, jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32))
     links = MeshLinks(("a", "b"), (2, 4), (1.0, 1.0), (0.0, 0.0))
     (use,) = (edge for edge in made.edges if edge.kind == "use" and made.nodes[edge.a].sizes == (16, 16))

@@ -1,4 +1,4 @@
-"""What the inputs of a step are is found by what the step does with them."""
+"""The roles of inputs are inferred from what the step does with them."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def roles(plan):
 
 
 def adapted(w, a, batch):
-    """A frozen model with its table of tokens, and an adapter of low rank."""
+    """Return the loss of a frozen model `w` with an embedding table and a low-rank adapter `a`."""
     hidden = w["embed"][batch["tokens"]]
     hidden = jax.nn.gelu(hidden @ w["up"] + (hidden @ a["in"]) @ a["out"]) @ w["down"]
     scores = jax.nn.log_softmax(hidden @ w["embed"].T)
@@ -110,6 +110,6 @@ def test_images_and_labels_are_the_batch_and_frozen_kernels_are_not():
     assert roles(plan_of(step, *args)) == {"head": "parameters", "kernel": "other", "images": "batch", "labels": "batch"}
 
 
-def test_what_is_named_is_as_it_is_named():
+def test_a_role_that_the_user_gives_counts():
     plan = plan_of(mlp_step, mlp(), rows(), roles={"batch/y": "other"})
     assert (roles(plan)["batch/x"], roles(plan)["batch/y"]) == ("batch", "other")

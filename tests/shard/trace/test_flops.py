@@ -1,4 +1,4 @@
-"""FLOPs of equations beside those that XLA's cost analysis counts."""
+"""FLOPs of equations are those that XLA's cost analysis counts."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def test_products(left, right, numbers):
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize(("stride", "dilation", "padding"), [(1, 1, "SAME"), (2, 1, "SAME"), (2, 1, "VALID"), (1, 2, "VALID")])
 def test_convolutions_and_their_gradients(groups, stride, dilation, padding):
-    """Before the compiler: the gradient of the kernel of a depthwise one is a dense one on CPUs."""
+    """Compare with the analysis before compilation: on CPUs, the gradient of a depthwise kernel becomes a dense convolution."""
 
     def loss(x, w):
         given = {"rhs_dilation": (dilation, dilation), "feature_group_count": groups}

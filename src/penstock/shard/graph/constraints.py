@@ -157,7 +157,7 @@ def _axes(entry: Any) -> tuple[str, ...]:
 
 
 def _suggestion(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int]) -> str:
-    """Suggest the nearest layout that fits, in words.
+    """Describe the nearest layout that fits.
 
     Each dimension keeps the subset of its axes that divides it into the most shards. If no subset divides it, all its axes go
     to the first dimension that has no axes and that they divide.
@@ -184,11 +184,11 @@ def _suggestion(spec: PartitionSpec, leaf: Leaf, mesh: Mapping[str, int]) -> str
             used.update(named)
     while entries and entries[-1] is None:
         entries.pop()
-    return f"P({', '.join(map(_as_source, entries))}) would do" if entries else "leave it whole with P()"
+    return f"P({', '.join(map(_as_source, entries))}) would do" if entries else "replicate it with P()"
 
 
 def _as_source(entry: Any) -> str:
-    """One dimension of a layout as it stands in a program."""
+    """Return an entry of a `PartitionSpec` as it is written in source code."""
     if entry is PartitionSpec.UNCONSTRAINED:
         return "P.UNCONSTRAINED"
     return repr(entry[0] if entry and len(entry) == 1 else entry)

@@ -141,7 +141,7 @@ def keep_with_axes(shapes: list[dict[str, int]], constrained_axes: Collection[st
 def match_step_meshes(
     shapes: list[dict[str, int]], given: list[Any] | None, named: Iterable[Any], searched: bool
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
-    """Restrict the shapes and devices to those of the mesh that the step itself names.
+    """Select the shapes and devices of the mesh that the step itself names.
 
     Args:
       shapes: the shapes to plan for.

@@ -1,4 +1,4 @@
-"""Strategies of small programs that hold equations of the primitives that have a rule: their registry."""
+"""The registry of example programs: hypothesis strategies of small programs with the primitives that have a rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 @dataclass(frozen=True)
 class Example:
-    """A function, and the arrays that it is given."""
+    """A function with its arguments."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -24,11 +24,11 @@ class Example:
 
 Strategy = st.SearchStrategy[Example]
 EXAMPLES: dict[str, tuple[tuple[str, ...], Strategy]] = {}
-"""What it is an example of → the primitives that its program holds, strategy."""
+"""Name of the example → the primitives in its program, and the strategy."""
 
 size = st.sampled_from([8, 6, 4, 3, 2, 1])
 even = st.sampled_from([8, 6, 4, 2])
-"""Sizes that 2 divides; not all of them 4."""
+"""Sizes that 2 divides; 4 does not divide all of them."""
 
 
 def shapes(least: int = 1, most: int = 3) -> st.SearchStrategy[tuple[int, ...]]:
@@ -36,7 +36,7 @@ def shapes(least: int = 1, most: int = 3) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 def examples(*primitives: str) -> Callable[[Callable[..., Strategy]], Callable[..., Strategy]]:
-    """Register a composite strategy as one of programs that hold these primitives."""
+    """Return a decorator that registers a composite strategy of programs with these primitives."""
 
     def register(strategy: Callable[..., Strategy]) -> Callable[..., Strategy]:
         EXAMPLES[strategy.__name__] = (primitives, strategy())
@@ -46,12 +46,12 @@ def examples(*primitives: str) -> Callable[[Callable[..., Strategy]], Callable[.
 
 
 def example(function: Callable[..., Any], *arguments: Any) -> Example:
-    """Of an argument that is a shape, numbers of that shape are made."""
-    return Example(function, tuple(numbers(each) if isinstance(each, tuple) else each for each in arguments))
+    """Return an example; a tuple among the arguments is a shape, and becomes an array of numbers."""
+    return Example(function, tuple(numbers(argument) if isinstance(argument, tuple) else argument for argument in arguments))
 
 
 def numbers(shape: tuple[int, ...]) -> np.ndarray:
-    """Multiples of 1/4, so that sums of products are the same in any order."""
+    """Return multiples of 1/4, so that sums of products are the same in any order."""
     return (np.random.default_rng(0).integers(1, 16, shape) / 4).astype(np.float32)
 
 

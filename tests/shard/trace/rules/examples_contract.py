@@ -11,7 +11,7 @@ from tests.shard.trace.rules.examples import even, example, examples, numbers, s
 @examples("dot_general")
 @st.composite
 def product(draw):
-    """Batch, contracted and free dimensions in any order."""
+    """Draw a product with batch, contracted and free dimensions in any order."""
     sizes = {name: draw(size) for name in "bckmn"}
     left, right = draw(st.permutations("bckm")), draw(st.permutations("bckn"))
 
@@ -34,7 +34,7 @@ def gradient_of_product(draw):
 @examples("ragged_dot_general")
 @st.composite
 def ragged(draw):
-    """Rows in groups, and both gradients."""
+    """Draw a ragged product with both gradients."""
     rows, inner, outer, groups = 8, draw(even), draw(even), draw(st.sampled_from([2, 3, 4]))
     counts = [2] * groups
     return example(
@@ -86,7 +86,7 @@ def convolution(draw):
 @examples("conv_general_dilated")
 @st.composite
 def gradient_of_convolution(draw):
-    """The gradient of the image (transposed) and that of the kernel (batch and features exchanged)."""
+    """Draw the gradients of the image (a transposed convolution) and of the kernel (batch and features exchanged)."""
     convolve, *shapes = draw(_convolution(groups=False))
     return example(jax.grad(lambda x, w: (convolve(x, w)).sum(), (0, 1)), *shapes)
 
@@ -100,7 +100,7 @@ def grouped_convolution(draw):
 @examples("conv_general_dilated")
 @st.composite
 def gradient_of_grouped_convolution(draw):
-    """That of the kernel has groups of the batch."""
+    """Draw both gradients; the gradient of the kernel has groups of the batch."""
     convolve, *shapes = draw(_convolution(groups=True))
     return example(jax.grad(lambda x, w: (convolve(x, w)).sum(), (0, 1)), *shapes)
 
@@ -108,7 +108,7 @@ def gradient_of_grouped_convolution(draw):
 @examples("conv_general_dilated")
 @st.composite
 def pointwise_convolution(draw):
-    """A product of matrices at each place, and its gradients."""
+    """Draw a matrix product at each position, with its gradients."""
     sizes = [draw(even) for _ in range(5)]
     spec = draw(st.sampled_from(SPECS[:2]))
     named = dict(zip("NHWCO", sizes, strict=True), I=sizes[3])
@@ -124,7 +124,7 @@ def pointwise_convolution(draw):
 @examples("conv_general_dilated")
 @st.composite
 def patches(draw):
-    """Windows that do not overlap, as a vision transformer cuts an image, and their gradients."""
+    """Draw windows that do not overlap, as a vision transformer cuts an image, with their gradients."""
     batch, tall, wide, features = draw(even), draw(st.sampled_from([4, 8, 6])), draw(st.sampled_from([4, 8])), draw(even)
     return example(
         jax.value_and_grad(

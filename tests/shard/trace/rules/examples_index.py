@@ -1,4 +1,4 @@
-"""Examples of gathers, scatters and slices at places that only the run knows."""
+"""Examples of gathers, scatters, and slices at positions that are known only at run time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lookup(draw):
 @examples("gather")
 @st.composite
 def lookup_that_keeps_a_unit_dimension(draw):
-    """As PyTorch's embedding is written."""
+    """Draw a lookup in the form of PyTorch's embedding."""
     rows, features, places = draw(even), draw(even), draw(even)
     numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1))
     at = jnp.stack([integers((places,), rows), jnp.zeros(places, "int32")], -1)
@@ -40,7 +40,7 @@ def lookup_in_two_dimensions(draw):
 @examples("gather")
 @st.composite
 def windows(draw):
-    """Slices of more than one row at places that are not known."""
+    """Draw a gather of slices of two rows."""
     rows, places = draw(st.sampled_from([4, 6, 8])), draw(even)
     cut = jax.vmap(lambda table, at: lax.dynamic_slice(table, (at, 0), (2, table.shape[1])), (None, 0))
     return example(cut, (rows, draw(size)), integers((places,), rows - 1))
@@ -88,7 +88,7 @@ def histogram(draw):
 @examples("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 @st.composite
 def update(draw):
-    """Rows of a table, each at most once, as the order of updates is not defined."""
+    """Draw updates of rows, each at most once, as the order of updates is not defined."""
     rows, features = 8, draw(size)
     at = distinct((rows,)).astype("int32")[: draw(even)]
     return example(_all_updates, (rows, features), at, (len(at), features))
@@ -105,7 +105,7 @@ def batched_update(draw):
 @examples("scatter", "scatter-add")
 @st.composite
 def update_of_windows(draw):
-    """Of more than one row."""
+    """Draw updates of more than one row."""
     numbers = lax.ScatterDimensionNumbers(update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,))
 
     def both(table, at, rows):
@@ -123,7 +123,7 @@ def _all_updates(table, at, rows):
 @examples("dynamic_slice", "dynamic_update_slice")
 @st.composite
 def slice_at(draw):
-    """Of any of the sizes: one, some, all."""
+    """Draw slices whose sizes are one, some or all elements of a dimension."""
     shape = draw(shapes(2, 3))
     sizes = tuple(draw(st.sampled_from(sorted({1, max(1, each // 2), each}))) for each in shape)
     starts = [jnp.int32(min(1, each - taken)) for each, taken in zip(shape, sizes, strict=True)]

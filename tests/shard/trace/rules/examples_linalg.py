@@ -11,7 +11,7 @@ from tests.shard.trace.rules.examples import even, example, examples, numbers, s
 
 @st.composite
 def _matrices(draw):
-    """Positive definite ones."""
+    """Draw positive definite matrices."""
     shape = (draw(even), *draw(st.sampled_from([(), (3,)])), 4, 4)
     one = numbers(shape) / 8
     return one @ np.swapaxes(one, -1, -2) + 2 * np.eye(4, dtype=np.float32)

@@ -18,7 +18,7 @@ def bits(draw):
 
 @examples("random_bits", "random_split", "random_fold_in", "random_unwrap", "random_wrap", "random_clone")
 @st.composite
-def of_many_keys(draw):
+def many_keys(draw):
     keys = jax.random.split(jax.random.key(0), draw(even))
     shape = (draw(size),)
 
@@ -36,7 +36,7 @@ def of_many_keys(draw):
 
 @examples("random_split")
 @st.composite
-def of_one_key(draw):
+def one_key(draw):
     return example(lambda key: jax.random.split(key, (4, 2)), jax.random.key(draw(size)))
 
 
@@ -66,7 +66,7 @@ def generator(draw):
 @examples("rng_uniform")
 @st.composite
 def stateful(draw):
-    """Of the numbers nothing is known, so that they are all the same here."""
+    """Draw a generator without a seed. Its range is tiny, so that all its numbers are equal within the tolerance."""
     shape = draw(shapes(1, 2))
     return example(lambda a, b: lax.rng_uniform(a, b, shape), jnp.float32(0), jnp.float32(1e-9))
 

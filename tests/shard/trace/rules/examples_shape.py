@@ -24,7 +24,7 @@ def broadcast(draw):
 
 @examples("iota")
 @st.composite
-def made(draw):
+def created(draw):
     shape = draw(shapes())
     dim = draw(ALONG) % len(shape)
     return example(lambda: lax.broadcasted_iota("int32", shape, dim))
@@ -41,7 +41,7 @@ def transposition(draw):
 @examples("reshape")
 @st.composite
 def split_and_merge(draw):
-    """Dimensions of one shape, merged in two ways."""
+    """Draw a reshape between two ways to merge the same dimensions."""
     parts = draw(st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=2, max_size=4))
 
     def merged():
@@ -126,7 +126,7 @@ def barrier(draw):
 @examples("select_n", "clamp")
 @st.composite
 def choice(draw):
-    """By a predicate, and between bounds, of the same shape or without dimensions."""
+    """Draw a select and a clamp; predicate and bounds have the shape of the operand or are scalars."""
     shape = draw(shapes())
     scalar = draw(st.booleans())
 
@@ -174,7 +174,7 @@ def elementwise(draw):
 )
 @st.composite
 def elementwise_of_size_one(draw):
-    """Operands of size one, that JAX leaves for the operation to broadcast."""
+    """Draw operands with dimensions of size one, which JAX leaves for the operation to broadcast."""
     shape = draw(st.sampled_from([(6, 3), (3, 4)]))
     small = tuple(draw(st.sampled_from([1, each])) for each in shape)
     pairs = [lax.add, lax.sub, lax.mul, lax.div, lax.rem, lax.max, lax.min, lax.pow, lax.atan2, lax.nextafter, lax.complex]

@@ -1,4 +1,4 @@
-"""One equation, run in parts on the devices of a mesh as its rule says, and what the compiled program exchanges for it."""
+"""Run one equation sharded as its rule says, and compare its results and its collectives with the rule."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock.shard.hlo.collectives import Collective, find_collectives
 from penstock.shard.trace.flat_program import INLINED
 from penstock.shard.trace.rules import Rule, find_rule
 
-_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+_FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True, eq=False)
 class Equation:
-    """An equation with its rule, and what it reads and writes in a run on one device."""
+    """An equation with its rule, and with its operands and results in a run on one device."""
 
     equation: Any
     rule: Rule
@@ -38,13 +38,13 @@ class Equation:
         return f"{self.equation}\n{self.rule}"
 
     def factors(self, shards: int = 2) -> list[int]:
-        """Those that so many shards divide."""
+        """Return the factors that `shards` divides."""
         held = {factor for dims in (*self.rule.operands, *self.rule.results) for factor in dims}
         return [factor for factor, size in enumerate(self.rule.sizes) if factor in held and size and size % shards == 0]
 
 
 def equations_of(primitives: Collection[str], given: Example) -> list[Equation]:
-    """The equations of some primitives in the program of an example, also those in the programs that it calls."""
+    """Return the equations of some primitives in the program of an example and in the programs that it calls."""
     closed = jax.make_jaxpr(given.function)(*given.arguments)
     equations: list[Any] = []
 
@@ -90,8 +90,8 @@ def _results(equation: Any, operands: Sequence[Any]) -> list[Any]:
     return list(results) if equation.primitive.multiple_results else [results]
 
 
-def assert_speaks_of_every_dimension(one: Equation) -> None:
-    """And of none twice; its sizes divide them."""
+def assert_labels_every_dimension_once(one: Equation) -> None:
+    """Check that a rule has an entry for each dimension, no factor twice in an array, and sizes that divide the dimensions."""
     for atoms, dims in ((one.equation.invars, one.rule.operands), (one.equation.outvars, one.rule.results)):
         for atom, factors in zip(atoms, dims, strict=True):
             held = [factor for factor in factors if factor is not None]
@@ -101,7 +101,7 @@ def assert_speaks_of_every_dimension(one: Equation) -> None:
 
 
 def run_sharded(one: Equation, shards: Mapping[int, int]) -> tuple[list[Any], list[Collective]]:
-    """Results and collectives of an equation with each of some factors in so many shards."""
+    """Return the results and collectives of an equation that is sharded; `shards` has the number of shards by factor."""
     sizes = {f"axis{factor}": count for factor, count in shards.items()}
     devices = jax.devices()[: math.prod(sizes.values())]
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes), devices=devices)
@@ -112,15 +112,16 @@ def run_sharded(one: Equation, shards: Mapping[int, int]) -> tuple[list[Any], li
 
     before, after = shardings(one.rule.operands), shardings(one.rule.results)
     operands = jax.device_put(list(one.operands), before)
-    compiled = jax.jit(one, in_shardings=tuple(before), out_shardings=after).lower(*operands).compile(_QUICKLY)
+    compiled = jax.jit(one, in_shardings=tuple(before), out_shardings=after).lower(*operands).compile(_FAST_COMPILE)
     return compiled(*operands), find_collectives(program_text(compiled), sizes)
 
 
 def assert_holds(one: Equation, shards: Mapping[int, int]) -> None:
-    """Sharded so, the equation has the values that it has on one device, and exchanges what its rule says.
+    """Check that a sharded equation has the results of one device, and the collectives that its rule predicts.
 
-    That is nothing, or where factors are reduced no more than an all-reduce of the partial results over their axes. Beside it
-    the sizes of groups of rows may be exchanged, and, of numbers that are drawn until all are accepted, whether they are.
+    There are no collectives if no factor is reduced, else at most an all-reduce of the partial results over the axes of the
+    reduced factors. Two small exchanges are allowed beside it: the group sizes of a ragged product, and the flag that ends the
+    rejection sampling of `random_gamma`.
     """
     results, found = run_sharded(one, shards)
     if one.equation.primitive.name == "ragged_dot_general":
@@ -128,21 +129,21 @@ def assert_holds(one: Equation, shards: Mapping[int, int]) -> None:
     if one.equation.primitive.name == "random_gamma":
         found = [each for each in found if each.bytes > 1]
     for result, expected in zip(results, one.results, strict=True):
-        _assert_same(result, expected, told=str(one))
-    over = {f"axis{factor}": count for factor, count in shards.items() if one.rule.reduced(factor)}
+        _assert_same(result, expected, details=str(one))
+    reduced = {f"axis{factor}": count for factor, count in shards.items() if one.rule.reduced(factor)}
     bytes_ = sum(
         math.prod(atom.aval.shape) * atom.aval.dtype.itemsize // math.prod(shards.get(dim, 1) for dim in dims)
         for atom, dims in zip(one.equation.outvars, one.rule.results, strict=True)
     )
-    most = sum(Collective("all-reduce", bytes_, count, 1.0, ()).bytes_on_wire for count in over.values())
-    told = f"{one}\nwith {dict(shards)} shards: {found}"
-    assert all(each.kind in ("all-reduce", "reduce-scatter", "all-gather") for each in found), told
-    assert all(set(each.axes) <= set(over) for each in found), told
-    assert sum(each.bytes_on_wire * each.count for each in found) <= most, told
-    assert {axis for each in found for axis in each.axes} == set(over), told
+    most_bytes = sum(Collective("all-reduce", bytes_, count, 1.0, ()).bytes_on_wire for count in reduced.values())
+    details = f"{one}\nwith {dict(shards)} shards: {found}"
+    assert all(each.kind in ("all-reduce", "reduce-scatter", "all-gather") for each in found), details
+    assert all(set(each.axes) <= set(reduced) for each in found), details
+    assert sum(each.bytes_on_wire * each.count for each in found) <= most_bytes, details
+    assert {axis for each in found for axis in each.axes} == set(reduced), details
 
 
-def _assert_same(result: Any, expected: Any, told: str) -> None:
+def _assert_same(result: Any, expected: Any, details: str) -> None:
     if jnp.issubdtype(result.dtype, jax.dtypes.prng_key):
         result, expected = jax.random.key_data(result), jax.random.key_data(expected)
-    np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=2e-5, atol=2e-5, err_msg=told)
+    np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=2e-5, atol=2e-5, err_msg=details)

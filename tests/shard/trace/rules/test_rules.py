@@ -1,4 +1,4 @@
-"""Each rule says of its primitive what XLA makes of it: the same values, and communication for what is partial alone."""
+"""Each rule predicts what XLA does with its primitive: equal results, and collectives only for partial results."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.shard.trace.rules import (
     examples_shape,
 )
 from tests.shard.trace.rules.examples import EXAMPLES
-from tests.shard.trace.rules.sharded import Equation, assert_holds, assert_speaks_of_every_dimension, equations_of
+from tests.shard.trace.rules.sharded import Equation, assert_holds, assert_labels_every_dimension_once, equations_of
 
 from penstock.shard.trace.rules import RULES, find_rule
 
@@ -21,14 +21,14 @@ MODULES = (examples_contract, examples_index, examples_linalg, examples_random, 
 
 
 def layouts(one: Equation) -> list[dict[int, int]]:
-    """Each factor alone, and two of them at once on a mesh of 2 × 4."""
+    """Return shards by factor: each factor alone, and one pair of factors on a mesh of 2 × 4."""
     alone, fours = one.factors(2), one.factors(4)
     pairs = [{a: 2, b: 4} for a in alone for b in fours if a != b]
     return [{factor: 2} for factor in alone] + pairs[-1:]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_what_a_rule_lets_be_sharded_is_computed_in_place(name):
+def test_sharded_factors_need_only_the_collectives_that_the_rule_predicts(name):
     primitives, strategy = EXAMPLES[name]
 
     @settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
@@ -37,7 +37,7 @@ def test_what_a_rule_lets_be_sharded_is_computed_in_place(name):
         equations = equations_of(primitives, example)
         assert {one.equation.primitive.name for one in equations} == set(primitives)
         for one in equations:
-            assert_speaks_of_every_dimension(one)
+            assert_labels_every_dimension_once(one)
             for shards in layouts(one):
                 assert_holds(one, shards)
 
@@ -53,7 +53,7 @@ def shaped(*shapes):
     return [np.empty(shape) for shape in shapes]
 
 
-def test_what_has_no_rule_is_elementwise_where_shapes_agree():
+def test_a_primitive_without_rule_is_elementwise_if_shapes_agree():
     rule = find_rule("of_another_library", {}, shaped((4, 8), (), (4, 8)), shaped((4, 8)))
     assert rule.operands == ((0, 1), (), (0, 1))
     assert rule.results == ((0, 1),)
@@ -69,7 +69,7 @@ def test_what_has_no_rule_is_elementwise_where_shapes_agree():
         ([(4, 8)], []),
     ],
 )
-def test_what_has_no_rule_stays_whole_where_shapes_do_not_agree(operands, results):
+def test_a_primitive_without_rule_is_replicated_if_shapes_differ(operands, results):
     rule = find_rule("of_another_library", {}, shaped(*operands), shaped(*results))
     assert rule.sizes == ()
     assert {factor for dims in (*rule.operands, *rule.results) for factor in dims} <= {None}

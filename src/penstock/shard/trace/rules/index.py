@@ -16,7 +16,7 @@ def gather(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence
     where rows are looked up, each device takes the rows that it has and leaves zeros for the others.
     """
     numbers = params["dimension_numbers"]
-    table, indices, result = (tuple(each.shape) for each in (operands[0], operands[1], results[0]))
+    table, indices, result = (tuple(aval.shape) for aval in (operands[0], operands[1], results[0]))
     sizes: list[int] = []
     table_dims: list[int | None] = [None] * len(table)
     index_dims: list[int | None] = [None] * len(indices)
@@ -61,7 +61,7 @@ def scatter_without_reduction(params: Mapping[str, Any], operands: Sequence[Any]
 def _scatter(params: Mapping[str, Any], operands: Sequence[Any], partial: bool) -> Rule:
     """Return the rule of a scatter; `partial` is whether updates may be sharded along their rows."""
     numbers = params["dimension_numbers"]
-    table, indices, updates = (tuple(each.shape) for each in operands)
+    table, indices, updates = (tuple(aval.shape) for aval in operands)
     sizes: list[int] = []
     table_dims: list[int | None] = [None] * len(table)
     index_dims: list[int | None] = [None] * len(indices)

@@ -14,7 +14,7 @@ from penstock.shard.trace.rules.rule import Rule, leading_dims, replicated, rule
 )
 def matrix_batches(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Return `b..->b..`: the matrices of a batch are independent, and each is replicated."""
-    return leading_dims(params, operands, results, count=max(len(each.shape) for each in operands) - 2)
+    return leading_dims(params, operands, results, count=max(len(aval.shape) for aval in operands) - 2)
 
 
 @rule_for("cholesky_update")
