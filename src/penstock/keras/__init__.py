@@ -1,4 +1,4 @@
-"""Keras 3 on JAX, fed without stalls.
+"""Data for Keras 3 on JAX, read and placed on a thread ahead of the training step.
 
 import penstock.keras as pk
 
@@ -10,11 +10,11 @@ With the environment variable KERAS_JAX_EPOCH_ITERATOR=threaded, importing this 
 """
 
 from penstock.keras._data import data as data
-from penstock.keras._session import ThreadedEpochs as ThreadedEpochs
 from penstock.keras._replace_iterator import disable_threaded_epochs as disable_threaded_epochs
 from penstock.keras._replace_iterator import enable_threaded_epochs as enable_threaded_epochs
 from penstock.keras._replace_iterator import follow_environment
 from penstock.keras._replace_iterator import threaded_epochs as threaded_epochs
+from penstock.keras._session import ThreadedEpochs as ThreadedEpochs
 
 follow_environment()
 del follow_environment
