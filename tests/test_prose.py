@@ -30,6 +30,7 @@ VERBS = frozenset(
     sketch skip sleep slice solve sort sow spawn split spread stack start state step stop store stream strip substitute subtract
     sum summarize swap switch take tell test time touch trace train transform translate transpose traverse treat trim try tune
     turn uninstall unpack unwrap update use validate verify visit wait walk warm warn weigh widen work wrap write yield zip
+    continue defer go pickle shift undo view word
     """.split()
 )
 FRAGMENT = re.compile(r"(?:\A|(?<=[.!?:]\s)|(?<=\n\n))\s*(?:Of|What|Which|That of)\b[^\n]*")

@@ -8,15 +8,15 @@ with ps.feed(loader, to=sharding) as batches:
 plan = ps.plan(step, state, batch, devices=8, hardware="tpu-v5e")
 """
 
-from penstock import _versions as _versions  # first: it refuses an old Python or JAX, which the rest could not import
+from penstock import _versions as _versions  # first: it refuses an old Python or JAX, with which the other imports would fail
 from penstock._doctor import doctor as doctor
+from penstock._feed import Feed as Feed
+from penstock._feed import feed as feed
 from penstock._versions import UnsupportedVersionError as UnsupportedVersionError
 from penstock.data import Loader as Loader
 from penstock.data import Source as Source
 from penstock.data import pad_to as pad_to
 from penstock.data import per_record as per_record
-from penstock._feed import Feed as Feed
-from penstock._feed import feed as feed
 from penstock.shard import Plan as Plan
 from penstock.shard import PlanError as PlanError
 from penstock.shard import plan as plan
