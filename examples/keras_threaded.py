@@ -1,9 +1,9 @@
-"""The same Keras training three times: as it is, with threaded epochs, and from a penstock Loader.
+"""Run the same Keras training three times: unchanged, with threaded epochs, and with data from a penstock Loader.
 
 pip install "penstock[keras]" && python examples/keras_threaded.py
 
-The records come from a storage that answers after 5 ms, as an object store or a network disk does. As with TensorBoard's
-callback, or one of your own, Keras waits for each step's loss before it goes on.
+The records come from a storage with a latency of 5 ms, like an object store or a network disk. A callback reads the loss of each
+step, like that of TensorBoard, so Keras waits for each step.
 """
 
 import os
@@ -23,7 +23,7 @@ LABELS = (IMAGES.reshape(RECORDS, -1).mean(1) > 127.5).astype("int32")
 
 
 class Storage(keras.utils.PyDataset):
-    """One batch at a time, and how long that took."""
+    """Batches from the storage, one at a time, and the seconds that reading them took."""
 
     waited = 0.0
 
@@ -38,12 +38,13 @@ class Storage(keras.utils.PyDataset):
 
 
 def read(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Read records from the slow storage."""
     time.sleep(LATENCY)
     return IMAGES[indices].astype("float32") / 255, LABELS[indices]
 
 
 class Source:
-    """The same storage for a Loader: a length, and one read for the records of a batch."""
+    """The same storage for a Loader: a length, and one read for all records of a batch."""
 
     def __len__(self) -> int:
         return RECORDS
@@ -53,7 +54,11 @@ class Source:
 
 
 def train(data: object) -> tuple[list[float], float]:
-    """The loss after each step of three epochs, and the seconds of the last two: the first one compiles."""
+    """Train for three epochs.
+
+    Returns:
+      The loss after each step, and the seconds of the last two epochs. The first one compiles.
+    """
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [

@@ -16,23 +16,23 @@ VERBS = frozenset(
     accept account add adopt align allocate allow alternate answer append apply arrange ask assemble assert assign attach attend
     average back begin bind blend block bound break bring build cache calibrate call cancel capture cast check choose cite claim
     classify clean clear close collect colour combine compare compile complete compose compute configure connect consume
-    contract convert copy correct count cover create crop cut decide decode decrease deduplicate define delete deliver derive
-    descend describe deserialise deserialize detach detect determine disable discard dispatch divide do double download draw
-    drop dump eliminate embed empty emulate enable encode end enforce ensure enter enumerate escape estimate evaluate examine
-    exchange execute exit expand explain export extend extract fail feed fetch fill filter find finish fit fix flatten flush
-    fold follow forget format forward free freeze gather generate get give group guess handle hash hide hint hold import improve
-    index infer initialise initialize insert inspect install interpolate interrupt invoke iterate join judge keep kill label
-    launch lay leave lend let limit list load locate lock log look lower make map mark match mean measure merge mimic minimise
-    minimize mix model multiply name normalise normalize note number offer open order own pack pad parse partition pass patch
-    pause peek permute pick place plan plot pop predict prefetch prepare present press price print produce project propagate
-    prove prune publish pull push put quantise quantize quote raise rank rate re-run reach read rebind rebuild record reduce
-    refine refuse register reject release remember remove rename render repeat replace replay report request require reset
-    reshape reshard resize resolve restore resume retry return reverse rotate round run sample save say scale scan schedule
-    score search seed select send separate serialise serialize serve set shard share shift shorten show shuffle shut simulate
-    sketch skip sleep slice smooth solve sort sow span spawn split spread stack start state step stop store stream strip
-    subclass substitute subtract sum summarize surround swap switch take tell test time touch trace train transform translate
-    transpose traverse treat trigger trim try tune turn undo unfold uninstall unpack unwrap update use validate vary verify
-    visit wait walk warm warn weigh widen word work wrap write yield zip
+    continue contract convert copy correct count cover create crop cut decide decode decrease deduplicate defer define delete
+    deliver derive descend describe deserialise deserialize detach detect determine disable discard dispatch divide do double
+    download draw drop dump eliminate embed empty emulate enable encode end enforce ensure enter enumerate escape estimate
+    evaluate examine exchange execute exit expand explain export extend extract fail feed fetch fill filter find finish fit fix
+    flatten flush fold follow forget format forward free freeze gather generate get give go group guess handle hash hide hint
+    hold import improve index infer initialise initialize insert inspect install interpolate interrupt invoke iterate join judge
+    keep kill label launch lay leave lend let limit list load locate lock log look lower make map mark match mean measure merge
+    mimic minimise minimize mix model multiply name normalise normalize note number offer open order own pack pad parse
+    partition pass patch pause peek permute pick pickle place plan plot pop predict prefetch prepare present press price print
+    produce project propagate prove prune publish pull push put quantise quantize quote raise rank rate re-run reach read rebind
+    rebuild record reduce refine refuse register reject release remember remove rename render repeat replace replay report
+    request require reset reshape reshard resize resolve restore resume retry return reverse rotate round run sample save say
+    scale scan schedule score search seed select send separate serialise serialize serve set shard share shift shorten show
+    shuffle shut simulate sketch skip sleep slice smooth solve sort sow span spawn split spread stack start state step stop
+    store stream strip subclass substitute subtract sum summarize surround swap switch take tell test time touch trace train
+    transform translate transpose traverse treat trigger trim try tune turn undo unfold uninstall unpack unwrap update use
+    validate vary verify view visit wait walk warm warn weigh widen word work wrap write yield zip
     """.split()  # noqa: SIM905
 )
 FRAGMENT = re.compile(r"(?:\A|(?<=[.!?:]\s)|(?<=\n\n))\s*(?:Of|What|Which|That of)\b[^\n]*")

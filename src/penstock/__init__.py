@@ -8,7 +8,7 @@ with ps.feed(loader, to=sharding) as batches:
 plan = ps.plan(step, state, batch, devices=8, hardware="tpu-v5e")
 """
 
-from penstock import _versions as _versions  # first: it refuses an old Python or JAX, which the rest could not import
+from penstock import _versions as _versions  # first: it refuses an old Python or JAX, with which the other imports would fail
 from penstock._doctor import doctor as doctor
 from penstock._feed import Feed as Feed
 from penstock._feed import feed as feed

@@ -1,4 +1,4 @@
-"""Checks of what users pass."""
+"""Checks of the arguments of public functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 
 
 def at_least(least: int, name: str, value: Any) -> int:
-    """The value as an int; ValueError if it is no integer (of Python or NumPy) or less than `least`."""
+    """Return a value as an int.
+
+    Raises:
+      ValueError: it is not an integer (of Python or NumPy), or it is less than `least`.
+    """
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Seconds by name, and the same spans in a `jax.profiler` trace."""
+"""A clock that adds up seconds by name, and shows the same spans in a `jax.profiler` trace."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import jax
 
 
 class Clock(dict[str, float]):
-    """Seconds spent under each name. Written by one thread at a time; others may read it at any time."""
+    """The seconds spent under each name. One thread at a time may write to it; others may read it at any time."""
 
     def time(self, name: str) -> _Span:
-        """A context manager that adds the time inside of it, and shows it as `penstock.<name>` in a trace."""
+        """Return a context manager that adds the time inside of it, and shows it as `penstock.<name>` in a trace."""
         return _Span(self, name)
 
     def add(self, other: dict[str, float]) -> None:
+        """Add the seconds of another clock."""
         for name, seconds in other.items():
             self[name] = self.get(name, 0.0) + seconds
 

@@ -1,8 +1,8 @@
-"""The versions that penstock works with, and the check that refuses others in one line.
+"""The versions that penstock works with, and the check that refuses others with one line.
 
-The table `SUPPORTED` is the only one: the check at import, `penstock doctor`, the tests and docs/versions.md are made from it.
-Importing this module is the check, and the package imports it first. It needs the standard library of Python 3.8 alone, so that
-an old interpreter is refused in words too.
+The check at import, `penstock doctor`, the tests and docs/versions.md all use the table `SUPPORTED`. Importing this module runs
+the check, and the package imports it first. It needs only the standard library of Python 3.8, so that an old interpreter gets the
+message too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class UnsupportedVersionError(ImportError):
-    """A version of Python or of a library that penstock does not work with.
+    """An error: penstock does not work with this version of Python or of a library.
 
-    The message is one line: what was found, what works, and the command that installs it. Uncaught, it is printed without a
-    traceback, which would show nothing but imports.
+    The message is one line: the version found, the versions that work, and the command that installs one. An uncaught error is
+    printed without a traceback, which would show only imports.
     """
 
 
@@ -33,11 +33,11 @@ class Supported:
     """The versions of one library (or of Python) that penstock works with.
 
     Attributes:
-      name: as people call it.
+      name: the name of the library in text.
       oldest: the first release that works, as (major, minor).
       below: the first release that is not known to work, as (major, minor).
       tested: the releases that the tests run on, oldest first.
-      distribution: as pip knows it; "" for Python.
+      distribution: its name for pip; "" for Python.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Supported:
         return self.oldest <= numbers(version)[:2] < self.below
 
     def is_newer(self, version: str) -> bool:
-        """Return whether a version lies beyond all that are known to work."""
+        """Return whether a version is newer than all that are known to work."""
         return numbers(version)[:2] >= self.below
 
     @property
     def works(self) -> str:
-        """The versions that work, as "JAX 0.10 to 0.12"."""
+        """Return the versions that work, as "JAX 0.10 to 0.12"."""
         major, minor = self.below[:2]
         last = f"{major}.{minor - 1}" if minor else f"{major - 1}.x"
         first = _dotted(self.oldest)
@@ -63,18 +63,18 @@ class Supported:
 
     @property
     def requirement(self) -> str:
-        """The versions that work, as pip takes them: "jax>=0.10,<0.13"."""
+        """Return the versions that work as a requirement for pip: "jax>=0.10,<0.13"."""
         return f"{self.distribution}>={_dotted(self.oldest)},<{_dotted(self.below)}"
 
     @property
     def install(self) -> str:
-        """The command that installs one that works."""
+        """Return the command that installs a version that works."""
         if not self.distribution:
             return "make an environment of one of those, such as: python3.12 -m venv .venv"
         return f'pip install "{self.requirement}"'
 
     def refuse(self, found: str, why: str = "") -> UnsupportedVersionError:
-        """Return the error that says what was found, what works, and how to install it."""
+        """Return the error with the version found, the versions that work, and the command that installs one."""
         return UnsupportedVersionError(
             f"penstock works with {self.works}, and this is {self.name} {found}{', ' + why if why else ''}: {self.install}"
         )
@@ -87,7 +87,7 @@ SUPPORTED = (PYTHON, JAX, KERAS)
 
 
 def numbers(version: str) -> Version:
-    """Return the numbers that a version begins with: (3, 16, 0) of "3.16.0.dev2026102704"."""
+    """Return the numbers at the beginning of a version: (3, 16, 0) for "3.16.0.dev2026102704"."""
     release = re.split(r"[^\d.]", version, maxsplit=1)[0]
     return tuple(map(int, re.findall(r"\d+", release)))
 
@@ -106,14 +106,14 @@ def installed(distribution: str) -> str | None:
 
 
 def keras_version() -> str | None:
-    """Return the version of the package `keras` that an import gives, without importing it; None if there is none.
+    """Return the version of the package `keras` that would be imported, without importing it; None if there is none.
 
-    `keras` and `keras-nightly` put the same package into the same folder, so the file there decides and not the name of a
-    distribution.
+    `keras` and `keras-nightly` install the same package into the same folder. So the file in that folder decides, and not the
+    name of a distribution.
     """
     try:
         found = importlib.util.find_spec("keras")
-    except ValueError:  # a module without a specification stands in its place, as where imports are mocked
+    except ValueError:  # `sys.modules` has a module without a specification, as where imports are mocked
         return getattr(sys.modules["keras"], "__version__", None)
     for folder in (found.submodule_search_locations or ()) if found else ():
         for name in ("src/version.py", "version.py", "__init__.py"):
@@ -125,10 +125,10 @@ def keras_version() -> str | None:
 
 
 def _require_python_and_jax() -> None:
-    """Refuse a Python or JAX that penstock does not work with. A newer one passes: `untested` names it.
+    """Refuse a Python or JAX that penstock does not work with. A newer version passes, and `untested` warns of it.
 
     Raises:
-      UnsupportedVersionError: what was found, what works, and the command that installs it.
+      UnsupportedVersionError: Python or JAX is too old, or JAX or jaxlib is not installed.
     """
     if sys.version_info[:2] < PYTHON.oldest:
         raise without_traceback(PYTHON.refuse(python_version()))
@@ -144,7 +144,7 @@ def _require_python_and_jax() -> None:
 
 
 def untested() -> tuple[str, ...]:
-    """Return a sentence for each of Python and JAX that is newer than what penstock was tested with."""
+    """Return a warning for each of Python and JAX that is newer than the versions that penstock was tested with."""
     found = ((PYTHON, python_version()), (JAX, installed("jax")))
     return tuple(
         f"{supported.name} {version} is newer than {supported.works}, which penstock is known to work with: {supported.install}"
@@ -154,14 +154,14 @@ def untested() -> tuple[str, ...]:
 
 
 def without_traceback(error: UnsupportedVersionError) -> UnsupportedVersionError:
-    """Have Python print this error, should nobody catch it, as its one line."""
+    """Return an error that Python prints as one line if it is not caught."""
     if not isinstance(sys.excepthook, _OneLine):
         sys.excepthook = _OneLine(sys.excepthook)
     return error
 
 
 class _OneLine:
-    """An excepthook that prints a refused version as one line, and leaves everything else to the hook before it."""
+    """An excepthook that prints an UnsupportedVersionError as one line, and passes all other errors to the previous hook."""
 
     def __init__(self, others: Any):
         self._others = others

@@ -1,4 +1,4 @@
-"""The command `penstock`: it reads the arguments, and the commands do the rest."""
+"""The command `penstock`: parse the arguments, and run the command that they name."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Keeps the line breaks of descriptions, and says what is wrong in one line; the usage is for --help."""
+    """An argument parser that keeps line breaks in descriptions, and reports an error in one line without the usage."""
 
     def __init__(self, **settings: Any):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
+        """Print one line and exit with status 2."""
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
@@ -90,7 +91,7 @@ def _add(commands: _Commands, name: str, about: str, module: ModuleType) -> None
 
 
 def _add_bench(commands: _Commands, used: bool) -> None:
-    """Add the command; its suites, which look for GPUs, only where it is used."""
+    """Add the command `bench`. Its suites look for GPUs, so their arguments are added only if it is used."""
     bench = commands.add_parser(
         "bench",
         help="measure, so that it can be believed",

@@ -168,7 +168,7 @@ def limited(kind, limit):
 def test_an_error_of_the_system_is_not_taken_for_damage(tmp_path, cache):
     pq.write_table(table(), tmp_path / "x.parquet")
     spare = os.open(os.devnull, os.O_RDONLY)
-    os.close(spare)  # the next descriptor to be given out
+    os.close(spare)  # the descriptor that is assigned next
     with limited(resource.RLIMIT_NOFILE, spare), pytest.raises(OSError, match=r"Too many open files") as caught:
         parquet(tmp_path / "x.parquet", cache=tmp_path if cache else None)
     assert caught.value.errno == errno.EMFILE
@@ -187,7 +187,7 @@ def test_dictionary_columns_of_several_row_groups_are_read(tmp_path, cache):
     names, numbers = ["ant", "bee", None, "cow", "bee", "cow"], [7, 8, 7, 9, 9, 8]
     parts = [
         pa.table({"name": pa.array(names[at]).dictionary_encode(), "number": pa.array(numbers[at]).dictionary_encode()})
-        for at in (slice(0, 3), slice(3, 6))  # each with a dictionary of its own
+        for at in (slice(0, 3), slice(3, 6))  # each chunk has its own dictionary
     ]
     with pq.ParquetWriter(tmp_path / "d.parquet", parts[0].schema) as writer:
         for part in parts:

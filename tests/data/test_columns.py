@@ -1,4 +1,4 @@
-"""Columns of Arrow tables: which forms they have, and what of their dtypes, nulls and memory is kept."""
+"""Columns of Arrow tables: their forms, dtypes, nulls and memory."""
 
 import datasets
 import numpy as np
@@ -19,7 +19,7 @@ def chunked(*chunks, kind=None):
 
 
 def padded(column, length):
-    """The first batch of all rows."""
+    """Read all rows as one batch."""
     data = pa.table({"x": column})
     return ps.Loader(data, len(data), collate=ps.pad_to([length]))[0]["x"]
 
@@ -43,17 +43,17 @@ def test_rows_of_scattered_blocks_are_those_of_their_concatenation(sizes, width,
 def test_a_row_outside_of_the_table_is_never_read(index, chunks):
     column = Rows([np.ascontiguousarray(part) for part in np.array_split(ROWS, chunks)])
     if index == -1 and chunks == 1:
-        return  # NumPy's own meaning of -1
+        return  # NumPy gives negative indices a meaning
     with pytest.raises(IndexError):
         column.take(np.array([0, index]))
 
 
 def test_wide_rows_far_apart_in_memory_are_gathered():
-    # In one array over both, NumPy would count the distance in elements times the size of a row: more than 2^63 bytes.
+    # For one array over both, NumPy would count the distance in elements times the bytes of a row: more than 2^63.
     wide = np.zeros((3, 1_000_001), np.float32)
     wide[:, 0] = np.arange(3)
     near = pa.FixedSizeListArray.from_arrays(pa.array(wide.ravel()), 1_000_001)
-    column = as_column("x", pa.chunked_array([near, pa.concat_arrays([near, near])]))  # NumPy's memory, and Arrow's
+    column = as_column("x", pa.chunked_array([near, pa.concat_arrays([near, near])]))  # memory of NumPy, and of Arrow
     assert column.take(np.array([8, 0, 5, 5, 4]))[:, 0].tolist() == [2, 0, 2, 2, 1]
 
 
@@ -212,5 +212,5 @@ def test_objects_are_taken_from_the_chunks_they_are_in(chunks):
 
 def test_more_text_than_one_array_of_it_can_hold_is_read():
     chunk = pa.array(["x" * (1 << 20)])
-    column = as_column("x", pa.chunked_array([chunk] * 2100))  # 2.2 GB by its offsets, in 1 MB of memory
+    column = as_column("x", pa.chunked_array([chunk] * 2100))  # 2.2 GB according to its offsets, 1 MB of memory
     assert [len(text) for text in column.take(np.array([2099, 0]))] == [1 << 20] * 2

@@ -32,7 +32,7 @@ def test_a_record_does_not_depend_on_what_else_is_asked_for():
 
 
 def test_order_is_the_same_on_every_machine():
-    """Saved runs depend on these numbers: a change of them breaks every state that was ever saved."""
+    """A change of these numbers breaks every saved state."""
     assert permute(np.arange(6), 60_000, epoch_keys(42, 0)).tolist() == [10978, 52197, 57487, 13115, 52938, 50119]
     assert permute(np.arange(6), 10**10, epoch_keys(42, 0)).tolist() == [
         8381454778,
@@ -55,7 +55,7 @@ def test_all_orders_of_few_records_are_equally_likely(records):
 def test_any_two_positions_are_equally_likely_to_hold_any_two_records(records):
     positions = np.array([0, 1, records // 2, records - 1])
     orders = np.array([permute(positions, records, epoch_keys(seed, 0)) for seed in range(6000)])
-    coarse = orders * 8 // records  # which eighth of the records
+    coarse = orders * 8 // records  # the eighth of the records that each belongs to
     for i, j in [(0, 1), (0, 2), (2, 3)]:
         assert chisquare(np.bincount(coarse[:, i] * 8 + coarse[:, j], minlength=64)).pvalue > 1e-4
         assert chisquare(np.bincount((orders[:, i] ^ orders[:, j]) % 16, minlength=16)).pvalue > 1e-4

@@ -1,4 +1,4 @@
-"""What users have, as a `Source`."""
+"""`as_source` accepts the forms in which users have their data."""
 
 from collections import UserDict
 

@@ -1,4 +1,4 @@
-"""Worker processes."""
+"""Worker processes: their batches, errors, memory and end."""
 
 import gc
 import multiprocessing
@@ -124,7 +124,7 @@ def test_a_dev_shm_that_is_too_small_is_an_error_that_says_so(large, tmp_path):
                 return {{"x": np.zeros((len(batch["x"]), 4_000_000), np.float32)}}
 
             if __name__ == "__main__":
-                resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))  # holds for shared memory as well
+                resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20))  # this limit holds for shared memory too
                 data = np.zeros((4, {4_000_000 if large == "data" else 1}), np.float32)
                 next(iter(ps.Loader({{"x": data}}, 4, transform=widen, workers="process:1")))
         """)

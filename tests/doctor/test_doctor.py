@@ -24,7 +24,7 @@ def outcomes(verdict: str) -> list[Outcome]:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Known faults as they are asked for, and no processes."""
+    """Return a function that sets the verdict of the known faults, so that no process is started."""
 
     def set_to(verdict: str) -> None:
         monkeypatch.setattr(jaxlib_faults, "run", lambda: outcomes(verdict))
@@ -115,7 +115,7 @@ def test_a_jax_that_does_not_start_is_wrong(monkeypatch):
 
 
 def hierarchy(folder, version, memory, quota, period=100_000):
-    """A /proc and the cgroup of this process, two levels deep, as version 1 or 2 of cgroups lays them out."""
+    """Write a /proc and the cgroup of this process, two levels deep, in the layout of version 1 or 2 of cgroups."""
     proc = folder / "proc"
     (proc / "self").mkdir(parents=True)
     kinds = {"": "cgroup2"} if version == 2 else {"memory": "cgroup", "cpu,cpuacct": "cgroup"}

@@ -1,4 +1,4 @@
-"""Known faults of jaxlib: what is run, what is said of it, and what is kept."""
+"""Known faults of jaxlib: running the programs, the warnings, and the outcomes on disk."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_case_without_end_is_unknown_and_its_process_is_gone():
 def test_what_was_found_is_not_run_again(own_cache, monkeypatch):
     first = known([case("got, expected = jnp.ones(3), np.zeros(3) + 2")])
     jaxlib_faults._found.clear()  # as in another process
-    monkeypatch.setattr(cases, "run", lambda *args: pytest.fail("it was run again"))
+    monkeypatch.setattr(jaxlib_faults, "run", lambda *args: pytest.fail("it was run again"))
     assert known([case("got, expected = jnp.ones(3), np.zeros(3) + 2")]) == first
     assert first[0].verdict == "wrong"
 
@@ -74,7 +74,7 @@ def test_other_flags_other_cases_and_what_is_no_record_are_run_again(own_cache, 
         return [Outcome(each.name, each.link, each.remedy, "right", "") for each in given]
 
     counted: list[object] = []
-    monkeypatch.setattr(cases, "run", count)
+    monkeypatch.setattr(jaxlib_faults, "run", count)
     known()
     known()
     jaxlib_faults._found.clear()
@@ -93,7 +93,7 @@ def test_other_flags_other_cases_and_what_is_no_record_are_run_again(own_cache, 
 def test_what_is_unknown_is_not_kept_on_disk_nor_asked_twice(own_cache, monkeypatch):
     (first,) = known([case("raise ValueError")])
     assert not list(own_cache.rglob("*.json"))
-    monkeypatch.setattr(cases, "run", lambda *args: pytest.fail("it was run again"))
+    monkeypatch.setattr(jaxlib_faults, "run", lambda *args: pytest.fail("it was run again"))
     assert known([case("raise ValueError")]) == [first]
 
 

@@ -102,7 +102,7 @@ def test_torch_tensors_of_bfloat16_are_bfloat16():
 
 
 class OneBuffer:
-    """Fills one buffer again and again."""
+    """An iterable that fills one buffer for each batch."""
 
     def __iter__(self):
         buffer = np.zeros(4096, np.float32)

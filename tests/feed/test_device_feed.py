@@ -1,6 +1,5 @@
-"""What a feed gives its consumer: batches, errors, state, statistics."""
+"""The batches, errors and statistics that a feed gives its consumer."""
 
-import json
 import threading
 import warnings
 
@@ -10,18 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tests.feed.batches import X, loader, values
 
 import penstock as ps
-
-X = np.arange(40, dtype=np.int32)
-
-
-def loader(**options):
-    return ps.Loader({"x": X}, **{"batch_size": 4, "shuffle": True, "seed": 1, "epochs": 2, **options})
-
-
-def values(batches):
-    return [np.asarray(batch["x"]).tolist() for batch in batches]
 
 
 @pytest.mark.parametrize("workers", [None, 2, "process:2"])
@@ -45,7 +35,7 @@ def test_the_transform_runs_on_the_device():
         batches = list(feed)
     assert values(batches) == [[v / 2 for v in batch] for batch in values(loader())]
     assert batches[0]["n"].shape == ()
-    assert len(seen) == 1  # traced once, not called for each batch
+    assert len(seen) == 1  # traced once, and not called for each batch
 
 
 def test_an_iterable_may_fill_one_buffer_again_and_again():
@@ -120,7 +110,7 @@ def test_a_read_that_takes_too_long_is_told_and_may_be_waited_on():
 
 
 def ps_retry(feed):
-    """Waits on, as the message says one may."""
+    """Yield the next batch after any number of timeouts, as the message allows."""
     while True:
         try:
             yield next(feed)
@@ -129,7 +119,7 @@ def ps_retry(feed):
 
 
 def test_with_a_timeout_nothing_is_read_on_the_consumers_thread():
-    """Else nobody could tell it that a read takes too long."""
+    """Otherwise the consumer could not be told that a read takes too long."""
     threads = set()
 
     class Tiny:
@@ -152,86 +142,6 @@ def test_a_timeout_error_of_the_source_is_its_own():
 
     with pytest.raises(TimeoutError, match="the socket's"):
         next(ps.feed(batches(), timeout=60))
-
-
-def test_state_counts_what_the_consumer_had():
-    with ps.feed(loader()) as feed:
-        assert feed.state()["step"] == 0
-        for step in range(1, 6):
-            next(feed)
-            assert feed.state()["step"] == step
-
-
-@pytest.mark.parametrize("had", [0, 1, 7, 20])
-@pytest.mark.parametrize("workers", [None, 2])
-def test_a_restored_feed_goes_on_where_the_state_was_taken(had, workers):
-    wanted = values(loader())
-    with ps.feed(loader(workers=workers)) as feed:
-        for _ in range(had):
-            next(feed)
-        state = json.loads(json.dumps(feed.state()))
-    assert len(json.dumps(state)) < 1000
-    with ps.feed(loader(workers=workers)) as feed:
-        feed.restore(state)
-        assert feed.state() == state
-        assert values(feed) == wanted[had:]
-
-
-def test_a_state_may_be_restored_with_other_workers_processes_and_epochs():
-    state = ps.feed(loader()).state()
-    for options in ({"workers": 2}, {"process": (1, 2)}, {"epochs": 5}):
-        ps.feed(loader(**options)).restore(state)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"seed": 2}, "seed was 1 and is 2"),
-        ({"batch_size": 8}, "batch_size was 4 and is 8"),
-        ({"shuffle": False}, "shuffle was True and is False"),
-        ({"remainder": "keep"}, "remainder was 'drop' and is 'keep'"),
-    ],
-)
-def test_a_state_of_another_loader_is_refused_with_what_differs(options, words):
-    state = ps.feed(loader()).state()
-    with pytest.raises(ValueError, match=words):
-        ps.feed(loader(**options)).restore(state)
-
-
-def test_a_state_of_other_data_is_refused():
-    state = ps.feed(loader()).state()
-    with pytest.raises(ValueError, match=r"records was 40 and is 39"):
-        ps.feed(ps.Loader({"x": X[1:]}, 4, shuffle=True, seed=1)).restore(state)
-    with pytest.raises(ValueError, match=r"source was 'x: int32\[N\]' and is 'y: int32\[N\]'"):
-        ps.feed(ps.Loader({"y": X}, 4, shuffle=True, seed=1)).restore(state)
-
-
-def test_a_state_past_the_end_is_refused():
-    state = ps.feed(loader()).state() | {"step": 21}
-    with pytest.raises(ValueError, match="past the 20 steps"):
-        ps.feed(loader()).restore(state)
-
-
-@pytest.mark.parametrize("state", [{}, {"version": 99, "step": 0}, {"version": 1}, {"version": 1, "step": "7"}, [], None])
-def test_what_is_no_state_is_refused(state):
-    with pytest.raises(ValueError, match="not a state of a feed"):
-        ps.feed(loader()).restore(state)
-
-
-def test_restore_comes_before_the_first_batch():
-    with ps.feed(loader()) as feed:
-        state = feed.state()
-        next(feed)
-        with pytest.raises(RuntimeError, match="before the first batch"):
-            feed.restore(state)
-
-
-def test_a_plain_iterable_cannot_be_restored_and_says_what_can():
-    with ps.feed([np.zeros(1)] * 3) as feed:
-        next(feed)
-        state = feed.state()
-    with pytest.raises(TypeError, match="Loader or a Grain"):
-        ps.feed([np.zeros(1)] * 3).restore(state)
 
 
 @pytest.mark.parametrize(
@@ -309,20 +219,6 @@ def test_a_timeout_that_is_none_is_refused(timeout):
 @pytest.mark.parametrize("timeout", [np.float32(60), 10**11, float("inf")])
 def test_a_timeout_may_be_as_long_as_one_likes(timeout):
     assert len(list(ps.feed([np.zeros(1)] * 3, timeout=timeout))) == 3
-
-
-@pytest.mark.parametrize("change", [{"step": -1}, {"step": True}, {"of": None}, {"version": 99}])
-def test_a_state_that_was_changed_is_refused(change):
-    feed = ps.feed(ps.Loader(X, 2))
-    with pytest.raises(ValueError, match="not a state of a feed"):
-        feed.restore({**feed.state(), **change})
-
-
-def test_a_state_from_before_the_first_batch_is_the_beginning_of_anything():
-    batches = [np.full(1, i) for i in range(3)]
-    feed = ps.feed(batches)
-    feed.restore(ps.feed(batches).state())
-    assert [int(batch[0]) for batch in feed] == [0, 1, 2]
 
 
 def test_a_batch_of_a_class_that_jax_does_not_know_says_which():

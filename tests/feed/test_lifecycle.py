@@ -24,7 +24,7 @@ def penstock_threads():
 
 
 def wait_for_no_threads():
-    """Threads that end by themselves take a moment; none may take more than a minute."""
+    """Wait up to a minute for threads that end by themselves."""
     deadline = time.monotonic() + 60
     for thread in penstock_threads():
         thread.join(max(0.0, deadline - time.monotonic()))
@@ -110,7 +110,7 @@ def test_close_during_a_blocked_read_returns_within_a_second(state):
     assert reading.wait(60)
     begin = time.monotonic()
     feed.close()
-    assert time.monotonic() - begin < 1  # what close() promises, whatever the source does
+    assert time.monotonic() - begin < 1  # `close` guarantees it for any source
     if consumer.ident:
         consumer.join(60)
         assert "closed while batch 1" in outcome[0]
@@ -126,7 +126,7 @@ def test_close_frees_the_buffered_device_arrays():
     assert len(jax.live_arrays()) <= before
 
 
-# A process that a shell starts in the background ignores SIGINT, and so would its children.
+# A background process of a shell ignores SIGINT, and its children inherit this.
 PREAMBLE = """
 import itertools, signal, threading, time
 import numpy as np, penstock as ps
@@ -143,7 +143,7 @@ def threads_left():
 
 
 def run(script, *, interrupt=False):
-    """The exit code and output of a script, which is sent Ctrl-C once it has printed a line, if asked."""
+    """Run a script, interrupt it with Ctrl-C after its first line if asked, and return exit code and output."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
@@ -153,7 +153,7 @@ def run(script, *, interrupt=False):
                 process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=120)
         finally:
-            process.kill()  # nothing happens to one that has ended
+            process.kill()  # has no effect if it has ended
     return process.returncode, out, err
 
 
@@ -168,7 +168,7 @@ EXITS = {
     "inside of a blocked read": textwrap.dedent(BLOCKED) + "feed = ps.feed(batches()); next(feed)",
     "with a thread that holds the feed": (
         "feed = ps.feed(itertools.repeat(np.zeros(9))); next(feed)\n"
-        "def consume():\n    try: list(feed)\n    except RuntimeError: pass  # the feed is closed under it\n"
+        "def consume():\n    try: list(feed)\n    except RuntimeError: pass  # another thread closes the feed\n"
         "threading.Thread(target=consume, daemon=True).start()"
     ),
     "with workers": "feed = ps.feed(ps.Loader({'x': np.arange(99)}, 3, workers=3)); next(feed)",
@@ -203,7 +203,7 @@ try:
         for i, batch in enumerate(feed):
             if i == 0: print('running', flush=True)
 except KeyboardInterrupt:
-    blocked.set()  # no thread can be ended while it is inside of a source's read
+    blocked.set()  # a thread inside of a read of a source cannot be ended
     print('interrupted, threads left:', threads_left())
 """,
         interrupt=True,

@@ -1,4 +1,4 @@
-"""Where batches go, and what is told of batches that cannot."""
+"""Batches are placed on their devices, and batches that cannot be placed get a clear error."""
 
 import contextlib
 

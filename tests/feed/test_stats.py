@@ -37,7 +37,7 @@ def test_a_loop_that_was_only_started_gets_no_verdict():
 
 
 def test_a_slow_transform_is_found():
-    """The transform holds a batch back until the consumer asks for it: all of the time is its own."""
+    """The transform holds a batch until the consumer asks for it, so all of the time is spent there."""
     asked = threading.Semaphore(0)
 
     def wait_to_be_asked(batch):

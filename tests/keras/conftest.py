@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs_are_compiled_once(tmp_path_factory):
-    """Each training is done twice, in the same programs."""
+    """Cache compiled programs: each test trains twice with the same ones."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     yield

@@ -1,4 +1,4 @@
-"""pk.data: a Loader, or anything that can be fed, as Keras data."""
+"""`pk.data`: a Loader, or anything else that can be fed, as Keras data."""
 
 import itertools
 
@@ -43,7 +43,7 @@ def test_an_endless_loader_goes_on_and_an_epoch_is_one_of_its_own(workers, threa
             ours = trained(data, epochs=3)
     else:
         ours = trained(data, epochs=3)
-    # The same batches from a generator, whose epochs Keras is told the length of.
+    # The same batches from a generator, with the length of an epoch given to Keras.
     assert_equal(ours, trained(steps_of(loader(), 18), epochs=3, steps_per_epoch=6))
     assert [stats.steps for stats in data.stats()] == [18]
 
@@ -154,7 +154,7 @@ class Listed(list):
         raise self.error
 
 
-@pytest.mark.filterwarnings("ignore:.*ran out of data")  # of Keras 3.15, which is then told the length
+@pytest.mark.filterwarnings("ignore:.*ran out of data")  # Keras 3.15 warns once, and then knows the length
 @pytest.mark.parametrize("error", [TypeError("infinite"), NotImplementedError()])
 def test_data_that_has_no_length_is_read_to_its_end(error):
     adapter = pk.data(Listed(error))
@@ -169,7 +169,7 @@ def test_an_error_in_the_length_of_the_data_comes_out():
 
 @pytest.mark.parametrize("kind", ["tf", "tf_unknown", "torch", "grain"])
 def test_data_without_end_or_of_unknown_length(kind):
-    """What each library raises for its length, or gives instead."""
+    """Each library raises another error for an unknown length, or returns a special value."""
     if kind == "torch":
         import torch
 
@@ -246,7 +246,7 @@ def test_unpack_is_called_once_for_each_batch_though_some_are_read_again():
         keras.utils.set_random_seed(7)
         model = make_model(built=True)
         model.fit(pk.data(data, unpack=halve), epochs=6, steps_per_epoch=2, shuffle=False, verbose=0)
-        assert len(calls) <= 12 + 1 + 7  # had, looked at by Keras, and read ahead at the end
+        assert len(calls) <= 12 + 1 + 7  # consumed, inspected by Keras, and read ahead at the end
         if data is not loader:
             same = (
                 (x * np.float32(0.5), y)
@@ -271,7 +271,7 @@ def test_what_unpack_raises_is_not_taken_for_the_end():
 
 @pytest.mark.parametrize("kind", ["generator", "iterator", "feed"])
 def test_one_iterator_may_be_the_data_of_several_runs(kind):
-    """As with Keras alone, each goes on where the one before it ended."""
+    """Each continues where the one before it ended, as with Keras alone."""
 
     def numbered():
         for number in itertools.count():
@@ -322,7 +322,7 @@ def test_an_execution_ends_with_the_epoch_of_an_endless_loader(steps_per_executi
     model = make_model(built=True, steps_per_execution=steps_per_execution)
     model.fit(pk.data(loader(), unpack=see), epochs=3, verbose=0)
     assert int(model.optimizer.iterations.value) == 18
-    assert seen[1:19] == [float(loader()[step][0][0, 0]) for step in range(18)]  # Keras looked at the first
+    assert seen[1:19] == [float(loader()[step][0][0, 0]) for step in range(18)]  # Keras inspected the first
 
 
 def test_steps_that_keras_is_limited_to_are_steps_per_epoch(monkeypatch):
@@ -345,7 +345,7 @@ def test_an_error_in_the_loader_comes_at_its_batch():
     with pytest.raises(OSError, match="disk is gone") as caught:
         model.fit(pk.data(loader(transform=fail, workers=1)), verbose=0)
     assert not feeding_threads()
-    assert any("batch 2" in note for note in caught.value.__notes__)  # before it, Keras looked at one
+    assert any("batch 2" in note for note in caught.value.__notes__)  # Keras inspected one before it
 
 
 def test_other_data_is_left_to_keras_while_threaded_epochs_are_off():

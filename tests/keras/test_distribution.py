@@ -1,4 +1,4 @@
-"""Under a distribution of Keras, batches lie where Keras would put them."""
+"""With a distribution of Keras, batches are placed where Keras would place them."""
 
 import socket
 import subprocess
@@ -42,14 +42,15 @@ def wide(**options):
 @pytest.mark.parametrize("data", ["arrays", "generator", "loader"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_same_training(distribution, data, steps):
-    """Of five batches, the last of which is an execution by itself."""
+    """There are five batches; the last is an execution by itself."""
     x, y = records(40)
     model = partial(wide, steps_per_execution=steps)
 
     def fit(model, callbacks):
         if data == "arrays":
             return model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
-        endless = (batch for _ in range(9) for batch in batches(40))  # an epoch of 2 steps each is one of 6
+        # With 2 steps in an execution, an epoch of 5 steps takes 6 batches.
+        endless = (batch for _ in range(9) for batch in batches(40))
         return model.fit(endless, epochs=2, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=callbacks)
 
     with distribution().scope():
@@ -148,7 +149,7 @@ SCRIPT = textwrap.dedent("""
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(32, 5)).astype("float32"), rng.integers(0, 3, 32)
-    loader = ps.Loader((x, y), 8, epochs=1)  # gives each process its own half of each batch
+    loader = ps.Loader((x, y), 8, epochs=1)  # each process reads its half of each batch
 
     class Mine(keras.utils.PyDataset):
         def __len__(self):
@@ -167,14 +168,14 @@ SCRIPT = textwrap.dedent("""
         return model.fit(data(), epochs=2, shuffle=False, verbose=0).history["loss"]
 
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
-    for steps in (1, 3):  # of 4: the last execution has one
+    for steps in (1, 3):  # with 3 steps in an execution, the last of 4 is one by itself
         default = train(Mine, False, steps)
         assert train(Mine, True, steps) == default
         assert train(lambda: pk.data(loader), False, steps) == default
 
     keras.distribution.set_distribution(keras.distribution.DataParallel())
 
-    class Shared(keras.utils.PyDataset):  # of batches of 4 rows, each of which is one process's part of 8
+    class Shared(keras.utils.PyDataset):  # a batch has 4 rows: the part of one process of 8 rows
         def __len__(self):
             return 8
 

@@ -1,4 +1,4 @@
-"""What goes wrong comes once, at its batch; the model stays what the last finished step made of it, and no thread is left."""
+"""An error comes once, at its batch. The model keeps the state of the last finished step, and no thread is left."""
 
 import itertools
 import signal
@@ -38,7 +38,7 @@ def weights(model):
 
 
 def assert_trained_for(model, steps, **options):
-    """Its weights are those that so many steps make."""
+    """Check that the weights are those after this number of steps."""
     keras.utils.set_random_seed(7)
     other = make_model(built=True, **options)
     if steps:
@@ -59,7 +59,7 @@ def test_an_error_of_the_data_comes_once_at_its_batch_with_its_traceback(number)
         with pytest.raises(Broken, match="no such record") as caught:
             model.fit(broken_at(number), shuffle=False, verbose=0)
         assert not feeding_threads()
-        if number >= 2:  # Keras looks at two batches when it is given a generator
+        if number >= 2:  # Keras inspects the first two batches of a generator
             assert caught.value.__notes__ == [f"penstock: in the place of batch {number} of generator"]
         assert "from_storage" in "".join(traceback.format_exception(caught.value))
         assert_trained_for(model, 0 if number < 2 else number)
@@ -96,7 +96,7 @@ def test_a_py_dataset_whose_first_or_later_batch_fails(at, workers):
     with pk.threaded_epochs():
         with pytest.raises(Broken):
             model.fit(BrokenDataset(at, workers=workers), shuffle=False, verbose=0)
-        # Workers are stopped when Keras has looked at a batch, and it then sees what they have done.
+        # The workers stop after Keras has inspected a batch, and Keras then sees their work.
         assert_trained_for(model, at if workers == 1 else 0)
         model.fit(BrokenDataset(-1, workers=workers), shuffle=False, verbose=0)
         with pytest.raises(Broken):
@@ -112,9 +112,9 @@ def test_an_error_that_was_read_ahead_and_never_reached_is_not_raised():
     data = broken_at(5)
     with pk.threaded_epochs():
         model.fit(data, steps_per_epoch=4, shuffle=False, verbose=0)
-        with pytest.raises(Broken) as caught:  # the next fit comes to it
+        with pytest.raises(Broken) as caught:  # the next fit reaches it
             model.fit(data, steps_per_epoch=4, shuffle=False, verbose=0)
-        assert not hasattr(caught.value, "__notes__")  # Keras itself looks at the first two
+        assert not hasattr(caught.value, "__notes__")  # Keras itself reads the first two batches
         with pytest.raises(ValueError, match="empty generator"):  # once
             model.fit(data, steps_per_epoch=4, shuffle=False, verbose=0)
 
@@ -149,7 +149,7 @@ def test_however_fit_ends_the_thread_ends_before_it(when, what):
     with pk.threaded_epochs():
         try:
             model.fit(endless(), epochs=5, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=[_Do(when, what)])
-        except (Broken, KeyboardInterrupt) as error:  # whose traceback holds the frames of fit
+        except (Broken, KeyboardInterrupt) as error:  # its traceback refers to the frames of fit
             assert what is not _stop
             kept = error  # with its traceback
             assert not feeding_threads()
@@ -172,7 +172,7 @@ def test_ctrl_c_while_fit_waits_for_a_batch():
             stepped.set()
 
     model, callback = fresh(), keras.callbacks.LambdaCallback(on_train_batch_end=step)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
     with pk.threaded_epochs():
         try:
             with pytest.raises(KeyboardInterrupt):
@@ -223,7 +223,7 @@ def test_a_source_that_hangs_does_not_hold_back_an_error():
         with pytest.raises(Broken, match="while a read hangs"):
             model.fit(generator, steps_per_epoch=9, shuffle=False, verbose=0, callbacks=[_Do("on_train_batch_end", fail)])
         goes_on.set()
-        # Three were had, the fourth lies there, and the fifth was being read by a thread that fit has left behind.
+        # Three were consumed, the fourth is kept, and a thread that outlived fit was reading the fifth.
         model.fit(generator, steps_per_epoch=5, shuffle=False, verbose=0)
     assert_trained_for(model, 8)
 
@@ -259,7 +259,7 @@ def test_data_without_a_batch_says_so_and_leaves_the_model_as_it_was():
     nothing = tf.data.Dataset.from_tensor_slices(batches()[0]).take(0).batch(BATCH)
     with pk.threaded_epochs():
         for data in (nothing, Nothing()):
-            # Keras 3.16 itself looks at the first batch until all is built, the optimizer too.
+            # Keras 3.16 itself reads the first batch until everything is built, also the optimizer.
             with pytest.raises(ValueError, match="dataset is empty" if behaviour().stacks else "no batch 0"):
                 model.fit(data, shuffle=False, verbose=0)
         assert_trained_for(model, 0)

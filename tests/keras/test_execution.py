@@ -1,4 +1,4 @@
-"""Batches are gathered into executions, each once and in order, and an error ends the execution that it comes in."""
+"""Batches are gathered into executions, each once and in order. An error ends its execution."""
 
 import itertools
 
@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 
 from penstock._feed.adapters import adapt
 from penstock._producers import Exhausted
-from penstock.keras._execution import Executions, Ready, assemble, gather
+from penstock.keras._execution import ExecutionAdapter, KerasItem, assemble, gather
 from penstock.keras._versions import behaviour, is_partial
 
 
-@given(steps=st.integers(1, 9), whole=st.none() | st.integers(1, 20), begun=st.integers(0, 30), executions=st.integers(1, 12))
-def test_executions_are_all_batches_in_order_and_end_where_an_epoch_does(steps, whole, begun, executions):
-    batch_adapter = Executions(adapt([]), steps, whole, begun)
-    numbers = [batch_adapter.numbers(execution) for execution in range(executions)]
+@given(steps=st.integers(1, 9), epoch_batches=st.none() | st.integers(1, 20), begun=st.integers(0, 30), count=st.integers(1, 12))
+def test_executions_are_all_batches_in_order_and_end_where_an_epoch_does(steps, epoch_batches, begun, count):
+    batch_adapter = ExecutionAdapter(adapt([]), steps, epoch_batches, begun)
+    numbers = [batch_adapter.numbers(execution) for execution in range(count)]
     batches = list(itertools.chain(*numbers))
     assert batches == list(range(len(batches)))
     for execution in numbers:
         last = begun + execution[-1] + 1
-        assert len(execution) == steps or (whole and last % whole == 0 and len(execution) < steps)
-        if whole:  # none reaches over the end of an epoch
-            assert (begun + execution[0]) // whole == (last - 1) // whole
+        assert len(execution) == steps or (epoch_batches and last % epoch_batches == 0 and len(execution) < steps)
+        if epoch_batches:  # no execution reaches over the end of an epoch
+            assert (begun + execution[0]) // epoch_batches == (last - 1) // epoch_batches
 
 
 def read(number):
@@ -35,9 +35,9 @@ def read(number):
 
 
 def test_batches_are_gathered_up_to_an_error_or_the_end():
-    whole, before_error = gather(read, range(0, 2)), gather(read, range(2, 5))
-    assert [len(one.batches) for one in (whole, before_error)] == [2, 1]
-    assert whole.failure is None
+    complete, before_error = gather(read, range(0, 2)), gather(read, range(2, 5))
+    assert [len(one.batches) for one in (complete, before_error)] == [2, 1]
+    assert complete.failure is None
     assert str(before_error.failure) == "disk is gone"
     at_error, at_end = gather(read, range(3, 6)), gather(read, range(4, 8))
     assert (at_error.batches, str(at_error.failure)) == ([], "disk is gone")
@@ -59,7 +59,7 @@ def test_a_stack_is_on_the_host_where_the_device_can_use_it():
 
 def test_what_is_left_is_a_list_as_keras_has_it():
     left = gather(read, range(2, 5))
-    if not behaviour().stacks:  # Keras 3.15 has none, and nothing of it is ever left
+    if not behaviour().stacks:  # Keras 3.15 has no such list, and never needs one
         with pytest.raises(TypeError, match="one by one"):
             assemble(left, 3, placed)
         return
@@ -77,14 +77,14 @@ def test_what_is_left_is_a_list_as_keras_has_it():
     ],
 )
 def test_batches_that_are_not_alike_are_not_stacked(batches, monkeypatch):
-    monkeypatch.setattr("penstock.keras._execution.partial_batches", list)  # whatever the version
+    monkeypatch.setattr("penstock.keras._execution.partial_batches", list)  # for any version of Keras
     ready = assemble(gather(batches.__getitem__, range(2)), 2, placed)
     assert [kind for kind, _ in ready.item] == ["batch", "batch"]
     assert ready.steps == 2
 
 
 def test_what_cannot_be_placed_ends_an_execution(monkeypatch):
-    monkeypatch.setattr("penstock.keras._execution.partial_batches", list)  # whatever the version
+    monkeypatch.setattr("penstock.keras._execution.partial_batches", list)  # for any version of Keras
 
     def place(batch, stacked):
         if stacked or batch[0] == 5:
@@ -92,7 +92,7 @@ def test_what_cannot_be_placed_ends_an_execution(monkeypatch):
         return batch
 
     failed = assemble(gather(read, range(0, 2)), 2, place)
-    assert failed[:2] == Ready(None, 0)[:2]
+    assert failed[:2] == KerasItem(None, 0)[:2]
     assert str(failed.failure) == "too large"
     ready = assemble(gather(read, range(4, 7)), 3, place)
     assert (len(ready.item), ready.steps, str(ready.failure)) == (1, 1, "too large")

@@ -1,4 +1,4 @@
-"""Keras's own tests pass with threaded epochs as without, and the script that says so can say otherwise."""
+"""Keras's own tests pass with threaded epochs as without, and the script that reports it also reports failures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_test_that_ends_otherwise_is_named(default, threaded, difference):
             _but(_THREADED, test_layout=Result("passed", ((_KERAS, "MainThread"),))),
             "threaded run: Keras's own iterator read for test_layout",
         ),
-        # Ours in its place, and all was read on Keras's own thread.
+        # Our iterator was in place, but every batch was read on Keras's own thread.
         (
             _DEFAULT,
             _but(_THREADED, test_fit=Result("passed", ((_OURS, "MainThread"),))),
@@ -88,7 +88,7 @@ def test_runs_that_are_not_one_of_each_do_not_count(default, threaded, problem):
 def test_keras_tests_pass_as_they_do_without_threads():
     paths = ("trainers/trainer_test.py", "trainers/epoch_iterator_test.py", "backend/jax/trainer_test.py")
     done = subprocess.run([sys.executable, _SCRIPT, *paths], capture_output=True, text=True)
-    if not (Path(keras.__path__[0]) / "src" / paths[0]).exists():  # as from Keras 3.16 on: they are in its repository alone
+    if not (Path(keras.__path__[0]) / "src" / paths[0]).exists():  # from Keras 3.16 on, only its repository has the tests
         assert done.returncode == 1
         assert f"Keras {keras.__version__}" in done.stderr
         assert "has no tests in trainers/trainer_test.py" in done.stderr

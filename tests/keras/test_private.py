@@ -1,7 +1,7 @@
-"""The private parts of Keras that penstock.keras uses are there, and as it needs them.
+"""The private parts of Keras that penstock.keras uses exist, and behave as it needs.
 
-A release of Keras may change any of them without a word. Each has a test here, whose failure names the versions in which it was
-last seen; `penstock.keras._versions` and the text of `_epochs` are where to begin then.
+A release of Keras may change any of them without notice. Each has a test here, whose failure names the versions in which the part
+was last seen. After a failure, begin with `penstock.keras._versions` and the docstring of `penstock.keras._epoch_iterator`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_an_epoch_is_steps_and_the_iterator_that_was_asked_for_when_it_began():
 def test_the_end_of_the_data_and_a_reset():
     iterator = made(batch for batch in batches())
     iterator._steps_seen = 6
-    # Keras 3.15 warns of the end of data of unknown length, and 3.16 does not.
+    # Keras 3.15 warns at the end of data of unknown length, and 3.16 does not.
     with contextlib.nullcontext() if behaviour().stacks else pytest.warns(UserWarning, match="ran out of data"):
         with iterator.catch_stop_iteration():
             raise StopIteration
@@ -244,7 +244,7 @@ def test_trees_of_keras_keep_the_order_of_keys_and_leave_out_none():
 
 
 def test_what_a_version_takes_at_one_next():
-    """The signs by which `behaviour` checks that a build is what its version says."""
+    """`behaviour` checks by these attributes that a build behaves as its version number says."""
     assert hasattr(data_adapter_utils, "PartialBatchList") == behaviour().stacks, f"PartialBatchList: {LAST}"
     places = hasattr(trainer.JAXEpochIterator, "_get_distributed_iterator")
     assert places != behaviour().on_device, f"JAXEpochIterator._get_distributed_iterator: {FIRST}"
@@ -254,7 +254,7 @@ def test_what_a_version_takes_at_one_next():
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_keras_takes_what_is_made_for_it(steps):
-    """Stacks of all batches, and a list of those that are left."""
+    """Keras takes stacks of batches, and a list of the remaining ones."""
     taken = list(made(batch_size=BATCH, steps_per_execution=steps)._get_iterator())
     seen = BOTH if steps == 1 else LAST
     if steps == 1 or not behaviour().stacks:
@@ -270,7 +270,7 @@ def test_keras_takes_what_is_made_for_it(steps):
 
 
 def test_the_stacks_of_an_iterator():
-    if not behaviour().stacks:  # Keras 3.15 has none, and asks for none
+    if not behaviour().stacks:  # Keras 3.15 has no such function, and needs none
         assert "super_batch" not in parameters(DataAdapter.get_jax_iterator), FIRST
         return
     stack, rest = _versions.super_batches(iter(batches(24)), 2)

@@ -1,4 +1,4 @@
-"""Threaded epochs are opt-in, exchange one class, and put it back."""
+"""Threaded epochs are opt-in: they replace one class of Keras, and put it back."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from tests.keras.training import batches, make_model
 
 import penstock.keras as pk
 from penstock._versions import UnsupportedVersionError
-from penstock.keras import _switch, _versions
+from penstock.keras import _replace_iterator, _versions
 from penstock.keras._session import Session
 
 
@@ -28,7 +28,7 @@ def run(script, **environment):
 def _no_data_was_made(monkeypatch):
     pk.disable_threaded_epochs()
     monkeypatch.setattr(Session, "data_was_made", False)
-    _switch._put_back()
+    _replace_iterator._restore_original()
 
 
 @pytest.mark.usefixtures("_no_data_was_made")
@@ -39,7 +39,7 @@ def test_a_with_block_and_a_decorator_leave_keras_as_it_was():
         with pk.threaded_epochs() as inner:
             assert inner is not outer
         assert in_use()
-        assert _switch.current() is outer
+        assert Session.epochs is outer
     assert trainer.JAXEpochIterator is original
 
     @pk.threaded_epochs()
@@ -97,7 +97,7 @@ else:
 def test_another_choice_is_an_error_that_lists_them(monkeypatch):
     monkeypatch.setenv("KERAS_JAX_EPOCH_ITERATOR", "Threaded")
     with pytest.raises(ValueError, match="'Threaded': choose from default, threaded"):
-        _switch.follow_environment()
+        _replace_iterator.follow_environment()
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_another_backend_is_told_what_cannot_be_done():
 
 
 def package(folder, version):
-    """A package `keras` of that version, which cannot be imported: as an old one cannot beside a new JAX."""
+    """Write a package `keras` of this version that cannot be imported, like an old Keras beside a new JAX."""
     source = folder / "keras"
     (source / "src").mkdir(parents=True)
     (source / "src" / "version.py").write_text(f'__version__ = "{version}"\n')
@@ -138,7 +138,7 @@ def test_an_unknown_version_of_keras_is_refused_in_one_line_before_it_is_importe
 
 @pytest.mark.parametrize("choice", ["threaded", ""])
 def test_without_keras_one_line_says_what_to_install(tmp_path, choice):
-    # Only what Python puts first on its path can hide a package that is installed.
+    # Only a folder that Python puts first on its path can hide an installed package.
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"
@@ -154,7 +154,7 @@ def test_without_keras_one_line_says_what_to_install(tmp_path, choice):
 
 @pytest.mark.usefixtures("_no_data_was_made")
 def test_a_build_that_is_not_what_its_version_says_is_refused_and_left_alone(monkeypatch):
-    """As a nightly is from before the changes that its number stands for."""
+    """Such a build is a nightly from before the changes that its version number stands for."""
     other = "3.15.1" if _versions.behaviour().stacks else "3.16.0"
     monkeypatch.setattr(_versions, "keras_version", lambda: other)
     _versions.behaviour.cache_clear()

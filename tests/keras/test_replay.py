@@ -1,4 +1,4 @@
-"""A Replay gives each item once, in order, wherever readers stop and others go on."""
+"""A Replay gives each item once and in order, wherever one reader stops and another continues."""
 
 import threading
 
@@ -16,7 +16,7 @@ def replay(count, copy=False):
 
 @given(count=st.integers(0, 20), runs=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans())))
 def test_nothing_is_lost_or_given_twice(count, runs):
-    """Each run reads some items ahead, of which some are had; those are forgotten, or popped one by one."""
+    """Each run reads some items ahead and consumes some of them, which are forgotten, or popped one by one."""
     items, had = replay(count), []
     for ahead, taken, pops in runs:
         if pops:

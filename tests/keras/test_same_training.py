@@ -1,4 +1,4 @@
-"""Threaded epochs train exactly as Keras's own iterator does, whatever the data."""
+"""Threaded epochs train exactly as Keras's own iterator does, with arrays and generators."""
 
 import itertools
 import random
@@ -6,11 +6,10 @@ import random
 import keras
 import numpy as np
 import pytest
-from tests.keras.training import BATCH, assert_same, batches, make_model, records
+from tests.keras.training import BATCH, RAN_OUT, Endless, assert_same, batches, compiled, make_model, records
 
 from penstock.keras._versions import behaviour
 
-RAN_OUT = pytest.mark.filterwarnings("ignore:.*ran out of data")
 SHUFFLE_IGNORED = pytest.mark.filterwarnings("ignore:.*shuffle=True.*:UserWarning")
 
 
@@ -30,13 +29,8 @@ def test_large_arrays_are_sliced_on_a_thread():
     x, y = np.random.default_rng(0).normal(size=(640, 20_000)).astype("float32"), np.arange(640, dtype="int32") % 3
     assert_same(
         lambda model, callbacks: model.fit(x, y, batch_size=64, epochs=3, verbose=0, callbacks=callbacks),
-        lambda: _compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),
+        lambda: compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),
     )
-
-
-def _compiled(model):
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
 
 
 @pytest.mark.parametrize(
@@ -176,7 +170,7 @@ def test_evaluating_the_data_of_the_training_in_a_callback(when, kind):
 
 
 def test_the_order_of_the_keys_of_a_dict():
-    """A model that runs eagerly may go by it."""
+    """A model that runs eagerly may depend on it."""
 
     class Concatenated(keras.Model):
         def __init__(self):
@@ -208,7 +202,7 @@ def test_a_generator_that_fills_one_buffer_again_and_again():
             x[...], y[...] = batches(seed=number)[0]
             yield x, y
 
-    def wait(batch, logs):  # or the buffer is filled while Keras's own step reads it
+    def wait(batch, logs):  # otherwise the buffer is filled while the step of Keras alone reads it
         return float(logs["loss"])
 
     waiting = keras.callbacks.LambdaCallback(on_train_batch_end=wait)
@@ -240,123 +234,12 @@ def test_a_generator_of_dicts_and_sample_weights():
 
     def two_inputs():
         a, b = keras.Input((5,), name="a"), keras.Input((2,), name="b")
-        return _compiled(keras.Model({"a": a, "b": b}, keras.layers.Dense(3, "softmax")(keras.layers.Concatenate()([a, b]))))
+        return compiled(keras.Model({"a": a, "b": b}, keras.layers.Dense(3, "softmax")(keras.layers.Concatenate()([a, b]))))
 
     assert_same(
         lambda model, callbacks: model.fit(data(), epochs=2, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=callbacks),
         two_inputs,
     )
-
-
-class Records(keras.utils.PyDataset):
-    """Reshuffled at the end of each epoch, in place."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.x, self.y = records()
-        self.rng = np.random.default_rng(0)
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        here = slice(index * BATCH, (index + 1) * BATCH)
-        return self.x[here].copy(), self.y[here].copy()  # or Keras's own last step reads what is shuffled meanwhile
-
-    def on_epoch_end(self):
-        order = self.rng.permutation(len(self.x))
-        self.x[...], self.y[...] = self.x[order], self.y[order]
-
-
-class Endless(Records):
-    @property
-    def num_batches(self):
-        return None
-
-    def __getitem__(self, index):
-        return batches(seed=index)[0]
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize(
-    "options", [{}, {"steps_per_epoch": 4}, {"class_weight": {0: 1.0, 1: 2.0}}], ids=["", "steps", "weights"]
-)
-@RAN_OUT
-def test_a_py_dataset(workers, options):
-    shuffle = workers == 1  # else Keras draws the order on a thread of its own, at any time
-    assert_same(
-        lambda model, callbacks: model.fit(
-            Records(workers=workers), epochs=3, shuffle=shuffle, verbose=0, callbacks=callbacks, **options
-        ),
-        lambda: make_model(built=True),
-    )
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_an_endless_py_dataset(workers):
-    assert_same(
-        lambda model, callbacks: model.fit(
-            Endless(workers=workers), epochs=3, steps_per_epoch=5, shuffle=False, verbose=0, callbacks=callbacks
-        ),
-        lambda: make_model(built=True),
-    )
-
-
-@pytest.mark.parametrize("steps_per_epoch", [None, 4])
-@RAN_OUT
-def test_tf_data(steps_per_epoch):
-    tf = pytest.importorskip("tensorflow")
-
-    def fit(model, callbacks):
-        ds = tf.data.Dataset.from_tensor_slices(records()).shuffle(44, seed=3).batch(BATCH)
-        ds = ds if steps_per_epoch is None else ds.repeat()
-        validation = tf.data.Dataset.from_tensor_slices(records(seed=1)).shuffle(44, seed=4).batch(BATCH)
-        return model.fit(
-            ds,
-            epochs=3,
-            steps_per_epoch=steps_per_epoch,
-            validation_data=validation,
-            class_weight={0: 1.0, 1: 2.0, 2: 0.5},
-            verbose=0,
-            shuffle=False,
-            callbacks=callbacks,
-        )
-
-    assert_same(fit)
-
-
-@pytest.mark.parametrize("steps_per_epoch", [None, 4])
-@RAN_OUT
-def test_a_torch_data_loader(steps_per_epoch):
-    torch = pytest.importorskip("torch")
-
-    def fit(model, callbacks):
-        torch.manual_seed(0)
-        x, y = map(torch.from_numpy, records())
-        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=BATCH, shuffle=True)
-        return model.fit(data, epochs=3, steps_per_epoch=steps_per_epoch, shuffle=False, verbose=0, callbacks=callbacks)
-
-    assert_same(fit)
-
-
-@pytest.mark.parametrize("kind", ["MapDataset", "IterDataset", "DataLoader"])
-@RAN_OUT
-def test_grain(kind):
-    grain = pytest.importorskip("grain")
-
-    def fit(model, callbacks):
-        x, y = records()
-        data = grain.MapDataset.range(44).map(lambda i: (x[i], y[i])).shuffle(seed=1).batch(BATCH)
-        if kind == "IterDataset":
-            data = data.to_iter_dataset()
-        if kind == "DataLoader":
-            source = [(x[i], y[i]) for i in range(44)]
-            sampler = grain.samplers.IndexSampler(44, grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=1)
-            operations = [grain.transforms.Batch(BATCH)]
-            data = grain.DataLoader(data_source=source, sampler=sampler, operations=operations)
-        return model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
-
-    assert_same(fit)
 
 
 def test_sparse_arrays():
@@ -368,7 +251,7 @@ def test_sparse_arrays():
     def fit(model, callbacks):
         return model.fit(scipy.sparse.csr_matrix(x), y, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
 
-    assert_same(fit, lambda: _compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])), ahead=False)
+    assert_same(fit, lambda: compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])), ahead=False)
 
 
 @RAN_OUT
@@ -381,7 +264,7 @@ def test_a_generator_of_sparse_arrays_with_a_shorter_last_one():
 
     assert_same(
         lambda model, callbacks: model.fit(data(), shuffle=False, verbose=0, callbacks=callbacks),
-        lambda: _compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),
+        lambda: compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),
     )
 
 
@@ -401,7 +284,7 @@ def test_a_model_that_runs_eagerly():
 
 @pytest.mark.parametrize("kind", ["arrays", "generator"])
 def test_where_batches_are_put_on_the_device_first(kind, monkeypatch):
-    """As on an accelerator, where Keras's own iterator puts them there one ahead."""
+    """Keras's own iterator does so on an accelerator, one batch ahead."""
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     x, y = records(40)
 
@@ -423,9 +306,7 @@ def test_predict_and_evaluate(built, steps_per_execution):
     def run():
         keras.utils.set_random_seed(3)
         model = make_model(built, steps_per_execution=steps_per_execution)
-        if (
-            behaviour().stacks and steps_per_execution > 1
-        ):  # Keras 3.16 builds a model that predicts of a stack, with a wrong shape
+        if behaviour().stacks and steps_per_execution > 1:  # `predict` of Keras 3.16 builds a model with the shape of a stack
             model.build((None, 5))
         predicted = model.predict((batch for batch in batches()), verbose=0)
         return [predicted, model.predict(records()[0], verbose=0), model.evaluate((batch for batch in batches()), verbose=0)]

@@ -1,7 +1,6 @@
-"""With several steps in an execution, which some versions of Keras take at once, training is the same, whatever the data.
+"""Training is the same with several steps in an execution, which some versions of Keras take at once, for any kind of data.
 
-The data has six batches, of which the last is a shorter one: executions of four steps end with one of two, which have different
-shapes.
+The data has six batches, and the last is shorter. So the second execution of four steps has two batches with different shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from penstock.keras._versions import behaviour
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*ran out of data"),
-    # From JAX 0.12 on, Keras's own look at a first batch of float64 warns.
+    # From JAX 0.12 on, Keras's own code warns when it inspects a first batch of float64.
     pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64"),
 ]
 
@@ -146,7 +145,7 @@ def test_the_order_of_the_keys_of_a_dict_in_a_stack():
 
 @pytest.mark.parametrize("where", ["generator", "arrays"])
 def test_sparse_arrays_are_as_keras_has_them(where):
-    """Keras 3.15 steps through them, and 3.16, which cannot stack them, refuses them."""
+    """Keras 3.15 steps through them. Keras 3.16 cannot stack them, and refuses them."""
     import scipy.sparse
 
     x, y = records(40)

@@ -1,4 +1,4 @@
-"""A small training, the same each time but for what iterates over its data."""
+"""A small training that is the same each time, except for the iterator over its data."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import pytest
 
 import penstock.keras as pk
 
 FEATURES, CLASSES, BATCH = 5, 3, 8
+RAN_OUT = pytest.mark.filterwarnings("ignore:.*ran out of data")
 
 
 def records(count: int = 44, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The last batch of 8 is a shorter one."""
+    """Return (x, y). 44 records give batches of 8, of which the last is shorter."""
     rng = np.random.default_rng(seed)
     return rng.normal(size=(count, FEATURES)).astype("float32"), rng.integers(0, CLASSES, count).astype("int32")
 
 
 def batches(count: int = 44, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the records in batches."""
     x, y = records(count, seed)
     return [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, count, BATCH)]
 
 
 def make_model(built: bool = False, **options: Any) -> keras.Model:
-    """Not built, so that `fit` looks at a batch first, unless `built`; dropout and batch norm tell the order of batches."""
+    """Return a compiled model whose result depends on the order of batches, by dropout and batch norm.
+
+    Unless it is built, `fit` inspects a batch first.
+    """
     layers = [keras.layers.Input((FEATURES,))] if built else []
     model = keras.Sequential(
         [
@@ -42,25 +48,65 @@ def make_model(built: bool = False, **options: Any) -> keras.Model:
     return model
 
 
+def compiled(model: keras.Model) -> keras.Model:
+    """Compile a classifier and return it."""
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+class Records(keras.utils.PyDataset):
+    """Batches that are reshuffled at the end of each epoch, in place."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.x, self.y = records()
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        here = slice(index * BATCH, (index + 1) * BATCH)
+        # Without a copy, the last step of Keras alone would read arrays while they are shuffled.
+        return self.x[here].copy(), self.y[here].copy()
+
+    def on_epoch_end(self) -> None:
+        order = self.rng.permutation(len(self.x))
+        self.x[...], self.y[...] = self.x[order], self.y[order]
+
+
+class Endless(Records):
+    """Batches without end."""
+
+    @property
+    def num_batches(self) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return batches(seed=index)[0]
+
+
 class Trained(NamedTuple):
+    """The result of a training."""
+
     history: dict[str, list[float]]
     weights: list[np.ndarray]
     ahead: bool  # whether a feed read the training data
 
 
 def train(threaded: bool, fit: Callable[[keras.Model, Any], Any], model: Callable[[], keras.Model] = make_model) -> Trained:
-    """`fit` gets a model and the callbacks to give to its `fit`."""
+    """Train a new model. `fit` gets the model and the callbacks for the model's `fit`."""
     keras.utils.set_random_seed(7)
     trained, watch = model(), _Watch()
     with pk.threaded_epochs() if threaded else contextlib.nullcontext() as epochs:
         history = fit(trained, [watch])
-    # Batches that are taken without a feed have no bytes in the statistics.
+    # Batches that are read without a feed have no bytes in the statistics.
     ahead = bool(watch.threads) or (threaded and any(stats.bytes for stats in epochs.stats()))
     return Trained(history.history, [np.asarray(v.value) for v in trained.weights], ahead)
 
 
 class _Watch(keras.callbacks.Callback):
-    """Sees the threads that run during a step."""
+    """A callback that notes the threads of penstock that run during a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +119,11 @@ class _Watch(keras.callbacks.Callback):
 def assert_same(
     fit: Callable[[keras.Model, Any], Any], model: Callable[[], keras.Model] = make_model, ahead: bool | None = True
 ) -> None:
-    """Bit for bit the same training with threaded epochs as without; `ahead`: on a thread, None where speed decides."""
+    """Check that a training with threaded epochs is the same as without, bit for bit.
+
+    Args:
+      ahead: whether a thread reads the batches; None if their speed decides.
+    """
     default, threaded = train(False, fit, model), train(True, fit, model)
     assert not default.ahead
     assert ahead is None or threaded.ahead == ahead

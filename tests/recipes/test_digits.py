@@ -113,7 +113,7 @@ def test_ctrl_c_ends_the_command_with_130_and_no_traceback(tmp_path):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     finally:
-        process.kill()  # nothing happens to one that has ended
+        process.kill()  # has no effect if it has ended
     assert process.returncode == 130
     assert errors.startswith("penstock: interrupted; metrics.jsonl and training.png up to step")
     assert "Traceback" not in errors
@@ -121,7 +121,7 @@ def test_ctrl_c_ends_the_command_with_130_and_no_traceback(tmp_path):
     assert (out / "training.png").exists()
 
 
-# JAX reports each part of a compilation from inside of it: here between the lowering and the backend's part.
+# JAX calls listeners during a compilation; this one runs between lowering and compilation by the backend.
 _INTERRUPT_COMPILATION = """
 import jax.monitoring
 interrupted = []
@@ -139,9 +139,9 @@ jax.monitoring.register_event_duration_secs_listener(interrupt)
 def test_ctrl_c_while_it_compiles_ends_the_command_with_130_and_leaves_an_empty_folder(tmp_path):
     process = _command("--quiet", "--out", str(tmp_path), first=_INTERRUPT_COMPILATION)
     printed, errors = process.communicate(timeout=120)
-    assert printed == "the compilation goes on\n"  # jaxlib may crash at the end where it does not
+    assert printed == "the compilation goes on\n"  # otherwise jaxlib may crash at exit
     assert (process.returncode, errors) == (130, "penstock: interrupted before the first log point: nothing was measured\n")
-    assert list(tmp_path.iterdir()) == []  # so the same command can run again
+    assert list(tmp_path.iterdir()) == []  # so that the same command can run again
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_default_training_reaches_97_percent_on_one_device(tmp_path):
 
 
 def _command(*flags: str, first: str = "", **variables: str) -> subprocess.Popen[str]:
-    # A process that a shell starts in the background ignores SIGINT, and so would its children.
+    # A background process of a shell ignores SIGINT, and its children inherit this.
     start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     start += first + "\nfrom penstock.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "train", "digits", *flags]
@@ -229,7 +229,7 @@ def test_a_file_is_no_folder(tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_told_before_the_run(tmp_path, monkeypatch):
     folder = tmp_path / "read-only"
     folder.mkdir(mode=0o555)
-    monkeypatch.chdir(folder)  # others than root cannot reach it from above
+    monkeypatch.chdir(folder)  # users other than root cannot reach it by its path
     before = os.geteuid()
     os.seteuid(before or 65534)  # root may write anywhere
     try:

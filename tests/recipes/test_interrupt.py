@@ -8,7 +8,7 @@ from penstock.recipes.interrupt import ctrl_c_at_checks
 
 @pytest.fixture(autouse=True)
 def _python_handles_ctrl_c():
-    """A process that a shell starts in the background ignores it."""
+    """Set the default handler: a background process of a shell ignores Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

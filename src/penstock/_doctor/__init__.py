@@ -1,4 +1,4 @@
-"""`penstock doctor`: is this environment one in which training is right and fast, and if not, what to do?"""
+"""`penstock doctor`: examine whether training in this environment is correct and fast, and say what to do if it is not."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from penstock._doctor.report import Report as Report
 
 
 def doctor() -> Report:
-    """Look at versions, devices, known faults of this jaxlib, memory, threads and optional tools.
+    """Examine versions, devices, known faults of this jaxlib, memory, threads and optional tools.
 
-    Takes a few seconds, and less than ten: JAX is started in processes of its own, never in this one, so that no device is taken
-    and no setting is decided here.
+    It takes a few seconds, and less than ten. JAX is started in processes of its own, never in this one, so no device is occupied
+    and no setting of JAX is fixed.
 
     Returns:
-      A `Report`: print it, or look at its `findings`. `ok` is False where something gives wrong results or cannot work.
+      A `Report`: print it, or read its `findings`. `ok` is False if something gives wrong results or cannot work.
 
     Example:
       >>> report = ps.doctor()

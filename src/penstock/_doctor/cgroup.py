@@ -1,6 +1,7 @@
-"""The limits that cgroups, of version 1 or 2, set to this process: those of its own cgroup and of all that contain it.
+"""The limits of memory and CPU time that cgroups, of version 1 or 2, set to this process.
 
-Files and their meaning: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the Linux kernel.
+The files of its own cgroup and of all cgroups that contain it go in, the lowest limits come out. The files are described in
+Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the Linux kernel.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ class Limits:
     """Limits of memory and CPU time.
 
     Attributes:
-      known: whether the cgroups of this process could be read at all.
+      known: whether the cgroups of this process could be read.
       memory: bytes; None for no limit.
-      cores: CPU seconds a second; None for no quota.
+      cores: CPU seconds per second; None for no quota.
     """
 
     known: bool
@@ -28,7 +29,7 @@ class Limits:
 
 
 def limits(proc: Path = Path("/proc")) -> Limits:
-    """Return the least of the limits that apply to this process."""
+    """Return the lowest of the limits that apply to this process."""
     memory, cpu = list(_folders("memory", proc)), list(_folders("cpu", proc))
     bytes_ = [limit for limit in map(_memory, memory) if limit is not None]
     cores = [limit for limit in map(_cores, cpu) if limit is not None]
@@ -58,13 +59,13 @@ def _folders(controller: str, proc: Path) -> Iterator[Path]:
             continue
         for mount in _mounts(proc, controller if controllers else None):
             folder = mount / path.lstrip("/")
-            if not folder.is_dir():  # in a container the path may be that of the host
+            if not folder.is_dir():  # in a container, this may be a path of the host
                 folder = mount
             yield from (each for each in (folder, *folder.parents) if each.is_relative_to(mount))
 
 
 def _mounts(proc: Path, controller: str | None) -> Iterator[Path]:
-    """Yield where the hierarchy of a controller is mounted; that of version 2, which has all of them, for None."""
+    """Yield the mount points of the hierarchy of a controller; None stands for version 2, which has all controllers."""
     for line in _text(proc / "mounts").splitlines():
         _, where, kind, options, *_ = line.split()
         if kind == "cgroup2" if controller is None else kind == "cgroup" and controller in options.split(","):

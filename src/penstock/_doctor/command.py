@@ -1,4 +1,4 @@
-"""`penstock doctor`: print what was found."""
+"""The command `penstock doctor`: print the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the report.
 
     Returns:
-      0, or 1 where something is wrong.
+      The exit status: 0, or 1 if something is wrong.
     """
     report = doctor()
     print(report.to_json() if args.json else report)

@@ -1,4 +1,4 @@
-"""Everything that the doctor looks at, in the order in which it is shown."""
+"""The examination of the environment: it yields all findings, in the order of the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ memory = lambda device: (device.memory_stats() or {}).get("bytes_limit")
 print("devices", json.dumps([[each.platform, each.device_kind, memory(each)] for each in jax.local_devices()]))
 """
 
-# Libraries that penstock works with, and the extra that brings each.
+# Libraries that penstock works with, and the extra that installs each.
 _LIBRARIES = (
     *(("flax", "train"), ("optax", "train"), ("orbax-checkpoint", "train"), ("grain", "grain"), ("pyarrow", "arrow")),
     *(("torch", "torch"), ("tensorflow", "bench"), ("equinox", "bench")),
@@ -33,7 +33,7 @@ _SECONDS = 7.0
 
 
 def examine() -> Iterator[Finding]:
-    """Yield all findings. JAX runs in processes of its own, side by side."""
+    """Yield all findings. JAX runs in processes of its own, in parallel."""
     with ThreadPoolExecutor(3) as pool:
         outcomes, devices, gpus = pool.submit(jaxlib_faults.run), pool.submit(_devices), pool.submit(machine.nvidia_gpus)
         yield from _versions()
@@ -74,7 +74,7 @@ def _supported(section: str, supported: Supported, version: str | None, extra: s
 
 
 def _devices() -> Sequence[Finding]:
-    """The devices that JAX finds, asked in a process of its own, which leaves their memory alone."""
+    """Return the devices that JAX finds, in a process of its own that does not allocate their memory."""
     section = "Devices"
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TPU_SKIP_MDS_QUERY": "1"}
     command = [sys.executable, "-P", "-c", _DEVICES]
@@ -105,7 +105,7 @@ def _devices() -> Sequence[Finding]:
 
 
 def _unused_gpus(devices: Sequence[Finding], gpus: Sequence[str]) -> Iterator[Finding]:
-    """GPUs that their driver reports and JAX does not use."""
+    """Yield a warning for GPUs that their driver reports and JAX does not use."""
     if gpus and not any(finding.name in ("gpu", "cuda") for finding in devices):
         found = f"{', '.join(gpus)} here, and JAX uses none"
         yield Finding("Devices", "gpu", "warning", found, 'pip install "jax[cuda13]", or unset JAX_PLATFORMS')

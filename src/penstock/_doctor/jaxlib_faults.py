@@ -1,8 +1,8 @@
-"""Small programs that some releases of jaxlib compute wrongly or crash on, and whether this one does.
+"""Known faults of jaxlib: small programs that some releases compute wrongly or crash on, run with the installed release.
 
-Each program is a reproduction from a report to JAX's developers, run in a process of its own: a crash or a hang ends that
-process and nothing else, and this one starts no JAX backend. What was found is kept on disk, by jaxlib, processor and XLA flags,
-so that a command can warn without running it again.
+Each program is a reproduction from a report to JAX's developers. It runs in a process of its own, so a crash or a hang ends only
+that process, and this process starts no JAX backend. The outcomes are kept on disk by jaxlib, processor and XLA flags, so that a
+command can warn without running the programs again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from penstock._versions import JAX, installed, untested
 _TOLERANCE = 1e-4  # relative; float32 sums of ten terms differ by 1e-6, the wrong values by 1e-3 and more
 
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
-"""Signals that a program causes itself; others come from outside, as SIGKILL does where memory is short."""
+"""Signals that a program causes itself. Others come from outside, such as SIGKILL if memory is short."""
 
 UNKNOWN = "if that is no fault of XLA_FLAGS or of the installation, try again when the machine is less busy"
 
-_SECONDS = 7.0  # a case takes about one, and three on a busy machine; the doctor promises less than ten for everything
+_SECONDS = 7.0  # a case takes about 1 s, and 3 s on a busy machine; the doctor promises less than 10 s for everything
 
 _BEFORE = "import jax, jax.numpy as jnp, numpy as np\n"
 _AFTER = """
@@ -43,11 +43,9 @@ class Case:
     """A program with a known result.
 
     Attributes:
-      name: what it computes.
-      link: the report that it is from.
-      program: lines that set `got`, computed by JAX, and `expected`, computed by NumPy; `jax`, `jnp` and `np` are imported.
-      remedy: what to do where it fails.
-      fails: the releases of jaxlib that were seen to fail, with the verdict; all others in the range were seen to be right.
+      name: a description of the computation. link: the report. program: lines that set `got`, computed by JAX, and `expected`,
+      computed by NumPy; `jax`, `jnp` and `np` are imported. remedy: the advice for a jaxlib that fails. fails: the releases of
+      jaxlib that were observed to fail, with the verdict. All others in the range were observed to be right.
     """
 
     name: str
@@ -59,12 +57,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a case ended.
+    """The outcome of a case.
 
     Attributes:
       name, link, remedy: those of the case.
-      verdict: "right", "wrong", "crash", or "unknown" where it had no end in time or could not be run.
-      detail: the largest relative difference, the signal, or why nothing is known.
+      verdict: "right", "wrong", "crash", or "unknown" if it did not end in time or could not be run.
+      detail: the largest relative difference, the signal, or the reason for an unknown verdict.
     """
 
     name: str
@@ -75,7 +73,7 @@ class Outcome:
 
     @property
     def fails(self) -> bool:
-        """Whether this jaxlib computes the case wrongly, or crashes on it."""
+        """Return whether this jaxlib computes the case wrongly or crashes on it."""
         return self.verdict in ("wrong", "crash")
 
 
@@ -124,10 +122,11 @@ expected = np.arctan(x)""",
 
 
 def run(cases: Sequence[Case] = CASES, seconds: float = _SECONDS) -> list[Outcome]:
-    """Run cases side by side on the CPU, each in a process of its own.
+    """Run cases in parallel on the CPU, each in a process of its own.
 
     Args:
-      seconds: after so many, a case that has not ended is stopped and unknown.
+      cases: the cases.
+      seconds: time after which a case that has not ended is stopped, and its verdict is unknown.
     """
     deadline = time.monotonic() + seconds
     processes = []
@@ -141,13 +140,13 @@ def run(cases: Sequence[Case] = CASES, seconds: float = _SECONDS) -> list[Outcom
             process.communicate()
 
 
-_found: dict[str, list[Outcome]] = {}  # what `known` has found in this process
+_found: dict[str, list[Outcome]] = {}  # the outcomes that `known` has returned in this process
 
 
 def known(cases: Sequence[Case] = CASES) -> list[Outcome]:
-    """Return what is on disk of this jaxlib, processor and XLA flags; run the cases where nothing is.
+    """Return the outcomes for this jaxlib, processor and XLA flags from disk; run the cases if there are none.
 
-    A process asks once. On disk, only a run in which every case came to an end is kept.
+    A process reads the disk once. Outcomes are written to disk only if none is unknown.
     """
     about = _about(cases)
     if about not in _found:
@@ -159,9 +158,9 @@ def known(cases: Sequence[Case] = CASES) -> list[Outcome]:
 
 
 def keep(outcomes: Sequence[Outcome], cases: Sequence[Case] = CASES) -> None:
-    """Keep outcomes on disk for `known`, if none is unknown.
+    """Write outcomes to disk for `known`, if none is unknown.
 
-    Without a folder that can be written to, the next command takes some seconds longer, and no more.
+    If the folder is not writable, nothing is written, and the next command takes some seconds longer.
     """
     path = _kept_at(_about(cases))
     if path is None or any(outcome.verdict == "unknown" for outcome in outcomes):
@@ -176,14 +175,14 @@ def keep(outcomes: Sequence[Outcome], cases: Sequence[Case] = CASES) -> None:
 
 
 def warn_of_known_faults() -> None:
-    """Print one line on standard error for a jaxlib that fails known cases, and one for each version that is not tested."""
+    """Print a warning to standard error if this jaxlib fails known cases, and one for each version that is not tested."""
     for line in (*untested(), warning(known())):
         if line:
             print(f"penstock: warning: {line}", file=sys.stderr)
 
 
 def warning(outcomes: Sequence[Outcome]) -> str | None:
-    """Return one line that says what this jaxlib gets wrong on the CPU, or is not known; None where it gets all right."""
+    """Return one line that warns of cases that this jaxlib fails on the CPU, or that are unknown; None if all are right."""
     failing = [outcome for outcome in outcomes if outcome.fails]
     unknown = [outcome for outcome in outcomes if outcome.verdict == "unknown"]
     here = f"jaxlib {installed('jaxlib')}"
@@ -191,12 +190,12 @@ def warning(outcomes: Sequence[Outcome]) -> str | None:
         return f"whether {here} computes known cases right is unknown: {unknown[0].detail}; penstock doctor says more"
     if not failing:
         return None
-    said = ", ".join(f"jax#{outcome.link.rpartition('/')[2]} {outcome.verdict}" for outcome in failing)
-    return f"{here} fails known cases on the CPU ({said}): {failing[0].remedy}; penstock doctor says more"
+    failures = ", ".join(f"jax#{outcome.link.rpartition('/')[2]} {outcome.verdict}" for outcome in failing)
+    return f"{here} fails known cases on the CPU ({failures}): {failing[0].remedy}; penstock doctor says more"
 
 
 def _start(case: Case) -> subprocess.Popen[str]:
-    # The child computes on one CPU device whatever this process is set to, and has its XLA flags, which may be the remedy.
+    # The child uses one CPU device, whatever the settings of this process. It inherits the XLA flags, which may be the remedy.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")} | {"JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _BEFORE + case.program + _AFTER],
@@ -228,13 +227,13 @@ def _outcome(case: Case, process: subprocess.Popen[str], deadline: float, second
 
 
 def _about(cases: Sequence[Case]) -> str:
-    """Return all that outcomes depend on (JAX, the processor, the flags, the cases) and the folder that they are kept in."""
+    """Return all that outcomes depend on (JAX, processor, flags, cases) and the folder in which they are kept."""
     flags = (os.environ.get("XLA_FLAGS"), os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
     return repr((installed("jax"), installed("jaxlib"), processor(), *flags, *cases))
 
 
 def _kept_at(about: str) -> Path | None:
-    """The file for outcomes; None for a user without a home."""
+    """Return the path of the file for outcomes; None for a user without a home."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
@@ -243,7 +242,7 @@ def _kept_at(about: str) -> Path | None:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -257,6 +256,6 @@ def _read(path: Path | None, cases: Sequence[Case]) -> list[Outcome] | None:
         return None
     try:
         outcomes = [Outcome(**each) for each in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError):  # not there, or not written by `_write`: the cases are run
+    except (OSError, ValueError, TypeError):  # no file, or not one that `keep` wrote: the cases are run
         return None
     return outcomes if [outcome.name for outcome in outcomes] == [case.name for case in cases] else None

@@ -1,4 +1,4 @@
-"""Findings on memory, threads, the kernel's settings, and programs that some commands need."""
+"""Findings on memory, threads, settings of the kernel, and programs that some commands need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock._doctor.report import Finding
 from penstock._versions import installed
 
 _LITTLE_MEMORY = 4 << 30  # bytes; JAX and a small model take one or two GiB
-_SMALL_SHM = 1 << 30  # bytes; a worker process passes a few batches through /dev/shm
+_SMALL_SHM = 1 << 30  # bytes; worker processes pass batches through /dev/shm
 
 
 def examine() -> Iterator[Finding]:
@@ -25,7 +25,7 @@ def examine() -> Iterator[Finding]:
 
 
 def nvidia_gpus() -> list[str]:
-    """Names of the NVIDIA GPUs that their driver reports; none without the driver."""
+    """Return the names of the NVIDIA GPUs that their driver reports; none if there is no driver."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=5, check=True
@@ -47,7 +47,10 @@ def _memory_and_threads() -> Iterator[Finding]:
 
 
 def _cores(section: str) -> Finding:
-    """XLA and most libraries start a thread for each core that affinity allows, whatever the quota of the cgroup."""
+    """Compare the cores with the quota of the cgroup.
+
+    XLA and most libraries start a thread for each core that the affinity of the process allows, and ignore the quota.
+    """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     found = f"{len(cores)} of {os.cpu_count()} for this process"
     limits = cgroup.limits()
@@ -68,8 +71,8 @@ def _memory(section: str) -> Finding:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = cgroup.limits()
     if limits.memory is None or limits.memory >= total:
-        said = "with no limit by a cgroup" if limits.known else "and the limit of a cgroup cannot be read"
-        return Finding(section, "memory", "ok" if limits.known else "unknown", f"{total / 2**30:.1f} GiB, {said}")
+        limit = "with no limit by a cgroup" if limits.known else "and the limit of a cgroup cannot be read"
+        return Finding(section, "memory", "ok" if limits.known else "unknown", f"{total / 2**30:.1f} GiB, {limit}")
     found = f"{limits.memory / 2**30:.1f} GiB for this cgroup, of {total / 2**30:.1f} GiB"
     if limits.memory > _LITTLE_MEMORY:
         return Finding(section, "memory", "ok", found)
@@ -145,7 +148,7 @@ def _programs() -> Iterator[Finding]:
 
 
 def _triton(section: str) -> Finding:
-    """Triton from 3.7 on crashes where TensorFlow 2.20 or 2.21 was imported before it: each brings an LLVM of its own."""
+    """Warn of a crash: Triton from 3.7 on crashes if TensorFlow 2.20 or 2.21 was imported before. Each has its own LLVM."""
     version = installed("triton") or ""
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     found = f"Triton {version} and TensorFlow {installed('tensorflow') or installed('tensorflow-cpu')} in one process"

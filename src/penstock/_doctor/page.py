@@ -1,4 +1,4 @@
-"""The page *Versions* of the documentation, made from the tables that the code uses.
+"""The page *Versions* of the documentation. The tables that the code uses go in, Markdown comes out.
 
 python -m penstock._doctor.page > docs/versions.md
 """
@@ -15,46 +15,48 @@ _BEGINNING = f"""\
 
 <!-- Made by `python -m penstock._doctor.page > docs/versions.md` from the tables that the code uses. -->
 
-Every version between the oldest and the newest is admitted; the faults that some jaxlibs among them have are below. The tests run
-on both ends:
+Every version between the oldest and the newest is supported. Some releases of jaxlib among them have faults, which are listed
+below. The tests run with the oldest and the newest versions:
 
 - all of them on Python {PYTHON.tested[-1]}, with the newest JAX, Flax, Keras and Grain;
 - the quick ones on Python {PYTHON.tested[0]}, with JAX {JAX.tested[0]};
-- those of `penstock.keras` on the nightly of the next Keras too.
+- those of `penstock.keras` also on the nightly build of the next Keras.
 
-An older version is refused when penstock is imported, in one line that says what to install. A newer JAX is not refused: the
-commands warn that it was not tested, and where it lacks something that penstock relies on, the error says so. A newer Keras is
-refused by `penstock.keras`, which relies on what Keras's trainer does. `penstock doctor` shows what you have.
+An older version is refused when penstock is imported, with one line that says what to install. A newer JAX is not refused. The
+commands warn that it was not tested, and an error names any part of it that penstock needs and does not find. A newer Keras is
+refused by `penstock.keras`, because that depends on the behaviour of Keras's trainer. `penstock doctor` shows your versions.
 """
 
 _KNOWN_FAULTS = """\
 ## Known faults of jaxlib
 
-Some releases compute wrong values on the CPU, or crash, in programs that others run. `penstock doctor` runs a reproduction of
-each, of three lines, in a process of its own; the commands warn of a jaxlib that fails, and reports of benchmarks record it. The
-first three are faults of XLA's YNNPACK fusions, which `XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=` turns off. (In some
-programs those also cost time: [jax#37465](https://github.com/jax-ml/jax/issues/37465).) The last was reported of jaxlib 0.10.2,
-and is right on the processors that we have: run the doctor on yours.
+Some releases compute wrong values on the CPU, or crash, in programs that other releases run correctly. `penstock doctor` runs a
+reproduction of each fault, of three lines, in a process of its own. The commands warn of a jaxlib that fails, and the reports of
+benchmarks record it. The first three are faults of XLA's YNNPACK fusions, which
+`XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=` turns off. (In some programs, these fusions are also slow:
+[jax#37465](https://github.com/jax-ml/jax/issues/37465).) The last fault was reported for jaxlib 0.10.2. The processors that we
+have compute it correctly: run the doctor on yours.
 """
 
 _WORKAROUNDS = """\
 ## Faults of XLA that plans work around
 
-A workaround applies to the releases that need it, and a test fails on the first that no longer does.
+A workaround applies only to the releases that need it. A test fails on the first release that no longer needs it.
 """
 
 _PRIVATE = f"""\
 ## Private parts of JAX
 
-penstock reads these, and says so where a JAX has none of them. All were last seen in JAX {JAX.tested[-1]}.
-`tests/test_private.py` holds them, and whatever else of JAX's equations is no public promise, such as the parameters of a `scan`.
+penstock uses these, and an error names a part that a JAX does not have. All were last seen in JAX {JAX.tested[-1]}.
+`tests/test_private.py` tests them, and other properties of JAX's equations that are not public, such as the parameters of a
+`scan`.
 """
 
 
 def page() -> str:
     """Return the page, as Markdown."""
     works = _table(
-        ("", "admitted", "tested", "to install"),
+        ("", "supported", "tested", "to install"),
         [
             (each.name, _span(each.works), ", ".join(each.tested), f"`{each.install}`" if each.distribution else "")
             for each in SUPPORTED
@@ -83,7 +85,7 @@ def page() -> str:
 
 
 def _span(works: str) -> str:
-    """The versions without the name."""
+    """Return the versions without the name."""
     return works.partition(" ")[2]
 
 

@@ -1,4 +1,4 @@
-"""Findings of the doctor, and their report as text and as JSON."""
+"""The report of the doctor: findings go in, a text or JSON comes out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _MARKS: dict[Status, str] = {"ok": "ok", "absent": "–", "warning": "!", "wrong
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One examined property of the environment.
 
     Attributes:
-      section: the heading that it stands under.
-      name: of the thing.
-      status: "ok"; "absent" for something optional that is not here; "warning" for what costs speed or was not tested; "wrong"
-        for what gives wrong results or cannot work; "unknown" where it could not be found out.
-      found: what is here.
-      remedy: what to do; "" where there is nothing to do.
+      section: the heading in the report.
+      name: name of the property.
+      status: "ok"; "absent" for something optional that is not installed; "warning" if it costs speed or was not tested; "wrong"
+        if it gives wrong results or cannot work; "unknown" if it could not be examined.
+      found: the value found.
+      remedy: the advice; "" if there is nothing to do.
     """
 
     section: str
@@ -32,13 +32,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings. `print` shows them as a table."""
+    """All findings. Print it to see them as a table.
+
+    Attributes:
+      findings: the findings, in the order of the report.
+    """
 
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong; warnings, and things that are absent or unknown, are no wrong."""
+        """Return whether nothing is wrong. Findings that are warnings, absent or unknown are allowed."""
         return all(finding.status != "wrong" for finding in self.findings)
 
     def __str__(self) -> str:
@@ -59,11 +63,11 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One line: how much is wrong, and how much is worth a look."""
+        """Return one line with the numbers of findings that are wrong, worth a look, or unknown."""
         counts = {
             status: sum(finding.status == status for finding in self.findings) for status in ("wrong", "warning", "unknown")
         }
-        said = [
+        parts = [
             f"{count} {'is' if count == 1 else 'are'} {word}"
             for count, word in (
                 (counts["wrong"], "wrong"),
@@ -72,10 +76,10 @@ class Report:
             )
             if count
         ]
-        return f"{len(self.findings)} things looked at: {', '.join(said) or 'all is well'}"
+        return f"{len(self.findings)} things looked at: {', '.join(parts) or 'all is well'}"
 
     def to_json(self) -> str:
-        """All findings as JSON."""
+        """Return all findings as JSON."""
         return json.dumps({"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}, indent=1)
 
 

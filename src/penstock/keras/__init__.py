@@ -1,4 +1,4 @@
-"""Keras 3 on JAX, fed without stalls.
+"""Data for Keras 3 on JAX, read and placed on a thread ahead of the training step.
 
 import penstock.keras as pk
 

@@ -1,4 +1,8 @@
-"""The iterator that Keras takes its batches from."""
+"""The iterator over batches that Keras uses inside of an epoch.
+
+`ResumableBatches` go in, batches placed as Keras needs them come out. A `Feed` reads them ahead, unless reading a batch takes
+less time than receiving it from a thread.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from keras.src import tree
 from penstock._feed.device_feed import Feed
 from penstock._feed.stats import Stats
 from penstock.data.tree import Batch, describe
-from penstock.keras._execution import Executions, Ready, assemble, gather
+from penstock.keras._execution import ExecutionAdapter, KerasItem, assemble, gather
 from penstock.keras._placement import KerasPlacement
-from penstock.keras._resumable import Source
+from penstock.keras._resumable import ResumableBatches
 from penstock.keras._versions import behaviour, is_partial, partial_batches
 
-# Seconds a batch from which a thread is of use: having a batch from one takes 0.1 ms of a busy machine. Where so many in a
-# row take longer, it is the batches, and not another process that had the core for a moment.
+# Seconds for one batch from which a thread is worth while: receiving a batch from a thread takes 0.1 ms on a busy machine. If
+# this many batches in a row take longer, the batches are slow. A single slow one may be due to another process that had the core.
 _SLOW = 150e-6
 _IN_A_ROW = 8
 
@@ -27,74 +31,83 @@ _DEVICE_BUFFER = 2
 _HOST_BUFFER = 4
 
 
-class Batches(Iterator[Batch]):
-    """Batches of one source, read ahead while Keras is in its loop over batches, and by nobody while it is not.
+class BatchIterator(Iterator[Batch]):
+    """An iterator over the batches of one source, which are read ahead only while Keras is in its loop over batches.
 
-    A `Feed` reads them, whose threads `pause` ends. What it had read by then lies with the source, and is where the next feed
-    begins: nothing is lost or read twice. A batch counts as had when Keras takes it, not when it is looked at, which is before
-    Keras begins what it cannot break off.
+    A `Feed` reads them, and `pause` ends its threads. The source keeps the batches that were read and not consumed, and the next
+    feed begins with them, so nothing is lost or read twice. A batch counts as consumed when Keras takes it with `next`. `peek`
+    does not consume it: Keras peeks before it begins an execution, which it cannot interrupt.
 
-    *Errors.* What stands in the place of a batch comes at that batch, once. Where Keras is inside of an execution of several
-    steps, whose state it would lose, the batches before it end the execution first: `failure` then holds the error.
+    *Errors.* An error in the place of a batch is raised at that batch, once. Inside of an execution of several steps, Keras would
+    lose its state by an error. So the batches before it end the execution first, and `failure` then holds the error.
 
-    *Executions.* A version of Keras that stacks takes all batches of an execution at one `next`: what is read, placed and looked
-    at is then an execution (`_execution`), and what is had is counted in batches all the same.
+    *Executions.* Some versions of Keras take all batches of an execution at one `next`. The items that are read, placed and
+    peeked are then executions (see `_execution`). Consumed batches are still counted one by one.
 
     Args:
-      note: is given the statistics of each feed when it ends.
-      limit: batches that Keras takes until its epoch ends, where the source must not be read beyond that; None for no limit.
-      steps_per_execution: that Keras takes in one execution.
-      whole: an execution ends at every multiple of so many batches; None where the source ends by itself.
+      source: the batches.
+      add_stats: is called with the statistics of each feed when it ends.
+      limit: number of batches that Keras takes until the end of its epoch, if the source must not be read beyond it; None for no
+        limit.
+      steps_per_execution: number of batches that Keras takes in one execution.
+      epoch_batches: an execution ends at every multiple of this number; None if the source ends by itself.
+
+    Attributes:
+      failure: the error that ended the last execution; None if there is none.
     """
 
     def __init__(
         self,
-        source: Source,
-        note: Callable[[Stats], None],
+        source: ResumableBatches,
+        add_stats: Callable[[Stats], None],
         limit: int | None,
         steps_per_execution: int,
-        whole: int | None = None,
+        epoch_batches: int | None = None,
     ):
         self._behaviour = behaviour()
-        self._at_once = steps_per_execution if self._behaviour.stacks else 1  # batches that Keras takes at one `next`
-        self._source, self._placement, self._note = source, KerasPlacement(self._at_once), note
-        self._limit, self._steps, self._whole = limit, steps_per_execution, whole
+        self._per_item = steps_per_execution if self._behaviour.stacks else 1  # batches that Keras takes at one `next`
+        self._source, self._placement, self._add_stats = source, KerasPlacement(self._per_item), add_stats
+        self._limit, self._steps, self._epoch_batches = limit, steps_per_execution, epoch_batches
         self._feed: Feed | None = None
-        self._fed = 0  # batches that were had of this feed
-        self._feed_ends = -1  # number of the batch that the feed has no more, if it has a limit
-        self._quick = source.quick
-        self._looked_at: list[Ready] = []  # at most one: the next
-        self._last_quick = False  # the batch that was looked at is no more of the source's
+        self._consumed = 0
+        self._consumed_of_feed = 0
+        self._feed_stop = -1  # number of the first batch that a feed with a limit does not have
+        self._inline = source.inline
+        self._peeked: list[KerasItem] = []  # at most one: the next item
+        self._peeked_is_last_inline = False  # the peeked item was read from `inline`, which is not used any more
         self._structure: Any = None
         self._parts: Any = None
         self._first = ""
-        self._in_execution = 0  # batches that Keras had in this one
-        self._directly = _Directly()
-        self._had = 0
+        self._in_execution = 0  # batches that Keras took in this execution
+        self._unthreaded = _UnthreadedStats()
         self.failure: BaseException | None = None
 
-    def look(self) -> bool:
-        """Wait for the next batch, before Keras begins an execution: False if there is none.
+    def peek(self) -> bool:
+        """Wait for the next batch before Keras begins an execution, without consuming it.
+
+        Returns:
+          False if there is no next batch.
 
         Raises:
-          BaseException: what stands in its place.
+          BaseException: the error in the place of the next batch.
         """
         self._in_execution = 0
-        if not self._looked_at:
+        if not self._peeked:
             try:
-                self._looked_at.append(self._take())
+                self._peeked.append(self._next_item())
             except StopIteration:
                 return False
         return True
 
     def __next__(self) -> Any:
-        if self._looked_at:
-            ready = self._looked_at.pop()
+        """Return the next item for Keras, and count its batches as consumed."""
+        if self._peeked:
+            ready = self._peeked.pop()
         else:
-            if self._whole and self._in_execution and self._had % self._whole == 0:
+            if self._epoch_batches and self._in_execution and self._consumed % self._epoch_batches == 0:
                 raise StopIteration
             try:
-                ready = self._take()
+                ready = self._next_item()
             except StopIteration:
                 raise
             except BaseException as error:
@@ -103,107 +116,106 @@ class Batches(Iterator[Batch]):
                 self.failure = error
                 raise StopIteration from None
         self._in_execution += ready.steps
-        self._have(ready.steps)
+        self._count_consumed(ready.steps)
         if ready.failure is not None:
-            self.failure = self._in_place(ready.failure)
-        self._last_quick = False
+            self.failure = self._skip_failed_batch(ready.failure)
+        self._peeked_is_last_inline = False
         return ready.item
 
-    def _take(self) -> Ready:
-        if self._quick is not None:
-            ready = self._take_quick(self._quick)
+    def _next_item(self) -> KerasItem:
+        """Return the next item from wherever batches are read now."""
+        if self._inline is not None:
+            ready = self._next_inline(self._inline)
         else:
             try:
-                ready = self._take_directly() if self._source.direct else self._from_feed()
+                ready = self._next_prefetched() if self._source.prefetched else self._next_from_feed()
             except StopIteration:
                 self._end_feed()
                 raise
             except Exception as error:
-                self._in_place(error)
+                self._skip_failed_batch(error)
                 raise
-            ready = self._as_far_as_alike(ready)
+            ready = self._cut_at_other_structure(ready)
         if ready.steps:
             return ready
         assert ready.failure is not None
-        failure = self._in_place(ready.failure)
+        failure = self._skip_failed_batch(ready.failure)
         del ready
         try:
             raise failure
         finally:
-            del failure  # or its traceback would hold this frame, and this frame it
+            del failure  # otherwise its traceback and this frame would refer to each other
 
-    def _in_place(self, error: BaseException) -> BaseException:
-        """Say in whose place an error stands, and leave out that batch, or the next one who reads would have it again."""
-        error.add_note(f"penstock: in the place of batch {self._had} of {self._source.name}")
+    def _skip_failed_batch(self, error: BaseException) -> BaseException:
+        """Add the number of the batch to its error, and count it as consumed, so that the next reader does not get it again."""
+        error.add_note(f"penstock: in the place of batch {self._consumed} of {self._source.name}")
         self._end_feed()
-        self._have(1)
+        self._count_consumed(1)
         return error
 
-    def _have(self, batches: int) -> None:
-        """Count batches of the source as had."""
-        self._had += batches
-        if self._quick is None and not self._last_quick:
+    def _count_consumed(self, batches: int) -> None:
+        self._consumed += batches
+        if self._inline is None and not self._peeked_is_last_inline:
             for _ in range(batches):
-                self._source.had()
+                self._source.consume()
 
-    def _take_quick(self, batches: Iterator[Batch]) -> Ready:
-        """In as few steps as can be: they are all that this costs where there is nothing to gain."""
-        if self._at_once > 1:
-            execution = gather(lambda _: self._read_quick(batches), range(self._at_once))
-            ready = assemble(execution, self._at_once, lambda batch, stacked: _put(batch))
+    def _next_inline(self, batches: Iterator[Batch]) -> KerasItem:
+        """Read the next item on this thread, in as few steps as possible: they are all overhead if there is nothing to gain."""
+        if self._per_item > 1:
+            execution = gather(lambda _: self._read_inline(batches), range(self._per_item))
+            ready = assemble(execution, self._per_item, lambda batch, stacked: _put(batch))
         else:
-            batch = self._read_quick(batches)
-            ready = Ready(_put(batch) if self._behaviour.on_device else batch)
-        if self._directly.slow_in_a_row >= _IN_A_ROW:
-            self._quick, self._last_quick = None, True  # the source begins after these
+            batch = self._read_inline(batches)
+            ready = KerasItem(_put(batch) if self._behaviour.on_device else batch)
+        if self._unthreaded.slow_in_a_row >= _IN_A_ROW:
+            self._inline, self._peeked_is_last_inline = None, True  # the source begins after these batches
         return ready
 
-    def _read_quick(self, batches: Iterator[Batch]) -> Batch:
+    def _read_inline(self, batches: Iterator[Batch]) -> Batch:
         begin = time.perf_counter()
         batch = next(batches)
-        self._directly.add(begin, time.perf_counter())
+        self._unthreaded.add(begin, time.perf_counter())
         return batch
 
-    def _take_directly(self) -> Ready:
-        if self._at_once == 1:
-            return Ready(self._read_directly(0))
-        # Batches that are placed stay where they are, and are stacked there.
-        return assemble(gather(self._read_directly, range(self._at_once)), self._at_once, lambda batch, stacked: batch)
+    def _next_prefetched(self) -> KerasItem:
+        """Take the next item from a source that has read and placed it ahead."""
+        if self._per_item == 1:
+            return KerasItem(self._read_prefetched(0))
+        # These batches are on their devices, and are stacked there.
+        return assemble(gather(self._read_prefetched, range(self._per_item)), self._per_item, lambda batch, stacked: batch)
 
-    def _read_directly(self, ahead: int) -> Batch:
+    def _read_prefetched(self, ahead: int) -> Batch:
         begin = time.perf_counter()
-        batch = self._source.take(ahead)
-        self._directly.add(begin, time.perf_counter())
+        batch = self._source.read(ahead)
+        self._unthreaded.add(begin, time.perf_counter())
         return batch
 
-    def _from_feed(self) -> Ready:
+    def _next_from_feed(self) -> KerasItem:
+        """Take the next item from a feed, and start one if there is none."""
         if self._feed is None:
-            self._feed = self._start()
+            self._feed = self._start_feed()
         try:
             item = next(self._feed)
         except StopIteration:
-            if self._had != self._feed_ends:
+            if self._consumed != self._feed_stop:
                 raise
-            # Keras takes more than it said: somebody's own train function.
+            # Keras takes more batches than it announced, as in a train function of the user's own.
             self._end_feed()
-            self._feed = self._start()
+            self._feed = self._start_feed()
             item = next(self._feed)
-        ready = item if self._at_once > 1 else Ready(item)
-        self._fed += ready.steps
+        ready = item if self._per_item > 1 else KerasItem(item)
+        self._consumed_of_feed += ready.steps
         return ready
 
-    def _start(self) -> Feed:
+    def _start_feed(self) -> Feed:
         self._placement.take_settings()
-        self._feed_ends = -1 if self._limit is None else self._had + self._limit
-        batch_adapter, host_buffer, device_buffer = (
-            self._source.batch_adapter(self._limit),
-            max(_HOST_BUFFER, self._steps),
-            _DEVICE_BUFFER,
-        )
-        if self._at_once > 1:
-            batch_adapter = Executions(batch_adapter, self._at_once, self._whole, self._had)
-            # An execution lies ready while another runs: as many batches as without stacks, or more.
-            host_buffer, device_buffer = -(-host_buffer // self._at_once), 1
+        self._feed_stop = -1 if self._limit is None else self._consumed + self._limit
+        batch_adapter = self._source.batch_adapter(self._limit)
+        host_buffer, device_buffer = max(_HOST_BUFFER, self._steps), _DEVICE_BUFFER
+        if self._per_item > 1:
+            batch_adapter = ExecutionAdapter(batch_adapter, self._per_item, self._epoch_batches, self._consumed)
+            # One execution waits while another runs: at least as many batches as without stacking.
+            host_buffer, device_buffer = -(-host_buffer // self._per_item), 1
         return Feed(
             batch_adapter,
             self._placement,
@@ -211,73 +223,81 @@ class Batches(Iterator[Batch]):
             device_buffer=device_buffer,
             timeout=None,
             strict=False,
-            first=self._had,
+            first=self._consumed,
         )
 
     def pause(self) -> None:
-        """Keras has left its loop: end the threads, and wait for them, unless they are slow to start again.
+        """End the threads and wait for them, when Keras has left its loop. Threads that are slow to start are kept.
 
-        The next `next()` starts others.
+        The next `next()` starts new threads.
         """
         if not self._source.slow_to_start:
             self.close()
 
-    def give_way(self) -> None:
-        """Another loop begins inside of this one, perhaps over the same data: end the threads, and leave it what was not had."""
+    def stop_for_inner_loop(self) -> None:
+        """End the threads because another loop begins inside of this one, which may use the same data.
+
+        Batches that were not consumed stay with the source, for the inner loop to read.
+        """
         self._end_feed()
-        if self._quick is None and not self._last_quick:
-            self._looked_at.clear()
+        if self._inline is None and not self._peeked_is_last_inline:
+            self._peeked.clear()
 
     def close(self) -> None:
         """End the threads, and wait for them as `Feed.close` does."""
-        self.give_way()
-        if self._directly.steps:
-            self._note(self._directly.stats())
-            self._directly = _Directly()
+        self.stop_for_inner_loop()
+        if self._unthreaded.steps:
+            self._add_stats(self._unthreaded.stats())
+            self._unthreaded = _UnthreadedStats()
 
     def _end_feed(self) -> None:
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.close()
             self._placement.leave_settings()
-            self._note(replace(feed.stats(), steps=self._fed))
-            self._fed = 0
+            self._add_stats(replace(feed.stats(), steps=self._consumed_of_feed))
+            self._consumed_of_feed = 0
 
-    def _as_far_as_alike(self, ready: Ready) -> Ready:
-        """Return what was taken up to the first batch that has another structure than those before it."""
+    def _cut_at_other_structure(self, ready: KerasItem) -> KerasItem:
+        """Cut an item before the first batch whose structure differs from that of the batches before it."""
         batches = ready.item if is_partial(ready.item) else [ready.item][: ready.steps]
         for number, batch in enumerate(batches):
             failure = self._other_structure(batch, number)
             if failure is not None:
-                return Ready(partial_batches(batches[:number]) if number else None, number, failure)
+                return KerasItem(partial_batches(batches[:number]) if number else None, number, failure)
         return ready
 
     def _other_structure(self, batch: Batch, ahead: int) -> ValueError | None:
-        """Return the error for a batch that has another structure than those before it, None for one that has not."""
+        """Return the error for a batch whose structure differs from that of the batches before it; None if it is the same."""
         structure = jax.tree.structure(batch)
         if self._structure is None:
             self._structure, self._parts, self._first = structure, _parts(batch), describe(batch)
         if structure == self._structure or _parts(batch) == self._parts:
             return None
         return ValueError(
-            f"batch {self._had + ahead} of {self._source.name} has another structure than those before it: it holds "
+            f"batch {self._consumed + ahead} of {self._source.name} has another structure than those before it: it holds "
             f"{describe(batch)} ({_parts(batch)}), where {self._first} ({self._parts}) is needed; all batches of a run "
             "need the same parts, (x, y) or (x, y, sample_weight), and the same keys"
         )
 
 
 def _put(batch: Batch) -> Batch:
-    """Place a batch as Keras does on this thread."""
+    """Place a batch on this thread, as Keras does."""
     return tree.map_structure(jax.device_put, batch, none_is_leaf=False)
 
 
 def _parts(batch: Batch) -> Any:
-    """Its structure down to the arrays; that of a sparse one has its shape in it, which may differ."""
+    """Return the structure with arrays as leaves. The structure of a sparse array holds its shape, which may differ."""
     return jax.tree.structure(batch, is_leaf=lambda part: hasattr(part, "shape"))
 
 
-class _Directly:
-    """Statistics of batches that were read without a feed."""
+class _UnthreadedStats:
+    """The statistics of batches that were read without a feed.
+
+    Attributes:
+      steps: number of batches.
+      slow_in_a_row: number of batches, up to the last, that each took longer than `_SLOW`.
+    """
 
     def __init__(self) -> None:
         self.steps = self.slow_in_a_row = 0
@@ -297,6 +317,7 @@ class _Directly:
         self.steps += 1
 
     def stats(self) -> Stats:
+        """Return the statistics in the form of a feed's."""
         return Stats(
             steps=self.steps,
             startup=self._startup,

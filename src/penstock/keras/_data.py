@@ -1,4 +1,4 @@
-"""data(): batches of penstock as Keras data."""
+"""`data`: whatever `penstock.feed` takes goes in, data for `fit`, `evaluate` and `predict` of Keras comes out."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ if TYPE_CHECKING:
 
 
 def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> PenstockDataAdapter:
-    """Batches for `fit`, `evaluate` and `predict` of Keras on JAX, made and placed ahead of time.
+    """Make data for `fit`, `evaluate` and `predict` of Keras on JAX, whose batches are read and placed ahead of time.
 
-    - A finite `Loader` is one epoch, from its start each time. One with `epochs=None` goes on: each epoch of Keras is one of
-      its epochs, in an order of its own, or `steps_per_epoch` batches.
-    - An iterable (a list, a Grain dataset, a torch `DataLoader`, a `tf.data.Dataset`) is one epoch, from its start each time.
-    - An iterator or generator goes on, and needs `steps_per_epoch` for more than one epoch.
-    - A `Feed` is taken as it is, its batches where its `to` put them; you close it.
+    - A finite `Loader` is one epoch, which begins at its start each time. A Loader with `epochs=None` continues from epoch to
+    epoch:
+      an epoch of Keras is one epoch of the Loader, in an order of its own, or `steps_per_epoch` batches.
+    - An iterable (a list, a Grain dataset, a torch `DataLoader`, a `tf.data.Dataset`) is one epoch, which begins at its start
+    each
+      time.
+    - An iterator or generator continues from epoch to epoch, and needs `steps_per_epoch` for more than one epoch.
+    - The batches of a `Feed` stay where its `to` has put them. You close the feed.
 
-    `class_weight` and `steps_per_epoch` are arguments of `fit`, as ever. Losses and weights are those that Keras's own
-    iterator would give for the same batches.
+    `class_weight` and `steps_per_epoch` remain arguments of `fit`. Losses and weights are the same as with Keras's own iterator
+    over the same batches.
 
     Args:
-      batches: whatever `penstock.feed` takes, of batches (x,), (x, y), (x, y, sample_weight), or of x alone (an array, or a
-        dict by the names of the model's inputs); arrays [B, ...]. In several processes, each process's own rows.
-      unpack: from a batch, as it was made, to one that Keras takes, such as
-        `lambda b: (b["image"], b["label"], b["mask"])`; on the thread that places.
+      batches: whatever `penstock.feed` takes. A batch is (x,), (x, y), (x, y, sample_weight), or x alone, with arrays [B, ...]; x
+      may
+        be a dict with the names of the model's inputs as keys. With several processes, each gives only its own rows.
+      unpack: a function from a batch of `batches` to a batch for Keras, such as `lambda b: (b["image"], b["label"], b["mask"])`.
+      It
+        runs on the thread that reads or places.
 
     Returns:
-      A `DataAdapter` of Keras, for `x` or `validation_data`. Its `stats()` tell where the time went.
+      A `DataAdapter` of Keras, for `x` or `validation_data`. Its `stats()` show where the time was spent.
 
     Raises:
       TypeError, ValueError: `batches` cannot be fed.
-      UnsupportedVersionError, RuntimeError: as `enable_threaded_epochs`.
+      UnsupportedVersionError, RuntimeError: as for `enable_threaded_epochs`.
 
     Example:
       >>> import os; os.environ["KERAS_BACKEND"] = "jax"

@@ -1,4 +1,7 @@
-"""Penstock's batches as a `DataAdapter` of Keras."""
+"""The `DataAdapter` of Keras for batches of penstock: it takes whatever `penstock.feed` takes.
+
+It is not a `BatchAdapter`, which is the form in which a `Feed` takes batches; it makes `ResumableBatches`, and these make one.
+"""
 
 from __future__ import annotations
 
@@ -18,36 +21,43 @@ from penstock.data.loader import Loader
 from penstock.data.tree import Batch, to_numpy
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay, is_replayed, opening, replay_of
-from penstock.keras._resumable import Loaded, Read, Source
+from penstock.keras._resumable import ResumableBatches, ResumableIterator, ResumableLoader
 from penstock.keras._session import ThreadedEpochs
 from penstock.keras._versions import super_batches
 
 
 class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
-    """What `penstock.keras.data` returns: give it to `fit`, `evaluate` or `predict` as `x`, or as `validation_data`.
+    """The result of `penstock.keras.data`, for `fit`, `evaluate` or `predict` as `x`, or as `validation_data`.
+
+    Args:
+      batches, unpack: see `data`.
+
+    Attributes:
+      has_steps: whether an epoch of Keras is a number of steps, rather than an epoch of the data.
+      epochs: the statistics.
 
     Raises:
-      TypeError, ValueError: what `penstock.feed` raises for what cannot be fed.
+      TypeError, ValueError: `batches` cannot be fed, as for `penstock.feed`.
     """
 
     def __init__(self, batches: Any, unpack: Callable[[Batch], Any] | None):
         self._batches, self._unpack = batches, unpack
-        self._once = _replay_once(batches) if isinstance(batches, Iterator) else None
-        if self._once is None:
+        self._replay = _replay_once(batches) if isinstance(batches, Iterator) else None
+        if self._replay is None:
             adapt(batches)
         self._class_weight: Mapping[int, float] | None = None
-        self.has_steps = False  # an epoch of Keras is so many steps, and not one of the data's
+        self.has_steps = False
         self.epochs = ThreadedEpochs()
 
     def stats(self) -> list[Stats]:
-        """Where the time went: see `ThreadedEpochs.stats`. A Feed has statistics of its own."""
+        """Return where the time was spent, see `ThreadedEpochs.stats`. A `Feed` has statistics of its own."""
         return self.epochs.stats()
 
-    def configured(self, y: Any, sample_weight: Any, class_weight: Any) -> PenstockDataAdapter:
-        """This data for one `fit`, `evaluate` or `predict`, from what that was called with.
+    def for_run(self, y: Any, sample_weight: Any, class_weight: Any) -> PenstockDataAdapter:
+        """Return this data for one `fit`, `evaluate` or `predict`, with the arguments of that call.
 
         Raises:
-          ValueError: for an argument that belongs into the batches.
+          ValueError: an argument was given that is a part of the batches.
         """
         for name, value in (("y", y), ("sample_weight", sample_weight)):
             if value is not None:
@@ -61,84 +71,87 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
 
     @property
     def name(self) -> str:
-        """What errors call it."""
-        return Loaded.name if isinstance(self._batches, Loader) else type(self._batches).__name__
+        """Return the name in errors."""
+        return ResumableLoader.name if isinstance(self._batches, Loader) else type(self._batches).__name__
 
     @property
-    def goes_on(self) -> bool:
-        """Whether an epoch begins where the one before it ended, rather than at the start."""
+    def is_endless(self) -> bool:
+        """Return whether the data is a Loader without end, whose epochs begin where the one before ended."""
         return isinstance(self._batches, Loader) and self._batches.epochs is None
 
     @property
-    def whole(self) -> int | None:
-        """Batches after which an execution ends, where the data itself does not."""
-        return self.num_batches if self.goes_on else None
+    def epoch_batches(self) -> int | None:
+        """Return the number of batches after which an execution must end, because the data does not; None if the data ends."""
+        return self.num_batches if self.is_endless else None
 
     @property
     def num_batches(self) -> int | None:
-        """In an epoch of Keras; None where that is not known, or for `steps_per_epoch` to say."""
-        if self.goes_on:
+        """Return the number of batches in an epoch of Keras; None if it is unknown, or given by `steps_per_epoch`."""
+        if self.is_endless:
             return None if self.has_steps else self._batches.steps_per_epoch
         return length_of(self._batches)
 
     @property
     def batch_size(self) -> int | None:
-        """Records in a batch of this process, where that is known."""
+        """Return the number of records in a batch of this process; None if it is unknown."""
         if isinstance(self._batches, Loader):
             return self._batches.batch_size // self._batches.process[1]
         return None
 
     @property
     def has_partial_batch(self) -> bool | None:
+        """Return None: it is unknown whether the last batch is shorter."""
         return None
 
     @property
     def partial_batch_size(self) -> int | None:
+        """Return None: the size of the last batch is unknown."""
         return None
 
-    def source(self) -> Source:
-        """The batches of an epoch, or, where they go on, of all epochs from now."""
+    def resumable(self) -> ResumableBatches:
+        """Return the batches of one epoch, or of all epochs from now on if the data continues from epoch to epoch."""
         convert = self._convert if self._unpack or self._class_weight is not None else None
         if isinstance(self._batches, Loader):
-            return Loaded(self._batches, convert)
+            return ResumableLoader(self._batches, convert)
         if isinstance(self._batches, Feed):
-            assert self._once is not None
-            return Read(self.name, self._once, direct=True, convert=convert)
-        if self._once is not None:
-            return Read(self.name, self._once, convert=self._convert_kept)
-        return Read(self.name, Replay(opening(self.get_jax_iterator), copy=may_change(self._batches)))
+            assert self._replay is not None
+            return ResumableIterator(self.name, self._replay, prefetched=True, convert=convert)
+        if self._replay is not None:
+            return ResumableIterator(self.name, self._replay, convert=self._convert_copy)
+        return ResumableIterator(self.name, Replay(opening(self.get_jax_iterator), copy=may_change(self._batches)))
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
-        """The batches one by one, made when they are asked for: also for Keras to look at the first.
+        """Return an iterator that reads batches on the thread that asks for them. Keras uses it to inspect the first batch.
 
         Args:
-          super_batch: so many at a time, as versions of Keras take them that stack.
+          super_batch: number of batches in an item, for versions of Keras that stack; None for single batches.
         """
-        batches = self._one_by_one()
+        batches = self._iterate()
         return batches if super_batch is None else super_batches(batches, super_batch)
 
-    def _one_by_one(self) -> Iterator[Any]:
-        if self._once is not None:
-            return map(self._convert_kept, self._once)
+    def _iterate(self) -> Iterator[Any]:
+        if self._replay is not None:
+            return map(self._convert_copy, self._replay)
         if isinstance(self._batches, Loader):
             steps = count() if self._batches.epochs is None else range(len(self._batches))
             return (self._convert(self._batches[step]) for step in steps)
         return map(self._convert, map(_numpy_tree, iterate(self._batches)))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
+        """Return the same iterator as `get_jax_iterator`."""
         return self.get_jax_iterator()
 
-    def _convert_kept(self, batch: Batch) -> Any:
-        """The same of one that others may read too, so that `unpack` has arrays of its own."""
+    def _convert_copy(self, batch: Batch) -> Any:
+        """Convert a batch that may be read again. `unpack` gets a copy, because it may write to the arrays."""
         batch = _numpy_tree(batch)
         return self._convert(copied(batch) if self._unpack else batch)
 
     def _convert(self, batch: Batch) -> Any:
-        """A batch as Keras takes it."""
+        """Convert a batch to the form that Keras takes."""
         if self._unpack is not None:
             try:
                 batch = self._unpack(batch)
-            except StopIteration as error:  # which would end the epoch in silence
+            except StopIteration as error:  # it would end the epoch without a message
                 raise RuntimeError("unpack raised StopIteration") from error
         if self._class_weight is None:
             return batch
@@ -151,10 +164,10 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
 
 
 def _replay_once(batches: Iterator[Batch]) -> Replay:
-    """An iterator is read once, whoever begins: what one `fit` read ahead is there for the next.
+    """Return the Replay of an iterator, so that batches that one `fit` read ahead are there for the next one.
 
     Raises:
-      ValueError: one that was fed before, and of which nobody knows what was read ahead.
+      ValueError: the iterator was fed before, and the batches that were read ahead are lost.
     """
     if isinstance(batches, Feed):
         return replay_of(batches, copy=False)
@@ -163,7 +176,7 @@ def _replay_once(batches: Iterator[Batch]) -> Replay:
         mark_as_used(batches)
     try:
         return replay_of(batches)
-    except TypeError:  # there are no weak references of it, as of a map
+    except TypeError:  # it does not support weak references, as a map
         return Replay(opening(lambda: batches), copy=True)
 
 

@@ -1,31 +1,33 @@
-"""Keras's epoch iterator, with a thread that reads ahead.
+"""The epoch iterator of Keras, with a thread that reads ahead.
 
-`fit`, `evaluate` and `predict` of Keras 3.15 and 3.16 use their iterator as follows; at the right, where this one comes in:
+The arguments of Keras's own epoch iterator go in, and the same batches come out. `fit`, `evaluate` and `predict` of Keras 3.15
+and 3.16 use their iterator as follows; the right column is what ours does:
 
-    iterator = JAXEpochIterator(x, y, ...)       the seam
-    if model is not built: take one batch        outside of the loop: read by Keras's own code, nothing ahead
-    iterator.reset()                             back to the beginning; so does each `evaluate` on validation data
+    iterator = JAXEpochIterator(x, y, ...)       `_replace_iterator` has replaced this class
+    if model is not built: take one batch        outside of the loop: Keras's own code reads, nothing is read ahead
+    iterator.reset()                             back to the beginning; each `evaluate` on validation data calls it too
     for each epoch:
-        with iterator.catch_stop_iteration():    the loop: only in here is there a thread
-            for begin, end, batches in iterator: `look` at the next batch: an error comes before weights are taken away
+        with iterator.catch_stop_iteration():    the loop: a thread runs only inside of it
+            for begin, end, batches in iterator: `peek` at the next batch: its error comes before Keras takes the weights away
                 train_function(state, batches)   takes `steps_per_execution` batches
 
-In 3.15 the train function takes them one after the other. In 3.16 it takes them at once, stacked (see `_execution`), and a model
-that is not built takes its batch from the data adapter, past this iterator. `_versions` lists what differs.
+In 3.15, the train function takes them one after the other. In 3.16, it takes them at once, stacked (see `_execution`), and a
+model that is not built takes its batch from the data adapter, not from this iterator. `_versions` lists the differences.
 
-*When threads end.* `catch_stop_iteration` is left whichever way the loop ends: exhausted, by `stop_training`, by an exception
-in a callback, in the data or in the step, by Ctrl-C. It pauses the batches, which ends the thread and waits for it; what was read
-ahead stays with the source for the next epoch. (Workers that are processes are kept until `fit` is done, whose frame then
-drops the iterator.)
+*When threads end.* `catch_stop_iteration` is left however the loop ends: at the end of the data, by `stop_training`, by an
+exception in a callback, in the data or in the step, or by Ctrl-C. Leaving it pauses the batches, which ends the thread and waits
+for it. Batches that were read ahead stay with the source for the next epoch. Worker processes are kept until `fit` has ended and
+its frame drops the iterator.
 
-*How far it reads.* Keras calls the hooks of a `PyDataset` between epochs, so nothing is read beyond the epoch there. Other data
-has no hooks; where its iterator lives on, as a generator's does with `steps_per_epoch`, so does what was read ahead of it.
+*How far it reads.* Keras calls the hooks of a `PyDataset` between epochs, so nothing is read beyond the end of the epoch there.
+Other data has no hooks. If its iterator continues in the next epoch, as that of a generator does with `steps_per_epoch`, the
+batches that were read ahead of it are used there.
 
-*A loop within the loop*, such as `evaluate` in a callback, may be over the same data, so the outer one gives way: its thread ends
-before the inner one looks at anything, and starts again after it.
+*A loop inside of the loop*, such as `evaluate` in a callback, may use the same data. So the thread of the outer loop ends before
+the inner loop reads anything, and a new one starts after it.
 
-*A Python generator* outlives even `fit`. What was read of it and not had is kept as long as the generator lives, for the next
-one that is given it.
+*A Python generator* may be used again after `fit`. Batches that were read of it and not consumed are kept as long as the
+generator lives, for the next call that gets it.
 """
 
 from __future__ import annotations
@@ -47,15 +49,15 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from penstock._feed.stats import Stats
 from penstock.keras._aligned import copied
-from penstock.keras._batch_iterator import Batches
+from penstock.keras._batch_iterator import BatchIterator
 from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._replay import Replay, opening, replay_of
-from penstock.keras._resumable import Read, Source
+from penstock.keras._resumable import ResumableBatches, ResumableIterator
 from penstock.keras._session import Session
 
 
 class _Loops(threading.local):
-    """The loops over batches that this thread is in, one inside of the other."""
+    """The loops over batches on this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.running: list[ThreadedEpochIterator] = []
@@ -65,7 +67,7 @@ _loops = _Loops()
 
 
 class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras has no types
-    """See the text of this module. Takes what Keras's own takes."""
+    """The replacement for Keras's own epoch iterator, with the same arguments. The docstring of this module explains it."""
 
     def __init__(
         self,
@@ -81,36 +83,38 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         epochs = Session.epochs
         self._threaded = epochs is not None or isinstance(x, PenstockDataAdapter)
         self._looping = False
-        self._batches: Batches | None = None
-        self._any = False  # whether there was a batch
+        self._batches: BatchIterator | None = None
+        self._had_batch = False
         self._name = type(x).__name__
         self._generator: Replay | None = None
         records = [] if epochs is None else [epochs]
         for other in _loops.running:
-            other.give_way()
+            other.stop_for_inner_loop()
         if isinstance(x, PenstockDataAdapter):
-            x = x.configured(y, sample_weight, class_weight)
+            x = x.for_run(y, sample_weight, class_weight)
             self._name = x.name
             records.append(x.epochs)
         elif self._threaded and isinstance(x, types.GeneratorType):
-            self._kept_alive = x  # nobody else may have it
+            self._kept_alive = x  # there may be no other reference to it
             self._generator = replay_of(x)
-            x = _peeked(self._generator)
+            x = _pop_all(self._generator)
         super().__init__(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, steps_per_execution)
         if isinstance(x, PenstockDataAdapter):
             x.has_steps = self.steps_per_epoch is not None
             self._num_batches = x.num_batches
         if self._generator is not None:
             _resume(self.data_adapter, self._generator)
-        # Nothing that is given to others below refers to this iterator, which ends the last of its threads when it is dropped.
+        # Nothing below passes a reference to this iterator to others, so that it is freed, and its last threads end, with `fit`.
         self._runs = [record.begin() for record in records]
 
     def reset(self) -> None:
+        """Go back to the beginning of the data."""
         self._close()
         super().reset()
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
+        """Run the loop over the batches of an epoch inside of this context, and end its threads however it ends."""
         if not self._threaded:
             with super().catch_stop_iteration():
                 yield
@@ -127,64 +131,69 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         finally:
             _loops.running.remove(self)
             self._looping = False
-            # A loop that was left early leaves this generator in the middle: it and we would hold each other.
+            # After a loop that was left early, this generator is suspended. It and this iterator would refer to each other.
             self._epoch_iterator: Any = None
             if self._batches is not None:
                 self._batches.pause()
 
-    def give_way(self) -> None:
-        """Another run begins inside of this loop, in a callback, perhaps over the same data."""
+    def stop_for_inner_loop(self) -> None:
+        """End the thread because another run begins inside of this loop, in a callback. It may use the same data."""
         if self._batches is not None:
-            self._batches.give_way()
+            self._batches.stop_for_inner_loop()
 
     def __next__(self) -> Any:
+        """Return the next execution, after its first batch has come."""
         if not self._looping:
             return super().__next__()
         self._raise_failure()
         step = next(self._epoch_iterator)
         assert self._batches is not None
-        if self._batches.look():
-            self._any = True
-        elif not self._any:
-            raise _nothing(self._name)
+        if self._batches.peek():
+            self._had_batch = True
+        elif not self._had_batch:
+            raise _no_batch_error(self._name)
         return step
 
     def _raise_failure(self) -> None:
-        """What ended the last execution before it had all of its steps."""
+        """Raise the error that ended the last execution before its last step."""
         if self._batches is not None and self._batches.failure is not None:
             failure, self._batches.failure = self._batches.failure, None
             try:
                 raise failure
             finally:
-                del failure  # or its traceback would hold this frame, and this frame it
+                del failure  # otherwise its traceback and this frame would refer to each other
 
     def _get_iterator(self) -> Any:
         if not self._looping:
             iterator = super()._get_iterator()
-            return _not_empty(iterator, self._name) if self._threaded else iterator
-        if self._batches is not None and isinstance(self.data_adapter, PenstockDataAdapter) and self.data_adapter.goes_on:
+            return _require_a_batch(iterator, self._name) if self._threaded else iterator
+        if self._batches is not None and isinstance(self.data_adapter, PenstockDataAdapter) and self.data_adapter.is_endless:
             return self._batches
         self._close()
-        note = partial(_note, self._runs)
-        whole = self.data_adapter.whole if isinstance(self.data_adapter, PenstockDataAdapter) else None
-        self._batches = Batches(self._source(), note, self._limit(), self.steps_per_execution, whole)
+        add_stats = partial(_add_stats, self._runs)
+        epoch_batches = self.data_adapter.epoch_batches if isinstance(self.data_adapter, PenstockDataAdapter) else None
+        self._batches = BatchIterator(self._resumable(), add_stats, self._read_limit(), self.steps_per_execution, epoch_batches)
         return self._batches
 
-    def _source(self) -> Source:
+    def _resumable(self) -> ResumableBatches:
+        """Return the batches that are read in the loop, by the kind of the data."""
         adapter = self.data_adapter
         if isinstance(adapter, PenstockDataAdapter):
-            return adapter.source()
+            return adapter.resumable()
         if self._generator is not None:
-            return Read(self._name, self._generator, peeked=adapter._first_batches, convert=_as_jax_takes_it)
-        if isinstance(adapter, ArrayDataAdapter) and _on_host():
+            return ResumableIterator(self._name, self._generator, peeked=adapter._first_batches, convert=_to_jax_batch)
+        if isinstance(adapter, ArrayDataAdapter) and _on_cpu_without_distribution():
             batches = adapter.get_jax_iterator()
-            return Read(self._name, Replay(lambda: next(batches), copy=False), quick=batches)
-        # Of arrays Keras makes new ones, or views of what is not written to while it trains; TensorFlow's are read-only.
+            return ResumableIterator(self._name, Replay(lambda: next(batches), copy=False), inline=batches)
+        # Batches of arrays are new arrays, or views of arrays that nobody writes to during training. TensorFlow's are read-only.
         copy = not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
-        return Read(self._name, Replay(opening(adapter.get_jax_iterator), copy))
+        return ResumableIterator(self._name, Replay(opening(adapter.get_jax_iterator), copy))
 
-    def _limit(self) -> int | None:
-        """Batches until the end of an epoch, if Keras then calls hooks that may change what comes next."""
+    def _read_limit(self) -> int | None:
+        """Return the number of batches until the end of an epoch, if Keras then calls hooks that may change the data.
+
+        None if there are no such hooks, so that reading may go beyond the end of the epoch.
+        """
         steps = self.steps_per_epoch or self._num_batches
         kind = type(self.data_adapter)
         hooks = (kind.on_epoch_begin, kind.on_epoch_end) != (DataAdapter.on_epoch_begin, DataAdapter.on_epoch_end)
@@ -196,40 +205,44 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             batches.close()
 
     def __del__(self) -> None:
-        # Of interest where workers are processes, which a pause leaves alone; of use to nobody else by now. Whatever thread
-        # comes by here waits for others only, for half a second at most, and those need nothing that it may hold.
+        # A pause keeps worker processes, so they end here. Any thread may run this. It waits for the workers for half a second at
+        # most, and cannot deadlock: the workers take no lock that this thread may hold.
         if getattr(self, "_batches", None) is not None:
             self._close()
 
 
-def _not_empty(batches: Iterable[Any], name: str) -> Iterator[Any]:
-    """For Keras to look at, and build the model."""
+def _require_a_batch(batches: Iterable[Any], name: str) -> Iterator[Any]:
+    """Yield the batches with which Keras builds a model, and raise ValueError if there is none."""
     batch = None
     for batch in batches:
         yield batch
     if batch is None:
-        raise _nothing(name)
+        raise _no_batch_error(name)
 
 
-def _nothing(name: str) -> ValueError:
+def _no_batch_error(name: str) -> ValueError:
     return ValueError(
         f"{name} has no batch 0: it yielded nothing, and at least one batch is needed. Was it used up before, or does it drop a "
         "last batch that is too small?"
     )
 
 
-def _note(runs: Sequence[list[Stats]], stats: Stats) -> None:
+def _add_stats(runs: Sequence[list[Stats]], stats: Stats) -> None:
+    """Add the statistics of a feed to those of its run, in each list."""
     for run in runs:
         run[:] = [run[0] + stats] if run else [stats]
 
 
-def _as_jax_takes_it(batch: Any) -> Any:
-    """A generator's batch, as its adapter converts it."""
+def _to_jax_batch(batch: Any) -> Any:
+    """Convert a batch of a generator as Keras's adapter does."""
     return next(get_jax_iterator((batch,)))
 
 
-def _peeked(replay: Replay) -> Iterator[Any]:
-    """For the adapter to look at. As they are: of a buffer that is filled again and again it sees what it always sees."""
+def _pop_all(replay: Replay) -> Iterator[Any]:
+    """Yield the batches of a generator for Keras's adapter, which takes the first ones at once.
+
+    They are not copied. If the generator fills one buffer again and again, the adapter sees the same as without us.
+    """
     while True:
         try:
             batch = replay.pop()
@@ -239,16 +252,16 @@ def _peeked(replay: Replay) -> Iterator[Any]:
 
 
 def _resume(adapter: Any, replay: Replay) -> None:
-    """Let the adapter go on with what was read of its generator, each time that Keras begins anew.
+    """Let the adapter of a generator continue with the batches that were read ahead, each time that Keras begins again.
 
-    Keras begins with the batches that the adapter looked at, every time, and goes on with the rest.
+    Keras always begins with the first batches, which the adapter took at once, and continues with the rest.
     """
     peeked = adapter._first_batches
     adapter.generator = lambda: itertools.chain(map(copied, peeked), replay)
 
 
-def _on_host() -> bool:
-    """Whether Keras would hand host arrays to its functions."""
+def _on_cpu_without_distribution() -> bool:
+    """Return whether batches go to the CPU without a distribution, so that placing them takes almost no time."""
     import jax
     from keras.src.distribution import distribution_lib
 

@@ -1,13 +1,13 @@
 """The batches of one execution of several steps, for versions of Keras that take them at once.
 
-With `steps_per_execution=n`, Keras 3.16 takes one item for n steps: their batches stacked, [n, B, ...], through which a program
-on the device goes. Here batches become such items, on the thread that reads ahead:
+With `steps_per_execution=n`, Keras 3.16 takes one item for n steps: their batches stacked, [n, B, ...], which one program on the
+device goes through. Batches go in here; such items come out, made on the thread that reads ahead:
 
     gather      read the batches of an execution            an `Execution`, on the host
-    assemble    stack them there, and place the stack       what Keras takes: a `Ready`
+    assemble    stack them there, and place the stack       the item that Keras takes: a `KerasItem`
 
-An execution ends before n batches at the end of the data, at the end of an epoch of a Loader that goes on, and before an
-error: the steps before the error count.
+An execution has fewer than n batches at the end of the data, at the end of an epoch of a Loader without end, and before an error:
+the steps before the error count.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ class Execution(NamedTuple):
     """The host batches [B, ...] of one execution, in order.
 
     Attributes:
-      failure: what stood in the place of the batch after them.
+      batches: the batches.
+      failure: the error that replaces the batch after them; None if there is none.
     """
 
     batches: list[Batch]
     failure: BaseException | None
 
 
-class Ready(NamedTuple):
+class KerasItem(NamedTuple):
     """An item that Keras takes at one `next`.
 
     Attributes:
       item: a batch, a stack of batches, or a list of them that Keras steps through.
-      steps: batches in it.
-      failure: what stood in the place of the batch after them.
+      steps: number of batches in it.
+      failure: the error that replaces the batch after them; None if there is none.
     """
 
     item: Any
@@ -55,10 +56,10 @@ class Ready(NamedTuple):
 
 
 def gather(read: Callable[[int], Batch], numbers: Iterable[int]) -> Execution:
-    """Read the batches of those numbers, as far as there are any.
+    """Read the batches of these numbers, up to the end of the data or the first error.
 
     Raises:
-      Exhausted, StopIteration: there is not even the first; whatever `read` raises for that.
+      Exhausted, StopIteration: there is not even the first batch; the error of `read` is raised.
     """
     batches: list[Batch] = []
     try:
@@ -72,30 +73,38 @@ def gather(read: Callable[[int], Batch], numbers: Iterable[int]) -> Execution:
     return Execution(batches, None)
 
 
-def assemble(execution: Execution, steps: int, place: Callable[[Batch, bool], Batch]) -> Ready:
-    """Place an execution as Keras takes it: stacked if it has all its steps and they are alike, else as a list.
+def assemble(execution: Execution, steps: int, place: Callable[[Batch, bool], Batch]) -> KerasItem:
+    """Place an execution in the form that Keras takes.
 
     Args:
-      place: puts a batch on the device, or, given True, a stack [steps, B, ...] of them.
+      execution: the host batches.
+      steps: number of batches in a complete execution.
+      place: puts a batch on the device, or, with True as second argument, a stack [steps, B, ...] of batches.
+
+    Returns:
+      A stack if the execution is complete and its batches have the same shapes, otherwise a list.
     """
     batches, failure = execution
     try:
         stack = _stack(batches) if len(batches) == steps else None
         if stack is not None:
-            return Ready(place(stack, True), steps, failure)
+            return KerasItem(place(stack, True), steps, failure)
     except Exception as error:
-        return Ready(None, 0, error)
+        return KerasItem(None, 0, error)
     placed = []
     for batch in batches:
         try:
             placed.append(place(batch, False))
         except Exception as error:
-            return Ready(partial_batches(placed), len(placed), error)
-    return Ready(partial_batches(placed), len(placed), failure)
+            return KerasItem(partial_batches(placed), len(placed), error)
+    return KerasItem(partial_batches(placed), len(placed), failure)
 
 
 def _stack(batches: Sequence[Batch]) -> Batch | None:
-    """Stack batches [B, ...] as [steps, B, ...]. None if they cannot be stacked, as where the last is a shorter one.
+    """Stack batches [B, ...] to [steps, B, ...].
+
+    Returns:
+      None if they cannot be stacked, for example because the last one is shorter.
 
     Raises:
       ValueError: there are sparse arrays in them.
@@ -111,38 +120,42 @@ def _stack(batches: Sequence[Batch]) -> Batch | None:
         return None
     try:
         return tree.map_structure(_stack_leaves, *batches, none_is_leaf=False)
-    except (TypeError, ValueError, RuntimeError):  # of other shapes, or no numbers, of which placing has more to say
+    except (TypeError, ValueError, RuntimeError):  # other shapes, or no numbers; the placement raises a more precise error
         return None
 
 
 def _stack_leaves(*leaves: Any) -> Any:
     first = leaves[0]
-    alike = all(isinstance(x, np.ndarray) and (x.shape, x.dtype) == (first.shape, first.dtype) for x in leaves)
-    if alike and is_numeric(first.dtype):
+    same = all(isinstance(x, np.ndarray) and (x.shape, x.dtype) == (first.shape, first.dtype) for x in leaves)
+    if same and is_numeric(first.dtype):
         return np.stack(leaves, out=empty((len(leaves), *first.shape), first.dtype))
     return jax.numpy.stack(leaves)
 
 
-class Executions:
-    """An `Upstream` of the executions of another's batches. See `Upstream`.
+class ExecutionAdapter:
+    """A `BatchAdapter` whose items are executions of the batches of another adapter.
 
     Args:
-      steps: batches in an execution.
-      whole: an execution ends at every multiple of so many batches; None where the batches end by themselves.
-      first: number of the first batch, from which multiples are counted.
+      batch_adapter: the adapter of the batches.
+      steps: number of batches in an execution.
+      epoch_batches: an execution ends at every multiple of this number; None if the batches end by themselves.
+      first: number of the first batch, from which the multiples are counted.
     """
 
-    def __init__(self, batch_adapter: BatchAdapter, steps: int, whole: int | None, first: int):
-        self._batch_adapter, self._steps, self._whole, self._first = batch_adapter, steps, whole, first
+    def __init__(self, batch_adapter: BatchAdapter, steps: int, epoch_batches: int | None, first: int):
+        self._batch_adapter, self._steps, self._epoch_batches, self._first = batch_adapter, steps, epoch_batches, first
         self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
 
     def fingerprint(self) -> dict[str, Any]:
+        """Return all that must be equal for a saved state to fit."""
         return self._batch_adapter.fingerprint()
 
     def restore(self, step: int, position: Any) -> None:
+        """Continue after `step` batches."""
         self._batch_adapter.restore(step, position)
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
+        """Return the producers of the items, with one clock for each worker."""
         producers = self._batch_adapter.producers(clocks)
 
         def gather_execution(work: Callable[[int], Batch], number: int) -> Execution:
@@ -151,18 +164,19 @@ class Executions:
         return producers._replace(works=[partial(gather_execution, work) for work in producers.works], may_run_inline=False)
 
     def split(self, item: Execution) -> Produced:
+        """Split a produced item into batch and position."""
         return Produced(item._replace(batches=[self._batch_adapter.split(batch).batch for batch in item.batches]), None)
 
     def numbers(self, execution: int) -> range:
-        """Return the numbers that the upstream gives the batches of an execution."""
-        steps, whole = self._steps, self._whole
-        if whole is None:
+        """Return the numbers of the batches of an execution, as the adapter of the batches counts them."""
+        steps, epoch_batches = self._steps, self._epoch_batches
+        if epoch_batches is None:
             return range(execution * steps, (execution + 1) * steps)
-        begun = self._first % whole  # batches of the first epoch that were had
-        in_first = -(-(whole - begun) // steps)  # executions
+        begun = self._first % epoch_batches  # batches of the first epoch that were consumed before
+        in_first = -(-(epoch_batches - begun) // steps)  # executions in the rest of the first epoch
         if execution < in_first:
-            start, end = begun + execution * steps, whole
+            start, end = begun + execution * steps, epoch_batches
         else:
-            epoch, number = divmod(execution - in_first, -(-whole // steps))
-            start, end = (1 + epoch) * whole + number * steps, (2 + epoch) * whole
+            epoch, number = divmod(execution - in_first, -(-epoch_batches // steps))
+            start, end = (1 + epoch) * epoch_batches + number * steps, (2 + epoch) * epoch_batches
         return range(start - begun, min(start + steps, end) - begun)

@@ -1,4 +1,7 @@
-"""Host batch → device batch, where Keras would have it."""
+"""Put batches on the devices where Keras would put them.
+
+A host batch, or an `Execution` of several batches, goes in; the item that Keras takes comes out.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +22,36 @@ from penstock.keras._aligned import aligned
 from penstock.keras._execution import Execution, assemble
 from penstock.keras._versions import behaviour
 
-# What Keras keeps for each thread, and data that is made with layers of Keras or `keras.random` depends on.
+# Settings that Keras keeps for each thread. Data that is made with layers of Keras or with `keras.random` depends on them.
 _SHARED = (distribution_lib.GLOBAL_ATTRIBUTE_NAME, "dtype_policy", GLOBAL_RANDOM_SEED, GLOBAL_SEED_GENERATOR)
 
 _REMEMBERED = 256  # signatures of batches
 
 
 class _Layout(NamedTuple):
+    """The placement of batches with one structure and one set of shapes.
+
+    Attributes:
+      names: names of the leaves.
+      placement: places a dict of leaves by name.
+    """
+
     names: tuple[str, ...]
     placement: Placement
 
 
 class KerasPlacement:
-    """Puts batches where Keras's own iterator would: on the default device, or where the distribution says.
+    """A placement of batches where Keras's own iterator would put them: on the default device, or as the distribution says.
 
-    Layouts are worked out once for each structure and set of shapes. On a CPU without a distribution some versions of Keras
-    hand their functions the host arrays, and so it does then; the copy that JAX would make of them at the call is made before:
-    see `aligned`. An `Execution` becomes what Keras takes for all its steps, a `Ready`.
+    The layout is computed once for each structure and set of shapes. On a CPU without a distribution, some versions of Keras pass
+    host arrays to their functions. For these the arrays stay on the host, and only the copy that JAX would make in the call is
+    made before it: see `aligned`. An `Execution` becomes a `KerasItem` for all its steps.
 
-    Made on the thread that calls `fit`, whose settings of Keras it takes along: the distribution, the dtype policy, and the seed
-    generator of `keras.random`.
+    It is made on the thread that calls `fit`, and takes Keras's settings of this thread to the thread that reads: the
+    distribution, the dtype policy, and the seed generator of `keras.random`.
 
     Args:
-      steps: batches in an `Execution` that is whole.
+      steps: number of batches in a complete `Execution`.
     """
 
     def __init__(self, steps: int = 1) -> None:
@@ -53,61 +63,62 @@ class KerasPlacement:
         self._state: dict[str, Any] = {}
 
     def take_settings(self) -> None:
-        """Take along the settings of this thread as they are now; before a new thread starts."""
+        """Note the Keras settings of this thread. To be called before a new thread starts."""
         self._state = {name: global_state.get_global_attribute(name) for name in _SHARED}
 
     def leave_settings(self) -> None:
-        """Give this thread the seed generator that the other made; after it ended."""
-        made = self._state.get(GLOBAL_SEED_GENERATOR)
-        if made is not None and global_state.get_global_attribute(GLOBAL_SEED_GENERATOR) is None:
-            global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, made)
+        """Give this thread the seed generator that the other thread made. To be called after that thread has ended."""
+        generator = self._state.get(GLOBAL_SEED_GENERATOR)
+        if generator is not None and global_state.get_global_attribute(GLOBAL_SEED_GENERATOR) is None:
+            global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 
     def check_rows(self, batch_sizes: Sequence[int]) -> None:
-        """Nothing: batches are checked one by one, as their shapes decide on their layouts."""
+        """Check nothing: the layout depends on the shapes, so each batch is checked by itself."""
 
     @contextlib.contextmanager
     def context(self) -> Iterator[object]:
-        """For a new thread."""
+        """Enter the JAX and Keras settings on a new thread."""
         for name, value in self._state.items():
             global_state.set_global_attribute(name, value)
         with self._default.context():
             try:
                 yield None
             finally:
-                made = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-                if made is not None:  # as by the thread that makes batches, and none that only places them
-                    self._state[GLOBAL_SEED_GENERATOR] = made
+                generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+                if generator is not None:  # a thread that makes batches may have one, a thread that only places them has none
+                    self._state[GLOBAL_SEED_GENERATOR] = generator
 
     def consumer_context(self) -> Context | None:
-        """For the consumer's thread; None if it may not place."""
+        """Return the context in which the consumer's thread places batches; None if it must not."""
         return self._default.consumer_context()
 
     def __call__(self, batch: Batch | Execution) -> Placed:
+        """Put a batch or an execution on its devices."""
         if isinstance(batch, Execution):
-            return self._execution(batch)
-        return self._batch(batch, stacked=False)
+            return self._place_execution(batch)
+        return self._place_batch(batch, stacked=False)
 
-    def _execution(self, execution: Execution) -> Placed:
+    def _place_execution(self, execution: Execution) -> Placed:
         nbytes = 0
 
         def place(batch: Batch, stacked: bool) -> Batch:
             nonlocal nbytes
-            placed = self._batch(batch, stacked)
+            placed = self._place_batch(batch, stacked)
             nbytes += placed.bytes
             return placed.batch
 
-        ready = assemble(execution, self._steps, place)
-        return Placed(ready, nbytes, "")
+        item = assemble(execution, self._steps, place)
+        return Placed(item, nbytes, "")
 
-    def _batch(self, batch: Batch, stacked: bool) -> Placed:
+    def _place_batch(self, batch: Batch, stacked: bool) -> Placed:
         if self._on_host and self._distribution is None:
             batch = aligned(batch)
             return Placed(batch, sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree_util.tree_leaves(batch)), "")
         distribution = self._distribution
         placed = self._default(batch) if distribution is None else self._distribute(batch, distribution, stacked)
-        # JAX sorts the keys of dicts, by whose order a model that runs eagerly may go.
+        # JAX sorts the keys of dicts, but a model that runs eagerly may depend on their order.
         ordered = tree.map_structure(lambda _, leaf: leaf, batch, placed.batch, none_is_leaf=False)
-        return Placed(ordered, placed.bytes, "")  # no change: a shorter last batch is a matter of course for Keras
+        return Placed(ordered, placed.bytes, "")  # no `change`: a shorter last batch is normal for Keras
 
     def _distribute(self, batch: Batch, distribution: Any, stacked: bool) -> Placed:
         leaves, treedef = jax.tree_util.tree_flatten(batch)
@@ -116,14 +127,14 @@ class KerasPlacement:
         if layout is None:
             if len(self._layouts) >= _REMEMBERED:
                 self._layouts.clear()
-            layout = self._layouts[key] = _lay_out(batch, _stacked_layout if stacked else _layout, distribution)
+            layout = self._layouts[key] = _make_layout(batch, _stacked_layout if stacked else _layout, distribution)
         placed = layout.placement(dict(zip(layout.names, leaves, strict=True)))
         leaves = [placed.batch[name] for name in layout.names]
         return Placed(jax.tree_util.tree_unflatten(treedef, leaves), placed.bytes, "")
 
 
-def _lay_out(batch: Batch, layout: Callable[[Any, tuple[int, ...]], Any], distribution: Any) -> _Layout:
-    """By name, as leaves may be None, which is no place."""
+def _make_layout(batch: Batch, layout: Callable[[Any, tuple[int, ...]], Any], distribution: Any) -> _Layout:
+    """Return the layout of a batch. Leaves go by name, because a pytree of shardings cannot have None for a leaf that is None."""
     named = leaves_with_names(batch)
     shardings = {name: layout(distribution, leaf.shape).backend_layout for name, leaf in named}
     return _Layout(tuple(shardings), Placement(shardings, None))
@@ -134,6 +145,6 @@ def _layout(distribution: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _stacked_layout(distribution: Any, shape: tuple[int, ...]) -> Any:
-    """Return the layout of [steps, B, ...], where every device has its part of all the steps."""
-    each = distribution.get_data_layout(shape[1:])
-    return distribution_lib.TensorLayout((None, *each.axes), each.device_mesh)
+    """Return the layout of [steps, B, ...], in which the dimension of steps is not sharded."""
+    layout = distribution.get_data_layout(shape[1:])
+    return distribution_lib.TensorLayout((None, *layout.axes), layout.device_mesh)

@@ -1,4 +1,8 @@
-"""Turning threaded epochs on and off: one class of Keras is exchanged for one of ours, and put back."""
+"""Replace the epoch iterator of Keras by ours, and put it back: `enable_threaded_epochs` and what undoes it.
+
+The trainer of Keras on JAX looks up the class `JAXEpochIterator` in its module for each `fit`, `evaluate` and `predict`. This one
+name is replaced.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +21,48 @@ _CHOICES = ("default", "threaded")
 def enable_threaded_epochs() -> ThreadedEpochs:
     """Let every `fit`, `evaluate` and `predict` of Keras on JAX read and place its batches ahead of time, on a thread.
 
-    Losses and weights stay what they are without, bit for bit. Calling it again changes nothing.
+    Losses and weights are the same as without, bit for bit. Calling it again changes nothing.
 
     Returns:
-      The `ThreadedEpochs`, whose `stats()` tell where the time went.
+      The `ThreadedEpochs`, whose `stats()` show where the time was spent.
 
     Raises:
-      UnsupportedVersionError: Keras is not installed, or of a version that penstock does not work with. An ImportError.
+      UnsupportedVersionError: Keras is not installed, or penstock does not work with its version. It is an ImportError.
       RuntimeError: Keras runs on another backend.
+
+    Example:
+      >>> import os; os.environ["KERAS_BACKEND"] = "jax"
+      >>> import keras, numpy as np, penstock.keras as pk
+      >>> epochs = pk.enable_threaded_epochs()
+      >>> model = keras.Sequential([keras.layers.Dense(1)])
+      >>> model.compile("sgd", "mse")
+      >>> history = model.fit(np.ones((64, 4)), np.ones(64), verbose=0)
+      >>> [stats.steps for stats in epochs.stats()]
+      [2]
+      >>> pk.disable_threaded_epochs()
     """
-    _exchange()
+    _install()
     if Session.epochs is None:
         Session.epochs = ThreadedEpochs()
     return Session.epochs
 
 
 def disable_threaded_epochs() -> None:
-    """Undo `enable_threaded_epochs`. Runs that are going on go on as they began."""
+    """Undo `enable_threaded_epochs`. A run that has begun continues as it began."""
     Session.epochs = None
     if not Session.data_was_made:
-        _put_back()
+        _restore_original()
 
 
 @contextlib.contextmanager
 def threaded_epochs() -> Iterator[ThreadedEpochs]:
-    """`enable_threaded_epochs` for a `with` block, or as a decorator of a function; what was on before stays on after it.
+    """Enable threaded epochs for a `with` block, or for a function as its decorator, and restore the state of before at its end.
+
+    Returns:
+      A context manager that gives the `ThreadedEpochs`, whose `stats()` show where the time was spent.
 
     Raises:
-      UnsupportedVersionError, RuntimeError: as `enable_threaded_epochs`.
+      UnsupportedVersionError, RuntimeError: as for `enable_threaded_epochs`.
 
     Example:
       >>> import os; os.environ["KERAS_BACKEND"] = "jax"
@@ -64,22 +82,22 @@ def threaded_epochs() -> Iterator[ThreadedEpochs]:
         if before is None:
             disable_threaded_epochs()
         else:
-            _exchange()
+            _install()
             Session.epochs = before
 
 
 def enable_for_data() -> None:
-    """Put our class in place for the sake of data made by `data()`; other data is left to Keras."""
-    _exchange()
+    """Replace the class for data made by `data`. Our class leaves other data to Keras."""
+    _install()
     Session.data_was_made = True
 
 
 def follow_environment() -> None:
-    """Turn threaded epochs on if the environment asks for them.
+    """Enable threaded epochs if the environment variable KERAS_JAX_EPOCH_ITERATOR is "threaded".
 
     Raises:
-      ValueError: it asks for something that there is not.
-      UnsupportedVersionError, RuntimeError: as `enable_threaded_epochs`.
+      ValueError: the variable has an unknown value.
+      UnsupportedVersionError, RuntimeError: as for `enable_threaded_epochs`.
     """
     choice = os.environ.get(_VARIABLE) or "default"
     if choice not in _CHOICES:
@@ -88,7 +106,8 @@ def follow_environment() -> None:
         enable_threaded_epochs()
 
 
-def _exchange() -> None:
+def _install() -> None:
+    """Replace the class of Keras by ours, unless it is replaced already."""
     if Session.original is not None:
         return
     trainer = _trainer_module()
@@ -97,17 +116,18 @@ def _exchange() -> None:
     Session.original, trainer.JAXEpochIterator = trainer.JAXEpochIterator, ThreadedEpochIterator
 
 
-def _put_back() -> None:
+def _restore_original() -> None:
+    """Put the class of Keras back."""
     if Session.original is not None:
         _trainer_module().JAXEpochIterator = Session.original
         Session.original = None
 
 
 def _trainer_module() -> Any:
-    """Return the module of Keras whose functions look up the class of their iterator in it.
+    """Return the module of Keras in which its trainer looks up the class of the epoch iterator.
 
     Raises:
-      UnsupportedVersionError: no Keras, or an unknown one, which is not imported: it may fail at that in its own way.
+      UnsupportedVersionError: there is no Keras, or its version is unknown. Such a Keras is not imported, as its import may fail.
       RuntimeError: Keras runs on another backend.
     """
     require_keras()
@@ -120,5 +140,5 @@ def _trainer_module() -> Any:
         )
     from keras.src.backend.jax import trainer
 
-    behaviour()  # refuses a build that is not what its number says, before anything is exchanged
+    behaviour()  # refuses a build that does not behave as its version number says, before anything is replaced
     return trainer

@@ -1,4 +1,7 @@
-"""The items of an iterator by number, so that reading ahead of Keras can stop anywhere and lose nothing."""
+"""Replay of an iterator: its items by number, so that reading ahead can stop at any item and nothing is lost.
+
+An iterator goes in; `read(number)` comes out. Each item is read once, and kept until it is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -12,50 +15,51 @@ from penstock.keras._aligned import copied
 
 
 class _Failed(NamedTuple):
-    """In the place of an item that could not be made."""
+    """The error in the place of an item."""
 
     error: BaseException
 
 
 class Replay:
-    """Numbers the items that `read_next` gives, from 0, and keeps each from when it was read until it is forgotten.
+    """The items of an iterator, numbered from 0, each kept from when it was read until it is forgotten.
 
-    Who reads ahead may stop at any item; who goes on, on another thread, begins at the first that is not forgotten, and has
-    what was read in the meantime. There may be several readers one after the other, but not at a time.
+    A reader may stop at any item. The next reader, on another thread, begins at the first item that is not forgotten, and gets
+    the items that were read in the meantime. There may be several readers one after the other, but not at the same time.
 
-    *Threads.* One thread at a time is in `read_next`, which it may not leave for long; another that wants an item waits for
-    it and finds the item kept. So a thread that was told to stop while it read has read for its successor. `forget` takes
-    no lock: it is called by the one consumer, for numbers that it had, which nobody asks for again; reading changes
-    `_made` and adds, forgetting changes `first` and removes, each a single operation on a dict.
+    *Threads.* One thread at a time is inside of `read_next`, and it may stay there for a long time. Another thread that needs an
+    item waits for that thread, and then finds the item kept. So a reader that was stopped during a read has read for its
+    successor. `forget` takes no lock: only the one consumer calls it, for numbers that it has consumed and that nobody reads
+    again. Reading changes `_count` and adds items; forgetting changes `first` and removes items. Each is a single operation on a
+    dict.
 
     Args:
-      read_next: the next item, or StopIteration; not called again after it has raised anything.
-      copy: items are pytrees whose NumPy arrays whoever made them may write to again, such as one buffer that is
-        filled again and again.
+      read_next: returns the next item or raises StopIteration. It is not called again after it has raised any error.
+      copy: whether to copy the NumPy arrays of the items, because the iterator may write to them again, as to one buffer that it
+        fills for each item.
 
     Attributes:
-      first: number of the first item that was not forgotten.
+      first: number of the first item that is not forgotten.
     """
 
     def __init__(self, read_next: Callable[[], Any], copy: bool):
         self._read_next, self._copy = read_next, copy
         self._reading = threading.Lock()
         self._kept: dict[int, Any] = {}
-        self._made = 0
+        self._count = 0
         self._ended = False
         self.first = 0
 
     def read(self, number: int) -> Any:
-        """The item of that number, which was not forgotten.
+        """Return an item that is not forgotten, and read up to it if necessary.
 
         Raises:
           StopIteration: there is no such item.
-          BaseException: what the iterator raised in its place.
+          BaseException: the error of the iterator in the place of the item.
         """
         with self._reading:
-            while self._made <= number and not self._ended:
-                self._make()
-        if number >= self._made:
+            while self._count <= number and not self._ended:
+                self._read_one()
+        if number >= self._count:
             raise StopIteration
         item = self._kept[number]
         if not isinstance(item, _Failed):
@@ -63,22 +67,26 @@ class Replay:
         try:
             raise item.error
         finally:
-            del item  # or its traceback would hold this frame, and this frame it
+            del item  # otherwise its traceback and this frame would refer to each other
 
-    def _make(self) -> None:
+    def _read_one(self) -> None:
         try:
             item = self._read_next()
-            self._kept[self._made] = copied(item) if self._copy else item
+            self._kept[self._count] = copied(item) if self._copy else item
         except StopIteration:
             self._ended = True
             return
         except BaseException as error:
             self._ended = True
-            self._kept[self._made] = _Failed(error)
-        self._made += 1
+            self._kept[self._count] = _Failed(error)
+        self._count += 1
 
     def pop(self) -> Any:
-        """The first item that is not forgotten, which then is. It is copied only if it was kept. Raises what `read` raises."""
+        """Return the first item that is not forgotten, and forget it. It is copied only if it was kept.
+
+        Raises:
+          StopIteration, BaseException: as for `read`.
+        """
         with self._reading:
             if not self._kept and not self._ended:
                 try:
@@ -86,7 +94,7 @@ class Replay:
                 except BaseException:
                     self._ended = True
                     raise
-                self._made = self.first = self._made + 1
+                self._count = self.first = self._count + 1
                 return item
         try:
             return self.read(self.first)
@@ -94,13 +102,13 @@ class Replay:
             self.forget(self.first + 1)
 
     def forget(self, number: int) -> None:
-        """Drop the items before that number."""
-        for had in range(self.first, number):
-            self._kept.pop(had, None)
+        """Drop the items before a number."""
+        for consumed in range(self.first, number):
+            self._kept.pop(consumed, None)
         self.first = max(self.first, number)
 
     def __iter__(self) -> Iterator[Any]:
-        """The items from the first one on that is not forgotten, which stay until they are."""
+        """Yield the items from the first one that is not forgotten on. Yielded items are kept until they are forgotten."""
         for number in itertools.count(self.first):
             try:
                 item = self.read(number)
@@ -110,7 +118,7 @@ class Replay:
 
 
 def opening(open_iterable: Callable[[], Iterable[Any]]) -> Callable[[], Any]:
-    """A `read_next` for what is opened when its first item is asked for, on the thread that asks."""
+    """Return a `read_next` that opens an iterable on the thread that reads its first item."""
     iterator: Iterator[Any] | None = None
 
     def read_next() -> Any:
@@ -122,17 +130,17 @@ def opening(open_iterable: Callable[[], Iterable[Any]]) -> Callable[[], Any]:
     return read_next
 
 
-# What was read of iterators ahead of Keras, for as long as they live.
+# The replays of iterators, for as long as the iterators live.
 _replays: weakref.WeakKeyDictionary[Iterator[Any], Replay] = weakref.WeakKeyDictionary()
 
 
 def replay_of(iterator: Iterator[Any], copy: bool = True) -> Replay:
-    """The one Replay of an iterator, which keeps what an earlier reader read of it and did not need.
+    """Return the one Replay of an iterator, which keeps items that an earlier reader read and did not consume.
 
     It does not keep the iterator alive.
 
     Raises:
-      TypeError: an iterator of which there are no weak references.
+      TypeError: the iterator does not support weak references.
     """
     if iterator not in _replays:
         weak = weakref.ref(iterator)
@@ -148,7 +156,7 @@ def replay_of(iterator: Iterator[Any], copy: bool = True) -> Replay:
 
 
 def is_replayed(iterator: Iterator[Any]) -> bool:
-    """Whether it has a Replay."""
+    """Return whether an iterator has a Replay."""
     try:
         return iterator in _replays
     except TypeError:

@@ -1,4 +1,8 @@
-"""What batches for Keras are read from."""
+"""Batches for Keras that can be read ahead, stopped, and read on later, so that no batch is lost or read twice.
+
+A Loader or an iterator goes in. Out come batches in order, with a count of those that Keras has consumed. A batch that was read
+and not consumed is kept, and the next reader begins with it.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +18,48 @@ from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay
 
 
-class Source(Protocol):
-    """Batches in a row, of which some were had, and those that were read beyond them are kept.
+class ResumableBatches(Protocol):
+    """Batches in order, from the first one that Keras has not consumed. Batches that were read beyond it are kept.
 
     Attributes:
-      name: what errors call it.
-      direct: batches are ahead of time already, and taken without a thread.
-      quick: the same batches, all of one structure, to be read without a thread as long as that takes less than to have them
-        from one; None where there must be a thread.
-      slow_to_start: its threads are kept between epochs.
+      name: the name in errors.
+      prefetched: whether the batches were already read ahead, so that no thread is needed.
+      inline: an iterator over the same batches, which all have one structure, to be read without a thread while this takes less
+        time than receiving them from a thread; None if a thread is needed.
+      slow_to_start: whether the threads are kept between epochs.
     """
 
     name: str
-    direct: bool
-    quick: Iterator[Batch] | None
+    prefetched: bool
+    inline: Iterator[Batch] | None
     slow_to_start: bool
 
     def batch_adapter(self, limit: int | None) -> BatchAdapter:
-        """The batches from the first one on that was not had, no more than `limit`."""
+        """Return an adapter for a `Feed` that reads from the first batch not consumed, at most `limit` batches."""
         ...
 
-    def take(self, ahead: int) -> Batch:
-        """The batch so many after the first that was not had, read here and now; StopIteration if there is none."""
+    def read(self, ahead: int) -> Batch:
+        """Read, on this thread, the batch that is `ahead` after the first one not consumed.
+
+        Raises:
+          StopIteration: there is no such batch.
+        """
         ...
 
-    def had(self) -> None:
-        """The first batch that was not had now is."""
+    def consume(self) -> None:
+        """Count the first batch not consumed as consumed, and drop it."""
         ...
 
 
-class Read:
-    """An iterator of whatever kind.
+class ResumableIterator:
+    """The batches of an iterator of any kind.
 
     Args:
-      peeked: batches that come before those of the replay, and that may be written to.
-      convert: from a batch of these to what Keras takes; called once for each.
+      name: the name in errors.
+      replay: keeps the batches that were read.
+      prefetched, inline: see `ResumableBatches`.
+      peeked: batches that come before those of the replay. Their arrays may be written to, so they are copied.
+      convert: a function from a batch to the batch that Keras gets. It is called once for each batch.
     """
 
     slow_to_start = False
@@ -58,24 +69,27 @@ class Read:
         name: str,
         replay: Replay,
         *,
-        direct: bool = False,
-        quick: Iterator[Batch] | None = None,
+        prefetched: bool = False,
+        inline: Iterator[Batch] | None = None,
         peeked: Sequence[Batch] = (),
         convert: Callable[[Batch], Batch] | None = None,
     ):
-        self.name, self.direct, self.quick = name, direct, quick
+        self.name, self.prefetched, self.inline = name, prefetched, inline
         self._replay, self._convert = replay, convert
         self._peeked = list(peeked)
         self._converted: dict[int, Batch] = {}  # by number in the replay
 
     def batch_adapter(self, limit: int | None) -> BatchAdapter:
+        """Return an adapter for a `Feed` that reads from the first batch not consumed."""
         first = self._first
-        return _Reader(self.name, lambda number: self._read(first + number), limit)
+        return _IteratorAdapter(self.name, lambda number: self._read(first + number), limit)
 
-    def take(self, ahead: int) -> Batch:
+    def read(self, ahead: int) -> Batch:
+        """Read, on this thread, the batch that is `ahead` after the first one not consumed."""
         return self._read(self._first + ahead)
 
-    def had(self) -> None:
+    def consume(self) -> None:
+        """Count the first batch not consumed as consumed, and drop it."""
         first = self._first
         self._converted.pop(first, None)
         if self._peeked:
@@ -85,7 +99,7 @@ class Read:
 
     @property
     def _first(self) -> int:
-        """Number of the first batch that was not had. What was peeked comes right before the rest of the replay."""
+        """Return the number of the first batch not consumed. Peeked batches are numbered directly before the replay."""
         return self._replay.first - len(self._peeked)
 
     def _read(self, number: int) -> Batch:
@@ -98,8 +112,8 @@ class Read:
         return batch
 
 
-class _Reader:
-    """The `Upstream` of an iterator. See `Upstream`."""
+class _IteratorAdapter:
+    """The `BatchAdapter` of a `ResumableIterator`."""
 
     workers = 1
     batch_sizes: Sequence[int] = ()
@@ -109,12 +123,15 @@ class _Reader:
         self._read, self._limit = read, limit
 
     def fingerprint(self) -> dict[str, Any]:
+        """Return all that must be equal for a saved state to fit."""
         return {"source": self.name}
 
     def restore(self, step: int, position: Any) -> None:
+        """Raise TypeError: Keras has no saved position of its data."""
         raise TypeError(_NO_STATE)
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
+        """Return the producers of the items, with one clock for each worker."""
         (clock,) = clocks
 
         def work(number: int) -> Batch:
@@ -129,42 +146,46 @@ class _Reader:
         return Producers([work])
 
     def split(self, item: Batch) -> Produced:
+        """Split a produced item into batch and position."""
         return Produced(item, None)
 
 
-class Loaded:
-    """A `Loader`, from its start.
+class ResumableLoader:
+    """The batches of a `Loader`, from its first step on.
 
     Args:
-      convert: from a batch of the Loader to what Keras takes; on the worker that made it.
+      loader: the Loader.
+      convert: a function from a batch of the Loader to the batch that Keras gets. It runs on the worker that read the batch.
     """
 
     name = "the Loader"
-    direct = False
-    quick: Iterator[Batch] | None = None
+    prefetched = False
+    inline: Iterator[Batch] | None = None
 
     def __init__(self, loader: Loader, convert: Callable[[Batch], Batch] | None):
         self.slow_to_start = loader.workers.kind == "process"  # an interpreter and its imports take seconds
         self._loader, self._convert = loader, convert
         self._first = 0
-        self._kept: dict[int, Batch] = {}  # by number: made, and not had
+        self._kept: dict[int, Batch] = {}  # by number: read and not consumed
 
     def batch_adapter(self, limit: int | None) -> BatchAdapter:
-        return _Kept(adapt(self._loader), self._first, self._kept, self._convert)
+        """Return an adapter for a `Feed` that reads from the first batch not consumed."""
+        return _KeepingAdapter(adapt(self._loader), self._first, self._kept, self._convert)
 
-    def take(self, ahead: int) -> Batch:
-        raise NotImplementedError  # it is never direct
+    def read(self, ahead: int) -> Batch:
+        """Raise NotImplementedError: a Loader is always read through its adapter."""
+        raise NotImplementedError
 
-    def had(self) -> None:
+    def consume(self) -> None:
+        """Count the first batch not consumed as consumed, and drop it."""
         self._kept.pop(self._first, None)
         self._first += 1
 
 
-class _Kept:
-    """An `Upstream` of a Loader, whose batches are converted for Keras, and kept until they are had.
+class _KeepingAdapter:
+    """The `BatchAdapter` of a `ResumableLoader`: it converts batches for Keras and keeps them until they are consumed.
 
-    Several workers write to `kept`, each under the numbers that it was given; they are read again by the workers of the
-    next upstream.
+    Several workers write to `kept`, each under the numbers that it claimed. The workers of the next adapter read them there.
     """
 
     def __init__(self, batch_adapter: BatchAdapter, first: int, kept: dict[int, Batch], convert: Callable[[Batch], Batch] | None):
@@ -173,27 +194,31 @@ class _Kept:
         self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
 
     def fingerprint(self) -> dict[str, Any]:
+        """Return all that must be equal for a saved state to fit."""
         return self._batch_adapter.fingerprint()
 
     def restore(self, step: int, position: Any) -> None:
+        """Raise TypeError: Keras has no saved position of its data."""
         raise TypeError(_NO_STATE)
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
+        """Return the producers of the items, with one clock for each worker."""
         producers = self._batch_adapter.producers(clocks)
 
-        def keeping(work: Callable[[int], Batch]) -> Callable[[int], Batch]:
-            def kept_work(number: int) -> Batch:
+        def keep_results(work: Callable[[int], Batch]) -> Callable[[int], Batch]:
+            def work_or_kept(number: int) -> Batch:
                 batch = self._kept.get(self._first + number)
                 if batch is None:
                     batch = work(number)
                     batch = self._kept[self._first + number] = self._convert(batch) if self._convert else batch
                 return batch
 
-            return kept_work
+            return work_or_kept
 
-        return producers._replace(works=[keeping(work) for work in producers.works], may_run_inline=False)
+        return producers._replace(works=[keep_results(work) for work in producers.works], may_run_inline=False)
 
     def split(self, item: Batch) -> Produced:
+        """Split a produced item into batch and position."""
         return Produced(item, None)
 
 

@@ -1,6 +1,7 @@
 """The state of threaded epochs in this process: whether they are on, and the statistics of the runs so far.
 
-`_switch.py` changes it; `_epochs.py` and `_adapter.py` read it.
+`_replace_iterator` changes it; `_epoch_iterator` and `_data_adapter` read it. It is a module of its own so that these do not
+import each other.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ class ThreadedEpochs:
     def stats(self) -> list[Stats]:
         """Return the statistics of the last 64 runs, in the order in which they began to read.
 
-        There is one for each `fit`, `evaluate` and `predict`, and one for the validation data of a `fit`. The epochs of a run are
-        added up; the time between epochs is left out.
+        A run is a `fit`, `evaluate` or `predict`, or the validation of a `fit`. The epochs of a run are added up. The time
+        between epochs is left out.
         """
         return [stats for run in self._runs for stats in run]
 
 
 class Session:
-    """The state of the switch. A run keeps the state with which it began.
+    """The state of threaded epochs in this process. A run keeps the state with which it began.
 
     Attributes:
       epochs: the statistics; None while threaded epochs are off.
-      original: Keras's own epoch iterator, while ours is in its place.
-      data_was_made: whether ours serves data made by `data()`, also while threaded epochs are off.
+      original: Keras's own class of epoch iterators, while ours replaces it; None otherwise.
+      data_was_made: whether our class stays in place for data made by `data`, also while threaded epochs are off.
     """
 
     epochs: ThreadedEpochs | None = None

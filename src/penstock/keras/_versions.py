@@ -1,18 +1,21 @@
-"""Differences between versions of Keras in what they do with the batches of an epoch. Other modules ask `behaviour()`.
+"""Differences between the supported versions of Keras in how they treat the batches of an epoch.
+
+`behaviour()` returns those that matter to the other modules:
 
 |                              | Keras 3.15                                | Keras 3.16                                      |
 |------------------------------|-------------------------------------------|-------------------------------------------------|
-| its functions get, on a CPU  | NumPy arrays                              | arrays on the device                            |
+| functions get, on a CPU      | NumPy arrays                              | arrays on the device                            |
 | without a distribution       |                                           |                                                 |
-| with `steps_per_execution=n` | the step is called n times, and takes a   | one batch is taken: n stacked [n, B, ...] for a |
-|                              | batch each time                           | `lax.scan`; a `PartialBatchList` of fewer, or   |
-|                              |                                           | of n whose shapes differ                        |
+| with `steps_per_execution=n` | the step is called n times, and takes a   | one item is taken: n batches stacked            |
+|                              | batch each time                           | [n, B, ...] for a `lax.scan`; a                 |
+|                              |                                           | `PartialBatchList` of fewer batches, or of n    |
+|                              |                                           | batches with different shapes                   |
 | a model that is not built    | takes a batch from the epoch iterator     | takes a batch from the data adapter             |
 | `get_jax_iterator` of data   | has no arguments                          | has the argument `super_batch`, n or None       |
 | arrays are shuffled          | by NumPy's global generator               | by the number of the epoch                      |
 | running out of data          | always warns                              | warns if there is a `steps_per_epoch`           |
 
-The last two and the third need nothing of us: there, Keras's own code runs on both.
+The last two rows and the third need no code of ours, because Keras's own code runs there in both versions.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from penstock._versions import KERAS, UnsupportedVersionError, keras_version, nu
 
 @dataclass(frozen=True)
 class Behaviour:
-    """The ways of one version of Keras with batches.
+    """How one version of Keras treats batches.
 
     Attributes:
-      on_device: its functions get arrays on the device, where there is no distribution and the device is a CPU, too.
-      stacks: of the batches of an execution of several steps it takes one stack, and not one after the other.
+      on_device: whether its functions get arrays on the device also on a CPU without a distribution.
+      stacks: whether it takes the batches of an execution of several steps as one stack, rather than one after the other.
     """
 
     on_device: bool
@@ -45,10 +48,10 @@ _BEHAVIOURS: dict[tuple[int, ...], Behaviour] = {
 
 
 def require_keras() -> str:
-    """Return the version of Keras that an import gives, without importing it.
+    """Return the version of Keras that would be imported, without importing it.
 
     Raises:
-      UnsupportedVersionError: there is none, or one that penstock does not work with.
+      UnsupportedVersionError: there is no Keras, or penstock does not work with its version.
     """
     version = keras_version()
     if version is None:
@@ -62,10 +65,10 @@ def require_keras() -> str:
 
 @functools.cache
 def behaviour() -> Behaviour:
-    """Return what the Keras that is imported does.
+    """Return how the imported Keras treats batches.
 
     Raises:
-      UnsupportedVersionError: it is not as releases of its number are, such as an early nightly.
+      UnsupportedVersionError: it does not behave as releases of its version do. An early nightly is such a build.
     """
     version = require_keras()
     known = _BEHAVIOURS[numbers(version)[:2]]
@@ -76,10 +79,10 @@ def behaviour() -> Behaviour:
 
 
 def partial_batches(batches: Iterable[Any]) -> Any:
-    """Return batches that Keras steps through one by one, as it takes them where it stacks others.
+    """Return the list type of Keras for batches that are not stacked and that it steps through one by one.
 
     Raises:
-      TypeError: this Keras stacks nothing.
+      TypeError: this version of Keras does not stack batches.
     """
     kind = _partial_batch_list()
     if kind is None:
@@ -88,13 +91,18 @@ def partial_batches(batches: Iterable[Any]) -> Any:
 
 
 def is_partial(item: Any) -> bool:
-    """Return whether that is what `partial_batches` makes."""
+    """Return whether an item is a result of `partial_batches`."""
     kind = _partial_batch_list()
     return kind is not None and isinstance(item, kind)
 
 
 def super_batches(batches: Iterator[Any], steps: int) -> Iterator[Any]:
-    """Return the iterator over executions that Keras itself makes of an iterator over batches."""
+    """Return the iterator over executions that Keras makes of an iterator over batches.
+
+    Args:
+      batches: the batches.
+      steps: number of batches in an execution.
+    """
     import jax
     from keras.src.trainers.data_adapters.data_adapter_utils import super_batch_iterator
 
@@ -108,12 +116,15 @@ def _partial_batch_list() -> Any:
 
 
 def _places_for_distributions_only() -> bool:
-    """Return whether, on a CPU, batches without a distribution stay on the host: those with one have an iterator of their own."""
+    """Return whether, on a CPU, batches without a distribution stay on the host.
+
+    In these versions, batches with a distribution have an iterator of their own.
+    """
     from keras.src.backend.jax import trainer
 
     return hasattr(_keras_iterator(trainer), "_get_distributed_iterator")
 
 
 def _keras_iterator(trainer: Any) -> Any:
-    """Return Keras's own class, also while ours is in its place."""
+    """Return Keras's own class, also while ours replaces it."""
     return next(kind for kind in trainer.JAXEpochIterator.__mro__ if kind.__module__ == trainer.__name__)

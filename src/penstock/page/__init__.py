@@ -1,4 +1,7 @@
-"""Pages of one file that need no network: what a run of the benchmark and a plan have in common."""
+"""Self-contained HTML pages, for runs of the benchmark and for plans.
+
+Markup, CSS, JavaScript and JSON data go in, the text of one HTML file comes out. It loads nothing from the network.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,25 @@ from penstock.page.markup import Markup as Markup
 from penstock.page.markup import raw as raw
 from penstock.page.markup import tag as tag
 
-# In a script element nothing is unescaped, and "</script>" ends it wherever it stands.
+# A browser unescapes nothing inside of a script element, and "</script>" ends the element also inside of a string.
 _IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
 def html_page(
     title: str, *body: Content, buttons: Content = None, style: str = "", script: str = "", data: str | None = None
 ) -> str:
-    """A whole page. It may load nothing, and run nothing but its own script.
+    """Build a page. Its content security policy allows no loading, and no script but its own.
 
     Args:
-      title: of the window.
-      body: what stands on it. A table of the class "sortable" is sorted by the buttons in its header.
-      buttons: beside the one that switches between light and dark colours.
-      style: CSS, after that of all pages.
-      script: JavaScript, after that of all pages.
-      data: JSON for the script, in the element "data".
+      title: title of the window.
+      body: content of the page. A table of the class "sortable" can be sorted by the buttons in its header.
+      buttons: buttons beside the one that switches between light and dark colours.
+      style: CSS, appended to the common CSS of all pages.
+      script: JavaScript, appended to the common JavaScript of all pages.
+      data: JSON for the script, in the element with the id "data"; None for no such element.
+
+    Returns:
+      The HTML text.
     """
     style, script = asset(__name__, "style.css") + style, asset(__name__, "script.js") + script
     policy = (
@@ -39,7 +45,7 @@ def html_page(
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        # Without it a browser asks the server for an icon.
+        # Without this element, a browser requests an icon from the server.
         tag("link", rel="icon", href="data:,"),
         tag("title", title),
         tag("style", raw(style)),
@@ -53,10 +59,10 @@ def html_page(
 
 
 def asset(package: str, name: str) -> str:
-    """The text of a file that lies in a package."""
+    """Return the text of a file inside of a package."""
     return (files(package) / name).read_text("utf-8")
 
 
 def _digest(text: str) -> str:
-    """What a content security policy knows an inline style or script by."""
+    """Return the hash by which a content security policy allows an inline style or script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

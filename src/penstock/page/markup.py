@@ -1,4 +1,4 @@
-"""HTML and SVG whose text is escaped by construction: only `tag` and `raw` make `Markup`, and `tag` escapes all else."""
+"""HTML and SVG with escaped text: only `tag` and `raw` make `Markup`, and `tag` escapes all content that is not `Markup`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _VOID = {"meta", "link", "br", "wbr"}
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """A text that is HTML, and is not escaped again."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *content: Content, **attributes: Attribute) -> Markup:
-    """An element. An underscore in an attribute's name is a hyphen; None and False leave the attribute out.
+    """Build an element. Underscores in the names of attributes become hyphens. Attributes that are None or False are left out.
 
     >>> tag("p", "1 < 2", tag("b", "!"), class_="so", aria_label='"', hidden=True)
     '<p class="so" aria-label="&quot;" hidden>1 &lt; 2<b>!</b></p>'
@@ -31,12 +31,12 @@ def tag(name: str, /, *content: Content, **attributes: Attribute) -> Markup:
 
 
 def raw(text: str) -> Markup:
-    """Text that is taken as it is; never for what comes from a document."""
+    """Return a text as markup, without escaping it. Never use it for text from a document."""
     return Markup(text)
 
 
 def escaped(content: Content) -> Markup:
-    """The content one after the other, with everything escaped that is not markup."""
+    """Join content, and escape all of it that is not markup."""
     if content is None:
         return Markup()
     if isinstance(content, Markup):
@@ -53,5 +53,5 @@ def _attribute(name: str, value: Attribute) -> str:
 
 
 def _escape(text: str) -> str:
-    # What a process wrote may hold bytes that were no text; alone, a surrogate cannot be written to a file.
+    # The output of a process may hold bytes that are not text. They are decoded to surrogates, which cannot be written to a file.
     return html.escape(text.encode("utf-8", "replace").decode())

@@ -1,4 +1,4 @@
-"""Tables, whose rows a reader may sort by a column."""
+"""HTML tables. The reader of a page may sort their rows by a column."""
 
 from __future__ import annotations
 
@@ -10,37 +10,45 @@ from penstock.page.markup import Content, Markup, tag
 
 @dataclass(frozen=True)
 class Column:
+    """The header of a column, and whether its cells are numbers."""
+
     name: str
     numeric: bool = True
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows, and what its row is sorted by: a number, a text, or None, which is after all else."""
+    """A cell.
+
+    Attributes:
+      content: what it shows.
+      key: sort key of its row: a number or a text; None comes last.
+    """
 
     content: Content
     key: float | str | None
 
 
 def of_text(text: str) -> Cell:
+    """Return a cell that shows a text and is sorted by it."""
     return Cell(text, text)
 
 
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], sortable: bool = False) -> Markup:
-    """The table in a box that scrolls sideways; the first cell of a row is its header."""
+    """Build a table in a box that scrolls sideways. The first cell of a row is its header."""
     head = [_header(column, sortable) for column in columns]
-    body = [tag("tr", [_cell(column, cell, not place) for place, (column, cell) in _placed(columns, row)]) for row in rows]
-    whole = tag(
+    body = [tag("tr", [_cell(column, cell, not index) for index, (column, cell) in _indexed(columns, row)]) for row in rows]
+    element = tag(
         "table",
         tag("caption", tag("span", caption)),
         tag("thead", tag("tr", head)),
         tag("tbody", body),
         class_="sortable" if sortable else None,
     )
-    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return tag("div", element, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
-def _placed(columns: Sequence[Column], row: Sequence[Cell]) -> enumerate[tuple[Column, Cell]]:
+def _indexed(columns: Sequence[Column], row: Sequence[Cell]) -> enumerate[tuple[Column, Cell]]:
     return enumerate(zip(columns, row, strict=True))
 
 

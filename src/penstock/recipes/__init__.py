@@ -1,1 +1,1 @@
-"""Complete trainings, run by `penstock train <recipe>`. They need the extra `train`."""
+"""Complete trainings, which `penstock train <recipe>` runs. They need the extra `train`."""

@@ -1,4 +1,7 @@
-"""`penstock train digits`: a small Vision Transformer learns handwritten digits."""
+"""The recipe `penstock train digits`: train a small Vision Transformer on handwritten digits.
+
+Command line options go in; a run folder with metrics.jsonl and training.png comes out.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +40,22 @@ steps_per_second, input_wait), and training.png, which shows what was learnt and
 Ctrl-C keeps what was measured so far; a second one ends at once."""
 
 _STEPS, _BATCH_SIZE, _SEED = 1000, 64, 0
-_LARGEST_SEED = 2**32 - 1  # of the bits that JAX keeps of a seed
+_LARGEST_SEED = 2**32 - 1  # JAX keeps 32 bits of a seed
 _NEEDS = ("flax", "optax", "sklearn", "matplotlib")
 
 
 class CannotStartError(ValueError):
-    """A run that is not begun: says in one line what is wrong, and what to do."""
+    """An error before a run begins: one line with the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended.
+    """The result of a training.
 
     Attributes:
-      val_accuracy: share of the validation images that were classified right, 0 to 1.
-      seconds: wall clock from the call of `train` on, compilation included.
-      verdict: the feed's, in one sentence.
+      val_accuracy: share of the validation images that were classified correctly, 0 to 1.
+      seconds: wall-clock time of `train`, including compilation.
+      verdict: the verdict of the feed in one sentence.
       out: the run folder.
     """
 
@@ -63,7 +66,7 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser of `penstock train digits` its arguments."""
+    """Add the arguments of `penstock train digits` to its parser."""
     parser.add_argument("--steps", type=int, default=_STEPS, metavar="N", help="training steps (default: %(default)s)")
     parser.add_argument(
         "--batch-size",
@@ -84,7 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train as the arguments say and print the result; 0, or 2 if they cannot be used."""
+    """Train with the given arguments and print the result.
+
+    Returns:
+      The exit status: 0, or 2 if the arguments cannot be used.
+    """
     try:
         result = train(args.steps, args.batch_size, args.seed, args.out, args.quiet)
     except CannotStartError as error:
@@ -100,18 +107,22 @@ def run(args: argparse.Namespace) -> int:
 def train(
     steps: int = _STEPS, batch_size: int = _BATCH_SIZE, seed: int = _SEED, out: str | Path | None = None, quiet: bool = False
 ) -> Result:
-    """Train the Vision Transformer and leave `metrics.jsonl` and `training.png` in the run folder.
+    """Train the Vision Transformer and write `metrics.jsonl` and `training.png` to the run folder.
 
     Args:
-      steps: training steps, >= 1.
-      batch_size: images of a step, over all devices; a multiple of their number.
-      seed: of parameters, order and augmentation, 0 to 2**32 - 1; the training and validation images are always the same.
+      steps: number of training steps, >= 1.
+      batch_size: images in a step over all devices; a multiple of the number of devices.
+      seed: seed of parameters, order and augmentation, 0 to 2**32 - 1. The split into training and validation images does not
+        depend on it.
       out: run folder, new or empty; None makes `runs/digits-<date-time>`.
-      quiet: show no progress bar.
+      quiet: whether to show no progress bar.
+
+    Returns:
+      A `Result`.
 
     Raises:
-      CannotStartError: an argument that cannot be used, or a library that is not installed.
-      KeyboardInterrupt: after Ctrl-C, with what was measured in the run folder.
+      CannotStartError: an argument cannot be used, or a library is not installed.
+      KeyboardInterrupt: Ctrl-C was pressed. The measurements so far are in the run folder.
     """
     begun = time.perf_counter()
     _check(steps, batch_size, seed)
@@ -133,42 +144,38 @@ def _train(steps: int, batch_size: int, seed: int, log: Log, check: Callable[[],
     from penstock.recipes import loop
     from penstock.recipes.classifier import compile_classifier
 
-    # Auto: the compiler places what lies between the inputs and the outputs.
+    # Auto: the compiler chooses the shardings between inputs and outputs.
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    split = NamedSharding(mesh, PartitionSpec("data"))  # JAX's own, without annotations
+    sharded = NamedSharding(mesh, PartitionSpec("data"))
     data = images.load()
     training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=images.shift)
     validation = ps.Loader(data.validation, _validation_batch_size(mesh.size), epochs=1, remainder="pad")
     check()
-    classifier = compile_classifier(mesh, _abstract(training[0], split), _abstract(validation[0], split), steps, seed)
+    classifier = compile_classifier(mesh, _abstract(training[0], sharded), _abstract(validation[0], sharded), steps, seed)
     check()
-    # The loop starts a log interval of steps in one go: their batches are then there.
-    with ps.feed(training, to=split, transform=images.scale, device_buffer=loop.LOG_EVERY) as batches:
-        loop.run(classifier, batches, lambda state: _validate(classifier, state, validation, split), steps, log, check)
+    # The loop starts all steps of a log interval in one go, so their batches should be ready.
+    with ps.feed(training, to=sharded, transform=images.scale, device_buffer=loop.LOG_EVERY) as batches:
+        loop.run(classifier, batches, lambda state: _validate(classifier, state, validation, sharded), steps, log, check)
         return batches.stats().verdict
 
 
-def _validate(classifier: Classifier, state: State, loader: ps.Loader, split: NamedSharding) -> Totals:
+def _validate(classifier: Classifier, state: State, loader: ps.Loader, sharding: NamedSharding) -> Totals:
     totals = classifier.zero
-    with ps.feed(loader, to=split, transform=images.scale) as batches:
+    with ps.feed(loader, to=sharding, transform=images.scale) as batches:
         for batch in batches:
             totals = classifier.evaluate(state.parameters, totals, batch)
     return totals
 
 
 def _validation_batch_size(devices: int) -> int:
-    """About 128, a multiple of the number of devices; `batch_size` may be so small that a validation takes for ever."""
+    """Return about 128, a multiple of the number of devices. With a tiny `batch_size`, a validation would take very long."""
     return -(-128 // devices) * devices
 
 
 def _abstract(batch: Batch, sharding: NamedSharding) -> Batch:
-    """Shapes and dtypes of a batch as the feed hands it over."""
+    """Return the shapes and dtypes of a batch after the transform of the feed."""
     leaves = jax.eval_shape(images.scale, batch)
-    return {
-        # JAX's own, without annotations
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        for name, leaf in leaves.items()
-    }
+    return {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for name, leaf in leaves.items()}
 
 
 def _check(steps: int, batch_size: int, seed: int) -> None:
@@ -185,7 +192,7 @@ def _check(steps: int, batch_size: int, seed: int) -> None:
         )
     try:
         devices = jax.device_count()
-    except RuntimeError as error:  # of several lines, the first of which says it
+    except RuntimeError as error:  # its first line has the reason
         raise CannotStartError(f"JAX finds no device: {str(error).splitlines()[0]}") from error
     if batch_size % devices:
         nearest = max(1, batch_size // devices) * devices
@@ -199,7 +206,7 @@ def _new_folder(out: str | Path | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = any(folder.iterdir())
-        tempfile.TemporaryFile(dir=folder).close()  # to know now, not at the first log point, that files can be made there
+        tempfile.TemporaryFile(dir=folder).close()  # fails now, and not at the first log point, if the folder is not writable
     except OSError as error:
         raise CannotStartError(f"--out {folder}: no folder to write to ({error.strerror}); name another one") from error
     if occupied:

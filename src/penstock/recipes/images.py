@@ -1,4 +1,4 @@
-"""The handwritten digits of the UCI repository that scikit-learn carries: 1,797 images of 8×8 grey levels, 0 to 16."""
+"""The handwritten digits of the UCI repository, from scikit-learn: 1,797 images of 8×8 pixels with grey levels from 0 to 16."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 
 from penstock.data.tree import Batch
 
-TRAINING_IMAGES = 1437  # known before scikit-learn is imported, to check a batch size against
+TRAINING_IMAGES = 1437  # a constant, so that a batch size can be checked before scikit-learn is imported
 
-_SPLIT_SEED = 0  # the same split for every run, so that their accuracies compare
+_SPLIT_SEED = 0  # the same split for every run, so that their accuracies can be compared
 
 
 class Split(NamedTuple):
-    """Batches of all records: `image` uint8 [N, 8, 8, 1], `label` int32 [N]."""
+    """The training and validation records, each as one batch: `image` uint8 [N, 8, 8, 1], `label` int32 [N]."""
 
     training: Batch
     validation: Batch
 
 
 def load() -> Split:
-    """The digits, four fifths to train on and one to validate on, each with the same share of every class."""
+    """Load the digits: four fifths for training and one fifth for validation, with the same share of each class."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -36,7 +36,7 @@ def load() -> Split:
 
 
 def shift(batch: Batch, rng: np.random.Generator) -> Batch:
-    """Move each image [B, H, W, 1] by -1, 0 or 1 pixel in both directions, and fill up with background."""
+    """Shift each image [B, H, W, 1] by -1, 0 or 1 pixel in both directions, and fill the border with background."""
     images = batch["image"]
     count, height, width, _ = images.shape
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -46,5 +46,5 @@ def shift(batch: Batch, rng: np.random.Generator) -> Batch:
 
 
 def scale(batch: Batch) -> Batch:
-    """Grey levels 0 to 16 → float32 from 0 to 1. Runs on the device, so that bytes cross the bus."""
+    """Scale grey levels from 0 to 16 to float32 from 0 to 1. It runs on the device, so that bytes are transferred."""
     return {**batch, "image": batch["image"].astype(jnp.float32) / 16}

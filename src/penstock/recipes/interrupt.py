@@ -1,4 +1,4 @@
-"""Ctrl-C at a place that bears it."""
+"""Deferred handling of Ctrl-C: it takes effect only at points that the training loop chooses."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from types import FrameType
 
 @contextmanager
 def ctrl_c_at_checks() -> Iterator[Callable[[], None]]:
-    """Within the `with`, Ctrl-C only takes effect where the function that this gives is called, as a KeyboardInterrupt.
+    """Defer Ctrl-C inside of the `with` until the returned function is called, which then raises KeyboardInterrupt.
 
-    Elsewhere it may do harm: jaxlib 0.10 can crash at the interpreter's end after a KeyboardInterrupt inside of a
-    compilation, and one inside of JAX's garbage collection callback is lost. A second Ctrl-C ends the process at once.
+    At other places, it may do harm. jaxlib 0.10 can crash at interpreter exit after a KeyboardInterrupt inside of a compilation,
+    and a KeyboardInterrupt inside of JAX's garbage collection callback is lost. A second Ctrl-C ends the process at once.
 
-    Off the main thread, which alone gets signals, and where Ctrl-C is ignored or somebody else's, all stays as it is.
+    Nothing changes on other threads than the main thread, which alone receives signals, or if another handler of Ctrl-C is set.
     """
-    came = False
+    interrupted = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
+        nonlocal interrupted
+        interrupted = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def check() -> None:
-        if came:
+        if interrupted:
             raise KeyboardInterrupt
 
     on_main = threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""What a run reports while it goes on: a line of `metrics.jsonl` and a progress bar at each log point."""
+"""The log of a run: at each log point, a line of `metrics.jsonl` and an update of the progress bar."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class Times(NamedTuple):
-    """Where the seconds between two log points went. `wait`, `dispatch`, `device` and `validation` do not overlap.
+    """The seconds between two log points, by activity of the host. `wait`, `dispatch`, `device` and `validation` do not overlap.
 
-    They are the host's, which runs ahead of the devices by up to two intervals: the first interval of a run looks
-    shorter than its steps take, and the last one, which waits for all of them, longer.
+    The host runs ahead of the devices by up to two intervals. So the first interval of a run looks shorter than its steps take.
+    The last interval looks longer, because it waits for all steps.
 
     Attributes:
-      steps: training steps.
-      seconds: all of the time.
+      steps: number of training steps.
+      seconds: total time.
       wait: the loop waited for the feed.
-      dispatch: the host started training steps; if too many are under way, JAX makes it wait here.
+      dispatch: the host dispatched training steps. JAX waits here if too many steps are in flight.
       device: the loop waited for results of the devices.
-      validation: the host was busy with the validation set, and waited for it at the end.
+      validation: the host ran the validation, and at the end waited for its result.
     """
 
     steps: int
@@ -38,21 +38,22 @@ class Times(NamedTuple):
     validation: float
 
     def since(self, before: Times) -> Times:
+        """Return the difference to earlier readings of the clock."""
         return Times(self.steps - before.steps, *(now - then for now, then in zip(self[1:], before[1:], strict=True)))
 
     @property
     def steps_per_second(self) -> float:
-        """While training, validation apart."""
+        """Return the training steps per second, without the time of the validation."""
         return self.steps / (self.seconds - self.validation)
 
     @property
     def rest(self) -> float:
-        """Seconds that training did not take: validation, and writing the log."""
+        """Return the seconds that were not spent on training: validation, and writing the log."""
         return max(0.0, self.seconds - self.wait - self.dispatch - self.device)
 
 
 class Point(NamedTuple):
-    """A log point: means over the training records since the one before, and accuracy on the validation set, if taken."""
+    """A log point: means over the training records since the log point before, and the validation accuracy if measured."""
 
     step: int
     loss: float
@@ -61,7 +62,7 @@ class Point(NamedTuple):
     times: Times
 
     def line(self) -> str:
-        """As a line of JSON; accuracies and `input_wait` are shares from 0 to 1, and the speed leaves validation out."""
+        """Return a line of JSON. Accuracies and `input_wait` are shares from 0 to 1; the speed leaves out the validation."""
         return json.dumps(
             {
                 "step": self.step,
@@ -75,9 +76,9 @@ class Point(NamedTuple):
 
 
 class Log:
-    """Keeps the points of a run, writes each to a file as it comes, and shows where it is. Use it in a `with`.
+    """The log points of a run, which are written to a file one by one, and the display of its progress. Use it in a `with`.
 
-    On a terminal that is a progress bar; elsewhere, as in a log file, a line at times. The file comes with the first point.
+    On a terminal it shows a progress bar, elsewhere a line every few seconds. The first point creates the file.
     """
 
     def __init__(self, path: Path, steps: int, quiet: bool):
@@ -92,7 +93,7 @@ class Log:
 
     def __enter__(self) -> Log:
         self._progress.start()
-        self._progress.console.show_cursor()  # which the bar hides, and whoever ends the process at once leaves hidden
+        self._progress.console.show_cursor()  # the bar hides it, and a killed process would leave it hidden
         if self._lines:
             print("compile", file=sys.stderr, flush=True)
         return self
@@ -103,7 +104,10 @@ class Log:
             self._file.close()
 
     def write(self, point: Point) -> None:
-        self._file = self._file or self._path.open("w", encoding="utf-8", buffering=1)  # a line is in it when it is written
+        """Add a point: write it to the file and show it."""
+        self._file = self._file or self._path.open(
+            "w", encoding="utf-8", buffering=1
+        )  # line-buffered: each line is in the file at once
         self._file.write(point.line() + "\n")
         self.points.append(point)
         last = point.step == self._steps
@@ -114,7 +118,7 @@ class Log:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def _mean(self) -> Times:
-        """Of the whole run, as the last interval waits for the steps of two."""
+        """Return the sums over the run: the last interval alone waits for the steps of two."""
         return Times(*map(sum, zip(*(point.times for point in self.points), strict=True)))
 
 

@@ -1,4 +1,7 @@
-"""The training loop: it talks to the host only at log points, and then of the interval before."""
+"""The training loop. It reads results from the devices only at log points, and then those of the interval before.
+
+A compiled `Classifier` and a `Feed` go in; log points come out.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from penstock._feed import Feed
 from penstock.recipes.classifier import Classifier, State, Totals
 from penstock.recipes.log import Log, Point, Times
 
-# Steps; fewer in a run of less than 50. The steps of two intervals can be under way at once, each with its batch's
-# transform. On several CPU devices that must stay below 32 programs: XLA makes whoever starts more wait, with some
-# devices started and others not, and a collective then waits for ever (JAX 0.10).
+# Steps; fewer in a run of less than 50. The steps of two intervals can be in flight at once, each with the transform of its
+# batch. With several CPU devices, fewer than 32 programs must be in flight. XLA lets the caller of a further one wait after it
+# has started on some devices only, and a collective in it then waits for ever (JAX 0.10).
 LOG_EVERY = 5
 _VALIDATE_EVERY = 10  # log points
 
 
 class _Pending(NamedTuple):
-    """A log point whose numbers may still be in the making on the devices."""
+    """A log point whose numbers the devices may not have computed yet."""
 
     step: int
     totals: Totals
@@ -33,10 +36,17 @@ class _Pending(NamedTuple):
 def run(
     classifier: Classifier, batches: Feed, validate: Callable[[State], Totals], steps: int, log: Log, check: Callable[[], None]
 ) -> None:
-    """Train for `steps` batches; each log point goes to `log` when the next one comes, or at the end.
+    """Train for `steps` batches. Each log point is written to `log` when the next one comes, or at the end.
 
-    So the host waits for numbers that are ready, or nearly, and the devices have work while it writes them down.
-    `check` is called before each step, and may raise to end the training.
+    So the host waits for numbers that are ready or almost ready, and the devices have work while it writes.
+
+    Args:
+      classifier: the compiled functions and the initial state.
+      batches: the training data.
+      validate: a function from the state to the totals of the validation set.
+      steps: number of steps.
+      log: gets the log points.
+      check: is called before each step, and may raise an error to end the training.
     """
     every = max(1, min(LOG_EVERY, steps // 10))
     state, totals = classifier.state, classifier.zero
@@ -50,18 +60,18 @@ def run(
                 state, totals = classifier.train(state, totals, batch)
             if step % every and step < steps:
                 continue
-            late, pending = pending, None
-            if late:
-                log.write(_point(late, clock))
+            previous, pending = pending, None
+            if previous:
+                log.write(_point(previous, clock))
             last, validation = step == steps, None
             if last:
                 with clock.time("device"):
-                    jax.block_until_ready(totals)  # JAX's own, without annotations
+                    jax.block_until_ready(totals)
             if last or step % (every * _VALIDATE_EVERY) == 0:
                 with clock.time("validation"):
                     validation = validate(state)
                     if last:
-                        jax.block_until_ready(validation)  # JAX's own, without annotations
+                        jax.block_until_ready(validation)
             pending = _Pending(step, totals, validation, clock.lap(step))
             totals = classifier.zero
     finally:  # also after Ctrl-C
@@ -70,7 +80,7 @@ def run(
 
 
 class _LoopClock(Clock):
-    """Splits the wall clock since the last log point into `Times`."""
+    """A clock that splits the time since the last log point into `Times`."""
 
     def __init__(self, feed: Feed):
         super().__init__()
@@ -82,6 +92,7 @@ class _LoopClock(Clock):
         return Times(step, time.perf_counter(), self._feed.stats().wait, *parts)
 
     def lap(self, step: int) -> Times:
+        """Return the times since the last call."""
         now = self._readings(step)
         lap = now.since(self._last)
         self._last = now

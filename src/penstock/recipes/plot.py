@@ -1,4 +1,4 @@
-"""A picture of a run: what was learnt, and where the time went."""
+"""A plot of a run as a PNG file: loss and accuracy, and how the time of a step was spent. Log points go in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from penstock.recipes.log import Point
 
-# Okabe and Ito's colours, which colour-blind readers tell apart.
+# The palette of Okabe and Ito (2008), whose colours colour-blind readers can distinguish.
 _LOSS, _ACCURACY = "#D55E00", "#0072B2"
 _PARTS = {
     "waiting for input": "#D55E00",
@@ -40,7 +40,7 @@ def draw(points: Sequence[Point], path: Path, title: str) -> None:
 def _draw_learning(axes: Axes, points: Sequence[Point]) -> None:
     steps = [point.step for point in points]
     validated = [(point.step, point.val_accuracy) for point in points if point.val_accuracy is not None]
-    marker = "o" if len(points) == 1 else None  # a single point makes no line
+    marker = "o" if len(points) == 1 else None  # a single point would draw no line
     (loss,) = axes.plot(steps, [point.loss for point in points], color=_LOSS, marker=marker, label="training loss")
     axes.set_yscale("log")
     axes.set_ylabel("cross-entropy loss [nats per image]", color=_LOSS)
@@ -54,7 +54,7 @@ def _draw_learning(axes: Axes, points: Sequence[Point]) -> None:
     right.set_ylim(0, 1.02)
     right.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
     right.spines["top"].set_visible(False)
-    # Above the axes, where no curve can lie.
+    # Above the axes, where it cannot cover a curve.
     axes.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize="small")
     axes.set_title("Loss and accuracy", pad=24)
 
@@ -63,7 +63,7 @@ def _draw_times(axes: Axes, points: Sequence[Point]) -> None:
     times = [point.times for point in points]
     parts = np.array([(t.wait, t.dispatch, t.device, t.rest) for t in times])
     per_step = 1000 * parts / np.array([[t.steps] for t in times])
-    # A log point stands for the interval before it, so the areas are steps that begin at step 0.
+    # A log point describes the interval before it, so the areas begin at step 0.
     steps = [0, *(point.step for point in points)]
     heights = np.concatenate([per_step[:1], per_step]).T
     shares = parts.sum(axis=0) / parts.sum()
@@ -75,5 +75,5 @@ def _draw_times(axes: Axes, points: Sequence[Point]) -> None:
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(
         handles[::-1], labels[::-1], loc="upper right", frameon=False, ncols=2, fontsize="small", columnspacing=1.0
-    )  # as they lie on each other
+    )  # in the order of the stack
     axes.set_title("Where a step's time went", pad=24)

@@ -1,7 +1,8 @@
 """A small Vision Transformer: Dosovitskiy et al. 2021, arXiv:2010.11929.
 
-Two changes suit it to a thousand tiny images: a convolution comes before the patches (Xiao et al. 2021,
-arXiv:2106.14881), and position embeddings start as large as the patches' own, so that order counts from step 0.
+Images go in, logits come out. Two changes adapt it to a thousand tiny images. A convolution comes before the patches (Xiao et al.
+2021, arXiv:2106.14881). The position embeddings are initially as large as those of the patches, so that positions matter from
+step 0 on.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from jax import Array
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a ViT; the defaults make 73 thousand parameters for 8×8 images with one channel.
+    """The sizes of a ViT. The defaults give 73 thousand parameters for 8×8 images with one channel.
 
     Attributes:
       image: height and width of an image, a multiple of `patch`.
-      patch: height and width of the squares that become tokens.
+      patch: height and width of a patch, which becomes a token.
       stem: channels of the convolution before the patches.
       width: channels of a token, a multiple of `heads`.
       depth: number of blocks.
@@ -38,11 +39,12 @@ class Sizes:
 
     @property
     def tokens(self) -> int:
+        """Return the number of patches of an image."""
         return (self.image // self.patch) ** 2
 
 
 class ViT(nnx.Module):
-    """Images [B, H, W, 1], float → logits [B, classes]."""
+    """A Vision Transformer: images [B, H, W, 1], float → logits [B, classes]."""
 
     def __init__(self, sizes: Sizes, *, rngs: nnx.Rngs):
         patch = (sizes.patch, sizes.patch)
@@ -62,7 +64,7 @@ class ViT(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention between the tokens, then a two-layer network on each: [B, T, D] → [B, T, D].
+    """A transformer block: attention between tokens, then a two-layer network on each token. [B, T, D] → [B, T, D].
 
     Args:
       hidden: channels between the two layers.
