@@ -32,7 +32,7 @@ VERBS = frozenset(
     shuffle shut simulate sketch skip sleep slice smooth solve sort sow span spawn split spread stack start state step stop
     store stream strip subclass substitute subtract sum summarize surround swap switch take tell test time touch trace train
     transform translate transpose traverse treat trigger trim try tune turn undo unfold uninstall unpack unwrap update use
-    validate vary verify view visit wait walk warm warn weigh widen word work wrap write yield zip
+    validate vary verify view visit wait wake walk warm warn watch weigh widen word work wrap write yield zip
     """.split()  # noqa: SIM905
 )
 FRAGMENT = re.compile(r"(?:\A|(?<=[.!?:]\s)|(?<=\n\n))\s*(?:Of|What|Which|That of)\b[^\n]*")

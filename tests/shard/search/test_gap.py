@@ -1,5 +1,6 @@
 """The plan that is found beside the best of all, on problems small enough to know it; the figures are those of docs/search.md."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -114,15 +115,16 @@ def test_within_a_memory_limit_the_fastest_plan_is_found_mostly(mesh):
 
 
 @meshes
-@pytest.mark.parametrize("name", ["one_layer", "forward", "embedding", "residual", "elementwise"])
-def test_of_small_steps_the_fastest_plan_is_found(mesh, name):
-    case = case_of(model_of(steps(mesh)[name]), mesh, FAST_LINKS)
-    try:
-        best = Exhaustive(case.problem).cheapest().least
-    except TooLarge:
-        pytest.skip("too large")
-    _, seen = search(case, FREE)
-    assert min(map(case.problem.seconds, seen)) <= 1.15 * best
+def test_the_fastest_plan_of_small_steps_is_found(mesh):
+    compared = 0
+    for name in ("one_layer", "forward", "embedding", "residual", "elementwise"):
+        case = case_of(model_of(steps(mesh)[name]), mesh, FAST_LINKS)
+        with contextlib.suppress(TooLarge):  # on three axes, one of them
+            best = Exhaustive(case.problem).cheapest().least
+            _, seen = search(case, FREE)
+            assert min(map(case.problem.seconds, seen)) <= 1.15 * best, name
+            compared += 1
+    assert compared >= 4
 
 
 @settings(max_examples=30)
