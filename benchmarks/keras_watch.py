@@ -83,14 +83,14 @@ def _watch(adapter: Any) -> None:
 
 def _watch_generators(epochs: Any) -> None:
     """Penstock asks a generator itself, and not Keras's adapter of it."""
-    convert = epochs._as_jax_takes_it
+    convert = epochs._to_jax_batch
 
     @functools.wraps(convert)
     def watched(batch):
         _readers[_current_test()].add((epochs.__name__, threading.current_thread().name))
         return convert(batch)
 
-    epochs._as_jax_takes_it = watched
+    epochs._to_jax_batch = watched
 
 
 def pytest_runtest_logreport(report):
