@@ -1,8 +1,8 @@
-"""Note as a plugin of pytest how each test ended, and which thread read the batches of its epochs.
+"""A plugin of pytest: how each test ended, and who read the batches of its epochs.
 
     python -m pytest -p keras_watch --watch-report PATH ...
 
-The notes are written as JSON when pytest is done, for `keras_own_tests.py`.
+Written as JSON when pytest is done, for `keras_own_tests.py`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _watch(adapter: Any) -> None:
 
 
 def _watch_generators(epochs: Any) -> None:
-    """Watch generators themselves: penstock reads a generator, and not Keras's adapter of it."""
+    """Penstock asks a generator itself, and not Keras's adapter of it."""
     convert = epochs._to_jax_batch
 
     @functools.wraps(convert)
