@@ -13,8 +13,7 @@ import keras
 import numpy as np
 import pytest
 from tests.keras.conftest import feeding_threads
-from tests.keras.test_same_training import Records
-from tests.keras.training import BATCH, CLASSES, assert_same, batches, make_model, records
+from tests.keras.training import BATCH, CLASSES, Records, assert_same, batches, make_model, records
 
 import penstock as ps
 import penstock.keras as pk

@@ -16,11 +16,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock.shard.arguments import find_argument, select_batch
-from penstock.shard.errors import PlanError
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.jit import check_step, jit_step
-from penstock.shard.memory_check import check_memory, compile_before_refusing, describe_excess
+from penstock.shard.memory_check import enforce_limit
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import detect_hardware, find_hardware
@@ -108,14 +107,8 @@ def plan(
         return write_record(found, traced, chosen, limit) if found.candidate.memory <= within else None
 
     found = search_meshes(prepared, limit)
-    record: PlanRecord | None = write_record(found, traced, chosen, limit)
-    assert record is not None
-    if found.candidate.memory <= limit:
-        record = check_memory(record, compile_record, search_again, check)
-    else:
-        record = compile_before_refusing(record, compile_record, check)
-    if record is None:
-        raise PlanError(describe_excess(found, traced, limit))
+    record = write_record(found, traced, chosen, limit)
+    record = enforce_limit(found, record, traced, compile_record, search_again, check)
     return Plan._from_record(record, traced, given)
 
 

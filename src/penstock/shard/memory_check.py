@@ -33,25 +33,45 @@ _ATTEMPTS = 3
 Compile = Callable[[PlanRecord], tuple[Measured, str]]
 
 
-def check_memory(
-    plan: PlanRecord, compile_plan: Compile, search_again: Callable[[float], PlanRecord | None], check: bool | None
+def enforce_limit(
+    found: MeshPlan,
+    plan: PlanRecord,
+    traced: TracedStep,
+    compile_plan: Compile,
+    search_again: Callable[[float], PlanRecord | None],
+    check: bool | None,
 ) -> PlanRecord:
-    """Return a plan that fits its memory limit when it is compiled.
-
-    If the plan does not fit, the limit of the search is lowered by the error of the prediction, and the search is repeated.
+    """Return a plan that fits its memory limit, and refuse if none is found.
 
     Args:
-      plan: the first candidate.
+      found: the decisions of the search.
+      plan: the same, written out.
+      traced: the step.
       compile_plan: returns the compiler's figures for a plan, and what it was compiled for.
       search_again: returns a plan for a limit in bytes; None if there is none.
       check: True compiles always, False never; None compiles if the prediction is near the limit and the program is small.
 
     Returns:
-      The plan, with the compiler's figures if it was compiled.
+      The plan, or another one, with the compiler's figures if it was compiled.
 
     Raises:
-      PlanError: no plan that was compiled fits the limit.
+      PlanError: no layout fits the limit, by prediction or once compiled.
       CompileError: the plan does not compile, and `check` is True.
+    """
+    if found.candidate.memory <= plan.limit:
+        return _check_memory(plan, compile_plan, search_again, check)
+    fitting = _compile_before_refusing(plan, compile_plan, check)
+    if fitting is None:
+        raise PlanError(_describe_excess(found, traced, plan.limit))
+    return fitting
+
+
+def _check_memory(
+    plan: PlanRecord, compile_plan: Compile, search_again: Callable[[float], PlanRecord | None], check: bool | None
+) -> PlanRecord:
+    """Return a plan that fits its memory limit when it is compiled.
+
+    If the plan does not fit, the limit of the search is lowered by the error of the prediction, and the search is repeated.
     """
     if not _is_worth_compiling(plan, _NEAR, check):
         return plan
@@ -80,7 +100,7 @@ def check_memory(
     )
 
 
-def compile_before_refusing(plan: PlanRecord, compile_plan: Compile, check: bool | None) -> PlanRecord | None:
+def _compile_before_refusing(plan: PlanRecord, compile_plan: Compile, check: bool | None) -> PlanRecord | None:
     """Return a plan that is predicted to exceed its limit, if the compiler needs less; else None."""
     if plan.cost.memory.total > _ABOVE * plan.limit or not _is_worth_compiling(plan, 0.0, check):
         return None
@@ -88,7 +108,7 @@ def compile_before_refusing(plan: PlanRecord, compile_plan: Compile, check: bool
     return replace(plan, checked=measured) if measured is not None and measured.memory <= plan.limit else None
 
 
-def describe_excess(found: MeshPlan, traced: TracedStep, limit: int) -> str:
+def _describe_excess(found: MeshPlan, traced: TracedStep, limit: int) -> str:
     """Describe by how much the smallest plan exceeds the limit, and what takes the most memory in it.
 
     Args:
@@ -135,6 +155,6 @@ def _measure_or_warn(plan: PlanRecord, compile_plan: Compile, check: bool | None
         if check:
             raise
         warnings.warn(
-            f"the plan is near its memory limit, and could not be compiled here to check that it fits: {error}", stacklevel=4
+            f"the plan is near its memory limit, and could not be compiled here to check that it fits: {error}", stacklevel=5
         )
         return None, ""
