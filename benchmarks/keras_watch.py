@@ -82,7 +82,7 @@ def _watch(adapter: Any) -> None:
 
 
 def _watch_generators(epochs: Any) -> None:
-    """Penstock asks a generator itself, and not Keras's adapter of it."""
+    """Watch the generators themselves: penstock reads a generator, and not Keras's adapter of it."""
     convert = epochs._to_jax_batch
 
     @functools.wraps(convert)

@@ -29,7 +29,7 @@ def leaf(path, shape):
 
 def follow(message):
     """The layout that an error suggests, read from it."""
-    if "leave it whole" in message or "leave it replicated" in message:
+    if "replicate it with P()" in message:
         return P()
     return eval(re.search(r"(P\(.*\)) would do", message[message.index(";") :])[1], {"P": P})
 
