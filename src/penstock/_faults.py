@@ -1,7 +1,7 @@
 """List the faults of XLA that penstock works around, and the releases of jaxlib that have them.
 
 A workaround applies if its fault is `present`. `tests/shard/test_faults.py` reproduces each fault and compares the outcome with
-`fixed`, so that a release which no longer needs a workaround is noticed.
+`fixed`, so a release that no longer needs a workaround is noticed.
 """
 
 from __future__ import annotations

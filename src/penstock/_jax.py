@@ -23,13 +23,13 @@ TRACE_STATE_CLEAN = ("jax._src.core", "trace_state_clean")
 PRINT_OPTIONS = ("jax._src.lib", "hlo.HloPrintOptions", "_jax.HloPrintOptions")  # the second name until JAX 0.10.1
 CONVERT_CONSTANTS = ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr")
 PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS)
-"""All imports from private modules of JAX: a module, and the names of one part in its releases, newest first."""
+"""All private parts of JAX that are used: for each, its module and its names in JAX's releases, newest first."""
 
 ClosedJaxpr = Any
 """A jaxpr with the values of its constants. JAX 0.12 has one class for open and closed jaxprs; earlier releases have two."""
 
 _MANY = 1 << 20
-"""Most elements of constants that `program_text` prints."""
+"""The most elements of constants that `program_text` prints."""
 
 
 def part(module: str, *names: str) -> Any:
@@ -58,7 +58,7 @@ def thread_settings() -> Any:
 
     Settings such as `jax.default_device`, `jax.set_mesh` or `jax.default_matmul_precision` hold for the thread that entered them.
     They decide where arrays go and what is compiled. So a thread may do the work of another only if both have equal settings.
-    If the installed JAX does not expose them, it returns None and warns once: then no thread does the work of another.
+    If the installed JAX does not expose them, this returns None and warns once. Then no thread does the work of another.
     """
     context, is_clean = _settings()
     return context() if is_clean() else None
@@ -78,7 +78,11 @@ def program_text(compiled: Any) -> str:
     """Return the HLO text of a `jax.stages.Compiled`, with its constants if they have at most 2²⁰ elements in total.
 
     `as_text` leaves out the elements of constants with more than ten. From 16 devices on, this includes the tables from which
-    each device reads the offset of its shard. If they are left out here too, `hlo.collectives` marks what it has to guess.
+    each device reads the offset of its shard. If they are left out here too, `hlo.collectives` marks the
+    collectives that it has to guess.
+
+    Args:
+      compiled: the compiled program.
 
     Raises:
       UnsupportedVersionError: constants were left out, and the installed JAX cannot print them.
@@ -96,6 +100,9 @@ def program_text(compiled: Any) -> str:
 def constants_as_arguments(jaxpr: Any) -> Any:
     """Return an open jaxpr that takes the values of its constants as its first arguments.
 
+    Args:
+      jaxpr: an open jaxpr.
+
     Raises:
       UnsupportedVersionError: it has constants, and the installed JAX cannot turn them into arguments.
     """
@@ -106,6 +113,9 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many operands of a `scan` are constants and how many are carries, from the parameters of its equation.
 
     JAX 0.12 replaced the two numbers by a tree of the operands: constants, carries, slices.
+
+    Args:
+      params: the parameters of the equation.
 
     Raises:
       UnsupportedVersionError: the installed JAX describes a scan in another way.

@@ -1,7 +1,7 @@
-"""How long the parts of a pipeline take, and what follows from that: who finishes an item, and whether threads take turns.
+"""Measure how long the parts of a pipeline take. This decides which thread finishes an item, and whether threads take turns.
 
-Handing an item to another thread costs two changes of the interpreter lock, about 0.1 ms on two busy cores. That is several
-times what it costs to make a small batch or to place it on a device. `docs/pipeline.md` has the measurements.
+To hand an item to another thread, the interpreter lock changes its owner twice, which takes about 0.1 ms on two busy cores. That
+is several times the cost of producing a small batch, or of placing it on a device. `docs/pipeline.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 # Seconds. Finishing that takes longer gets a thread of its own.
 QUICK = 0.5e-3
 
-# Seconds to produce, finish and use an item. Two threads save at most half of it, which is what one handover costs.
+# Seconds to produce, finish and use an item. Two threads save at most half of this, and one handover costs as much.
 TINY = 0.2e-3
 
 
@@ -20,7 +20,7 @@ class Pace:
         self.seconds = self._last = 0.0
 
     def add(self, seconds: float) -> None:
-        """Take the newest duration into account."""
+        """Add the newest duration, in seconds."""
         self.seconds, self._last = min(seconds, self._last), seconds
 
 
@@ -31,9 +31,9 @@ class Paces:
         self.producing, self.finishing, self.using = Pace(), Pace(), Pace()
 
     def quick_to_finish(self) -> bool:
-        """Return whether finishing takes less than it costs to hand an item to a thread that does it."""
+        """Return whether finishing an item takes less time than handing it to a finisher thread."""
         return self.finishing.seconds <= QUICK
 
     def tiny(self) -> bool:
-        """Return whether an item takes so little that threads side by side would save no more than one handover."""
+        """Return whether an item takes so little time that parallel threads would save no more than one handover costs."""
         return self.producing.seconds + self.finishing.seconds + self.using.seconds <= TINY

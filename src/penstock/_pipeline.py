@@ -14,24 +14,24 @@ Handing an item to another thread costs about 0.1 ms of interpreter lock. So the
 how long the work takes (`_pace`):
 
 - *Slow to finish.* A *finisher* thread finishes. Producing and finishing overlap.
-- *Quick to finish.* A thread that is awake finishes: the producer of the next item, or a consumer that finds nothing.
-- *Tiny.* The threads take turns: one fills all the room, the other empties it. The consumer is *patient*: it waits
-  until a producer has filled the room and sleeps, but no longer than `QUICK`.
-- *Tiny and inline.* If the only producer may run inline, the consumer does its work while its thread sleeps.
+- *Quick to finish.* A thread that is awake finishes: the producer of the next item, or a consumer that finds no item.
+- *Tiny.* The threads take turns: a producer fills the buffers, then the consumer empties them. The consumer is
+  *patient*: it waits until a producer has filled the buffers and sleeps, but no longer than `QUICK`.
+- *Tiny and inline.* If the only producer may run inline, the consumer does the producer's work while that thread sleeps.
 
 `docs/pipeline.md` has the measurements of these modes.
 
 How it is correct
 -----------------
 All state is read and written under one lock, with two exceptions. The consumer alone sets `_tiny`, `_patient` and
-`_helps`, between two waits. The paces are read without the lock by the consumer. All of these are hints: they decide
-which thread works, never what is handed over.
+`_helps`, between two waits. The consumer reads the paces without the lock. All of these are hints: they decide which
+thread works, never which item is handed over.
 
-*Who owns an item.* Its producer, then the pipeline, then the thread that finishes it, then the pipeline, then the
-consumer. Each drops its reference when it hands the item over. No item is written to after it was handed over, and no
-memory is used for a second item. So there is no race for an item.
+*Ownership.* An item belongs to its producer, then to the pipeline, the thread that finishes it, the pipeline again, and
+last the consumer. Each drops its reference when it hands the item over. No item is written to after it was handed over,
+and no memory is used for a second item. So no two threads use an item at once.
 
-*Who produces.* A number is claimed under the lock, by one thread. Several producers may work at once. The work of a
+*Producing.* A number is claimed under the lock, by one thread. Several producers may work at once. The work of a
 producer that may run inline never runs on two threads at once. The consumer claims for it only while its thread
 sleeps, and sets `_lent` until the work is done. The thread claims nothing while `_lent` is set.
 
@@ -43,27 +43,27 @@ at least one of them sees an item that became ready in between.
 `next - taken < done_capacity`. Without `finish`, a number is claimed only while `claimed - taken < capacity`. A
 consumer claims inline only when all items that were claimed have been taken, so there is room within both bounds.
 
-*Who may block.* A producer blocks on `_room` or in its work. The finisher blocks on `_finishable` or in `finish`. The
+*Blocking.* A producer blocks on `_room` or in its work. The finisher blocks on `_finishable` or in `finish`. The
 consumer blocks on `_ready`, in a `finish` that has been quick, or in inline work that has been tiny. No thread holds
 the lock while it blocks or works.
 
-*What wakes whom.* The consumer is woken by the item that it waits for. While it is patient, it is woken by a producer
-that goes to sleep instead. Taking an item, or one leaving `produced`, wakes the thread that can use the room. A single
-producer is woken when half of its capacity is free. While items are tiny, it is woken only when nothing is left. No
-thread sleeps for ever on a call that it missed: before a consumer waits, it wakes a producer that has room. If there
-is an item to finish, it also wakes the finisher, or starts it the first time.
+*Wake-ups.* The consumer is woken by the item that it waits for. While it is patient, it is woken instead by a producer
+that goes to sleep. When an item is taken, or leaves `produced`, the thread that can use the free room is woken. A single
+producer is woken when half of its capacity is free. While items are tiny, it is woken only when nothing is left. A
+thread that missed a notification does not sleep for ever: before a consumer waits, it wakes a producer that has room. If
+there is an item to finish, it also wakes the finisher, or starts it the first time.
 
 *The end.* `Exhausted` or an error at number `n` means that nothing from `n` on is handed over. Items before `n` come
-first. An error is raised once, and `Exhausted` ever after.
+first. An error is raised once; every later `get()` raises `Exhausted`.
 
-*close()* drops all items, wakes all threads, and calls `interrupt`, which makes blocked work return where that is
+*close()* drops all items, wakes all threads, and calls `interrupt`, which makes blocked work return if that is
 possible. It waits at most `JOIN_SECONDS` for the threads. A thread inside of a read that cannot be interrupted ends
 when the read returns. It hands nothing over, and the last producer runs `cleanup`. Threads are daemons, so such a read
 does not hold up the exit of the interpreter.
 
 *Garbage collection* may call `close()` on any thread at any allocation, even on a worker that holds the lock. So the
-lock is re-entrant, and such a close does not wait for threads. It may come between a worker's look at the state and its
-sleep, so that the worker misses the call. So no thread sleeps longer than `_LOOK` seconds without a look.
+lock is re-entrant, and such a close does not wait for threads. It may come after a worker has read the state and before
+it sleeps, so that the worker misses the notification. Therefore every thread reads the state at least every `_LOOK` seconds.
 """
 
 from __future__ import annotations
@@ -82,22 +82,22 @@ from penstock._threads import JOIN_SECONDS, Threads, close_at_exit
 
 T = TypeVar("T")
 
-_LOOK = 1.0  # seconds that a thread sleeps at most before it looks again
+_LOOK = 1.0  # the most seconds that a thread sleeps before it reads the state again
 
 
 class PrefetchPipeline(Generic[T]):
     """A buffer of items 0, 1, 2, … that threads fill ahead of `get()`, one thread for each producer.
 
     Args:
-      producers: what produces the items.
-      capacity: produced items that may be in work or waiting, at least 1.
-      finish: from (number, produced item) to the item that `get` returns; None hands over what was produced.
-      done_capacity: finished items that may be in work or waiting, at least 1.
+      producers: the producers of the items.
+      capacity: the most items that are being produced, or are produced and waiting, at least 1.
+      finish: from (number, produced item) to the item that `get` returns; None hands over the produced item itself.
+      done_capacity: the most items that are being finished, or are finished and waiting, at least 1.
       context: entered once on each thread around all of its work.
-      consumer_context: called by each `get`: the context for work on the consumer's thread, None if it may not work.
+      consumer_context: called by each `get`; returns the context for work on the consumer's thread, None if it may not work.
 
     Raises:
-      ValueError: producers that may run inline, without `finish`.
+      ValueError: the producers may run inline, and there is no `finish`.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class PrefetchPipeline(Generic[T]):
         self._lent = False  # whether the consumer is doing that work
         self._paces = Paces()
         self._tiny = False
-        self._patient = False  # whether the consumer waits, for a moment, until a producer sleeps
-        self._helps: contextlib.AbstractContextManager[object] | None = None  # where the consumer's thread may work
+        self._patient = False  # whether the consumer waits, up to `QUICK`, until a producer sleeps
+        self._helps: contextlib.AbstractContextManager[object] | None = None  # from consumer_context
         self._taken_at = 0.0
         self._producers = len(producers.works)
         self._wake_at = (capacity + 1) // 2 if self._producers == 1 else 1
@@ -143,7 +143,7 @@ class PrefetchPipeline(Generic[T]):
             self._threads.start(partial(self._produce, work), self._fail)
 
     def get(self, timeout: float | None = None) -> T:
-        """Return the next item, waiting for it.
+        """Return the next item; wait for it up to `timeout` seconds, or without limit if that is None.
 
         Raises:
           Exhausted: all items were taken.
@@ -182,7 +182,7 @@ class PrefetchPipeline(Generic[T]):
         return self._claimed - 1
 
     def _work_along(self, number: int | None) -> None:
-        """Produce the item of that number on the consumer's thread, or without one finish what was produced."""
+        """Produce the item of that number on the consumer's thread; if it is None, finish produced items instead."""
         assert self._helps is not None
         with self._helps:
             if number is None:
@@ -196,7 +196,7 @@ class PrefetchPipeline(Generic[T]):
                     self._lent = False
 
     def _wait(self, deadline: float | None) -> None:
-        """Wait for a change, unless there is a reason not to."""
+        """Wait for a change; raise if the pipeline is closed or has ended, or if the deadline has passed."""
         if self._closed:
             raise PipelineClosed
         if self._end is not None and self._taken >= self._end:
@@ -204,7 +204,7 @@ class PrefetchPipeline(Generic[T]):
             try:
                 raise error or Exhausted
             finally:
-                del error  # or its traceback would hold this frame, and this frame it
+                del error  # otherwise it and this frame would refer to each other, through its traceback
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             raise GetTimeout
@@ -217,7 +217,7 @@ class PrefetchPipeline(Generic[T]):
         self._patient = False
 
     def close(self, wait: bool = True) -> None:
-        """End the pipeline and drop its items; idempotent. The module's docstring says what it guarantees."""
+        """End the pipeline and drop its items; `wait` for its threads. A second call changes nothing. See the page above."""
         with self._lock:
             first, self._closed = not self._closed, True
             self._produced.clear()
@@ -250,11 +250,11 @@ class PrefetchPipeline(Generic[T]):
             if last and self._cleanup:
                 try:
                     self._cleanup()
-                except Exception as error:  # it hides no earlier error, and loses no item
+                except Exception as error:  # a warning hides no earlier error, and loses no item
                     warnings.warn(f"closing a source failed: {error!r}", RuntimeWarning, stacklevel=1)
 
     def _claim(self) -> int | None:
-        """Claim the next number to produce, waiting for room for it; None at the end."""
+        """Claim the next number to produce, after waiting for room; return None at the end."""
         while True:
             with self._lock:
                 while not self._over(self._claimed) and not self._may_claim() and not self._is_quick_to_finish():
@@ -305,7 +305,7 @@ class PrefetchPipeline(Generic[T]):
         return has_room and self._next in self._produced and not self._finishing and not self._over(self._next)
 
     def _is_quick_to_finish(self) -> bool:
-        """Return whether an item can be finished, and that is too little work for the finisher."""
+        """Return whether an item can be finished, in less time than it takes to hand it to the finisher."""
         return self._can_finish() and self._paces.quick_to_finish()
 
     def _finish_ready(self) -> None:
@@ -324,7 +324,7 @@ class PrefetchPipeline(Generic[T]):
             try:
                 done = self._finish(number, item)
             except BaseException as error:
-                self._stop_at(number, error)  # nothing is finished after it
+                self._stop_at(number, error)  # no later item is finished
                 if isinstance(error, KeyboardInterrupt):  # the consumer is on the main thread
                     raise
                 return
@@ -346,14 +346,14 @@ class PrefetchPipeline(Generic[T]):
             self._finish_ready()
 
     def _wake_for_room(self) -> None:
-        """Wake the thread that can use the room of an item that was taken, if there is one asleep."""
+        """Wake the thread, if one sleeps, that can use the room of an item that was taken."""
         if self._tiny and (self._done or (self._helps and (self._inline or self._produced))):
-            return  # the consumer takes what is there or works itself; the producers then fill all of the room at once
+            return  # the consumer empties the buffers or works itself; only then do the producers fill them
         if self._finish is None or not self._can_finish():
             self._wake_producer()
         elif not self._paces.quick_to_finish():
             self._wake_finisher()
-        elif 2 * len(self._done) < self._done_capacity:  # waking a thread takes the consumer's time: not for each item
+        elif 2 * len(self._done) < self._done_capacity:  # not for each item, as a wake-up takes the consumer's time
             self._room.notify() if self._sleeping else self._wake_finisher()
 
     def _wake_finisher(self) -> None:
@@ -367,7 +367,7 @@ class PrefetchPipeline(Generic[T]):
         if self._sleeping and self._free() >= self._wake_at:
             self._room.notify()
 
-    # Both.
+    # Shared by producing and finishing.
 
     def _add_done(self, number: int, item: T) -> None:
         self._done[number] = item
@@ -379,7 +379,7 @@ class PrefetchPipeline(Generic[T]):
         return self._closed or (self._end is not None and number >= self._end)
 
     def _stop_at(self, number: int, error: BaseException) -> None:
-        if isinstance(error, StopIteration):  # raised inside of a user's function, it would end the consumer's loop silently
+        if isinstance(error, StopIteration):  # from a user's function; unwrapped, it would end the consumer's loop silently
             wrapped = RuntimeError(f"StopIteration was raised while making item {number}")
             wrapped.__cause__ = error
             error = wrapped

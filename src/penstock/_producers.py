@@ -1,4 +1,4 @@
-"""The producers that a `PrefetchPipeline` is given, and the exceptions that end a `get()`."""
+"""Define the producers that a `PrefetchPipeline` takes, and the exceptions that its `get()` raises."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any, NamedTuple
 
 
 class Exhausted(Exception):  # noqa: N818 - no error
-    """The exception of work that has no item of that number, and of `get` when all items were taken."""
+    """The exception that work raises for a number past the last, and that `get` raises when all items were taken."""
 
 
 class PipelineClosed(Exception):  # noqa: N818 - no error
-    """The exception of `get` on a pipeline that was closed."""
+    """The exception that `get` raises on a closed pipeline."""
 
 
 class GetTimeout(Exception):  # noqa: N818 - no error
-    """The exception of `get` when nothing came in time. No TimeoutError: a source may raise one of its own."""
+    """The exception that `get` raises when no item came in time. It is not a TimeoutError, which a source may raise itself."""
 
 
 class Producers(NamedTuple):
-    """The first half of a pipeline.
+    """The producers of a pipeline, and how to stop them.
 
     Attributes:
-      works: one callable for each producer, from an item's number to the item. With several producers a number goes to
-        any that is free, so every callable must give the same item for the same number. A callable raises
+      works: one callable for each producer, from an item's number to the item. With several producers, a number goes
+        to any that is free, so every callable must return the same item for the same number. A callable raises
         `Exhausted` for a number past the last.
       interrupt: called by `close` to make blocked work return.
       cleanup: called once by the last producer to end.
-      may_run_inline: whether the consumer's thread may do the work while the producer sleeps; for a single producer.
+      may_run_inline: whether the consumer's thread may do the work while the producer sleeps; it needs a single producer.
     """
 
     works: Sequence[Callable[[int], Any]]

@@ -1,4 +1,4 @@
-"""Daemon threads that belong together, and the end of all of them before the interpreter exits."""
+"""Start daemon threads that belong together, and end all of them before the interpreter exits."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a thread that does this work, and that calls `failed` with what the context or the work raises.
+        """Start a thread.
 
-        Neither is kept after the thread has ended: both refer to the owner of the threads, usually.
+        The thread drops its references to both callables when it ends, because they usually refer to the owner of the threads.
+
+        Args:
+          work: the work of the thread.
+          failed: called with the exception that the context or the work raises.
         """
         thread = threading.Thread(target=self._run, args=(work, failed), name=f"penstock-{len(self._threads)}", daemon=True)
         thread.start()
@@ -50,7 +54,7 @@ class Threads:
 
 
 class Closes(Protocol):
-    """An owner of threads, which are told to end and then waited for."""
+    """An owner of threads that can be told to end and then waited for."""
 
     def close(self, wait: bool = True) -> None:
         """Tell the threads to end."""
@@ -65,7 +69,11 @@ _owners: weakref.WeakSet[Closes] = weakref.WeakSet()
 
 
 def close_at_exit(owner: Closes) -> None:
-    """Close this owner of threads at interpreter exit, if it still exists by then."""
+    """Close an owner of threads at interpreter exit, if it still exists then.
+
+    Args:
+      owner: the owner, to which only a weak reference is stored.
+    """
     _owners.add(owner)
 
 

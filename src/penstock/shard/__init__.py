@@ -1,7 +1,7 @@
 """Plan the sharding of a train step: find it by a search, and check it with the compiler.
 
 In: a step function, abstract arguments, a mesh and a memory limit. Out: a `Plan`, with shardings, a jitted step, and costs. The
-rooms, in the order in which they import each other: `mesh/`, `trace/`, `graph/`, `search/`, `apply/`, `hlo/`, `present/`.
+subpackages, in the order in which they import each other: `mesh/`, `trace/`, `graph/`, `search/`, `apply/`, `hlo/`, `present/`.
 """
 
 from penstock.shard._plan import Plan as Plan

@@ -1,7 +1,7 @@
 """Find a plan for a step (`plan`), and use it (`Plan`).
 
-In: a step, abstract arguments, a mesh and a memory limit. Out: a `Plan`. The way of a plan: `trace/` reads the step, `graph/`
-turns it into decisions, `search/` makes them, `apply/` turns them into layouts, and `memory_check.py` enforces the limit.
+In: a step, abstract arguments, a mesh and a memory limit. Out: a `Plan`. `trace/` reads the step, `graph/` turns it
+into decisions, `search/` decides, `apply/` turns the decisions into layouts, and `memory_check.py` enforces the limit.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def plan(
       hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes that of JAX's default device.
       memory: the memory limit of one device, in bytes or as "16GiB". None takes that of the hardware.
       constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
-      roles: the roles of leaves, if the step misleads, {path pattern: role}. A role is "parameters", "optimizer", "batch" or
-        "other".
+      roles: the roles of leaves, where the planner infers them wrongly, {path pattern: role}. A role is "parameters",
+        "optimizer", "batch" or "other".
       check: whether to compile the plan, and to search again if the compiler needs more memory than the limit. None compiles if
         the prediction is near the limit and the program compiles in a few seconds.
 
@@ -74,7 +74,7 @@ def plan(
       TypeError: an argument has a wrong type; the message names it.
       ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
 
-    Errors that the step raises when it is traced are passed on.
+    Errors that the step raises while it is traced are passed on.
 
     >>> def step(params, batch):
     ...     def loss(params):
@@ -161,7 +161,7 @@ class Plan(PlanRecord):
 
     @property
     def mesh(self) -> Any:
-        """Return the mesh, of the devices that were given or are present; an `AbstractMesh` if there are too few."""
+        """Return the mesh of the given devices, or of those that are present; an `AbstractMesh` if these are too few."""
         if self.devices is not None or jax.device_count() >= self.device_count:
             return self._devices_mesh()
         return mesh_shapes.abstract_mesh(self.mesh_shape)
@@ -217,16 +217,16 @@ class Plan(PlanRecord):
 
         Args:
           step: the function that the plan was made for. Its arguments are positional, as `jax.jit` requires with shardings.
-          donate_argnums: the arguments to donate, as in `jax.jit`. The predicted memory is that with the state donated.
+          donate_argnums: the arguments to donate, as in `jax.jit`. The predicted memory assumes that the state is donated.
           **settings: other settings of `jax.jit`, `compiler_options` for example. `keep_unused` is True unless it is given.
 
         Returns:
           The result of `jax.jit`. A call traces the step, as always when shapes are new.
 
         Raises:
-          TypeError: a setting is one that the plan decides, or that is for arguments with names or without a layout.
-          ValueError: there are fewer devices than the plan needs. Or, when it is called or lowered: the step or its arguments
-            are not those of the plan.
+          TypeError: a setting of `jax.jit` is one that the plan decides (shardings), or is for keyword or static arguments.
+          ValueError: there are fewer devices than the plan needs. A call or `lower` raises it if the step or its arguments are
+            not those of the plan.
         """
         if refused := _DECIDED_BY_PLAN & set(settings):
             raise TypeError(
@@ -276,7 +276,7 @@ class Plan(PlanRecord):
             for the devices that are present, or for virtual CPU devices in another process if there are too few.
 
         Returns:
-          Both costs; `print` shows them side by side.
+          The predicted cost and the compiler's figures; `print` shows them side by side.
 
         Raises:
           ValueError: the plan was loaded, and is not bound to its step.
@@ -303,7 +303,7 @@ class Plan(PlanRecord):
 
     @classmethod
     def load(cls, path: str | Path, devices: Any = None) -> Plan:
-        """Read a plan that `save` wrote. `jit`, `init` and `put` work at once; `shardings` and `verify` after `bind`.
+        """Read a plan that `save` wrote. `jit`, `init` and `put` work at once; `shardings` and `verify` need `bind` first.
 
         Args:
           path: the file.
@@ -311,7 +311,8 @@ class Plan(PlanRecord):
             differ between processes. None takes the first that are present, in the order that `jax.make_mesh` chooses.
 
         Raises:
-          ValueError: the file is no plan, or has another version; or the number of devices is not that of the plan.
+          FileNotFoundError: there is no such file.
+          ValueError: the file is not a plan, has another version of the format, or needs another number of devices.
         """
         plan = cls._from_record(load(Path(path)), None, None)
         if devices is None:

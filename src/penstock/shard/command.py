@@ -51,11 +51,15 @@ examples:
 
 
 class CannotStartError(ValueError):
-    """An error that something named on the command line does not exist, or is not what it should be."""
+    """The error raised if a name on the command line does not exist, or names something of another kind."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `penstock plan` to its parser."""
+    """Add the arguments of `penstock plan` to its parser.
+
+    Args:
+      parser: the parser of the subcommand.
+    """
     parser.add_argument("function", metavar="FUNCTION", help="module:name of a function that returns (step, *arguments)")
     parser.add_argument(
         "--devices", type=_count, metavar="N", help="number of devices; without --mesh, the mesh shape is searched too"
@@ -154,7 +158,7 @@ def _load(name: str) -> tuple[Any, ...]:
       name: module:function.
 
     Raises:
-      CannotStartError: there is no such function, or it returns something else.
+      CannotStartError: there is no such function, or it does not return a step and its arguments.
       Exception: errors of the module and of the function are passed on.
     """
     module_name, colon, function_name = name.partition(":")
@@ -197,7 +201,7 @@ def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    """Check that the files can be written before the search, which may take minutes."""
+    """Check before the search, which may take minutes, that the files can be written."""
     for flag, path in (("--save", args.save), ("--html", args.html)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             wrong = "is a folder" if path.is_dir() else f"is in a folder that does not exist, {path.parent}"
@@ -290,5 +294,5 @@ def _entry(node: ast.expr) -> Any:
 
 
 def _name(node: ast.expr) -> str | None:
-    """Return the name that an expression is; None if it is another expression."""
+    """Return the identifier of a name expression; None for any other expression."""
     return node.id if isinstance(node, ast.Name) else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class PlanError(ValueError):
-    """An error that no layout fits the memory limit. The message names the nearest one, and what would help."""
+    """The error raised if no layout fits the memory limit. Its message describes the smallest one found, and what would help."""
 
 
 class CompileError(RuntimeError):
-    """An error that a program does not compile. The message is that of the compiler."""
+    """The error raised if a program does not compile. Its message is that of the compiler."""

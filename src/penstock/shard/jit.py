@@ -22,14 +22,14 @@ def jit_step(plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: 
 
     Args:
       plan: the layouts.
-      traced: the step that the plan was made for. None is for a plan from a file, which lacks the structure of the arguments:
+      traced: the step that the plan was made for. None for a plan from a file, which lacks the structure of the arguments:
         they are then constrained inside of the jitted function.
       step: the step, which is traced again at each call with new shapes.
       mesh: a mesh of devices.
-      **settings: of `jax.jit`.
+      **settings: settings of `jax.jit`.
 
     Raises:
-      ValueError: when it is called or lowered, the step or its arguments are not those of the plan.
+      ValueError: a call or `lower` of the result raises it, if the step or its arguments are not those of the plan.
     """
 
     def planned(*args: Any) -> Any:
@@ -44,7 +44,7 @@ def jit_step(plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: 
         return jax.tree_util.tree_unflatten(called.out_tree, results)
 
     planned.__name__ = planned.__qualname__ = getattr(step, "__name__", "step")
-    settings.setdefault("keep_unused", True)  # otherwise the arguments have fewer bytes than the plan predicts
+    settings.setdefault("keep_unused", True)  # otherwise jit drops unused arguments, which the plan counts
     if traced is not None:
         settings["in_shardings"] = jax.tree_util.tree_unflatten(traced.tree, named_shardings(plan.inputs, mesh))
         settings["out_shardings"] = jax.tree_util.tree_unflatten(traced.out_tree, named_shardings(plan.outputs, mesh))
@@ -52,14 +52,28 @@ def jit_step(plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: 
 
 
 def check_step(plan: PlanRecord, traced: TracedStep) -> None:
-    """Raise a `ValueError` that says what differs, if a plan was made for another step or other arguments."""
+    """Check that a plan was made for this step and these arguments.
+
+    Args:
+      plan: the plan.
+      traced: the step.
+
+    Raises:
+      ValueError: the step or its arguments are not those of the plan; the message says what differs.
+    """
     if traced.fingerprint() != plan.fingerprint:
         difference = describe_difference(plan.inputs, plan.outputs, traced.inputs, traced.outputs)
         raise ValueError(f"the plan is for another step: {difference}")
 
 
 def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
-    """Return the jitted function of the flat arguments of the step, with the state donated."""
+    """Return the step as a jitted function of its flat arguments, with the state donated.
+
+    Args:
+      plan: the layouts.
+      traced: the step.
+      mesh: a `Mesh` or an `AbstractMesh`.
+    """
     return jax.jit(
         insert_constraints(traced.closed, plan.sharding_constraints, mesh),
         in_shardings=named_shardings(plan.inputs, mesh),
@@ -70,7 +84,13 @@ def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
 
 
 def abstract_arguments(plan: PlanRecord, traced: TracedStep, mesh: Any) -> list[jax.ShapeDtypeStruct]:
-    """Return the flat arguments of the step, with their shardings on a mesh."""
+    """Return the flat arguments of the step, with their shardings on a mesh.
+
+    Args:
+      plan: the layouts.
+      traced: the step.
+      mesh: a `Mesh` or an `AbstractMesh`.
+    """
     return [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         for leaf, sharding in zip(traced.inputs, named_shardings(plan.inputs, mesh), strict=True)

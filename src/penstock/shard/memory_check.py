@@ -22,13 +22,14 @@ from penstock.shard.trace.step import TracedStep
 from penstock.shard.units import format_bytes
 
 _NEAR = 0.6
-"""A prediction below this fraction of the limit is compiled only if asked. Few predictions err more (`penstock bench shard`)."""
+"""A plan predicted below this fraction of the limit is compiled only on request. Few predictions are off by more
+(`penstock bench shard`)."""
 _ABOVE = 1.1
 """A plan predicted above this multiple of the limit is refused without compiling."""
 _LARGEST = 6000
-"""Most sharding constraints of a step that is compiled without being asked; it takes some seconds."""
+"""Steps with more sharding constraints than this are compiled only on request. A step at this size compiles in some seconds."""
 _ATTEMPTS = 3
-"""Most plans that are compiled."""
+"""The most plans that are compiled."""
 
 Compile = Callable[[PlanRecord], tuple[Measured, str]]
 
@@ -41,15 +42,15 @@ def enforce_limit(
     search_again: Callable[[float], PlanRecord | None],
     check: bool | None,
 ) -> PlanRecord:
-    """Return a plan that fits its memory limit, and refuse if none is found.
+    """Return a plan that fits its memory limit; raise if none is found.
 
     Args:
       found: the decisions of the search.
-      plan: the same, written out.
+      plan: the same decisions as a record.
       traced: the step.
       compile_plan: returns the compiler's figures for a plan, and what it was compiled for.
       search_again: returns a plan for a limit in bytes; None if there is none.
-      check: True compiles always, False never; None compiles if the prediction is near the limit and the program is small.
+      check: True always compiles, False never does; None compiles if the prediction is near the limit and the program is small.
 
     Returns:
       The plan, or another one, with the compiler's figures if it was compiled.

@@ -81,13 +81,13 @@ class PlanRecord:
       hardware: the name of the hardware that the plan was made for.
       limit: bytes that one device may hold.
       inputs, outputs: layouts of the leaves of the arguments and results.
-      state: for each output that replaces an input, by index, the index of the input.
+      state: index of each output that replaces an input → index of that input.
       sharding_constraints: the layouts inside of the step.
       cost: the predicted cost of one step on one device.
       axis_work: for each mesh axis, the fractions of the compute that it shards along the batch ("batch"), along other
         dimensions ("tensor"), or not at all ("idle").
       baselines: the predicted cost of data parallelism and fully sharded data parallelism.
-      fingerprint: identifies the step and the signature of its arguments.
+      fingerprint: a hash of the step and of the signature of its arguments.
       checked: the compiler's figures, if the plan was compiled while it was made.
     """
 
@@ -121,5 +121,10 @@ def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int]) -> float:
 
 
 def named_shardings(leaves: Sequence[LeafLayout], mesh: Any) -> list[NamedSharding]:
-    """Return the sharding of each leaf between steps, on a mesh (a `Mesh` or an `AbstractMesh`)."""
+    """Return the sharding of each leaf between steps.
+
+    Args:
+      leaves: the leaves.
+      mesh: a `Mesh` or an `AbstractMesh`.
+    """
     return [NamedSharding(mesh, leaf.partition_spec) for leaf in leaves]

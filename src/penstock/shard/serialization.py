@@ -61,7 +61,7 @@ def load(path: Path) -> PlanRecord:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is no plan, has another version of the format, or contradicts itself.
+      ValueError: the file is not a plan, has another version of the format, or contradicts itself.
     """
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def _cost(read: dict[str, Any]) -> Cost:
 
 
 def _contradictions(plan: PlanRecord) -> Iterator[str]:
-    """Yield the contradictions in a plan, in words. Without this check, they would fail only when the plan is used."""
+    """Yield a description of each contradiction in a plan. Without it, the error would come only when the plan is used."""
     mesh = plan.mesh_shape
     if not mesh or min(mesh.values()) < 1:
         yield f"a mesh of the axes {mesh}"
@@ -159,7 +159,7 @@ def _contradictions(plan: PlanRecord) -> Iterator[str]:
     for role in ROLES:
         leaves = [leaf for leaf in plan.inputs if leaf.role == role]
         predicted, actual = getattr(plan.cost.memory, role), sum(local_bytes(leaf, mesh) for leaf in leaves)
-        # The dtype of a random key may not tell how many bytes it has.
+        # The dtype of a random key does not always show how many bytes it has.
         keys = any(leaf.dtype.startswith("key<") for leaf in leaves)
         if not keys and not math.isclose(predicted, actual, rel_tol=1e-6, abs_tol=1):
             yield f"leaves of role {role!r} take {predicted} bytes of a device in its cost, and its leaves take {actual:.0f}"

@@ -6,7 +6,10 @@ import re
 
 
 def format_bytes(number: float) -> str:
-    """Return a number of bytes as text, in units of 1024.
+    """Return a number of bytes as text, in units of powers of 1024.
+
+    Args:
+      number: bytes.
 
     >>> format_bytes(1.5 * 2**30)
     '1.5 GiB'
@@ -20,6 +23,9 @@ def format_bytes(number: float) -> str:
 
 def format_seconds(number: float) -> str:
     """Return a number of seconds as text, in s, ms or µs.
+
+    Args:
+      number: seconds.
 
     >>> format_seconds(0.0012)
     '1.2 ms'

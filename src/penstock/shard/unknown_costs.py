@@ -1,11 +1,11 @@
-"""Sentences about the costs of a step that are unknown. Predictions and analyses of compiled programs share the wording."""
+"""Write sentences about the unknown costs of a step. Predictions and analyses of compiled programs share the wording."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _MOST_NAMES = 4
-"""The number of operations that a sentence names."""
+"""The most operations that a sentence names."""
 
 _CONSEQUENCE = "the true FLOPs, bytes sent and time are unknown"
 
@@ -32,7 +32,7 @@ def about_operations(names: Mapping[str, int], counted: str) -> tuple[str, ...]:
 
     Args:
       names: the number of operations by name.
-      counted: the cost that each of them counts, in words, such as "nothing".
+      counted: the cost that is assumed for each of them, in words, such as "nothing".
 
     Returns:
       One sentence that names the most frequent operations, or none if there are no such operations.

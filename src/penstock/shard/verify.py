@@ -91,7 +91,14 @@ def _count_and_bytes(entry: tuple[float, float] | None) -> str:
 
 
 def verify(plan: PlanRecord, traced: TracedStep | None, devices: Sequence[Any] | None, topology: str | None) -> Verified:
-    """Compile a plan, and return the compiler's figures beside the prediction; see `Plan.verify`."""
+    """Compile a plan, and return the compiler's figures beside the prediction.
+
+    Args:
+      plan, traced, devices, topology: as in `compile_plan`.
+
+    Raises:
+      ValueError, TypeError, CompileError: as in `compile_plan`.
+    """
     measured, where = compile_plan(plan, traced, devices, topology)
     return Verified(plan.cost, measured, where, plan.limit)
 
@@ -110,7 +117,7 @@ def compile_plan(
 
     Raises:
       ValueError: the plan was loaded, and is not bound to its step.
-      TypeError: the topology is no text.
+      TypeError: the topology is not a string.
       CompileError: the step does not compile.
     """
     if traced is None:
@@ -130,7 +137,7 @@ def compile_plan(
 
 
 def _compile_for_devices(plan: PlanRecord, traced: TracedStep, devices: Sequence[Any] | None) -> tuple[Measured, str]:
-    """Compile in this process, for its devices."""
+    """Compile in this process, for its devices, and return the figures and the platform."""
     mesh = concrete_mesh(plan.mesh_shape, devices)
     lowered = jit_flat(plan, traced, mesh).lower(*abstract_arguments(plan, traced, mesh))
     compiled = lowered.compile(FAST_COMPILE if jax.default_backend() == "cpu" else None)
@@ -138,7 +145,7 @@ def _compile_for_devices(plan: PlanRecord, traced: TracedStep, devices: Sequence
 
 
 def _compile_in_worker(plan: PlanRecord, traced: TracedStep, topology: str | None) -> tuple[Measured, str]:
-    """Compile in another process, for virtual CPU devices or for TPUs."""
+    """Compile in another process, for virtual CPU devices or for TPUs, and return the figures and the platform."""
     mesh = abstract_mesh(plan.mesh_shape)
     platform = "cpu" if topology is None else "tpu"
     arguments = abstract_arguments(plan, traced, mesh)

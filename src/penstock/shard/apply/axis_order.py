@@ -2,8 +2,8 @@
 
 In: the decision graph and an assignment. Out: an order of mesh axes for each dimension of each node, major first.
 
-A dimension sharded over (a, b) is split into blocks over a, and each block over b. To gather b moves data only within the blocks
-of a. To gather a alone moves all data. So the axis that stays, while the other is added or removed, has to come first. All
+A dimension sharded over (a, b) is split into blocks over a, and each block over b. An all-gather over b moves data only within
+the blocks of a. An all-gather over a alone moves all data. So if one axis is added or removed, the other has to come first. All
 dimensions that are connected by edges use the same order. An all-to-all that moves several axes from one dimension to another
 needs the same order in both: otherwise the array is permuted once more.
 """
@@ -17,10 +17,10 @@ from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.search.problem import Assignment
 
 _AGREEMENT_ROUNDS = 4
-"""Most rounds in which dimensions that exchange axes adapt to each other."""
+"""The most rounds in which the orders of dimensions that exchange axes are matched to each other."""
 
 Order = dict[tuple[int, int], tuple[int, ...]]
-"""(node, dimension) → numbers of the mesh axes, major first."""
+"""(node, dimension) → indices of the mesh axes, major first."""
 
 
 def axis_orders(graph: Graph, links: MeshLinks, assignment: Assignment) -> Order:
@@ -76,7 +76,7 @@ def _agree(
     """Choose the best order of each set of connected dimensions, given the orders of the others, until nothing changes.
 
     Args:
-      wasted: bytes that each order moves in vain, for each set of connected dimensions.
+      wasted: bytes that are moved only because of an order, for each set of connected dimensions and each order.
       exchanged_pairs: (one set, another set, bits of the axes that an all-to-all moves between them, bytes).
       orders: all orders of the mesh axes.
     """
@@ -102,7 +102,7 @@ def _agree(
 
 
 def _fixed_orders(graph: Graph, links: MeshLinks) -> Order:
-    """Return the orders that the constraints of the user give, where they name several axes for one dimension."""
+    """Return the orders that the user's constraints give, where they name several axes for one dimension."""
     return {
         (number, dim): tuple(links.names.index(axis) for axis in entry)
         for number, node in enumerate(graph.nodes)
@@ -119,5 +119,5 @@ def _nested(order: tuple[int, ...], before: int, after: int) -> bool:
 
 
 def _in_order(order: tuple[int, ...], axes: int) -> list[int]:
-    """Return the numbers of a set of axes, given as bits, in an order."""
+    """Return the indices of a set of axes, given as bits, in an order."""
     return [axis for axis in order if axes >> axis & 1]

@@ -28,7 +28,7 @@ class Layouts:
       outputs: the layout of each output. New state has the storage layout of the state that it replaces; everything else keeps
         the layout in which it was computed.
       sharding_constraints: the layouts inside of the step.
-      used: for inputs, by the number of their value, the layout at the first non-elementwise operation.
+      used: index of the value of an input → its layout at its first non-elementwise operation.
     """
 
     inputs: tuple[Spec, ...]
@@ -48,7 +48,7 @@ def write_layouts(
       graph: its decisions.
       links: the mesh.
       assignment: the layout of each node.
-      state: for each output that replaces an input, by index, the index of the input.
+      state: index of each output that replaces an input → index of that input.
     """
     return _Writer(program, groups, graph, links, assignment).write(state)
 
@@ -95,7 +95,7 @@ class _Writer:
                     (self.group_layout(each),) if self.program.values[each].shape else None for each in op.results
                 )
         for loop in self.program.loops:
-            # An operand of a loop that is gathered is gathered once before the loop, and not in each iteration.
+            # If an operand of a loop has to be gathered, this happens once before the loop, and not in each iteration.
             operands[loop.path] = tuple(
                 None if each is None or not self.program.values[each].shape else (self.group_layout(each),)
                 for each in loop.operands
@@ -104,7 +104,7 @@ class _Writer:
         return Layouts(inputs, tuple(outputs), ShardingConstraints(operands, results), self._used())
 
     def _used(self) -> dict[int, Spec]:
-        """Return the layout of inputs at their first non-elementwise use, by the number of the value."""
+        """Return the layout of each input at its first non-elementwise use, by the index of its value."""
         return {
             value: ((),) * use.scan_dims + self.spec(self.graph.op[use.index], use.factors)
             for value, use in find_first_uses(self.program, self.groups).items()
@@ -117,8 +117,8 @@ class _Writer:
     def operand_layouts(self, value: int, node: int, factors: tuple[int | None, ...], count: float) -> tuple[Spec, ...]:
         """Return the layouts that an operand goes through.
 
-        It starts in the layout of its group, and ends in that of the operation. In between may be a reshard that several readers
-        share.
+        It starts in the layout of its group, and ends in that of the operation. Between them may be the layout of a reshard that
+        several readers share.
         """
         dims = self.groups.dims[value]
         layouts_on_way = [self._layout(self.graph.group[value], dims)]
@@ -138,8 +138,8 @@ class _Writer:
         partial = 0
         for factor in reduced:
             partial |= self.assignment[node][factor]
-        # First the full sum, then its slice: compilers combine the two into one reduce-scatter. If the slice is requested at
-        # once, the partitioner may gather the operands instead.
+        # First the full sum, then its slice: compilers combine the two into one reduce-scatter. If the slice is requested
+        # directly, the partitioner may gather the operands instead.
         layouts_on_way = list(self.links.waypoints(source, target, partial))
         if source != target:
             layouts_on_way = [source, *layouts_on_way]
@@ -172,7 +172,8 @@ class _Writer:
     ) -> tuple[Spec, ...]:
         """Write layouts as specs.
 
-        The order of axes is that of the group's dimension; `fallback` names a node and its dimensions where the group has none.
+        The order of axes is that of the group's dimension; `fallback` has a node and its dimensions, for array dimensions that
+        the group does not have.
         """
         group, dims = self.graph.group[value], self.groups.dims[value]
         specs = []

@@ -1,10 +1,10 @@
 """Insert the layouts of a plan into a step, as sharding constraints.
 
-In: the jaxpr of the step, and the layouts of its operands and results. Out: a function that computes the same.
+In: the jaxpr of the step, and the layouts of its operands and results. Out: a function that returns the same results.
 
-The jaxpr is evaluated equation by equation; `with_sharding_constraint` is called where the plan chose a layout. A weight that is
-stored in one layout and used in another becomes the all-gather of FSDP (arXiv:1910.02054). A gradient in the layout of the state
-that it updates becomes the reduce-scatter.
+The jaxpr is evaluated equation by equation; `with_sharding_constraint` is called where the plan chose a layout. Where a weight
+is stored in one layout and used in another, the compiler inserts the all-gather of FSDP (arXiv:1910.02054). Where a gradient gets
+the layout of the state that it updates, the compiler inserts the reduce-scatter.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Evaluation:
           consts: values of its constants.
           args: its arguments.
           path: where it is nested in the step; () for the step itself.
-          constrained: the arrays in layouts that are known so far, and visible here. New ones are added.
+          constrained: the constrained arrays that exist so far and are visible here. New ones are added.
         """
         environment: dict[Any, Any] = {}
 
@@ -140,8 +140,8 @@ class _Evaluation:
     def _checkpoint(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
         """Evaluate a `jax.checkpoint`, whose body is computed again for the backward pass.
 
-        A weight that the forward pass has gathered is passed in as a further operand. Otherwise the body would gather it once
-        more, and the plan does not count that.
+        A weight that the forward pass has gathered is passed as an additional operand. Otherwise the body would gather it again,
+        which the plan does not count.
         """
         params = equation.params
         inner, wanted = self._trace_nested(params["jaxpr"], (), path)
@@ -171,7 +171,7 @@ class _Evaluation:
           jaxpr: the nested jaxpr.
           consts: values of its constants.
           path: where it is nested.
-          ready: (index of an operand, layout): operands that are passed in that layout as well, as further operands.
+          ready: pairs (index, layout) of operands that are also passed in that layout, as additional operands.
 
         Returns:
           The new jaxpr, and the constraints on its operands as (index, layout).

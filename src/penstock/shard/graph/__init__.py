@@ -1,1 +1,1 @@
-"""The graph room: the decisions of a plan and the arrays between them, with axis groups, folding, live ranges and roles."""
+"""Build the decision graph of a step, with its axis groups, folded layers, live ranges and roles."""

@@ -1,7 +1,8 @@
 """Find axis groups: values that elementwise operations connect, and that therefore share one layout. The method is union-find.
 
 The dimensions of a group are the *named dimensions* of TOAST (arXiv 2508.15010), with one difference: a non-elementwise
-operation separates groups, because resharding may pay there. Two kinds of values do not join a group that they would fall into:
+operation separates groups, because resharding may pay there. Two kinds of values do not join a group, although elementwise
+operations connect them with it:
 
 - an input of the step has a decision of its own, because its layout in storage may differ from the layout in which it is used;
 - operands and results of an operation whose dimensions contradict each other, such as x + x.T, stay in separate groups.
@@ -38,8 +39,8 @@ class AxisGroups:
     """All axis groups of a program.
 
     Attributes:
-      groups: the groups; None in place of a group that was merged into another.
-      dims: for each value, the dimension of its group for each of its dimensions; None for a dimension of size one, or one
+      groups: the groups; None instead of a group that was merged into another.
+      dims: for each value and each of its dimensions, the dimension of its group; None for a dimension of size one, or one
         that is replicated.
       group: for each value, the index of its group.
       non_elementwise: the operations that belong to no group, in program order.
@@ -92,7 +93,7 @@ def _merge_operation(groups: AxisGroups, op: Op, inputs: set[int]) -> bool:
     """Merge the operands and results of an elementwise operation into one group.
 
     Returns:
-      False if their dimensions contradict each other. Merges that were made before the contradiction remain.
+      False if their dimensions contradict each other. Merges before the contradiction remain.
     """
     result = op.results[0]
     result_dims = dict(zip(op.rule.results[0], groups.dims[result], strict=True))

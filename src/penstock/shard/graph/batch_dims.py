@@ -10,8 +10,8 @@ from penstock.shard.graph.decisions import Graph, connect_dims
 def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
     """Return, for each node, the dimensions reachable from the first dimension of the batch inputs.
 
-    If the first dimension of an input is replicated where the input is used, such as that over which a loop accumulates
-    gradients, the next dimension counts instead.
+    If the first dimension of an input is replicated where the input is used, the next dimension counts instead. An example is a
+    dimension over which a loop accumulates gradients.
 
     Args:
       graph: the decisions.

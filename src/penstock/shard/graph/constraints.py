@@ -18,7 +18,7 @@ from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.trace.step import Leaf
 
 FixedLayout = tuple[tuple[str, ...] | None, ...]
-"""For each dimension, the mesh axes that the user prescribes; None where the layout is open."""
+"""For each dimension, the mesh axes that the user prescribes; None where it is unconstrained."""
 ROLES = ("parameters", "optimizer", "batch", "other")
 
 
@@ -35,7 +35,7 @@ def matching(pattern: str, leaves: Sequence[Leaf], what: str) -> list[int]:
       what: the name of the option, for the message.
 
     Raises:
-      ValueError: it matches no leaf; the message has the nearest paths.
+      ValueError: the pattern matches no leaf; the message has the nearest paths.
     """
     names = [(leaf.path, leaf.path.partition("/")[2]) for leaf in leaves]
     matches = [index for index, paths in enumerate(names) if pattern in paths] or [
@@ -57,10 +57,10 @@ def match_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[Le
       leaves: the leaves of the arguments.
 
     Returns:
-      For each constrained leaf, by index, the last pattern that matches it, and the layout.
+      Index of each constrained leaf → the last pattern that matches it, and the layout.
 
     Raises:
-      TypeError: it is no mapping, a pattern is no string, or a layout is no `PartitionSpec`.
+      TypeError: `constraints` is not a mapping, a pattern is not a string, or a layout is not a `PartitionSpec`.
       ValueError: a pattern matches no leaf.
     """
     last: dict[int, tuple[str, PartitionSpec]] = {}
@@ -74,6 +74,10 @@ def match_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[Le
 
 def axes_in_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf]) -> set[str]:
     """Return the mesh axes that the constraints name, without those of constraints that a later pattern replaces.
+
+    Args:
+      constraints: layouts by pattern.
+      leaves: the leaves of the arguments.
 
     Raises:
       TypeError, ValueError: as `match_constraints`.
@@ -94,7 +98,7 @@ def fixed_layouts(
       mesh: sizes of the mesh axes.
 
     Returns:
-      For each constrained leaf, by index, the mesh axes of each dimension; None for a dimension that is unconstrained.
+      Index of each constrained leaf → the mesh axes of each dimension; None for a dimension that is unconstrained.
 
     Raises:
       TypeError: as `match_constraints`.
@@ -105,10 +109,10 @@ def fixed_layouts(
 
 
 def _by_pattern(given: Any, what: str, example: str) -> Iterable[tuple[str, Any]]:
-    """Return the items of a mapping whose keys are patterns; none for None.
+    """Return the items of a mapping whose keys are patterns; an empty tuple for None.
 
     Raises:
-      TypeError: it is no mapping, or a key is no string.
+      TypeError: it is not a mapping, or a key is not a string.
     """
     if given is None:
         return ()
@@ -206,7 +210,7 @@ def given_roles(roles: Mapping[str, str] | None, leaves: Sequence[Leaf]) -> dict
       leaves: the leaves of the arguments.
 
     Raises:
-      TypeError: it is no mapping, or a pattern is no string.
+      TypeError: `roles` is not a mapping, or a pattern is not a string.
       ValueError: a pattern matches no leaf, or a role is not in `ROLES`.
     """
     given: dict[int, str] = {}

@@ -23,7 +23,7 @@ from penstock.shard.trace.flat_program import FlatProgram, Op
 Dims = tuple[int | None, ...]
 Work = tuple[str, float, tuple[tuple[float, Dims | None], ...]]
 """The work of an operation in a step if nothing is sharded: dtype, FLOPs, and its HBM traffic as pairs (bytes, dimensions of
-the node that divide them). None in place of the dimensions means that all of them do."""
+the node that divide them). None instead of the dimensions means that all of them do."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Node:
 
     Attributes:
       kind: "leaf", "group", "op", or "shared_reshard" for a value that is resharded once for all operations that read it.
-      sizes: for each dimension, the number that the number of shards must divide; 1 if it must be replicated.
+      sizes: for each dimension, a number that must be divisible by the number of shards; 1 if it must be replicated.
       work: the work of each operation of the node.
-      fixed: for each dimension, the mesh axes that it must have, None where it is open; None if all are open.
+      fixed: for each dimension, the mesh axes that it must have, None if it is unconstrained; None if all dimensions are.
       label: the index of the input's value (leaf), of the group, of the operation, or of the value (shared reshard).
     """
 
@@ -55,7 +55,7 @@ class Edge:
       target: the same for `b`.
       partial: factors of `a` over which the array is still to be summed.
       bytes: bytes of the global array.
-      count: how often it passes in a step.
+      count: how often it passes from one to the other in a step.
       value: the index of its value in the program.
       kind: "use" (leaf to group), "broadcast" (leaf or group to the group of an elementwise operation that broadcasts it),
         "shared_reshard" (group to shared reshard), "operand" (to an operation), "result" (of an operation), or "store" (group
@@ -82,7 +82,7 @@ class Graph:
     Attributes:
       nodes: the decisions.
       edges: the arrays between them.
-      leaf: for each input, by value, the index of its node.
+      leaf: index of the value of each input → index of its node.
       group: for each value, the index of the node of its group.
       shared_reshard: for each pair (value, count), the index of the shared reshard for the operations that read the value and
         run `count` times, if there are several.
@@ -103,8 +103,8 @@ def build_graph(program: FlatProgram, groups: AxisGroups, state: Mapping[int, in
     Args:
       program: the step.
       groups: its axis groups.
-      state: for each output that replaces an input, by index, the index of the input.
-      fixed_layouts: for inputs whose layout the user prescribes, by index, the mesh axes of each dimension.
+      state: index of each output that replaces an input → index of that input.
+      fixed_layouts: index of each input whose layout the user prescribes → the mesh axes of each dimension.
     """
     return _GraphBuilder(program, groups).build(state, fixed_layouts)
 
@@ -230,7 +230,7 @@ class _GraphBuilder:
 
 
 def _read_inputs(program: FlatProgram, groups: AxisGroups) -> set[int]:
-    """Return the inputs that a non-elementwise operation or a loop reads: these need a layout in use."""
+    """Return the inputs that a non-elementwise operation or a loop reads. They need a layout in use besides the stored one."""
     read = {operand for op in groups.non_elementwise for operand in op.operands}
     read |= {pair.outer for pair in program.same_sharding}
     return {value for value in (*program.inputs, *program.constants) if value in read}
@@ -259,7 +259,7 @@ def _compute_dtype(program: FlatProgram, op: Op) -> str:
 
 
 def connect_dims(graph: Graph) -> dict[tuple[int, int], int]:
-    """Find the connected components of dimensions: those that edges connect across nodes. The method is union-find.
+    """Find the connected components of the dimensions of all nodes, as edges connect them. The method is union-find.
 
     Args:
       graph: the decisions.

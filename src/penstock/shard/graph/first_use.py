@@ -1,6 +1,6 @@
 """Find the first non-elementwise use of each input: a matrix product, a convolution or a lookup.
 
-Roles and the reported layout "in use" are read from it.
+Roles, and the layout "in use" that a plan reports, are read from it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ class FirstUse:
     scan_dims: int
 
     def sums_over(self, dim: int) -> bool:
-        """Return whether a dimension of the input is contracted or looked up, so that the results do not have it."""
+        """Return whether a dimension of the input is contracted or looked up, so that the results do not have it.
+
+        Args:
+          dim: a dimension of the input.
+        """
         factor = self.factors[dim - self.scan_dims] if dim >= self.scan_dims else None
         return dim >= self.scan_dims and all(factor is None or factor not in result for result in self.op.rule.results)
 

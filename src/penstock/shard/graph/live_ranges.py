@@ -30,7 +30,7 @@ class LiveRanges:
       node: index of the graph node whose layout shards it.
       bytes: bytes of the global array, times `TEMP_FACTOR`.
       start, end: indices of the first and the last operation at which it is live.
-      edge: index of the graph edge for an array that exists only if this edge reshards; else -1.
+      edge: index of the graph edge if the array exists only where this edge reshards; else -1.
       steps: number of operations in the program.
     """
 

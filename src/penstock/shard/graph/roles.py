@@ -20,15 +20,15 @@ _CONTRACTIONS_AND_LOOKUPS = ("dot_general", "ragged_dot_general", "conv_general_
 def infer_roles(model: StepModel, state: Mapping[int, int]) -> list[str]:
     """Return the role of each input.
 
-    - "parameters": state on which the other results, such as the loss, depend. If there are no other results, all state.
+    - "parameters": state on which the other results, such as the loss, depend. All state, if there are no other results.
     - "optimizer": the other state.
-    - "batch": an input that is not state, whose first dimension no state has. At the first non-elementwise use of the input,
-      this dimension is neither contracted nor looked up.
+    - "batch": an input that is not state, and whose first dimension is connected with no dimension of the state. At the first
+      non-elementwise use of the input, this dimension is neither contracted nor looked up.
     - "other": the other inputs, such as frozen weights and learning rates.
 
     Args:
       model: the step.
-      state: for each output that replaces an input, by index, the index of the input.
+      state: index of each output that replaces an input → index of that input.
     """
     program = model.program
     replaced = set(state.values())
@@ -45,7 +45,7 @@ def infer_roles(model: StepModel, state: Mapping[int, int]) -> list[str]:
 
 
 def _find_batch(model: StepModel, replaced: set[int]) -> set[int]:
-    """Return the indices of the inputs that are a batch; `replaced` are those that are state."""
+    """Return the indices of the inputs that are a batch; `replaced` has the indices of the state."""
     components = connect_dims(model.graph)
     state_nodes = {model.inputs[index] for index in replaced}
     state_components = {component for (node, _), component in components.items() if node in state_nodes}

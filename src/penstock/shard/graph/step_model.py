@@ -16,14 +16,14 @@ from penstock.shard.trace.step import TracedStep
 
 @dataclass(frozen=True)
 class StepModel:
-    """A step with its decisions.
+    """A step with everything that the search needs and that does not depend on the mesh.
 
     Attributes:
       program: the step as a flat program.
       groups: its axis groups.
       graph: its decisions.
       folded: the decisions with repeated layers folded.
-      live_ranges: when each array is in memory.
+      live_ranges: the operations during which each array is in memory.
     """
 
     program: FlatProgram

@@ -31,7 +31,7 @@ class Measured:
       flops: FLOPs, loops multiplied by their trip count (`penstock.shard.hlo.flops.count_flops`).
       collectives: the collectives, in the order of the program (`penstock.shard.hlo.collectives.find_collectives`).
       seconds_to_compile: seconds without tracing and lowering; 0 if they were not measured.
-      unknown: sentences on what `flops` and `collectives` cannot know; () if there is nothing. Bytes of memory are exact.
+      unknown: sentences about costs that `flops` and `collectives` leave out; () if there are none. Bytes of memory are exact.
 
     >>> sent = Collective("all-reduce", 1 << 20, group=4, count=2.0, axes=("data",))
     >>> measured = Measured(1000, 600, 400, 500, 1e12, (sent,), seconds_to_compile=0.0)
@@ -65,12 +65,12 @@ class Measured:
     def seconds(self, on: str | Hardware, dtype: Any) -> float:
         """Return the score of a plan: the seconds of its FLOPs at the peak, and of its bytes over the links.
 
-        The score is for comparing plans; it is no forecast. Nothing overlaps, and nothing waits for HBM or latency. All FLOPs
+        The score compares plans; it is not a forecast. Nothing overlaps, and HBM traffic and latency take no time. All FLOPs
         count as matrix products of one dtype.
 
         Args:
           on: the hardware, or its name.
-          dtype: of the matrix products.
+          dtype: the dtype of the matrix products.
 
         Raises:
           ValueError: there is no hardware of that name, or its peak for the dtype is unknown.
@@ -88,7 +88,11 @@ class Measured:
 
     @classmethod
     def from_json(cls, text: str) -> Measured:
-        """Read what `to_json` wrote."""
+        """Read the figures that `to_json` wrote.
+
+        Args:
+          text: the JSON.
+        """
         read = json.loads(text)
         found = tuple(Collective(**{**each, "axes": tuple(each["axes"])}) for each in read["collectives"])
         return cls(**{**read, "collectives": found, "unknown": tuple(read["unknown"])})
@@ -100,7 +104,7 @@ def measure(compiled: Any, mesh: Mapping[str, int], *, seconds_to_compile: float
     Args:
       compiled: a `jax.stages.Compiled`.
       mesh: sizes of the axes of the mesh that it was compiled for, in order.
-      seconds_to_compile: to be kept with the figures.
+      seconds_to_compile: seconds to store with the figures.
 
     Raises:
       CompileError: the compiler does not report how much memory the program needs.

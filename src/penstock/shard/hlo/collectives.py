@@ -45,7 +45,7 @@ class Collective:
       group: the number of devices in each group; for a permute, in the longest chain.
       count: how often it runs in one run of the program.
       axes: the mesh axes that its groups span; () if the groups match no mesh axes.
-      guessed: whether the text does not say if it is an all-reduce or a reduce-scatter, so that its kind was guessed by size.
+      guessed: whether its kind, all-reduce or reduce-scatter, was guessed from the size, as the text does not say it.
 
     >>> gather = Collective("all-gather", 1 << 20, group=4, count=1.0, axes=("data",))
     >>> gather.bytes_on_wire / (1 << 20)
@@ -74,10 +74,11 @@ class Collective:
 
 
 def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
-    """Return the collectives of a program, in program order. Those of a single device move nothing and are left out.
+    """Return the collectives of a program, in program order. Collectives of a single device send nothing and are left out.
 
     An asynchronous collective counts once: `-start` and `-done`, or the TPU compiler's fusions of its phases. The body and the
-    condition of a loop count as often as `HloProgram.counted_trips` says. For a conditional, the branch that sends most counts.
+    condition of a loop count as often as `HloProgram.counted_trips` says. For a conditional, the branch that sends most bytes
+    counts.
 
     **Reduce-scatters.** An all-reduce counts as a reduce-scatter if each device keeps only a slice of the result, taken by
     `dynamic-slice` at an offset that depends on the device. XLA:CPU forms no reduce-scatter, and the TPU compiler writes them
@@ -135,7 +136,7 @@ class _Collectives:
         return found
 
     def _one(self, kind: str, where: Computation, instruction: Instruction) -> list[Collective]:
-        """Return the collectives that one instruction stands for."""
+        """Return the collectives that one instruction counts as."""
         channel = instruction.attribute(r"channel_id=(\d+)")
         if channel in self.started and not _is_start(where):
             return []  # a later phase of a collective that an AsyncCollectiveStart began
@@ -170,7 +171,7 @@ class _Collectives:
     def _all_reduce(
         self, where: Computation, instruction: Instruction, operands: Sequence[Array], groups: DeviceGroups
     ) -> list[Collective]:
-        """Return what an all-reduce stands for: itself, a reduce-scatter, or both."""
+        """Return the collectives that an all-reduce counts as: an all-reduce, a reduce-scatter, or both."""
         totals: dict[tuple[DeviceGroups, bool], int] = {}  # (groups that scatter the result, guessed) → bytes
         for position, array in enumerate(operands):
             element = position if len(operands) > 1 else None
@@ -196,7 +197,7 @@ class _Collectives:
         """
         fused = any(caller.opcode == "fusion" for _, caller in self.program.callers[where.name])
         if "backend_config=" in instruction.attributes and not fused:
-            return (), False  # this compiler forms reduce-scatters, and chose to run an all-reduce here
+            return (), False  # this compiler forms reduce-scatters itself, so this is a real all-reduce
         taken = find_slices(self.program, where, instruction, element, array)
         if not taken:
             return (), False
@@ -231,7 +232,7 @@ class _Collectives:
         return (tuple(parts) if len(parts[0]) > 1 else ()), False
 
     def _innermost(self, groups: DeviceGroups, ways: int) -> DeviceGroups:
-        """Return subgroups of a size, of devices that are next to each other; () if the groups do not divide so."""
+        """Return subgroups of `ways` adjacent devices; () if the groups cannot be divided in this way."""
         size = len(groups[0])
         if ways % size == 0:
             return tuple(map(tuple, groups))

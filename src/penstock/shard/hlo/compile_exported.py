@@ -26,7 +26,7 @@ def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platfo
     """Serialize a jitted function for `measure_exported`. The devices of the mesh need not be present.
 
     The bytes are a line of JSON with the mesh, the platform and the positions of the donated arguments, followed by the bytes of
-    `jax.export`. Those contain the shardings. They do not preserve donation, which is why the line has it.
+    `jax.export`. Those contain the shardings. They do not preserve donation, so the line records it.
 
     Args:
       jitted: the result of `jax.jit`. Its `compiler_options` are not exported.
@@ -73,7 +73,7 @@ def measure_exported(
 
 
 def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None) -> list[list[int]]:
-    """Run a process for each share of the programs, and return the programs that each left undone."""
+    """Run a process for each share of the programs, and return the programs that have to be tried again."""
     workers = []
     try:
         for share in shares:
@@ -123,7 +123,8 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 def _undone(folder: Path, share: Sequence[int], status: int) -> list[int]:
     """Return the programs to try again after a process has ended.
 
-    If it crashed, the program that it was at gets the end of its log as an error. If it exited otherwise, all missing ones do.
+    If the process crashed, the error of the program that it was compiling is the end of its log. If it exited with an error, this
+    holds for all programs without a result.
     """
     missing = [position for position in share if not (folder / f"{position}.json").exists()]
     crashed = status < 0
@@ -135,7 +136,13 @@ def _undone(folder: Path, share: Sequence[int], status: int) -> list[int]:
 
 
 def write_result(folder: Path, position: int, result: Measured | CompileError) -> None:
-    """Write a result atomically, as the process may be killed at any time."""
+    """Write a result atomically, as the process may be killed at any time.
+
+    Args:
+      folder: where the results go.
+      position: number of the program.
+      result: the figures, or the error.
+    """
     text = result.to_json() if isinstance(result, Measured) else json.dumps({"error": str(result)})
     part = folder / f"{position}.part"
     part.write_text(text)
@@ -143,7 +150,7 @@ def write_result(folder: Path, position: int, result: Measured | CompileError) -
 
 
 def _read_result(path: Path) -> Measured | CompileError:
-    """Read what `write_result` wrote."""
+    """Read a result that `write_result` wrote."""
     text = path.read_text()
     error = json.loads(text).get("error")
     return Measured.from_json(text) if error is None else CompileError(error)

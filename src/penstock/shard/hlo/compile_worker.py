@@ -1,6 +1,6 @@
 """Compile exported programs in this process: `python -m penstock.shard.hlo.compile_worker FOLDER TOPOLOGY PROGRAM…`.
 
-In: FOLDER/7.program and so on, which `export_program` made. Out: FOLDER/7.json, with the compiler's figures or an error.
+In: FOLDER/7.program and so on, with the bytes of `export_program`. Out: FOLDER/7.json, with the compiler's figures or an error.
 `measure_exported` starts these processes.
 """
 
@@ -54,7 +54,7 @@ def main(folder: Path, topology: str, positions: list[int]) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Read what `export_program` made: the header and the exported function."""
+    """Read the header and the exported function that `export_program` wrote."""
     header, serialised = path.read_bytes().split(b"\n", 1)
     return json.loads(header), serialised
 
@@ -85,12 +85,16 @@ def _cpu_mesh(sizes: Mapping[str, int]) -> Mesh:
 def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
     """Return a mesh of the devices of a TPU topology.
 
+    Args:
+      sizes: sizes of the mesh axes, in order.
+      name: the topology, such as "v5e:2x4".
+
     Raises:
       CompileError: there is no such topology, no TPU compiler, or the topology has another number of devices than the mesh.
     """
     from jax.experimental import topologies
 
-    # JAX uses the two cores of a TPU v4 chip as one device ("megacore"). The compiler takes them for two unless it is told. Other
+    # JAX uses the two cores of a TPU v4 chip as one device ("megacore"). By default, the compiler treats them as two. Other
     # chips do not need the setting, and most do not have it.
     chips = {"chip_config_name": "megacore"} if re.match(r"(tpu )?v4\b", name, re.IGNORECASE) else {}
     try:
@@ -111,8 +115,8 @@ def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
 def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any:
     """Lower an exported function with the arguments that it uses, each with its sharding, and donated if it was."""
     avals = exported.in_avals
-    # jit drops unused arguments, and so does this function: they would become arguments of the program. Random keys are kept,
-    # because they cannot be replaced by zeros.
+    # jit drops unused arguments. This function drops them too: otherwise they would become arguments of the program. Random keys
+    # are kept, because they cannot be replaced by zeros.
     used = set(exported.module_kept_var_idx) | {
         position for position, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jax.dtypes.extended)
     }

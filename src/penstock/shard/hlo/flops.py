@@ -1,7 +1,7 @@
 """Count the FLOPs of a compiled program.
 
-In: HLO text. Out: the FLOPs of one device in one run, and sentences on what they leave out. The conventions are those of XLA's
-`HloCostAnalysis`, except that loops are multiplied by their trip count.
+In: HLO text. Out: the FLOPs of one device in one run, and sentences about costs that they leave out. The conventions are those of
+XLA's `HloCostAnalysis`, except that loops are multiplied by their trip count.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def count_flops(text: str) -> float:
     They are those of `compiled.cost_analysis()["flops"]`, except that the body of a loop counts as often as it runs
     (`HloProgram.counted_trips`). A matrix product has 2·M·N·K. A convolution has 2 for each multiplication outside of the
     padding. Arithmetic, comparisons and conversions have 1 an element. Transcendental functions and data movement have none.
-    For a conditional, the branch with the most counts. `describe_unknown_costs` says what this leaves out.
+    For a conditional, the branch with the most FLOPs counts. `describe_unknown_costs` says which costs this leaves out.
 
     Args:
       text: the text of `jax.stages.Compiled.as_text()`.
@@ -64,9 +64,9 @@ def count_flops(text: str) -> float:
 
 
 def describe_unknown_costs(text: str) -> tuple[str, ...]:
-    """Return sentences on costs that cannot be read from the program: loops of unknown length, and library calls.
+    """Return sentences about costs that cannot be read from the program: loops of unknown length, and library calls.
 
-    The numbers in them count places in the program, however often these run.
+    The numbers in them count places in the program, and not how often these run.
 
     Args:
       text: the text of `jax.stages.Compiled.as_text()`.
@@ -79,7 +79,7 @@ def describe_unknown_costs(text: str) -> tuple[str, ...]:
 
 
 class _Flops:
-    """The FLOPs of a program, and what they leave out.
+    """The FLOPs of a program, and the costs that they leave out.
 
     Attributes:
       total: FLOPs of one run.
@@ -137,7 +137,7 @@ class _Flops:
         return self.of(function) * applications
 
     def _custom_call(self, where: Computation, instruction: Instruction) -> int:
-        """Return the FLOPs of a custom call; 0 if they are unknown, which is noted."""
+        """Return the FLOPs of a custom call; if they are unknown, record that and return 0."""
         target = instruction.attribute(r'custom_call_target="([^"]*)"') or "custom-call"
         if target in _FREE_TARGETS:
             return 0

@@ -1,7 +1,7 @@
 """Parse HLO text.
 
 In: the text that `jax.stages.Compiled.as_text()` prints, on any backend. Out: an `HloProgram` of computations and instructions,
-with shapes and trip counts of loops. Only what accounting needs is read. The operations are those of
+with shapes and trip counts of loops. Only the parts that the cost analysis needs are read. The operations are those of
 https://openxla.org/xla/operation_semantics; the printed form has no specification.
 """
 
@@ -92,7 +92,7 @@ class Instruction:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Return the names of the computations that it runs once: no body of a loop, and no function of a reduction."""
+        """Return the names of the computations that it runs once, without bodies of loops and functions of reductions."""
         if self.opcode not in CALLS:
             return ()
         one = self.attribute(r"(?:calls|to_apply)=%([\w.\-]+)")
@@ -101,7 +101,7 @@ class Instruction:
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """Return the names of the branches of a conditional, in the order of its operands; () if it is none."""
+        """Return the names of the branches of a conditional, in the order of its operands; () for any other instruction."""
         if self.opcode != "conditional":
             return ()
         many = self.attribute(r"branch_computations=\{([^}]*)\}")
@@ -305,7 +305,7 @@ def _trips(distance: int, direction: str, step: int) -> int | None:
 
 
 def _loop(instruction: Instruction) -> tuple[str, ...]:
-    """Return the names of the body and the condition of a loop; () if it is none."""
+    """Return the names of the body and the condition of a loop; () for any other instruction."""
     if instruction.opcode != "while":
         return ()
     return tuple(instruction.attribute(rf"{part}=%([\w.\-]+)") or "" for part in ("body", "condition"))
@@ -368,7 +368,7 @@ def parse_hlo(text: str) -> HloProgram:
 
 
 def _instruction(name: str, rest: str) -> Instruction | None:
-    """Parse the text right of the equals sign: `f32[8]{0} add(%a, %b), attributes`; None if it is no instruction."""
+    """Parse the text right of the equals sign: `f32[8]{0} add(%a, %b), attributes`; None if it is not an instruction."""
     rest = _METADATA.sub("", _COMMENT.sub("", rest))
     end = _closing(rest) if rest.startswith("(") else rest.find(" ")
     found = re.match(r"\s*([\w\-]+)", rest[end:])

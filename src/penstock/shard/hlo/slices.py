@@ -16,7 +16,7 @@ from penstock.shard.hlo.parse import CALLS, UNCHANGED, Array, Computation, HloPr
 IndexValues = np.ndarray
 """Integers [devices, n]: n of them on each device."""
 
-# The shape is kept, and each element depends on the same element of the operands: a slice of the result needs only that slice.
+# The shape stays, and each element depends on the same element of the operands: a slice of the result needs only that slice.
 # fmt: off
 _ELEMENTWISE = frozenset((
     "abs", "add", "and", "clamp", "compare", "cosine", "divide", "exponential", "log", "maximum", "minimum", "multiply",
@@ -56,7 +56,7 @@ def find_slices(
       program: the program.
       where: the computation of the value.
       value: the instruction that computes it.
-      element: the index in the tuple, if the value is one; None if it is an array.
+      element: the index of an element, if the value is a tuple; None if it is an array.
       array: the shape of that element, or of the value.
     """
     found: list[tuple[Computation, Instruction]] = []
@@ -140,7 +140,13 @@ def index_values(program: HloProgram, where: Computation, name: str, devices: in
 
 
 def depends_on_device(program: HloProgram, where: Computation, name: str) -> bool:
-    """Return whether a value depends on the id of the device."""
+    """Return whether a value depends on the id of the device.
+
+    Args:
+      program: the program.
+      where: the computation of the value.
+      name: the name of the instruction that computes it.
+    """
     seen = set()
     todo = [(where, name)]
     while todo:

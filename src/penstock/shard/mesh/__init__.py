@@ -1,1 +1,1 @@
-"""The mesh room: hardware figures, candidate mesh shapes, and the collectives that reshard an array over a mesh, with prices."""
+"""Describe hardware and mesh shapes, and price the collectives that reshard an array over a mesh."""

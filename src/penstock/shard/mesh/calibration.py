@@ -1,6 +1,6 @@
 """Measure the devices of this process: peak FLOP/s, memory bandwidth, and the bandwidth and latency of their links.
 
-The link figures come from an all-reduce over all devices and the formula of a ring. The results are kept in the user's cache.
+The link figures come from an all-reduce over all devices and the formula of a ring. The results are stored in the user's cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def this_machine() -> Hardware:
     """Return the figures of the devices of this process.
 
     The first call measures them, which takes seconds. Later calls read `penstock/hardware.json` in the user's cache folder.
-    Starts JAX.
+    This starts JAX.
 
     Raises:
       ValueError: the device is an accelerator that does not report the size of its memory.

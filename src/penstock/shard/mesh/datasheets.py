@@ -1,4 +1,4 @@
-"""The table of known devices. Peaks, memory and bandwidths are from the vendors' datasheets, which each entry names."""
+"""List the known devices. Peaks, memory and bandwidths are from the vendors' datasheets, which each entry names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TERA = 1e12
 
 # Seconds of one step of a ring, as an order of magnitude. No datasheet gives them. A hop over ICI takes about 1 µs (Google,
 # "How to scale your model", part 2). NCCL takes some µs for a step over NVLink or PCIe, most of it to start kernels
-# (nccl-tests, latency of small sizes divided by the steps). They matter only between collectives of a few kB.
+# (nccl-tests, latency of small sizes divided by the steps). They affect only the choice between collectives of a few kB.
 _ICI_LATENCY, _NVLINK_LATENCY, _PCIE_LATENCY = 1e-6, 3e-6, 10e-6
 
 

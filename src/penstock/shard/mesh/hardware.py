@@ -18,13 +18,13 @@ class Hardware:
 
     Attributes:
       name: the name by which `find_hardware` finds it.
-      flops: peak FLOP/s of dense matrix products by dtype, without sparsity. "float32" is what JAX does with float32 by
-        default (`jax.default_matmul_precision`): one bfloat16 pass on TPUs, TensorFloat-32 on GPUs.
+      flops: peak FLOP/s of dense matrix products by dtype, without sparsity. "float32" is the peak of what JAX runs for float32
+        by default (`jax.default_matmul_precision`): one bfloat16 pass on TPUs, TensorFloat-32 on GPUs.
       memory: bytes of a device.
       memory_bandwidth: bytes/s, read and written together.
       link_bandwidth: bytes/s that a device can send along one mesh axis, in one direction. TPU: one link of the torus; an
-        axis that closes to a ring can have up to twice as much. NVLink: all links of a GPU, as the switch gives them all to
-        the axis that is active. PCIe: the bus.
+        axis that closes to a ring can have up to twice as much. NVLink: all links of a GPU, as the switch lets
+        the active axis use all of them. PCIe: the bus.
       link_latency: seconds of a step from one device to the next; an order of magnitude.
       source: the datasheet.
       axis_bandwidth: bytes/s by mesh axis, where it is not `link_bandwidth`, such as for an axis between nodes.
@@ -45,7 +45,7 @@ class Hardware:
         """Check the numbers.
 
         Raises:
-          TypeError: one is not a number, or a mapping is no dict.
+          TypeError: a figure is not a number, or a mapping is not a dict.
           ValueError: a size or a speed is not above 0, the memory is infinite, or a latency is negative or infinite.
         """
         numbers: dict[str, Any] = {

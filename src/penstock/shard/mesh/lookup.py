@@ -54,13 +54,14 @@ _NAME_BY_DEVICE_KIND = (
     ("b200", "b200"),
     ("l4", "l4"),
 )
-"""Pairs of a word in the `device_kind` of a JAX device and the name of the hardware. The first word that is in it counts."""
+"""Pairs of a word in the `device_kind` of a JAX device and the name of the hardware. The first word that the
+`device_kind` contains counts."""
 
 
 def detect_hardware() -> Hardware:
     """Return the hardware of JAX's default device: from the table of datasheets, or measured if it is not in the table.
 
-    Starts JAX.
+    This starts JAX.
     """
     import jax
 

@@ -1,6 +1,6 @@
-"""The collectives that reshard an array from one layout to another, and their prices.
+"""Find the collectives that reshard an array from one layout to another, and price them.
 
-A layout is a tuple with one bit set per dimension: the mesh axes that shard it. Bit 0 is the first axis of the mesh. No axis
+A layout is a tuple with one bitmask per dimension: the mesh axes that shard it. Bit 0 is the first axis of the mesh. No axis
 shards two dimensions. Bytes are those of ring collectives (Thakur, Rabenseifner, Gropp 2005), seconds those of the α–β model
 (Hockney 1994).
 """
@@ -80,11 +80,19 @@ class MeshLinks:
         return tuple(stops)
 
     def axes(self, bits: int) -> tuple[str, ...]:
-        """Return the names of the axes in a set of bits, in the order of the mesh."""
+        """Return the names of mesh axes, in the order of the mesh.
+
+        Args:
+          bits: mesh axes, as bits.
+        """
         return tuple(name for bit, name in enumerate(self.names) if bits >> bit & 1)
 
     def bits(self, names: Mapping | tuple[str, ...]) -> int:
-        """Return the bits of some axes, given by name."""
+        """Return mesh axes as bits.
+
+        Args:
+          names: names of mesh axes.
+        """
         return sum(1 << self.names.index(name) for name in names)
 
     def reshard_steps(self, source: Layout, target: Layout, partial: int, size: int) -> tuple[ReshardStep, ...]:
@@ -114,19 +122,26 @@ class MeshLinks:
 
         The bandwidth is that of the slowest link that takes part. The latency counts once and not once per step of the ring,
         because compilers combine small collectives.
+
+        Args:
+          step: the collective.
         """
         bandwidth, latency = self.speed(step)
         return step.bytes_on_wire / bandwidth + latency
 
     def speed(self, step: ReshardStep) -> tuple[float, float]:
-        """Return the bandwidth (bytes/s) and the latency (seconds) of the slowest axis that a collective runs over."""
+        """Return the bandwidth (bytes/s) and the latency (seconds) of the slowest axis that a collective runs over.
+
+        Args:
+          step: the collective.
+        """
         if step.axes not in self._speeds:
             bits = [bit for bit in range(len(self.sizes)) if step.axes >> bit & 1]
             self._speeds[step.axes] = (min(self.bandwidth[bit] for bit in bits), max(self.latency[bit] for bit in bits))
         return self._speeds[step.axes]
 
     def _plan_steps(self, source: Layout, target: Layout, partial: int, size: int) -> list[ReshardStep]:
-        """List the collectives of a reshard, also those over axes of one device.
+        """List the collectives of a reshard, including those over axes of one device.
 
         The order keeps the bytes low: sum first (scattering where the target is sharded), then slice locally, which sends
         nothing, then exchange between dimensions, and gather last.
@@ -161,7 +176,11 @@ class MeshLinks:
 
 
 def union(layout: Layout) -> int:
-    """Return the mesh axes that shard any dimension of a layout, as bits."""
+    """Return the mesh axes that shard any dimension of a layout, as bits.
+
+    Args:
+      layout: mesh axes as bits, for each dimension.
+    """
     axes = 0
     for mask in layout:
         axes |= mask

@@ -1,6 +1,6 @@
-"""The mesh shapes to plan for: the mesh that the user gives, or the shapes that a number of devices allows.
+"""List the mesh shapes to plan for: the mesh that the user gives, or the shapes that a number of devices allows.
 
-A mesh whose shape is left to the planner has one to three axes: data, model and fsdp.
+If the planner chooses the shape, the mesh has one to three axes: data, model and fsdp.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 _AXIS_NAMES = (("data",), ("data", "model"), ("data", "fsdp", "model"))
-"""The names of the axes of searched meshes, by their number."""
+"""The names of the axes of searched meshes, for one, two and three axes."""
 _MOST_SHAPES = 12
 """The most sets of axis sizes that are searched."""
 _MOST_ORDERS = 24
@@ -24,7 +24,11 @@ _MOST_ORDERS = 24
 
 
 def abstract_mesh(shape: Mapping[str, int]) -> AbstractMesh:
-    """Return a mesh without devices, with automatic axes."""
+    """Return a mesh without devices, with automatic axes.
+
+    Args:
+      shape: sizes of the mesh axes, in order.
+    """
     return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
 
 
@@ -56,6 +60,9 @@ def concrete_mesh(shape: Mapping[str, int], devices: Sequence[Any] | None = None
 def describe_mesh(shape: Mapping[str, int]) -> str:
     """Return a mesh shape as text.
 
+    Args:
+      shape: sizes of the mesh axes, in order.
+
     >>> describe_mesh({"data": 2, "model": 4})
     'data 2 × model 4'
     """
@@ -70,14 +77,14 @@ def candidate_shapes(
     Args:
       mesh: a `Mesh`, an `AbstractMesh`, a dict of axis sizes, or None to search shapes of one to three axes.
       devices: a number of devices, a list of devices, or None for all devices of this process.
-      constrained_axes: axes that the user's constraints name. A searched mesh has them if it has axes of these names.
+      constrained_axes: axes that the user's constraints name. A searched mesh has them if their names are searched.
       distinct_axes: axes that differ from the others for another reason, such as slower links.
 
     Returns:
       The shapes, and the list of devices or None.
 
     Raises:
-      TypeError: `mesh` is no mesh, or `devices` are neither a number nor devices.
+      TypeError: `mesh` is not a mesh, or `devices` are neither a number nor devices.
       ValueError: a mesh has no devices, more than three axes, or devices other than `devices`.
 
     >>> candidate_shapes(None, 4)
@@ -147,13 +154,14 @@ def match_step_meshes(
       shapes: the shapes to plan for.
       given: the devices to plan for, or None.
       named: the meshes that `with_sharding_constraint` and `shard_map` name inside of the step.
-      searched: whether the shape is left to the planner.
+      searched: whether the planner chooses the shape.
 
     Returns:
       The shapes and the devices; both unchanged if the step names no mesh.
 
     Raises:
-      ValueError: the step names a mesh of another shape, or of other devices or another order: a program has one order.
+      ValueError: the step names a mesh of another shape, of other devices, or with another order of devices. A program can have
+        only one order.
     """
     for mesh in named:
         inner = dict(mesh.shape)
@@ -201,7 +209,7 @@ def _read_shape(mesh: Any) -> dict[str, int]:
 
 
 def _is_integer(number: Any) -> bool:
-    """Return whether a value is an integer of Python or NumPy, and no bool."""
+    """Return whether a value is an integer of Python or NumPy, and not a bool."""
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 

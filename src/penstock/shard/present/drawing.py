@@ -15,7 +15,7 @@ from penstock.shard.apply.sharding_constraints import Spec
 _WIDTH, _HEIGHT, _FLAT = 64.0, 40.0, 12.0  # the rectangle of the array; its height if the array has one dimension
 _RULER, _GAP = 5.0, 2.0
 _LETTER, _LINE = 6.0, 11.0  # width of a character and height of a line, in the smallest text
-_MOST = 16  # parts that a reader can distinguish
+_MOST = 16  # the most parts that a reader can distinguish
 
 
 def layout_drawing(shape: Sequence[int], layout: Spec, mesh: dict[str, int]) -> Markup:
@@ -69,6 +69,11 @@ def layout_drawing(shape: Sequence[int], layout: Spec, mesh: dict[str, int]) -> 
 
 def layout_words(shape: Sequence[int], layout: Spec, mesh: dict[str, int]) -> str:
     """Describe a layout in words, as the text alternative of its drawing.
+
+    Args:
+      shape: shape of the global array.
+      layout: the mesh axes of each dimension.
+      mesh: sizes of the mesh axes.
 
     >>> layout_words([512, 64], (("data", "model"), ()), {"data": 2, "model": 4})
     '512 × 64; dimension 0 in 8 parts over data and model'

@@ -26,7 +26,11 @@ _Part = tuple[str, float, str]  # name, size, and the size in words
 
 
 def plan_page(plan: PlanRecord) -> str:
-    """Return the page of a plan as HTML. Paths of leaves and names of axes, which may contain anything, are escaped."""
+    """Return the page of a plan as HTML. Paths of leaves and names of axes may contain any characters, and are escaped.
+
+    Args:
+      plan: the plan.
+    """
     title = f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}"
     return html_page(
         f"penstock plan, {title}",
@@ -38,7 +42,7 @@ def plan_page(plan: PlanRecord) -> str:
 
 
 def _axes(plan: PlanRecord) -> Content:
-    """Return the mesh, and what each of its axes is used for."""
+    """Return the section with the mesh, and the use of each of its axes."""
     items = [
         tag(
             "li",

@@ -1,7 +1,7 @@
 """Group the leaves of a plan for a table.
 
-In: a `PlanRecord`. Out: one group for the same leaf of all layers, where each parameter comes with its optimizer state; and the
-number of layers, as the paths of the parameters show it.
+In: a `PlanRecord`. Out: one group for the same leaf of all layers, where each parameter comes with its optimizer state. Also the
+number of layers, which is read from the paths of the parameters.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class LeafGroup:
     Attributes:
       path: their common path, with a star where they differ: "state/params/layers/*/w".
       leaves: the leaves.
-      moments: the layouts of the optimizer leaves of each: those of the same shape, with the same end of the path.
-      bytes: bytes of one device, for all leaves and their moments.
+      moments: the layouts of their optimizer leaves, which have the same shape and the same end of the path.
+      bytes: bytes on one device, for all leaves and their optimizer leaves.
     """
 
     path: str
@@ -38,7 +38,11 @@ class LeafGroup:
 
 
 def group_layers(plan: PlanRecord) -> list[LeafGroup]:
-    """Return all leaves of the arguments in groups, those with the most bytes on a device first."""
+    """Return all leaves of the arguments in groups, those with the most bytes on a device first.
+
+    Args:
+      plan: the plan.
+    """
     owner = parameters_of(plan.inputs)
     moments: dict[str, list[LeafLayout]] = defaultdict(list)
     for leaf in plan.inputs:
@@ -62,6 +66,9 @@ def parameters_of(leaves: Iterable[LeafLayout]) -> dict[str, LeafLayout]:
     """Return the parameter that each optimizer leaf belongs to, by the path of the optimizer leaf.
 
     It is the parameter of the same shape whose path has the longest common end. A leaf without such a parameter is left out.
+
+    Args:
+      leaves: parameters and optimizer leaves.
     """
     named: dict[tuple[str, tuple[int, ...]], list[LeafLayout]] = defaultdict(list)
     leaves = list(leaves)
@@ -77,12 +84,15 @@ def parameters_of(leaves: Iterable[LeafLayout]) -> dict[str, LeafLayout]:
 
 
 def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
-    """Count the repeated layers of a model, and return what one is called: (32, "layer").
+    """Return the number of repeated layers of a model, and the word for one of them: (32, "layer").
 
     Layers are numbered in the paths of the parameters. They have leaves of the same names and shapes, with at least one matrix.
 
+    Args:
+      plan: the plan.
+
     Returns:
-      None if there are no such layers, if they are not all equal, or if there are several kinds of them: then an operation count
+      None if there are no such layers, if they are not all equal, or if there are several kinds of them. In these cases, a count
       "a layer" would be ambiguous.
     """
     parts: dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]] = defaultdict(lambda: defaultdict(list))

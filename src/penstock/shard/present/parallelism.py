@@ -15,7 +15,7 @@ from penstock.shard.present.leaf_table import count_layers, parameters_of
 from penstock.shard.record import LeafLayout, PlanRecord
 
 _SOME = 0.05  # the least share that is mentioned
-_KINDS = 3  # most kinds of collectives that are mentioned
+_KINDS = 3  # the most kinds of collectives that are mentioned
 
 
 def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
@@ -25,9 +25,8 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
       parameters at their use (Megatron, arXiv:1909.08053). *idle*: all devices along it compute the same. If there are several,
       each has its share of the compute.
     - *ZeRO-3* (FSDP): the axis shards stored parameters, which are gathered for use. *ZeRO-1*: it shards optimizer leaves, and
-    not
-      the parameters that they belong to (arXiv:1910.02054). With the share, unless it is all of them.
-    - the collectives that send the most bytes along it.
+      not the parameters that they belong to (arXiv:1910.02054). The share of the leaves follows, unless it is all of them.
+    - The collectives that send the most bytes along it.
 
     Args:
       plan: the plan.
@@ -40,7 +39,7 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
 
 
 def _compute(plan: PlanRecord, axis: str, work: dict[str, float]) -> list[str]:
-    """Describe what an axis shards of the compute."""
+    """Describe the part of the compute that an axis shards."""
     used = any(leaf.used is not None and _has(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
     names = {"batch": "batch", "tensor": "tensor parallel" if used else "other dimensions of activations", "idle": "idle"}
     shares = {names[kind]: share for kind, share in work.items() if share >= _SOME}
@@ -50,7 +49,7 @@ def _compute(plan: PlanRecord, axis: str, work: dict[str, float]) -> list[str]:
 
 
 def _storage(plan: PlanRecord, axis: str) -> list[str]:
-    """Describe what an axis shards only in storage."""
+    """Describe the leaves that an axis shards only in storage."""
     words = []
     parameters = _matrices(plan.inputs, "parameters", "other")
     gathered = _share(parameters, lambda leaf: _has(leaf.stored, axis) and leaf.used is not None and not _has(leaf.used, axis))
@@ -78,7 +77,7 @@ def _collectives(plan: PlanRecord, axis: str) -> list[str]:
 
 
 def how_often(counts: Mapping[str, int], repeated: tuple[int, str] | None) -> list[str]:
-    """Say how often collectives run: in a layer, if there are at least as many as layers, or else in a step.
+    """Say how often collectives run: in a layer if there are at least as many as layers, else in a step.
 
     Args:
       counts: kind of collective → number in a step.

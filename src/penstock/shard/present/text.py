@@ -23,7 +23,11 @@ _LEAST = 0.005  # the least share of the bytes of all arguments for which leaves
 
 
 def plan_text(plan: PlanRecord) -> str:
-    """Return a plan as text: mesh axes, time and memory beside those of the baselines, collectives, and the largest leaves."""
+    """Return a plan as text: mesh axes, time and memory beside those of the baselines, collectives, and the largest leaves.
+
+    Args:
+      plan: the plan.
+    """
     lines = [
         f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
         f"limit {format_bytes(plan.limit)} a device",
@@ -42,14 +46,23 @@ def plan_text(plan: PlanRecord) -> str:
 
 
 def memory_parts(cost: Cost) -> list[tuple[str, int]]:
-    """Return what the peak memory consists of: name and bytes."""
+    """Return the parts of the peak memory, each as a name and bytes.
+
+    Args:
+      cost: the cost of a plan.
+    """
     memory = cost.memory
     kinds = ("parameters", "optimizer", "batch", "other", "activations")
     return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
 
 
 def share_of_limit(plan: PlanRecord, size: float) -> str:
-    """Return bytes as a share of the memory limit: "31%"."""
+    """Return bytes as a share of the memory limit: "31%".
+
+    Args:
+      plan: the plan.
+      size: bytes.
+    """
     share = size / plan.limit
     return f"{share:.0%}" if share >= 0.005 else "<1%"
 

@@ -26,7 +26,7 @@ def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:
             continue
         layout, sizes = [0] * len(problem.graph.nodes[node].sizes), problem.graph.nodes[node].sizes
         for axis, n in enumerate(problem.links.sizes):
-            # The first dimension that divides: where both dimensions are the batch, as in [B, B], only one of them.
+            # The first dimension that the axes divide. If both dimensions are the batch, as in [B, B], only one is sharded.
             for dim in sorted(candidates):
                 if sizes[dim] > 1 and sizes[dim] % (n * problem.links.shards(layout[dim])) == 0:
                     layout[dim] |= 1 << axis
@@ -38,7 +38,7 @@ def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:
 def fully_sharded(problem: Problem, batch: Iterable[int], stored: Iterable[int]) -> Assignment:
     """Return the decisions of fully sharded data parallelism (FSDP).
 
-    Each stored leaf is sharded over all mesh axes, along its largest dimension that divides. It is gathered for use.
+    Each stored leaf is sharded over all mesh axes, along the largest dimension that they divide. It is gathered for use.
 
     Args:
       problem: the search problem.

@@ -1,7 +1,7 @@
 """Minimize a sum of cost tables over many discrete variables: bucket elimination (R. Dechter, Artificial Intelligence 113, 1999).
 
 In: the cost of each state of each variable, and of each pair of states of two variables. Out: one state for each variable, so
-that the total cost is least.
+that the total cost is the least.
 
 Variables are eliminated one after another. To eliminate a variable, all tables that contain it are added, and its cheapest state
 is noted for each joint state of its neighbours. The minimum becomes a new table of the neighbours. The method is exact. Its work
@@ -35,7 +35,7 @@ def bucket_eliminate(
       unary: for each variable, the cost of each state [states].
       pairs: for two variables (a < b), the cost of each pair of states [states of a, states of b].
       current: a state for each variable, which a variable keeps if its table would be too large.
-      largest: entries of the largest table that may be built.
+      largest: the number of entries of the largest table that may be built.
 
     Returns:
       The state of each variable. The total cost is the least possible, given the variables that had to keep their state.
@@ -71,7 +71,7 @@ def bucket_eliminate(
         for each in touched:
             heapq.heappush(queue, (tables.width(each), each))
     for variable in range(len(unary)):
-        if variable not in eliminated:  # it is in no table with others
+        if variable not in eliminated:  # it has no neighbours
             chosen[variable] = int(np.argmin(tables.own[variable]))
     for variable, order, best in reversed(trail):
         chosen[variable] = int(best[tuple(chosen[each] for each in order)])

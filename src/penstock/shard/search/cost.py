@@ -67,12 +67,12 @@ class Cost:
     """The predicted cost of one step on one device.
 
     Attributes:
-      compute: seconds of compute: for each operation the longer of FLOPs at the peak and HBM traffic at the bandwidth.
+      compute: seconds of compute. An operation takes the longer of its FLOPs at the peak and its HBM traffic at the bandwidth.
       flops: FLOPs of one device.
       flops_seconds: seconds that the FLOPs alone would take at the peak.
       collectives: collectives by kind and mesh axes, the slowest first.
       memory: peak memory.
-      unknown: sentences on what the prediction cannot know, a loop of unknown length for example; () if there is nothing.
+      unknown: sentences about unknown costs, such as a loop of unknown length; () if all costs are known.
 
     >>> import jax
     >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
@@ -117,7 +117,7 @@ def predict_cost(
       assignment: the layout of each node.
       roles: the role of each input.
       inputs: the node of each input.
-      unknown: sentences on what the cost of the step leaves open (`FlatProgram.unknown`).
+      unknown: sentences about the unknown costs of the step (`FlatProgram.unknown`).
 
     Returns:
       The cost of one step on one device.
@@ -153,7 +153,16 @@ def predict_cost(
 
 
 def largest_live_values(problem: Problem, assignment: Assignment, count: int) -> list[tuple[int, float]]:
-    """Return the largest values that are live at the peak: (number of the value, bytes of one device)."""
+    """Return the largest values that are live at the peak, the largest first.
+
+    Args:
+      problem: the search problem.
+      assignment: the layout of each node.
+      count: the most values to return.
+
+    Returns:
+      Pairs (index of the value in the program, bytes on one device).
+    """
     each, _ = problem.local_bytes(assignment)
     _, time = problem.memory(assignment)
     alive = np.flatnonzero((problem.live_ranges.start <= time) & (problem.live_ranges.end >= time))
@@ -162,7 +171,7 @@ def largest_live_values(problem: Problem, assignment: Assignment, count: int) ->
 
 
 def axis_work(problem: Problem, assignment: Assignment, batch: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Return what each mesh axis shards, as fractions of the compute time.
+    """Return the fractions of the compute time for which each mesh axis shards the batch, another dimension, or nothing.
 
     An axis that shards a batch dimension of an operation counts as "batch" for it. One that shards another dimension counts as
     "tensor". If it shards none, all devices along the axis compute the same: "idle".

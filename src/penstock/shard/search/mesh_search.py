@@ -1,6 +1,6 @@
 """Search each candidate mesh shape, and take the best plan of all.
 
-In: a traced step, candidate mesh shapes, the hardware, and what the user prescribes. Out: a mesh shape and the decisions on it.
+In: a traced step, candidate mesh shapes, the hardware, and what the user prescribes. Out: a mesh shape, and the decisions for it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class PreparedMesh:
 
     Attributes:
       model: the step, the same for each mesh unless constraints differ.
-      problem: the search on this mesh.
-      overlapped: the same search on hardware that overlaps most memory traffic and latency with compute.
+      problem: the search problem on this mesh.
+      overlapped: the same problem on hardware that overlaps most memory traffic and latency with compute.
       mesh_shape: sizes of the mesh axes.
       roles: the role of each input.
       batch: the nodes of the inputs that are a batch.
-      baselines: decisions of layouts that are written by hand.
+      baselines: name → decisions of a baseline.
     """
 
     model: StepModel
@@ -72,13 +72,13 @@ def prepare_meshes(
       shapes: candidate mesh shapes.
       hardware: the devices.
       constraints: path pattern → `PartitionSpec`.
-      given_roles: roles that the user names, by index of the input.
+      given_roles: index of an input → the role that the user gives it.
 
     Returns:
-      The meshes that allow the constraints, in the order of the shapes.
+      The meshes that the constraints allow, in the order of the shapes.
 
     Raises:
-      TypeError, ValueError: no shape allows the constraints; the error is that of the first shape.
+      TypeError, ValueError: the constraints allow no shape; the error is that of the first shape.
     """
     prepared, errors = [], []
     model: StepModel | None = None

@@ -24,7 +24,7 @@ Assignment = list[Layout]
 """The layout of each node, in the order of `Graph.nodes`."""
 
 _ROW_ELEMENTS = 128
-"""Elements in a row of a TPU tile. A GPU memory transaction has 32 to 128."""
+"""Elements in a row of a TPU tile. A GPU memory transaction has 32 to 128 elements."""
 _STORAGE_PRICE = 1e-3
 """Cost of storing all inputs replicated, as a fraction of the compute seconds. It breaks ties in favour of less memory."""
 
@@ -34,7 +34,7 @@ class Problem:
     """A search over the layouts of a step on one mesh.
 
     Attributes:
-      graph: the decisions, and the arrays that go between them.
+      graph: the decisions, and the arrays that pass between them.
       folded: the decisions that repeated layers share.
       links: the mesh, and what its collectives cost.
       hardware: the device.
@@ -61,11 +61,15 @@ class Problem:
         return [self._fixed_layout(node.fixed, len(node.sizes)) for node in self.graph.nodes]
 
     def _fixed_layout(self, fixed: Sequence[tuple[str, ...] | None] | None, rank: int) -> Layout:
-        """Return the layout that a node has to have; what is open is replicated."""
+        """Return the layout that a node has to have; unconstrained dimensions are replicated."""
         return tuple(self.links.bits(entry) if entry else 0 for entry in fixed) if fixed is not None else (0,) * rank
 
     def seconds(self, assignment: Assignment) -> float:
-        """Return the seconds of one step: compute and collectives one after the other."""
+        """Return the seconds of one step: compute and collectives one after the other.
+
+        Args:
+          assignment: the layout of each node.
+        """
         communication = sum(
             edge.count * sum(self.links.seconds(step) for step in reshard_steps)
             for edge, reshard_steps in self.all_reshard_steps(assignment)
@@ -73,7 +77,11 @@ class Problem:
         return self.compute_seconds(assignment) + communication
 
     def ideal_seconds(self, assignment: Assignment) -> float:
-        """Return the score of an assignment: the seconds of its FLOPs at the peak, and of its bytes over the links."""
+        """Return the score of an assignment: the seconds of its FLOPs at the peak, and of its bytes over the links.
+
+        Args:
+          assignment: the layout of each node.
+        """
         computed = sum(
             flops / self.hardware.peak(dtype) / self.links.shards(union(layout))
             for node, layout in zip(self.graph.nodes, assignment, strict=True)
@@ -88,7 +96,11 @@ class Problem:
         return computed + sum(sent)
 
     def compute_seconds(self, assignment: Assignment) -> float:
-        """Return the seconds of compute, without collectives."""
+        """Return the seconds of compute, without collectives.
+
+        Args:
+          assignment: the layout of each node.
+        """
         return sum(self.node_seconds(number, layout) for number, layout in enumerate(assignment))
 
     def node_seconds(self, node: int, layout: Layout) -> float:
@@ -96,6 +108,10 @@ class Problem:
 
         An operation takes the longer of its FLOPs at the peak, and its HBM traffic at the bandwidth. Memory is moved in rows of
         128 elements (a TPU tile) or 32 to 128 (a GPU transaction). Sharding rows that are shorter than that saves no traffic.
+
+        Args:
+          node: index of the node.
+          layout: its layout.
         """
         key = (self.folded.of_node[node], layout)
         if key not in self._work:
@@ -116,7 +132,13 @@ class Problem:
         return self._work[key]
 
     def all_reshard_steps(self, assignment: Assignment) -> Iterator[tuple[Edge, tuple[ReshardStep, ...]]]:
-        """Yield each edge that needs collectives, with its reshard steps. An array is brought into the same layout only once."""
+        """Yield each edge that needs collectives, with its reshard steps.
+
+        If several edges reshard the same array to the same layout, only the first is included.
+
+        Args:
+          assignment: the layout of each node.
+        """
         seen: set[tuple] = set()
         for edge in self.graph.edges:
             reshard_steps = self.reshard_steps(edge, assignment)
@@ -127,13 +149,22 @@ class Problem:
                     yield edge, reshard_steps
 
     def reshard_steps(self, edge: Edge, assignment: Assignment) -> tuple[ReshardStep, ...]:
-        """Return the collectives of one edge; () if both ends have the same layout."""
+        """Return the collectives of one edge; () if both ends have the same layout.
+
+        Args:
+          edge: the edge.
+          assignment: the layout of each node.
+        """
         source, target = assignment[edge.a], assignment[edge.b]
         partial = union(tuple(source[dim] for dim in edge.partial))
         return self.links.reshard_steps(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
 
     def local_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
-        """Return the bytes on one device: of each array in `live_ranges`, and of all stored inputs together."""
+        """Return the bytes on one device: of each array in `live_ranges`, and of all stored inputs together.
+
+        Args:
+          assignment: the layout of each node.
+        """
         shards = np.array([self.links.shards(union(layout)) for layout in assignment], dtype=np.float64)
         live_ranges = self.live_ranges
         each = live_ranges.bytes / shards[live_ranges.node]
@@ -148,7 +179,11 @@ class Problem:
         return each, stored
 
     def memory(self, assignment: Assignment) -> tuple[float, int]:
-        """Return the peak memory of one device in bytes, and the operation at which it is reached."""
+        """Return the peak memory of one device in bytes, and the operation at which it is reached.
+
+        Args:
+          assignment: the layout of each node.
+        """
         each, stored = self.local_bytes(assignment)
         change = np.zeros(self.live_ranges.steps + 1)
         np.add.at(change, self.live_ranges.start, each)
@@ -166,7 +201,7 @@ class Problem:
 
         Args:
           assignment: the current layouts. The use of the other axes stays as it is.
-          axis: number of the mesh axis.
+          axis: index of the mesh axis.
           prices: for each operation, the seconds that one live byte costs [operations].
 
         Returns:
@@ -222,7 +257,7 @@ class Problem:
         return own, np.array([of_edge[bundle.edges].sum() for bundle in folded.bundles])
 
     def _candidate_dims(self, node: Node, without: Layout, axis: int) -> list[int]:
-        """Return the dimensions of a node that the axis may shard; -1 stands for none of them."""
+        """Return the dimensions of a node that the axis may shard; -1 means that it shards none."""
         if node.fixed is not None:
             given = [dim for dim, entry in enumerate(node.fixed) if entry and self.links.names[axis] in entry]
             if given:
@@ -278,7 +313,11 @@ def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware)
 
 
 def project(dims: Sequence[int | None], layout: Layout) -> Layout:
-    """Return the layout of an array, given the dimension of the node that each dimension of the array belongs to.
+    """Return the layout of an array, given the layout of its node.
+
+    Args:
+      dims: for each dimension of the array, the dimension of the node that gives its layout, or None.
+      layout: the layout of the node.
 
     >>> project((1, None), (0b01, 0b10))
     (2, 0)

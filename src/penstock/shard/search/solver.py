@@ -2,7 +2,7 @@
 
 In: a search problem, a limit in bytes, and baselines to start from. Out: the best candidate. Coordinate descent over the mesh
 axes improves an assignment at a given price of memory, which is raised until a plan fits. Fictitious play (G. Brown, 1951) finds
-the operations that the price is put on.
+the operations at which memory gets a price.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from penstock.shard.search.problem import Assignment, Problem
 
 _DESCENT_ROUNDS = 6
-"""Most rounds over all mesh axes from one start."""
+"""The most rounds over all mesh axes from one start."""
 _PRICE_STEPS = 14
-"""Most times that the price of memory is raised."""
+"""How often the price of memory is raised at most."""
 _BISECTIONS = 3
 """Bisections between the last price at which no plan fits and the first at which one does."""
 _STUCK_STEPS = 2
-"""Price steps without less memory after which the search gives up."""
+"""The search gives up after this many price steps that find no plan of less memory."""
 _BASELINE_BONUS = 0.98
 """Factor on the predicted time of a baseline: a less familiar plan is chosen only if it is better by more than 2 %."""
 _SLOWDOWN = 1.5
@@ -127,7 +127,7 @@ def choose(candidates: Sequence[Candidate], baselines: Sequence[Candidate], limi
 
     Args:
       candidates: all candidates, the baselines among them.
-      baselines: candidates of layouts that are written by hand.
+      baselines: the candidates of the baselines.
       limit: bytes that one device may hold.
     """
     fitting = [each for each in candidates if each.memory <= limit]
@@ -149,9 +149,9 @@ def choose(candidates: Sequence[Candidate], baselines: Sequence[Candidate], limi
 def descend(
     problem: Problem, starts: Iterable[Assignment], price: float, evaluate: Callable[[Assignment], Candidate]
 ) -> Iterator[Candidate]:
-    """Improve one mesh axis after the other until a round brings nothing, and yield the candidate after each round.
+    """Improve one mesh axis after the other until a round improves nothing, and yield the candidate after each round.
 
-    It is done from each start, in each order of the axes; orders that differ only in equal axes count as one.
+    This is done from each start and in each order of the axes. Orders that differ only in equal axes count as one.
 
     Args:
       problem: the search problem.

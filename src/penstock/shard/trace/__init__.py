@@ -1,1 +1,1 @@
-"""The trace room: a step function as a flat program, with its state, its fingerprint, its FLOPs and its sharding rules."""
+"""Turn a step function into a flat program, with its state, its fingerprint, its FLOPs and its sharding rules."""

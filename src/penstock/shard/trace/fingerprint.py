@@ -1,6 +1,6 @@
 """Identify a step by a hash of its program and its arguments, and describe in words how two steps differ.
 
-A plan keeps the fingerprint of its step, so that it is not used for another step.
+A plan stores the fingerprint of its step, so that it is not used for another step.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ _PRESCRIBES_LAYOUT = frozenset(["sharding_constraint", "reshard", "device_put"])
 def _stable_text(value: Any) -> str:
     """Return a parameter of an equation as text that is the same in every process.
 
-    Functions and similar objects give an empty text, as theirs would differ between processes. Two steps that differ in nothing
-    else therefore have the same fingerprint.
+    Functions and similar objects give an empty text, because theirs would differ between processes. Two steps that differ in
+    nothing else therefore have the same fingerprint.
     """
     if value is None or isinstance(value, (bool, int, float, complex, str, Enum)):
         return str(value)

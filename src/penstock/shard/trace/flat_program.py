@@ -35,7 +35,7 @@ INLINED = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-"""Primitives that call a jaxpr on their own operands, with the parameter that holds it."""
+"""Primitives that call a jaxpr on their own operands → the parameter that holds the jaxpr."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ class Op:
       count: how often it runs in a step.
       flops: FLOPs of one run on one device that computes all of it.
       fixed: layouts that the program itself prescribes, by a `sharding_constraint` or at the boundary of a `shard_map`, for
-        each operand, then for each result. A layout has one entry per dimension: a tuple of mesh axes, or None if it is open.
-      unknown: names of the primitives in it whose cost is unknown.
+        each operand, then for each result. A layout has one entry per dimension: a tuple of mesh axes, or None if it is
+        unconstrained.
+      unknown: names of the primitives in the operation whose cost is unknown.
     """
 
     path: Path
@@ -83,7 +84,7 @@ class Op:
 
 @dataclass(frozen=True)
 class SameSharding:
-    """A same-sharding constraint between a value inside of a loop or branch and a value outside.
+    """A same-sharding constraint: a value inside of a loop or branch has the sharding of a value outside.
 
     Attributes:
       outer, inner: indices of the values.
@@ -101,11 +102,11 @@ class Loop:
     """A loop, whose body is a range of operations.
 
     Attributes:
-      path: its position in the jaxpr.
+      path: the position of the loop in the jaxpr.
       start, end: indices of the first operation of the body, and of the first after it.
       operands: the values from outside that it reads; None for literals.
       results: its results, whose memory is taken when it starts.
-      carries: the values that each iteration begins with: carries and slices.
+      carries: the values inside of the body that each iteration starts from: carries and slices.
       length: the number of iterations; None if it is unknown.
     """
 
@@ -129,7 +130,7 @@ class FlatProgram:
 
     Attributes:
       values: all arrays.
-      ops: all operations in program order; the body of a loop is at the place of the loop.
+      ops: all operations in program order; the body of a loop stands where the loop is.
       loops: all loops, inner ones before those that contain them.
       same_sharding: constraints between values inside of loops and branches and values outside.
       inputs: the arguments of the step, flattened.
@@ -262,7 +263,7 @@ def _open_jaxpr(jaxpr: Any) -> Any:
 
 
 def _bind_operands(program: FlatProgram, jaxpr: Any, operands: Sequence[int | None]) -> tuple[Any, dict[Any, int]]:
-    """Return the open jaxpr and its environment, in which its arguments are some values of the program."""
+    """Return the open jaxpr, and an environment that maps its arguments to the given operands."""
     body = _open_jaxpr(jaxpr)
     environment: dict[Any, int] = {}
     for variable in body.constvars:
@@ -285,7 +286,7 @@ def _inline_call(program: FlatProgram, equation: Any, environment: dict[Any, int
 def _inline_scan(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
     """Append the body of a scan, which counts `length` times.
 
-    A carry shares the sharding of its initial and its final value; a slice [...] that of the stack [length, ...].
+    A carry has the sharding of its initial and its final value. A slice [...] has that of the stack [length, ...].
     """
     consts, carries = scan_counts(equation.params)
     outer = [_read(environment, atom) for atom in equation.invars]
@@ -307,7 +308,7 @@ def _inline_scan(program: FlatProgram, equation: Any, environment: dict[Any, int
 
 
 def _inline_while(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
-    """Append the condition and the body of a while loop. They count once, as `FlatProgram.unknown` tells."""
+    """Append the condition and the body of a while loop. They count once, and `FlatProgram.unknown` reports this."""
     cond_consts, body_consts = equation.params["cond_nconsts"], equation.params["body_nconsts"]
     outer = [_read(environment, atom) for atom in equation.invars]
     carries = [_new_value(program, variable.aval) for variable in equation.outvars]

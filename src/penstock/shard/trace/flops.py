@@ -50,7 +50,7 @@ _AT_MOST_ONE_PER_ELEMENT = frozenset(
         *("approx_top_k", "axis_index", "platform_index", "dimension_size", "optimization_barrier", "tie"),
     }
 )
-"""Primitives known to compute at most one operation per element that they write."""
+"""Primitives that compute at most one operation per element that they write."""
 
 _FLOPS_PER_COMPARISON = 9
 """Operations of `argmax` and `argmin` to compare two numbers and their indices, and to select."""
@@ -80,7 +80,11 @@ def count_flops(equation: Any) -> float:
 
 
 def find_unknown_costs(equation: Any) -> tuple[str, ...]:
-    """Return the names of the primitives in an equation whose FLOPs or bytes sent are unknown."""
+    """Return the names of the primitives in an equation whose FLOPs or bytes sent are unknown.
+
+    Args:
+      equation: an equation of a jaxpr.
+    """
     name = equation.primitive.name
     if name == "shard_map":
         return tuple(unknown for inner in _shard_map_body(equation) for unknown in find_unknown_costs(inner))
@@ -165,7 +169,7 @@ def _convolution_flops(params: Any, operands: Any, results: Any) -> float:
         taps *= _count_taps(out[out_dim], operands[0].shape[in_dim], kernel[kernel_dim], stride, padding[0], inner, outer)
     batch_and_features = math.prod(out[dim] for dim in numbers.out_spec[:2])
     # `_faults.DENSE_DEPTHWISE_GRADIENT`: the gradient of a depthwise kernel is computed as a dense convolution. TPUs have an
-    # instruction for it, but run as far below their peak: a group of one feature uses one column of the matrix unit.
+    # instruction for it, but it takes as long: a group of one feature uses only one column of the matrix unit.
     groups = params["batch_group_count"]
     dense_groups = groups if DENSE_DEPTHWISE_GRADIENT.present and groups == out[numbers.out_spec[1]] else 1
     return 2.0 * batch_and_features * features * taps * dense_groups

@@ -1,4 +1,4 @@
-"""The layouts and meshes that a program itself prescribes, in `with_sharding_constraint` and `shard_map`."""
+"""Read the layouts and meshes that a program itself prescribes, in `with_sharding_constraint` and `shard_map`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_meshes(jaxpr: Any) -> list[Any]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map":
             meshes.append(equation.params["mesh"])
-            continue  # Its body works on local shards and constrains no global array.
+            continue  # The body of a `shard_map` works on local shards and constrains no global array.
         sharding = equation.params.get("sharding")
         if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):
             meshes.append(sharding.mesh)
@@ -69,7 +69,11 @@ def _spec_entries(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
 
 
 def independent_dims(operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return the rule of a `shard_map`: a factor of its own for each dimension, as each layout is prescribed separately."""
+    """Return the rule of a `shard_map`: each dimension has its own factor, as each layout is prescribed separately.
+
+    Args:
+      operands, results: anything with a `shape`.
+    """
     sizes: list[int] = []
     dims: list[tuple[int, ...]] = []
     for aval in (*operands, *results):

@@ -1,6 +1,6 @@
 """Find the state of a step: the results that replace inputs, as new parameters replace old ones.
 
-State is found by structure: a result, or a part of one, that has the same tree and shapes as an argument, or a part of one.
+State is found by structure: a result, or a part of one, has the same tree and shapes as an argument, or a part of one.
 Two cases need more evidence: several arguments of the same structure (parameters and momentum), and a single array. There,
 data flow decides, because an update is computed from the value that it replaces by elementwise operations.
 """
@@ -16,7 +16,7 @@ import jax
 from penstock.shard.trace.flat_program import FlatProgram
 
 _MOST_VALUES = 400
-"""The most values that are visited on the way back from a result."""
+"""The most values that are visited when a result is traced back."""
 
 
 def find_state(program: FlatProgram, args: tuple, out: Any) -> dict[int, int]:
@@ -28,7 +28,7 @@ def find_state(program: FlatProgram, args: tuple, out: Any) -> dict[int, int]:
       out: its abstract results.
 
     Returns:
-      For each result that replaces an input, by its index among the flattened results, the index of the input.
+      Index of each flattened result that replaces an input → index of that input.
     """
     elementwise = _ElementwiseDistances(program)
     state: dict[int, int] = {}
@@ -100,7 +100,7 @@ class _ElementwiseDistances:
         return self._distances[value].get(self._program.inputs[index])
 
     def _search_back(self, value: int) -> Mapping[int, int]:
-        """Return the distances to a value, by breadth-first search."""
+        """Return the distances from a value to the values that it is computed from, by breadth-first search."""
         distances, queue = {value: 0}, deque([value])
         while queue and len(distances) < _MOST_VALUES:
             reached = queue.popleft()

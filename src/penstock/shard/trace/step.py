@@ -43,7 +43,7 @@ class TracedStep:
       outputs: leaves of the results.
       tree: tree definition of the tuple of arguments.
       out_tree: tree definition of the results.
-      state: for each output that replaces an input, by index, the index of the input.
+      state: index of each output that replaces an input → index of that input.
     """
 
     closed: ClosedJaxpr
@@ -71,9 +71,9 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
       The traced step. A step under `jax.jit` gives the same as the step without it.
 
     Raises:
-      TypeError: an argument holds a leaf that is no array.
+      TypeError: an argument holds a leaf that is not an array.
       ValueError: the step has side effects, or a mesh with explicit axes is set.
-      Exception: an error of the step itself while it is traced, unchanged.
+      Exception: errors that the step raises while it is traced are passed on.
 
     >>> step = trace(lambda w, x: w - x, (jax.ShapeDtypeStruct((4,), "float32"),) * 2)
     >>> [leaf.path for leaf in step.inputs], step.state
@@ -95,7 +95,7 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=next(types)), abstract
         )
     closed, out = jax.make_jaxpr(step, return_shape=True)(*abstract)
-    if isinstance(step, _JITTED) and _only_calls_jit(closed):  # Trace the step without its decorator.
+    if isinstance(step, _JITTED) and _only_calls_jit(closed):  # Trace the step without `jax.jit`.
         return trace(inspect.unwrap(step, stop=lambda function: not isinstance(function, _JITTED)), args, weak)
     if closed.effects:
         effects = ", ".join(sorted(str(effect) for effect in closed.effects))
@@ -125,6 +125,9 @@ def _only_calls_jit(closed: ClosedJaxpr) -> bool:
 
 def leaf_paths(tree: Any) -> list[str]:
     """Return the path of each leaf: keys, attributes and indices, joined by "/".
+
+    Args:
+      tree: a pytree.
 
     >>> leaf_paths({"a": [1.0, 2.0]})
     ['a/0', 'a/1']
@@ -166,11 +169,19 @@ def _abstract(name: str, path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def as_array(leaf: Any) -> Any:
-    """Return an object with a shape and a dtype: an array itself, or the abstract array of a Python number."""
+    """Return an object with a shape and a dtype: an array itself, or the abstract array of a Python number.
+
+    Args:
+      leaf: a leaf of a pytree.
+    """
     return leaf if hasattr(leaf, "dtype") else jax.eval_shape(lambda: jax.numpy.asarray(leaf))
 
 
 def canonical_dtype(leaf: Any) -> Any:
-    """Return the dtype that an array has in a JAX program: without `jax_enable_x64`, 64-bit types become 32-bit types."""
+    """Return the dtype that an array has in a JAX program: without `jax_enable_x64`, 64-bit types become 32-bit types.
+
+    Args:
+      leaf: an array, or anything with a dtype.
+    """
     extended = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended)
     return leaf.dtype if extended else jax.dtypes.canonicalize_dtype(leaf.dtype)

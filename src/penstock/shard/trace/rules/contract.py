@@ -48,7 +48,7 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
 
     This holds for the form that JAX uses where there is no kernel: a product over K and G of masked rows. If the weights are
     sharded along G (experts), each device computes the rows of its own groups, so that the result is partial. The group sizes
-    are exchanged beside it, which is few bytes. If the ragged dimension is contracted (the gradient of the weights), it is
+    are exchanged as well, which are few bytes. If the ragged dimension is contracted (the gradient of the weights), the rule is
     `mk,mn,.->gkn`, partial over m. Group sizes are replicated.
     """
     numbers = params["ragged_dot_dimension_numbers"]
@@ -87,11 +87,11 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
     - the window is one element, `nhwc,..co->nhwo`: positions are independent;
     - the window is the whole image, as in the gradient of the case above, `nhwc,hwco->n..o`: the result is partial over h and w.
 
-    Windows that do not overlap (patches) would be independent too, but for a fault of XLA: `_faults.PATCHES_SHARDED_TWICE`.
+    Windows that do not overlap (patches) are replicated too, because of a fault of XLA: `_faults.PATCHES_SHARDED_TWICE`.
 
     In a depthwise convolution, the groups of features are a factor of both operands and the result, `n..g,...g->n..g`. So are
     the groups of the batch in the gradient of a grouped convolution. For groups of more than one input feature, XLA's
-    partitioner gathers all operands, even to shard the batch, so that nothing may be sharded.
+    partitioner gathers all operands, even if only the batch is sharded, so nothing may be sharded.
     """
     numbers = params["dimension_numbers"]
     left, right = operands[0].shape, operands[1].shape

@@ -13,7 +13,7 @@ def gather(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence
     """Return `vd,bt.->btd`: table [V, D], indices [B, T, 1] → rows [B, T, D], partial over v.
 
     Dimensions of the indices (B, T) and dimensions that are taken in full (D) are independent. If the table is sharded along V,
-    where rows are looked up, each device takes the rows that it has and leaves zeros for the others.
+    the dimension of the lookup, each device takes the rows that it has and leaves zeros for the others.
     """
     numbers = params["dimension_numbers"]
     table, indices, result = (tuple(aval.shape) for aval in (operands[0], operands[1], results[0]))
@@ -54,7 +54,7 @@ def scatter(params: Mapping[str, Any], operands: Sequence[Any], results: Sequenc
 
 @rule_for("scatter", "scatter-sub")
 def scatter_without_reduction(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return `vd,...,..d->vd`: no all-reduce completes replaced or subtracted rows, so that each device reads all updates."""
+    """Return `vd,...,..d->vd`: no all-reduce completes replaced or subtracted rows, so each device reads all updates."""
     return _scatter(params, operands, partial=False)
 
 

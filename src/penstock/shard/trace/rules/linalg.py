@@ -19,7 +19,7 @@ def matrix_batches(params: Mapping[str, Any], operands: Sequence[Any], results: 
 
 @rule_for("cholesky_update")
 def cholesky_update(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return `..,.->..`: it takes a single matrix, which is replicated."""
+    """Return `..,.->..`: the operation takes a single matrix, which is replicated."""
     return replicated(params, operands, results)
 
 

@@ -20,13 +20,13 @@ def random_bits(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
 
 @rule_for("random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_clone")
 def key_operation(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return `k->k.`: keys are independent. New dimensions, as those of a split, hold few bytes and are replicated."""
+    """Return `k->k.`: keys are independent. New dimensions, such as those of a split, hold few bytes and are replicated."""
     return leading_dims(params, operands, results, count=min(len(aval.shape) for aval in (*operands, *results)))
 
 
 @rule_for("random_seed")
 def random_seed(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return the rule without factors: keys are made on every device."""
+    """Return the rule without factors: every device creates all keys."""
     return replicated(params, operands, results)
 
 

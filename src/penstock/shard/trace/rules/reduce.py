@@ -77,7 +77,7 @@ def pooling_gradient(params: Mapping[str, Any], operands: Sequence[Any], results
 
 
 def _window_dims(params: Mapping[str, Any]) -> list[int]:
-    """Return the dimensions along which windows are larger than one element, have a stride, a dilation or padding."""
+    """Return the dimensions along which windows span more than one element, or have a stride, a dilation or padding."""
     rank = len(params["window_dimensions"])
     # The gradients of pooling have no parameter for a dilation.
     extents = ((1,) * rank, params["window_dimensions"], params["window_strides"], params.get("base_dilation") or (1,) * rank)

@@ -24,8 +24,8 @@ class Rule:
     """The factors of an operation, and the dimensions that they label.
 
     Attributes:
-      sizes: for each factor, the number that the number of shards must divide. It is the size of the dimension, or, where a
-        reshape splits or merges dimensions, the size of the major part.
+      sizes: for each factor, a number that must be divisible by the number of shards. It is the size of the dimension. Where a
+        reshape splits or merges dimensions, it is the size of the major part.
       operands: for each operand, the factor of each dimension; None for a dimension that must be replicated.
       results: the same for each result.
       identity: whether each result element is computed from operand elements at the same position (elementwise operations,

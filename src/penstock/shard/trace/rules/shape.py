@@ -10,7 +10,7 @@ from penstock.shard.trace.rules.rule import Rule, batched, elementwise, leading_
 
 @rule_for("broadcast_in_dim")
 def broadcast_in_dim(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return `i->ij`: kept dimensions are independent. New ones may be sharded at no cost, as each device makes its shard."""
+    """Return `i->ij`: the old dimensions are independent. New ones may be sharded at no cost: each device creates its shard."""
     operand, result = operands[0].shape, results[0].shape
     targets = params["broadcast_dimensions"]
     dims = tuple(target if operand[dim] == result[target] else None for dim, target in enumerate(targets))
@@ -22,7 +22,7 @@ def broadcast_in_dim(params: Mapping[str, Any], operands: Sequence[Any], results
 
 @rule_for("iota", "rng_uniform")
 def create(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return `->ij`: each device makes its own shard."""
+    """Return `->ij`: each device creates its own shard."""
     shape = tuple(results[0].shape)
     return Rule(shape, tuple((None,) * len(aval.shape) for aval in operands), (tuple(range(len(shape))),))
 
@@ -35,7 +35,7 @@ def transpose(params: Mapping[str, Any], operands: Sequence[Any], results: Seque
 
 @rule_for("reshape")
 def reshape(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return `b.d->bd` for [B, T, D] → [B·T, D]: of merged or split dimensions, the major part is independent.
+    """Return `b.d->bd` for [B, T, D] → [B·T, D]: the major part of merged or split dimensions is independent.
 
     Both shapes are cut into the shortest runs of dimensions with equal numbers of elements. In each run, the first dimensions
     larger than one share a factor, whose size is the smaller of the two.
