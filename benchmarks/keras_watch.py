@@ -1,8 +1,8 @@
-"""A plugin of pytest: how each test ended, and who read the batches of its epochs.
+"""A pytest plugin that records the outcome of each test, and the threads that read the batches of its epochs.
 
     python -m pytest -p keras_watch --watch-report PATH ...
 
-Written as JSON when pytest is done, for `keras_own_tests.py`.
+It writes the report as JSON when pytest ends, for `keras_own_tests.py`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _watch(adapter: Any) -> None:
 
 
 def _watch_generators(epochs: Any) -> None:
-    """Penstock asks a generator itself, and not Keras's adapter of it."""
+    """Watch generators, too: penstock reads a generator directly, and not through Keras's adapter."""
     convert = epochs._to_jax_batch
 
     @functools.wraps(convert)
