@@ -1,4 +1,4 @@
-"""Try other statistics on the pairs of benchmarks of simulated machines: the table at the end of docs/measuring.md.
+"""Try other statistics on benchmarks of simulated machines, and print the figures at the end of docs/measuring.md.
 
     python benchmarks/alternatives.py
 

@@ -1,4 +1,4 @@
-"""Run Keras's own tests of its JAX trainer with threaded epochs and without, and compare how they end.
+"""Run Keras's own tests of its JAX trainer with threaded epochs and without, and compare the outcomes.
 
     python benchmarks/keras_own_tests.py
     python benchmarks/keras_own_tests.py trainers/trainer_test.py --json own-tests.json
@@ -83,7 +83,7 @@ class Comparison:
 
 
 def compare(default: Report, threaded: Report) -> Comparison:
-    """Tell whether every test ended alike, and one run, and only that, was threaded."""
+    """Compare two runs: each test must have the same outcome in both, and only one run may be threaded."""
     ends = {
         name: tuple(report.tests[name].outcome if name in report.tests else "absent" for report in (default, threaded))
         for name in default.tests | threaded.tests
@@ -109,7 +109,7 @@ def compare(default: Report, threaded: Report) -> Comparison:
 
 
 class _Session:
-    """Run Keras's tests in a process of their own, which begins at once."""
+    """A process that runs Keras's tests. It starts immediately."""
 
     def __init__(self, choice: str, package: Path, paths: list[str], folder: Path):
         self.choice, self._report, self._output = choice, folder / f"{choice}.json", folder / f"{choice}.txt"

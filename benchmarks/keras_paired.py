@@ -1,11 +1,11 @@
-"""Compare threaded epochs with Keras alone in one process, epoch by epoch: differences that noise hides between processes.
+"""Compare threaded epochs with Keras alone in one process, epoch by epoch, without the noise between processes.
 
     python benchmarks/keras_paired.py --pairs 20 --json benchmarks/results/keras-paired-cpu.json
 
-`penstock bench keras` compares processes, as users start processes. On a shared machine these differ by more than threaded
-epochs could cost. Here one process per task trains one model, and epochs with and without threads take turns, there and back;
-another third of the epochs runs without them, as the A/A control. The interval is over pairs of epochs of this one process, so it
-is true of nothing but this process: it shows the cost of the threads.
+`penstock bench keras` compares fresh processes, because users start fresh processes. On a shared machine, these differ by more
+than threaded epochs could cost. Here, one process for each task trains one model. Epochs with and without threads take turns, and
+every second round reverses the order. Another third of the epochs runs without threads, as the A/A control. The interval is over
+pairs of epochs of this one process, so it holds only for this process: it shows the cost of the threads.
 """
 
 from __future__ import annotations

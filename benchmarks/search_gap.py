@@ -1,4 +1,4 @@
-"""How far the plans that are found are from the best of all: the table of docs/search.md.
+"""Measure how far the plans that the search finds are from the best of all plans: the table of docs/search.md.
 
     python benchmarks/search_gap.py
 

@@ -1,4 +1,4 @@
-"""Put the statistics to the test on this machine: reports about real processes of which the truth is known.
+"""Test the statistics on this machine, with reports about real processes whose true difference is known.
 
     python benchmarks/trust.py --reports 200 --json benchmarks/results/trust-cpu.json
 
@@ -25,7 +25,7 @@ from penstock.bench.rounds import round_order
 from penstock.bench.statistics import FEWEST_PAIRS, typical
 from penstock.bench.verdict import judge
 
-# Work of a fixed size rather than a sleep, since a sleep does not feel the machine; the delay is a share of the step itself.
+# Work of a fixed size, not a sleep, because the load of the machine does not change a sleep. The delay is a share of the step.
 _WORKER = """
 import hashlib, sys, time
 data = bytes(range(256)) * 2048

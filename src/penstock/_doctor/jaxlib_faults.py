@@ -43,9 +43,12 @@ class Case:
     """A program with a known result.
 
     Attributes:
-      name: a description of the computation. link: the report. program: lines that set `got`, computed by JAX, and `expected`,
-      computed by NumPy; `jax`, `jnp` and `np` are imported. remedy: the advice for a jaxlib that fails. fails: the releases of
-      jaxlib that were observed to fail, with the verdict. All others in the range were observed to be right.
+      name: a description of the computation.
+      link: the report to JAX's developers.
+      program: lines that set `got`, computed by JAX, and `expected`, computed by NumPy; `jax`, `jnp` and `np` are imported.
+      remedy: the advice for a jaxlib that fails.
+      fails: the releases of jaxlib that were observed to fail, with the verdict. All others in the range were observed to be
+        right.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""Benchmarks: every variant runs in processes of its own and is checked before it is timed.
+"""Benchmark libraries against each other: every run has a fresh process, and results are checked before they are timed.
 
-This package is the tool: it takes workloads and returns a report. `suites` holds workloads that use it as a user's own would.
+This package is the tool: it takes workloads and writes a report. `suites` holds penstock's own workloads, written as a user
+would write theirs.
 """

@@ -55,7 +55,7 @@ def add_reports(suite: argparse.ArgumentParser) -> None:
 
 
 def add_only(suite: argparse.ArgumentParser, names: Iterable[str]) -> None:
-    """Add the argument that chooses workloads, of these names."""
+    """Add the argument that chooses workloads; `names` are the choices."""
     suite.add_argument(
         "--only",
         action="append",
@@ -84,7 +84,7 @@ def _positive(kind: type[int] | type[float]):  # type: ignore[no-untyped-def]  #
 
 
 def _share(text: str) -> float:
-    """Return a share that is written as 0.01 or as 1%."""
+    """Return the number for a share that is written as 0.01 or as 1%."""
     try:
         percent = text.rstrip().removesuffix("%")
         value = float(percent) / 100 if percent != text.rstrip() else float(text)

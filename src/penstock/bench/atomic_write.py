@@ -1,4 +1,4 @@
-"""Write the files of a report whole or not at all, and find out beforehand that they can be written."""
+"""Write the files of a report atomically, and check beforehand that they can be written."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 
 
 def replace(path: Path, text: str) -> None:
-    """Replace a file's content by the text, so that a reader sees the old file or the new one and nothing between.
+    """Replace a file's content by the text atomically: a reader sees the old content or the new one, never a part.
 
     Args:
-      path: a pipe or a terminal is written to as it is.
+      path: the file; a pipe or a terminal is written to directly.
+      text: the new content.
     """
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
@@ -21,13 +22,13 @@ def replace(path: Path, text: str) -> None:
 
 
 def check_writable(reports: Mapping[str, Path | None]) -> None:
-    """Check that each file can be written, before anything is measured that would be lost.
+    """Check that each file can be written, so that no measurement is lost for want of a file.
 
     Args:
-      reports: the files that are asked for, by their flags.
+      reports: from a command-line flag to the file that it names; None where the flag was not given.
 
     Raises:
-      ValueError: two are the same, or one cannot be written.
+      ValueError: two flags name the same file, or a file cannot be written.
     """
     taken: dict[Path, str] = {}
     for flag, path in reports.items():

@@ -1,4 +1,4 @@
-"""Run `penstock bench`: from its arguments to workloads, their rounds, and the files of the report."""
+"""Run `penstock bench`: choose workloads by the arguments, run their rounds, and write the files of the report."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Budget:
     """The conditions under which measuring stops.
 
     Attributes:
-      rounds: that each timed workload gets, at least where `precision` is given.
-      minutes: no round is begun that would probably end later.
-      precision: go on until every interval is ± this share of its ratio.
+      rounds: the number of rounds of each timed workload; the minimum if `precision` is given.
+      minutes: the time limit. A round is not started if it would probably end later.
+      precision: continue until every interval is at most ± this share of its ratio; None for a fixed number of rounds.
     """
 
     rounds: int
@@ -46,7 +46,7 @@ class _Budget:
     precision: float | None
 
     def rounds_of(self, workload: Workload) -> int:
-        """Return how many rounds a workload gets; a scored one is the same in each, so it gets one."""
+        """Return the number of rounds of a workload. A scored one has the same numbers in each round, so it gets one."""
         return 1 if workload.scored else self.rounds
 
 
@@ -81,11 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a suite, or all, and print the report; its files are there after each round.
+    """Run one suite or all suites, print the report, and write its files after each round.
 
     Returns:
       0, also where a target was missed or a library is not installed; 1 if a variant failed; 2 for arguments or files that
-      cannot be used; 130 after Ctrl-C, with what was measured until then.
+      cannot be used; 130 after Ctrl-C, where the report holds what was measured before.
     """
     try:
         chosen = _chosen(args)
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(chosen: Sequence[tuple[str, Workload]], args: argparse.Namespace, say: Callable[[str], None]) -> tuple[Run, bool]:
-    """Measure the workloads within the budget. The reports are written after each round, and each run of a scored workload.
+    """Measure the workloads within the budget. Write the reports after each round and after each run of a scored workload.
 
     Returns:
       The run, and whether Ctrl-C ended it.
@@ -169,7 +169,7 @@ def _wider(comparison: Comparison, precision: float) -> bool:
 def _that_fit(run: Run, wanted: Sequence[str], seconds: float) -> list[str]:
     """Return the workloads whose next round would probably end in time, the quick ones before the slow ones."""
     costs = {outcome.workload.name: _usual_round(outcome) for outcome in run.outcomes}
-    # `sorted` keeps the order of workloads that cost the same: none has a cost in the first round.
+    # `sorted` is stable, so the first round keeps the given order: all estimates are 0 then.
     fitting = []
     for name in sorted(wanted, key=costs.__getitem__):
         seconds -= costs[name]
@@ -194,17 +194,17 @@ def _usual_round(outcome: Outcome) -> float:
 
 
 def _too_late(run: Run, budget: _Budget) -> str:
-    """Say how a run ended whose time limit was too short."""
+    """Word the reason of a run that the time limit ended early."""
     if budget.precision is not None:
         return f"its {budget.minutes:g} minutes ended before every interval was within ±{budget.precision * 100:g} %"
-    # A workload of which nothing could run was not cut.
+    # A workload without any variant that can run was not cut short.
     timed = [outcome for outcome in run.outcomes if not outcome.workload.scored]
     done = min((outcome.rounds for outcome in timed if outcome.rounds), default=0)
     return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds"
 
 
 def _budget(args: argparse.Namespace, size: SizeName) -> _Budget:
-    """Return the conditions of the arguments, or the suite's own."""
+    """Return the conditions that the arguments give; the suite's defaults for the others."""
     module = None if args.suite == _ALL else load(args.suite)
     usual = PRECISE_MINUTES if args.until_precise else getattr(module, "MINUTES", math.inf)
     rounds = args.rounds or (1 if size == "quick" else getattr(module, "ROUNDS", _DEFAULT_ROUNDS))
@@ -214,10 +214,10 @@ def _budget(args: argparse.Namespace, size: SizeName) -> _Budget:
 
 
 def _chosen(args: argparse.Namespace) -> list[tuple[str, Workload]]:
-    """Return the workloads to run, with their suites' modules.
+    """Return the workloads to run, each after the name of its suite's module.
 
     Raises:
-      ValueError: a choice that makes no sense, or a variant that none of the workloads has.
+      ValueError: a choice is not valid, or none of the workloads has the variant.
     """
     chosen = []
     for suite in SUITES if args.suite == _ALL else [args.suite]:
@@ -250,7 +250,7 @@ def _write(result: Run, args: argparse.Namespace) -> None:
 
 
 def _epilog(suite: str, workloads: Sequence[Workload]) -> str:
-    """Return the end of a suite's help: its workloads, and an example."""
+    """Return the last part of a suite's help: its workloads and an example."""
     width = max(len(workload.name) for workload in workloads)
     lines = [f"  {workload.name:{width}}  {workload.fill(workload.title, 'full')}" for workload in workloads]
     return "\n".join(["workloads:", *lines, "", "example:", f"  penstock bench {suite} --quick --html report.html"])

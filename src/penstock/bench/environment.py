@@ -1,4 +1,4 @@
-"""Describe interpreters of their own, for variants that need other versions than those beside penstock."""
+"""Describe separate interpreters, for variants that need other package versions than penstock's environment has."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FOLDER = "PENSTOCK_BENCH_ENVIRONMENTS"
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment that a user makes with `command`; penstock itself is not installed in it.
+    """A virtual environment that a user creates with `command`; penstock itself is not installed in it.
 
     Attributes:
-      name: of its folder, in `$PENSTOCK_BENCH_ENVIRONMENTS` or else `~/.cache/penstock/environments`.
-      packages: what it has, as pip takes it.
+      name: the name of its folder, in `$PENSTOCK_BENCH_ENVIRONMENTS` or else in `~/.cache/penstock/environments`.
+      packages: arguments for `pip install`.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Environment:
 
     @property
     def command(self) -> str:
-        """Return the shell command that makes the environment."""
+        """Return the shell command that creates the environment."""
         folder = shlex.quote(str(self.folder))
         return f"python -m venv {folder} && {shlex.quote(str(self.python))} -m pip install {' '.join(self.packages)}"
 
     def lacks(self, modules: tuple[str, ...]) -> bool:
-        """Tell whether the environment is not there, or without one of the modules."""
+        """Tell whether the environment does not exist, or does not have one of the modules."""
         look = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
         try:
             found = subprocess.run([self.python, "-c", look, *modules], capture_output=True, timeout=60, check=False)

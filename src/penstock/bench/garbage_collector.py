@@ -6,10 +6,10 @@ import gc
 
 
 def freeze_gc() -> None:
-    """Collect all garbage now, and never look again at the objects that remain. Call it between warm-up and timing.
+    """Collect all garbage now, and exclude the remaining objects from later collections. Call it between warm-up and timing.
 
-    A full collection of what JAX and the libraries import stops all threads for some 40 ms, in whichever step or variant
-    happens to make the allocation that sets it off.
+    After JAX and other libraries are imported, a full collection stops all threads for about 40 ms. It happens in whichever
+    step or variant makes the allocation that triggers it.
     """
     gc.collect()
     gc.freeze()

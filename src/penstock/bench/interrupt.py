@@ -1,4 +1,4 @@
-"""End a benchmark from outside as Ctrl-C does: its workers end too, and what was measured is kept."""
+"""Handle signals that end a benchmark as Ctrl-C does: its workers end too, and the measurements so far are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """Turn the signals of a closed terminal and of a time limit (SIGHUP, SIGTERM) into `KeyboardInterrupt`."""
+    """Turn SIGHUP (a closed terminal) and SIGTERM (such as a batch system's time limit) into `KeyboardInterrupt`."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Write a run as JSON: all samples in the order of running, what was made of them, and the machine."""
+"""Write a run as JSON: all samples in the order of running, the statistics of them, and the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ FORMAT = 2
 
 
 def as_document(run: Run) -> dict[str, Any]:
-    """Return what `as_json` writes and the HTML page shows; numbers that are not finite are None."""
+    """Return a run as a JSON document, which `as_json` writes and the HTML page shows.
+
+    Returns:
+      Dicts, lists, strings and numbers; numbers that are not finite are None.
+    """
     judgement = judge(run)
     return _finite(
         {
@@ -39,7 +43,7 @@ def as_document(run: Run) -> dict[str, Any]:
 def as_json(document: dict[str, Any]) -> str:
     """Return the document as text, with each list of numbers on one line."""
     text = json.dumps(document, indent=1, allow_nan=False)
-    # No string of JSON has a line break in it, so nothing but a list is matched.
+    # A string in JSON has no raw line break, so only lists match.
     return re.sub(r'\[\n[^\[\]{}"]*\]', lambda found: " ".join(found[0].split()), text) + "\n"
 
 
@@ -75,7 +79,7 @@ def _outcome(outcome: Outcome, judgement: Judgement, index: int) -> dict[str, An
 
 
 def _sample(sample: Sample) -> dict[str, Any]:
-    """Return a sample, with remarks where it has some."""
+    """Return a sample; its remarks are included if there are any."""
     written = asdict(sample)
     if not any(written["remarks"].values()):
         del written["remarks"]

@@ -1,4 +1,4 @@
-"""Describe the machine that the numbers are measured on: hardware, versions, flags and load, as JSON holds them."""
+"""Describe the machine that the numbers are measured on: hardware, versions, flags and load, as data for JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
 
 
 def describe() -> dict[str, Any]:
-    """Return CPU, GPUs, memory, clocks, versions, flags, load and the like, as JSON holds them; None for what cannot be known."""
+    """Return CPU, GPUs, memory, clocks, versions, flags and load as data for JSON; None for values that the system hides."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cases.processor(),
@@ -51,7 +51,7 @@ def describe() -> dict[str, Any]:
 
 
 def known_faults(described: Mapping[str, Any]) -> str:
-    """Return what `describe` found of the known faults of this jaxlib, as a line of a report."""
+    """Return a line for the report: the known faults that this jaxlib has, as `describe` found them."""
     found = described["known_cases"]
     if not found:
         return "known faults of jaxlib: unknown, as there is none"
@@ -60,7 +60,7 @@ def known_faults(described: Mapping[str, Any]) -> str:
 
 
 def flags() -> dict[str, str]:
-    """Return the environment variables that may change what is measured, but none that may hold a secret."""
+    """Return the environment variables that may change the measurements; leave out those that may hold a secret."""
     known = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)}
     return {name: value for name, value in known.items() if not any(word in name.upper() for word in _SECRET)}
 
@@ -119,7 +119,7 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
     """Return the commit of penstock, with "+changes" where its files differ from it; None if it is no checkout."""
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
-        return None  # installed somewhere inside of another project's repository
+        return None  # installed inside of another project's repository
     commit = _git("rev-parse", "HEAD")
     return commit and commit + ("+changes" if _git("status", "--porcelain", "--", ".") else "")
 

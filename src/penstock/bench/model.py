@@ -1,12 +1,12 @@
-"""Define the data of a benchmark: what it is made of, and what running it gives. No behaviour but properties.
+"""Define the data classes of a benchmark: workloads, which go in, and outcomes, which come out.
 
-A *suite* is a module of *workloads*. A workload is one task; its *variants* do it with different libraries. A *round* runs
-every variant once, and one of them once more: the A/A *control*, which differs from its twin by nothing but chance. Each run
-gives one *sample*, which has a number for every *metric* of the workload. A *scored* workload counts instead of timing: its
-numbers are the same in each run, so it has one round and no control.
+A *suite* is a module of *workloads*. A workload is one task; its *variants* do the task with different libraries. A *round*
+runs every variant once, and one of them a second time: the A/A *control*. Its two runs differ only by chance. Each run gives
+one *sample*, which has a number for every *metric* of the workload. A *scored* workload counts instead of timing: its numbers
+are the same in each run, so it has one round and no control.
 
-This module and the suites' own import nothing that is not in Python's library and NumPy at their top: a variant may run in
-an interpreter that has nothing else.
+At their top, this module and the suites' modules import only Python's standard library and NumPy. A variant may run in an
+interpreter that has nothing else installed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ Outputs = Mapping[str, np.ndarray]
 
 
 class VerificationError(Exception):
-    """A variant did not deliver what the workload asks for, so its speed means nothing."""
+    """An error in a variant's results: it did not do the workload's task, so its time is not used."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a variant gets.
+    """A quantity that is measured for each variant.
 
     Attributes:
-      better: "zero" where the nearer to 0 is the better, as for an error.
-      ideal: the value that a perfect variant would get, in the metric's unit, where that is known.
+      name: such as "step"; the key in `Measurement.values` and `Measurement.steps`.
+      unit: as the report prints it, such as "ms".
+      better: "higher", "lower", or "zero" where a value closer to 0 is better, as for an error.
+      ideal: the value of a perfect variant, in `unit`; None where it is not known.
     """
 
     name: str
@@ -44,12 +46,14 @@ class Metric:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound that a variant should reach: a lower one where higher is better, otherwise an upper one.
+    """A bound that a variant should reach: a lower bound where higher is better, otherwise an upper bound.
 
     Attributes:
-      variant: None for all variants of a scored workload.
-      relative_to: the variant whose value `bound` is a multiple of; None where `bound` is in the metric's unit.
-      over: how all variants are taken together: every one, at least half of them, or their median.
+      variant: the name of the variant; None for all variants of a scored workload.
+      metric: the name of the metric.
+      bound: in the metric's unit, or a ratio if `relative_to` is given.
+      relative_to: the variant whose value is multiplied by `bound`; None where `bound` is in the metric's unit.
+      over: which variants must reach the bound if `variant` is None: "every" variant, at least "half", or their "median".
     """
 
     variant: str | None
@@ -64,12 +68,13 @@ class Remarks:
     """Text that goes into the report beside the numbers of a scored variant.
 
     Attributes:
-      columns: more cells of the variant's row, by column.
-      tables: rows of further tables, by title; a row has its cells by column. A row that several variants have is shown once.
-      notes: sentences about what the numbers leave open.
-      missed: by metric, why the variant misses the metric's targets, whatever its number is.
-      exempt: by metric, why the metric's targets do not count the variant.
-      failure: why the variant failed, where what it found before is kept.
+      columns: additional cells of the variant's row: from the column's name to the cell.
+      tables: additional tables: from the title to the rows. A row maps column names to cells. Equal rows of several variants
+        are shown once.
+      notes: sentences about limits of the numbers.
+      missed: from a metric's name to the reason why the variant misses the metric's targets, whatever its number is.
+      exempt: from a metric's name to the reason why the metric's targets do not count the variant.
+      failure: why the variant failed; the numbers that it got before are kept. Empty if it did not fail.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -82,19 +87,19 @@ class Remarks:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The numbers of one run: each metric in `values` or in `steps`.
+    """The numbers of one run; each metric is in `values`, in `steps`, or in both.
 
     Attributes:
-      values: a metric's number for the whole run.
-      steps: a metric's number for each step, in order and without warm-up. Where `values` has none, the run's number is
-        the median of what is left after the first and last tenth are taken off. A median does not see a stall in one
-        step of ten: where stalls are what is measured, give the mean in `values`.
-      evidence: numbers that all variants of a workload must get alike in every run, within the tolerance that the
-        workload's `Agreement` has under the same name.
-      details: how the numbers were made, for the reader of the JSON.
+      values: from a metric's name to its number for the run.
+      details: how the numbers were made, for readers of the JSON.
+      steps: from a metric's name to its number for each step, in order and without warm-up. If `values` lacks the metric, the
+        run's number is the median of the steps without the first and the last tenth. A median hides a stall in one step of
+        ten: to measure stalls, give the mean in `values`.
+      evidence: results that must be equal in all variants and all runs, such as a loss. The tolerance is the one with the same
+        name in the workload's `Agreement`.
       remarks: text for the report; scored workloads only.
-      parts: measurements by the rest of their variants' names, where one run scores several: "loose" of the variant "mlp 2x4"
-        is "mlp 2x4 loose" in the report. Then the run has no numbers of its own; scored workloads only.
+      parts: several measurements from one run; scored workloads only. The key is appended to the variant's name: the part
+        "loose" of the variant "mlp 2x4" is "mlp 2x4 loose" in the report. The run then has no numbers of its own.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
@@ -107,15 +112,17 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to do a workload.
+    """An implementation of a workload's task with one library.
 
     Attributes:
-      measure: from one of the workload's sizes to a measurement; raises `VerificationError`. Runs in a process of its own.
-      requires: modules that must be there; imported by `measure` and nobody else.
-      note: what a reader must know to judge the number.
-      unsuited: why it takes no part in this workload; empty where it does.
+      name: unique in its workload.
+      measure: called with one of the workload's sizes, in a fresh process; returns a measurement. It raises
+        `VerificationError` if the results are wrong.
+      requires: modules that must be installed. Only `measure` and `outputs` import them.
+      note: a sentence that readers need to interpret the number.
+      unsuited: why the variant cannot do this workload; empty if it can.
       environment: the interpreter that it runs in; None for this one.
-      outputs: from a size to what the variant computes, which the workload's `Agreement` compares before anything is timed.
+      outputs: called with a size; returns arrays by name. The workload's `Agreement` compares them before any timing.
     """
 
     name: str
@@ -134,11 +141,11 @@ class Agreement:
     Outputs are arrays by name; "update: head/bias" belongs to the quantity "update". See `parity.relative_differences`.
 
     Attributes:
-      name: of what is computed; workloads that share it are checked once in a run.
-      reference: is never timed; what it computes is the truth.
-      tolerances: for each quantity, the largest relative difference from the reference.
-      least: for some quantities, the smallest difference: a variant that is nearer has computed in a higher precision than was
-        asked for.
+      name: of the computation. Workloads whose agreements have the same name are checked once in a run.
+      reference: a variant whose outputs are taken as correct; it is never timed.
+      tolerances: from a quantity to the largest relative difference from the reference that is accepted.
+      least: from a quantity to the smallest difference that is accepted. A variant with a smaller one has computed in a
+        higher precision than the workload prescribes.
     """
 
     name: str
@@ -149,16 +156,22 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Workload:
-    """One task and the ways to do it.
+    """A task, the variants that do it, and the metrics that compare them.
 
     Attributes:
-      title: what is measured; "{records:,}" in it stands for that field of the size, as it does in the variants' notes.
-      baseline: the variant that ratios are to; None where there is nothing to compare.
-      sizes: what `Variant.measure` gets; "quick" says nothing about speed, it shows that all works.
-      time_limit: seconds that one run of a variant may take.
-      agreement: None where variants verify what they do by themselves.
-      scored: its numbers are counted, not timed. They are the same in each run, and a variant may lack some of them.
-      method: how a scored workload's numbers are made.
+      name: unique in its suite.
+      title: a description for the report. "{records:,}" in it is replaced by that field of the size; the same holds for the
+        variants' notes.
+      metrics: the quantities that every variant measures.
+      baseline: the name of the variant that the others are divided by; None if nothing is compared.
+      variants: the implementations, in the order of the report.
+      sizes: the argument of `Variant.measure`, for "full" and "quick". A quick run checks that everything works; its times
+        mean nothing.
+      targets: bounds that the report judges.
+      time_limit: the seconds after which one run of a variant is ended as a failure.
+      agreement: outputs to compare before timing; None if each variant verifies its results by itself.
+      scored: the numbers are counted, not timed. They are the same in each run, and a variant may lack some of them.
+      method: for a scored workload, how its numbers are made.
     """
 
     name: str
@@ -174,16 +187,24 @@ class Workload:
     method: str = ""
 
     def variant(self, name: str) -> Variant:
-        """Return the variant of this name, or the reference of the agreement."""
+        """Return the variant of this name, which may be the reference of the agreement.
+
+        Raises:
+          StopIteration: there is none.
+        """
         reference = [self.agreement.reference] if self.agreement else []
         return next(variant for variant in (*self.variants, *reference) if variant.name == name)
 
     def metric(self, name: str) -> Metric:
-        """Return the metric of this name."""
+        """Return the metric of this name.
+
+        Raises:
+          StopIteration: there is none.
+        """
         return next(metric for metric in self.metrics if metric.name == name)
 
     def fill(self, text: str, size: SizeName) -> str:
-        """Return the title or a note with the numbers of the size filled in."""
+        """Return a title or a note in which the fields of the size replace the names in braces."""
         return text.format_map(vars(self.sizes[size]))
 
 
@@ -192,13 +213,15 @@ class Sample:
     """A measurement of one variant in one round.
 
     Attributes:
-      variant: with the part's name, where the run scored several.
-      again: it is the control's second run in the round.
-      position: how many runs came before it in its round.
+      variant: the variant's name, followed by the part's name if the run scored several parts.
+      again: whether this is the control's second run in the round.
+      round: the round's number, from 0.
+      position: the number of runs before this one in the round.
       started: seconds from the start of the benchmark.
-      seconds: that its process took, from start to end.
-      load: the machine's load average over the minute before it started; None where that cannot be known.
-      values: each metric's number, from the steps where there are any.
+      seconds: the duration of the process, from start to end.
+      load: the machine's load average over the minute before the start; None if the system does not report it.
+      values: from a metric's name to its number; computed from `steps` where `Measurement.values` lacked it.
+      steps, details, remarks: those of the `Measurement`.
     """
 
     variant: str
@@ -216,10 +239,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Failure:
-    """A variant that crashed, took too long, or did not pass verification; `output` is what its process wrote.
+    """A variant that crashed, took too long, or did not pass verification.
 
     Attributes:
-      round: None before the first one, when outputs are compared.
+      variant: the variant's name.
+      round: the round's number; None if outputs were compared, before the first round.
+      reason: the error, in one line.
+      output: the text that its process wrote to stdout and stderr.
     """
 
     variant: str
@@ -230,10 +256,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Missing:
-    """A variant that takes no part.
+    """A variant that is not run.
 
     Attributes:
-      command: installs what it lacks; empty where that is not why.
+      variant: the variant's name.
+      reason: why it is not run.
+      command: a shell command that installs the missing packages; empty if none are missing.
     """
 
     variant: str
@@ -243,12 +271,15 @@ class Missing:
 
 @dataclass(frozen=True)
 class Parity:
-    """The distance of a variant's outputs from the reference's.
+    """The difference between a variant's outputs and the reference's, for one quantity.
 
     Attributes:
-      difference: relative; infinite where it is no number, or the shapes differ.
-      worst: the output, of the quantity, that differs most.
-      least: a smaller difference is none that this precision can have.
+      variant: the variant's name.
+      quantity: the outputs that are compared, such as "update".
+      difference: relative; infinite where it is not a finite number, or the shapes differ.
+      tolerance: the largest difference that is accepted.
+      worst: the name of the output that differs most.
+      least: the smallest difference that is accepted: see `Agreement.least`.
     """
 
     variant: str
@@ -266,10 +297,17 @@ class Parity:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that running one workload gave. A variant that failed once is in no later round, and has no place in a timed table.
+    """The results of one workload.
+
+    A variant that failed once is not run in later rounds, and is left out of the tables of timed workloads.
 
     Attributes:
-      control: the variant that ran twice in each round; None where none could run, or nothing is timed.
+      workload, size: the workload that ran, and its size.
+      control: the variant that ran twice in each round; None if no variant could run, or the workload is scored.
+      samples: one for each run, or for each part of a run, in the order of running.
+      failures: the variants that failed.
+      missing: the variants that were not run.
+      parity: one entry for each variant and quantity that was compared.
     """
 
     workload: Workload
@@ -286,7 +324,15 @@ class Outcome:
         return len({sample.round for sample in self.samples})
 
     def by_round(self, variant: str, metric: str, again: bool = False) -> dict[int, float]:
-        """Return a variant's number in each round; nothing for a variant that failed."""
+        """Return a variant's number in each round; an empty dict for a variant that failed.
+
+        Args:
+          variant, metric: their names.
+          again: return the control's second runs instead of the first ones.
+
+        Returns:
+          From the round's number to the metric's number.
+        """
         if any(failure.variant == variant for failure in self.failures):
             return {}
         mine = (sample for sample in self.samples if (sample.variant, sample.again) == (variant, again))
@@ -295,12 +341,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one or more suites, with all that is needed to judge it.
+    """The results of one or more suites, with everything that a report needs.
 
     Attributes:
+      suite: the name of the suite, or "all".
+      size: the size of all workloads.
       seed: of the order of the variants within each round.
-      seconds: that it took.
-      partial: why it ended before it was done; None where it did not.
+      machine: hardware, versions and settings, as `machine.describe` returns them.
+      outcomes: one for each workload.
+      seconds: the duration of the run.
+      partial: why the run ended early; None if it is complete.
     """
 
     suite: str

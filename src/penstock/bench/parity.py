@@ -1,4 +1,4 @@
-"""Compare the outputs of variants with a reference's before they are timed: from arrays to one difference for each quantity."""
+"""Compare the outputs of variants with a reference's before timing: arrays go in, one difference for each quantity comes out."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ import numpy as np
 
 from penstock.bench.model import Agreement, Outputs, Parity
 
-# An output that is tiny beside the others of its quantity is rounding noise: the gradient of a bias that cancels out, say. Its
-# difference is relative to a hundredth of the others' typical size, not to its own.
+# An output that is tiny compared with the others of its quantity is rounding noise, such as the gradient of a bias that cancels
+# out. Its difference is relative to a hundredth of the others' typical size, not to its own size.
 _FLOOR = 0.01
 
 
 def compare_outputs(variant: str, ours: Outputs, reference: Outputs, agreement: Agreement) -> list[Parity]:
-    """Return one entry for each quantity, with the output that differs most."""
+    """Compare a variant's outputs with the reference's.
+
+    Args:
+      variant: the variant's name.
+      ours, reference: arrays by name.
+      agreement: the quantities and their tolerances.
+
+    Returns:
+      One entry for each quantity of the agreement, with the output that differs most.
+    """
     differences = relative_differences(ours, reference)
     by_quantity: dict[str, dict[str, float]] = defaultdict(dict)
     for name, difference in differences.items():
         by_quantity[_quantity(name)][name] = difference
     rows = []
     for quantity, tolerance in agreement.tolerances.items():
-        # A quantity without outputs does not agree.
+        # A quantity without outputs counts as different.
         found = by_quantity.get(quantity, {quantity: float("inf")})
         worst = max(found, key=found.__getitem__)
         rows.append(Parity(variant, quantity, found[worst], tolerance, worst, agreement.least.get(quantity, 0.0)))
@@ -30,10 +39,13 @@ def compare_outputs(variant: str, ours: Outputs, reference: Outputs, agreement: 
 
 
 def relative_differences(ours: Outputs, reference: Outputs) -> dict[str, float]:
-    """Return, for each output of either, |ours - reference| / max(|reference|, 1 % of the quantity's root mean square · √size).
+    """Return, for each output, |ours - reference| / max(|reference|, 1 % of the quantity's root mean square · √size).
 
-    |·| is the Euclidean norm over all of the output, in float64. Infinite for an output that one of them lacks, that has
-    another shape, or that is not finite.
+    |·| is the Euclidean norm over all elements of the output, in float64. The difference is infinite if only one side has the
+    output, if the shapes differ, or if a value is not finite.
+
+    Args:
+      ours, reference: arrays by name.
     """
     floors = _floors(reference)
     return {name: _difference(name, ours, reference, floors) for name in [*reference, *(set(ours) - set(reference))]}

@@ -1,4 +1,4 @@
-"""Start a variant's process, wait for it, and end it where it takes too long; return what it measured and wrote."""
+"""Start a variant's process, wait for it, and kill it after its time limit; return its measurement and its output."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Finished:
     """A worker process that has ended.
 
     Attributes:
-      reason: why it is of no use, in a line; None if it did what it was started for.
-      output: all that it wrote.
-      result: what it measured; None where it was started for something else, or did not come so far.
+      reason: the error, in one line; None if it succeeded.
+      output: the text that it wrote to stdout and stderr.
+      result: its measurement, as read from JSON; None if it failed before, or only computed outputs.
     """
 
     reason: str | None
@@ -49,15 +49,20 @@ def run_variant(
     """Start the worker for a variant and wait for it.
 
     Args:
-      module: the suite's.
-      cache: folder in which compilers may keep what they made for the next process that does the same.
-      outputs: file that the variant's outputs are to be written to; None to measure it.
+      module: the name of the suite's module.
+      workload, variant: the variant to run.
+      size: the name of the workload's size.
+      cache: a folder in which compilers may cache their results for later processes of the same variant.
+      outputs: the file to which the variant's outputs are written; None to measure the variant instead.
+
+    Returns:
+      The process, which has ended, by itself or by its time limit.
 
     Raises:
-      KeyboardInterrupt: Ctrl-C; the process is gone then.
+      KeyboardInterrupt: Ctrl-C was pressed; the process has been killed.
     """
     python = str(variant.environment.python) if variant.environment else sys.executable
-    # The result is in a file: libraries may print anything.
+    # The result goes through a file, because libraries may print anything to stdout.
     result = cache / "result.json"
     result.unlink(missing_ok=True)
     written = ["--outputs", str(outputs)] if outputs else ["--result", str(result)]
@@ -84,7 +89,7 @@ class _Ended:
 
 
 def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, str]) -> _Ended:
-    # A session of its own: the processes that the worker starts end with it.
+    # In a session of its own, so that the processes that the worker starts can be killed with it.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -109,7 +114,7 @@ def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, st
 
 
 def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Return what a killed process has written. A process that it started in another session may keep its pipes open for ever."""
+    """Return the output of a killed process. Do not wait for ever: a process in another session may keep the pipes open."""
     try:
         return process.communicate(timeout=_LAST_WORDS)
     except subprocess.TimeoutExpired as late:
@@ -125,7 +130,7 @@ def _text(written: bytes | str | None) -> str:
 
 
 def _ends(output: str) -> str:
-    """Return the output without its middle where it is long: it goes into every file of the report."""
+    """Return the start and the end of a long output, because it goes into every file of the report."""
     if len(output) <= 2 * _KEPT:
         return output
     return f"{output[:_KEPT]}\n… {len(output) - 2 * _KEPT:,} characters …\n{output[-_KEPT:]}"

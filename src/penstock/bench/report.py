@@ -1,4 +1,4 @@
-"""Report a run as tables and sentences, on the terminal and as Markdown."""
+"""Write the report of a run as tables and sentences, on the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_MISSES = 8  # of a target, on the terminal
 
 
 def print_report(console: Console, run: Run) -> None:
-    """Print the result of the controls, each workload's tables and their meaning, and how all was measured."""
+    """Print the result of the controls, each workload's tables and verdicts, and how the numbers were measured."""
     judgement = judge(run)
     timed = any(not outcome.workload.scored for outcome in run.outcomes)
     alarming = bool(run.partial) or (timed and not judgement.trusted)
@@ -35,7 +35,7 @@ def print_report(console: Console, run: Run) -> None:
 
 
 def as_markdown(run: Run) -> str:
-    """Return the same as Markdown, for a pull request, with all columns and tables."""
+    """Return the report as Markdown, for a pull request, with all columns and tables."""
     judgement = judge(run)
     lines = [f"# penstock bench {run.suite}", ""]
     for line in opening(run, judgement):
@@ -58,13 +58,13 @@ def as_markdown(run: Run) -> str:
 
 
 def opening(run: Run, judgement: Judgement) -> list[str]:
-    """Return the lines that a reader must know before any number."""
+    """Return the first lines of the report: they say whether its numbers can be trusted."""
     partial = [f"PARTIAL: {run.partial}."] if run.partial else []
     return [*partial, *wording.trust(run, judgement)]
 
 
 def absences(outcome: Outcome) -> Iterator[str]:
-    """Yield what is not in the tables, and why."""
+    """Yield a line for each variant that is missing or failed, with the reason."""
     ran, baseline = {sample.variant for sample in outcome.samples}, outcome.workload.baseline
     if ran and baseline and baseline not in ran:
         yield f"nothing is compared: {baseline}, the baseline, did not run"
@@ -76,7 +76,7 @@ def absences(outcome: Outcome) -> Iterator[str]:
 
 
 def notes(outcome: Outcome) -> Iterator[str]:
-    """Yield the notes of the variants, and those of their scores; one that several variants have comes once."""
+    """Yield the notes of the variants and of their scores, each different text once."""
     for variant in outcome.workload.variants:
         if variant.note:
             yield f"{variant.name}: {outcome.workload.fill(variant.note, outcome.size)}"
@@ -116,7 +116,7 @@ def _versions(versions: Mapping[str, str]) -> str:
 
 
 def _versions_elsewhere(run: Run) -> list[str]:
-    """Return the versions that variants with an interpreter of their own have."""
+    """Return a line with the package versions of each variant that runs in another interpreter."""
     found: dict[str, None] = {}
     for outcome in run.outcomes:
         elsewhere = {variant.name for variant in outcome.workload.variants if variant.environment}
@@ -127,7 +127,7 @@ def _versions_elsewhere(run: Run) -> list[str]:
 
 
 def method(run: Run) -> list[str]:
-    """Return a paragraph about how timed numbers are made, and one for each method of scoring."""
+    """Return a paragraph on how times were measured, and one for each method of scoring."""
     timed = [outcome for outcome in run.outcomes if not outcome.workload.scored]
     scored = dict.fromkeys(outcome.workload.method for outcome in run.outcomes if outcome.workload.method)
     if not timed:
@@ -169,7 +169,7 @@ def _print_outcome(console: Console, outcome: Outcome, judgement: Judgement, ind
 
 
 def _print_table(console: Console, table: Table, styles: list[str | None] | None = None) -> None:
-    """Print as many columns as a terminal shows."""
+    """Print the first columns of a table, as many as fit on a terminal (`Table.narrow`)."""
     narrow = table.narrow < len(table.columns)
     printed = RichTable(title=escape(table.title), title_justify="left", title_style="bold", min_width=60)
     if narrow:
@@ -194,7 +194,7 @@ def _print_verdict(console: Console, outcome: Outcome, verdict: Verdict) -> None
 
 
 def _style(outcome: Outcome, variant: str) -> str | None:
-    """Return the colour of a scored variant's row: red where it missed a target, yellow where one does not count it."""
+    """Return the colour of a scored variant's row: red if it missed a target, yellow if it is exempt from one."""
     remarks = next(sample.remarks for sample in outcome.samples if sample.variant == variant)
     return "red" if remarks.missed or remarks.failure else "yellow" if remarks.exempt else None
 
@@ -213,7 +213,7 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _fenced(text: str) -> list[str]:
-    """Return a block of code that no line inside of it can end."""
+    """Return a fenced Markdown block whose fence is longer than any inside of the text."""
     longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}text", text, fence]

@@ -1,8 +1,8 @@
-"""Run the variants of workloads in interleaved rounds, each run in a fresh process: from workloads to their outcomes.
+"""Run the variants of workloads in interleaved rounds: workloads go in, outcomes come out.
 
-Machines drift: they warm up, and others use them too. So a round runs every variant of every workload once, in an order of
-its own, and variants are compared within rounds. A fresh process for each run keeps one variant's threads, caches and imports
-away from the next. A scored workload has one round, in the order of its variants.
+The speed of a machine drifts: it warms up, and other users share it. So a round runs every variant of every workload once, in
+an order of its own, and variants are compared within rounds. Each run has a fresh process, so that threads, caches and imports
+of one variant do not affect the next. A scored workload has one round, in the order of its variants.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.bench.model import (
 from penstock.bench.parity import compare_outputs
 from penstock.bench.process import Finished, run_variant
 
-# The names of packages on the index, where they differ from the module's.
+# Modules whose package on PyPI has another name.
 _PACKAGES = {"keras_hub": "keras-hub", "PIL": "pillow"}
 
 
@@ -62,7 +62,7 @@ class Progress:
     parity: list[Parity] = field(default_factory=list)
 
     def outcome(self, size: SizeName) -> Outcome:
-        """Return all that was measured, as data that does not change."""
+        """Return the measurements so far, as frozen data."""
         return Outcome(
             self.workload,
             size,
@@ -74,35 +74,38 @@ class Progress:
         )
 
     def fail(self, variant: str, number: int | None, reason: str, output: str = "") -> None:
-        """Leave the variant out from now on. The first failure is the one that is kept."""
+        """Record a failure, and do not run the variant again. Later failures of the variant are not recorded."""
         if variant in self.running:
             self.running.remove(variant)
             self.failures.append(Failure(variant, number, reason, output))
             self.replace_absent_baseline()
 
     def replace_absent_baseline(self) -> None:
-        """Make the first variant that runs the baseline, where the baseline takes no part."""
+        """Make the first running variant the baseline, if the workload's baseline does not run."""
         if self.workload.baseline and self.running and self.workload.baseline not in self.running:
             self.workload = replace(self.workload, baseline=self.running[0])
 
 
 @dataclass
 class _Compared:
-    """The outputs of an agreement's reference and each variant's distance from them, or why there are none."""
+    """The outputs of an agreement's reference, and each variant's differences from them, or the failures."""
 
     reference: Outputs | Failure
     variants: dict[str, list[Parity] | Failure] = field(default_factory=dict)
 
 
 class Harness:
-    """A tool that measures workloads round by round. `close` it, or use it as a context manager: it has a temporary folder.
+    """A runner that measures workloads round by round.
+
+    It owns a temporary folder: call `close`, or use it as a context manager.
 
     Args:
-      chosen: pairs of a suite's module, by name, and one of its workloads.
-      variants: names of those that are to run; None for all.
+      chosen: pairs (name of a suite's module, one of its workloads).
+      size: the name of the size to run.
       seed: of the order of the runs within each round.
-      say: is called with what runs next.
-      after_score: is called after each run of a scored workload, which may take minutes and has no later round.
+      variants: names of the variants to run; None for all.
+      say: is called with the name of the next run.
+      after_score: is called after each run of a scored workload, so that its result can be saved: a run may take minutes.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class Harness:
         return tuple(progress.outcome(self.size) for progress in self.progress)
 
     def check_agreement(self) -> None:
-        """Compute what the variants of each workload must agree on, and leave out those that do not agree."""
+        """Compare the variants' outputs with the references', and do not run those that differ too much."""
         for progress in self.progress:
             if progress.workload.agreement and progress.running:
                 self._check(progress, progress.workload.agreement)
@@ -155,11 +158,11 @@ class Harness:
         """Run every variant once more, and the controls twice.
 
         Args:
-          number: of the round, from 0.
+          number: the number of the round, from 0.
           only: names of the workloads to run; None for all.
 
         Raises:
-          KeyboardInterrupt: Ctrl-C; what was measured before stays.
+          KeyboardInterrupt: Ctrl-C was pressed; earlier measurements are kept.
         """
         for progress in self.progress:
             if only is None or progress.workload.name in only:
@@ -195,7 +198,7 @@ class Harness:
 
     def _order(self, progress: Progress, number: int) -> Sequence[tuple[str, bool]]:
         """Return the runs of a round in their order: the variant's name, and whether it is the control's second run."""
-        # All variants that there are, so that the order of the others stays as it is when one fails.
+        # Order all variants, also the failed ones, so that a failure does not change the order of the others.
         runs = [(variant.name, False) for variant in progress.workload.variants]
         if progress.workload.scored:
             return runs
@@ -204,7 +207,7 @@ class Harness:
         return round_order(runs, self.seed, progress.workload.name, number)
 
     def _check(self, progress: Progress, agreement: Agreement) -> None:
-        """Compare each variant's outputs with the reference's; an agreement is computed once for all workloads that share it."""
+        """Compare each variant's outputs with the reference's, once for all workloads with the same agreement."""
         if agreement.name not in self._compared:
             self._compared[agreement.name] = _Compared(self._compute(progress, agreement, agreement.reference))
         compared = self._compared[agreement.name]
@@ -228,12 +231,12 @@ class Harness:
                 progress.fail(name, None, "not timed: it computes something else; " + "; ".join(map(_apart, apart)))
 
     def _compute(self, progress: Progress, agreement: Agreement, variant: Variant) -> Outputs | Failure:
-        """Return what a variant computes in a process of its own, or why it has no outputs."""
+        """Return the outputs that a variant computes in a fresh process, or its failure."""
         if variant.outputs is None:
             return {}
         self._say(f"parity, {agreement.name}: {variant.name}")
         path = Path(self._folder.name) / "outputs.npz"
-        path.unlink(missing_ok=True)  # no variant is judged by another's outputs
+        path.unlink(missing_ok=True)  # so that a variant is never judged by the outputs of another one
         finished = self._run(progress, variant, path)
         reason = finished.reason
         if reason is None:
@@ -245,12 +248,12 @@ class Harness:
         return Failure(variant.name, None, f"computing what is compared: {reason}", finished.output)
 
     def _run(self, progress: Progress, variant: Variant, outputs: Path | None = None) -> Finished:
-        """Run a variant once in a process of its own."""
+        """Run a variant once in a fresh process."""
         return run_variant(progress.module, progress.workload, variant, self.size, self._cache, outputs)
 
 
 def lacks(variant: Variant) -> Missing | None:
-    """Return why the variant can take no part, with the command that installs what it needs; None where it can."""
+    """Return why the variant cannot run, with the command that installs the missing packages; None if it can."""
     if variant.unsuited:
         return Missing(variant.name, variant.unsuited)
     command = ""
@@ -262,10 +265,16 @@ def lacks(variant: Variant) -> Missing | None:
 
 
 def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, number: int) -> list[tuple[str, bool]]:
-    """Return the runs in the order of this round, which is the same for the same seed.
+    """Return the runs in the order of this round, which depends only on the arguments.
 
-    Every second round has the order of the one before it backwards. So a machine that gets slower at a steady pace does as
-    much harm to each variant as to any other.
+    Every second round reverses the order of the round before it. So a machine that slows down at a steady pace affects all
+    variants equally.
+
+    Args:
+      runs: pairs (name of the variant, whether it is the control's second run).
+      seed: the seed of the benchmark.
+      workload: the workload's name; each workload has its own order.
+      number: the number of the round, from 0.
     """
     order = list(runs)
     random.Random(f"{seed}/{workload}/{number // 2}").shuffle(order)
@@ -273,7 +282,7 @@ def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, numb
 
 
 def _begin(module: str, workload: Workload, variants: Collection[str] | None) -> Progress:
-    """Return the progress of a workload of which nothing has run, without the variants that cannot run."""
+    """Return the initial progress of a workload, without the variants that cannot run."""
     names = [variant.name for variant in workload.variants if variants is None or variant.name in variants]
     missing = tuple(found for name in names if (found := lacks(workload.variant(name))))
     absent = {one.variant for one in missing}
@@ -283,7 +292,7 @@ def _begin(module: str, workload: Workload, variants: Collection[str] | None) ->
 
 
 def _control(progress: Progress) -> str | None:
-    """Return the baseline where it runs, or else the first variant that does; the same in all rounds as long as it lasts."""
+    """Return the control of the next round: the same as before if it still runs, or else the baseline or the first variant."""
     for name in (progress.control, progress.workload.baseline, *progress.running):
         if name in progress.running:
             return name
@@ -297,12 +306,12 @@ def _numbers(result: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, lis
 
 
 def _parts(variant: str, result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the results that a run has given, by the names of the variants in the report."""
+    """Return the results of a run, by the variants' names in the report."""
     return {f"{variant} {name}": part for name, part in result["parts"].items()} or {variant: result}
 
 
 def _lacks(workload: Workload, result: Mapping[str, Any] | None) -> str | None:
-    """Return why a worker's result cannot be used; None where it can. A scored variant may lack a metric."""
+    """Return why a worker's result cannot be used; None if it can. A scored variant may lack a metric."""
     wanted = {metric.name for metric in workload.metrics}
     if result is not None and result.get("parts"):
         return next((reason for part in result["parts"].values() if (reason := _lacks(workload, part))), None)
@@ -318,9 +327,9 @@ def _lacks(workload: Workload, result: Mapping[str, Any] | None) -> str | None:
 
 
 def _check_evidence(progress: Progress, number: int, evidence: Sequence[tuple[str, Mapping[str, float]]]) -> None:
-    """Leave out the variants that computed something else than most when they were timed; both, where there are two.
+    """Fail the variants whose evidence differs from the median of all; with two variants that differ, fail both.
 
-    A variant may be off the truth by the tolerance of the workload's agreement, and so may the median.
+    Twice the tolerance of the workload's agreement is accepted, because both the variant and the median may be off by it.
     """
     agreement = progress.workload.agreement
     for name, tolerance in (agreement.tolerances if agreement else {}).items():
@@ -328,14 +337,14 @@ def _check_evidence(progress: Progress, number: int, evidence: Sequence[tuple[st
         numbers = [value for value in by_variant.values() if math.isfinite(value)]
         center = float(np.median(numbers)) if numbers else math.nan
         for variant, shown in evidence if by_variant else ():
-            value = shown.get(name, math.nan)  # others have it
-            if not abs(value - center) <= 2 * tolerance * abs(center):  # NaN is not
+            value = shown.get(name, math.nan)  # NaN: other variants have this number, but this one does not
+            if not abs(value - center) <= 2 * tolerance * abs(center):  # `not <=`, so that NaN fails
                 reason = f"computed something else when it was timed: its {name} is {value:g}, the variants' median {center:g}"
                 progress.fail(variant, number, reason)
 
 
 def _apart(row: Parity) -> str:
-    """Say how far a variant is from the reference."""
+    """Word the difference between a variant and the reference."""
     if row.difference < row.least:
         return (
             f"{row.worst} is only {row.difference:.2g} from the reference, which this precision cannot be (least {row.least:g})"

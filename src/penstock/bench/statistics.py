@@ -1,9 +1,9 @@
-"""Compare runs and say how sure the result is: ratio, interval, p-value and the smallest difference that could be shown.
+"""Compare the runs of two variants: ratio, confidence interval, p-value, and the smallest difference that could be shown.
 
-The unit is the *run*: a fresh process, of which one number is kept. Steps within a run share its memory layout, its
-neighbours on the machine and its luck, so ten thousand of them are still one observation of what the next run will do.
-Runs of one round are compared with each other, as the machine was then; a *pair* is the logarithm of their ratio.
-`docs/measuring.md` argues each choice, and `tests/bench/test_statistics.py` holds them to it.
+The unit is the *run*: a fresh process, which gives one number. All steps of a run share its memory layout and the load of the
+machine, so ten thousand steps are still one observation for predicting the next run. Runs of the same round are compared with
+each other, because the machine was in the same state; a *pair* is the logarithm of their ratio. `docs/measuring.md` gives the
+reasons for each choice, and `tests/bench/test_statistics.py` checks the claimed properties.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-# No fewer pairs are judged. All n pairs lie on one side of the truth once in 2^(n-1) times. A bootstrap's interval stays within
-# the pairs, so with n < 6 it cannot hold the truth 95 times of 100.
+# With fewer pairs, nothing is judged. All n pairs lie on one side of the true value with probability 1 / 2^(n-1). A bootstrap
+# interval stays within the pairs, so with n < 6 it cannot contain the true value in 95 % of benchmarks.
 FEWEST_PAIRS = 6
 LEVEL = 0.05  # the level of the tests, and 1 minus the confidence of intervals
-POWER = 0.8  # the chance with which the "smallest difference that would have been shown" is shown
+POWER = 0.8  # the probability with which the "smallest difference that would have been shown" is shown
 
-_TRIM = 0.2  # of the pairs, at each end: Yuen's and Wilcox's choice
+_TRIM = 0.2  # share of the pairs that is trimmed at each end: Yuen's and Wilcox's choice
 _DRAWS = 400_000
 _RESAMPLES = 20_000
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two variants' runs.
+    """The comparison of two variants' runs. It is not corrected for the number of comparisons.
 
     Attributes:
-      pairs: rounds in which both have a positive number.
-      ratio: the first's number over the second's; None without a pair.
-      low, high: its 95 % confidence interval, of this comparison alone; None with fewer than `FEWEST_PAIRS`.
-      p: two-sided, of there being no difference, of this comparison alone; None as well.
-      error: standard error of the logarithm of the ratio; None as well.
+      pairs: the number of rounds in which both have a positive number.
+      ratio: the first variant's number over the second's; None without a pair.
+      low, high: the 95 % confidence interval of the ratio; None with fewer than `FEWEST_PAIRS` pairs.
+      p: the two-sided p-value of "no difference"; None with fewer than `FEWEST_PAIRS` pairs.
+      error: the standard error of the logarithm of the ratio; None with fewer than `FEWEST_PAIRS` pairs.
     """
 
     pairs: int
@@ -47,15 +47,18 @@ class Comparison:
     error: float | None = None
 
     def may_be(self, ratio: float) -> bool:
-        """Tell whether the interval holds the ratio, or there is none."""
+        """Tell whether the interval contains the ratio, or there is no interval."""
         return self.low is None or self.high is None or self.low <= ratio <= self.high
 
     def detectable(self, level: float, by_interval: bool) -> float | None:
         """Return the smallest ratio > 1 that would have been called different in 8 of 10 benchmarks as noisy as this one.
 
         Args:
-          level: of the test, with which it would have to be found.
-          by_interval: whether the interval would have to leave 1 out as well.
+          level: the significance level of the test.
+          by_interval: whether the interval must exclude 1, too.
+
+        Returns:
+          None with fewer than `FEWEST_PAIRS` pairs.
         """
         if self.error is None or self.low is None or self.high is None:
             return None
@@ -65,10 +68,10 @@ class Comparison:
 
 
 def typical(steps: Sequence[float]) -> float:
-    """Return the median of a run's steps, after the first and the last tenth of them are taken off.
+    """Return the median of a run's steps without the first and the last tenth of them.
 
     Raises:
-      ValueError: there is no step.
+      ValueError: there are no steps.
     """
     if not steps:
         raise ValueError("no step was timed")
@@ -77,12 +80,15 @@ def typical(steps: Sequence[float]) -> float:
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
-    """Compare the runs of two variants, which are paired by their place: those of one round.
+    """Compare the runs of two variants, paired by their index: runs with the same index are of the same round.
 
-    The ratio is the 20 % trimmed mean of the pairs' logarithms, so that one run in five at each end may be anything. The
-    interval is the percentile bootstrap over pairs, with the percentiles moved apart for small samples (Hesterberg 2015,
+    The ratio is the 20 % trimmed mean of the pairs' logarithms, so a fifth of the pairs at each end may be outliers. The
+    interval is the percentile bootstrap over pairs, with percentiles that are expanded for small samples (Hesterberg 2015,
     "What Teachers Should Know About the Bootstrap", section 3.3). The test is that of Yuen (1974) and Tukey and
-    McLaughlin (1963) for a trimmed mean, with the distribution that its statistic really has for so many pairs.
+    McLaughlin (1963) for a trimmed mean, with the simulated null distribution of its statistic (`_null`).
+
+    Args:
+      ours, theirs: one number for each round. A pair with a number that is not positive is left out.
     """
     positive = [(a, b) for a, b in zip(ours, theirs, strict=True) if a > 0 and b > 0 and math.isfinite(a) and math.isfinite(b)]
     if not positive:
@@ -97,10 +103,10 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number: the chance of any false one among them stays below the level.
+    """Return p-values corrected for their number by Holm (1979), which bounds the probability of any false positive.
 
-    Holm (1979): the smallest is multiplied by their number, the next by one less, and so on; none is smaller than one
-    before it, nor greater than 1.
+    The smallest of n is multiplied by n, the next one by n - 1, and so on. A corrected value is never smaller than the one
+    before it, and never greater than 1.
     """
     corrected = [1.0] * len(p_values)
     largest = 0.0
@@ -130,7 +136,7 @@ def _standard_error(logs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Null:
-    """Results of many benchmarks without a difference, whose pairs are normal with a standard deviation of 1.
+    """Simulated benchmarks of equal variants, whose pairs are normal with mean 0 and standard deviation 1.
 
     Attributes:
       centers, errors: trimmed means and their standard errors, [draws].
@@ -144,10 +150,10 @@ class _Null:
 
 @lru_cache(maxsize=8)  # 10 MB each
 def _null(pairs: int) -> _Null:
-    """Draw the distribution that Yuen's statistic really has.
+    """Simulate the null distribution of Yuen's statistic.
 
-    Student's t with `pairs - 2 cut - 1` degrees of freedom, which is what books give for it, is too narrow by a tenth at
-    ten pairs. Heavier tails than the normal's make the statistic smaller.
+    Textbooks approximate it by Student's t with `pairs - 2 cut - 1` degrees of freedom, which is too narrow by a tenth at
+    ten pairs. If pairs have heavier tails than the normal distribution, the statistic is smaller.
     """
     rng = np.random.default_rng(0)
     centers, errors = np.empty(_DRAWS), np.empty(_DRAWS)
@@ -159,8 +165,11 @@ def _null(pairs: int) -> _Null:
 
 @lru_cache(maxsize=256)
 def _detectable(pairs: int, level: float) -> tuple[float, float]:
-    """Return two distances of the truth from no difference, in typical errors. At the first, the test says so `POWER` of the
-    time. At the second, the estimate is beyond a threshold that often, counted from the threshold.
+    """Return two differences that are detected with probability `POWER`, in units of the typical standard error.
+
+    Returns:
+      The true difference at which the test is significant with that probability. And the distance of the true difference from
+      any threshold at which the estimate is beyond the threshold with that probability.
     """
     null = _null(pairs)
     critical = np.quantile(null.sizes, 1 - level)

@@ -1,4 +1,4 @@
-"""Lay out a workload's numbers as tables of text, which the terminal, Markdown and the page show alike."""
+"""Lay out a workload's numbers as tables of text, for the terminal, Markdown and the page."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ class Table:
     """A table of text; the first column names the rows.
 
     Attributes:
+      title: the caption.
+      columns: the headers.
+      cells: the rows, with one text for each column.
       numeric: for each column, whether its cells are numbers.
-      narrow: how many columns a terminal shows; the others are in the files.
+      narrow: the number of columns that a terminal shows; the files have all columns.
     """
 
     title: str
@@ -29,7 +32,7 @@ class Table:
 
 
 def timed_tables(outcome: Outcome, claims: Sequence[Claim]) -> list[Table]:
-    """Return the table of each metric of a timed workload."""
+    """Return one table for each metric of a timed workload."""
     workload = outcome.workload
     made = []
     for metric in workload.metrics:
@@ -44,7 +47,7 @@ def timed_tables(outcome: Outcome, claims: Sequence[Claim]) -> list[Table]:
 
 
 def parity_table(outcome: Outcome) -> Table:
-    """Return the table of the variants' distances from the reference."""
+    """Return the table of the differences between the variants' outputs and the reference's."""
     agreement = outcome.workload.agreement
     title = f"parity, before anything was timed: relative difference from {agreement.reference.name if agreement else '–'}"
     cells = [
@@ -56,7 +59,7 @@ def parity_table(outcome: Outcome) -> Table:
 def score_tables(outcome: Outcome) -> list[Table]:
     """Return the tables of a scored workload: one of all metrics with a row for each variant, then those of its remarks."""
     workload, samples = outcome.workload, outcome.samples
-    # Errors of a prediction come last: a terminal has no room for them, and their targets sum them up.
+    # Prediction errors are the last columns: a terminal has no room for them, and their targets summarise them.
     first = [metric for metric in workload.metrics if metric.better != "zero"]
     last = [metric for metric in workload.metrics if metric.better == "zero"]
     more = list(dict.fromkeys(column for sample in samples for column in sample.remarks.columns))
@@ -76,7 +79,7 @@ def score_tables(outcome: Outcome) -> list[Table]:
 
 
 def _remark_tables(samples: Sequence[Sample]) -> list[Table]:
-    """Return the further tables; rows of one title are put together, and equal ones are shown once."""
+    """Return the tables of the remarks. Merge tables with the same title, and show equal rows once."""
     by_title: dict[str, dict[tuple[tuple[str, str], ...], None]] = {}
     for sample in samples:
         for title, table_rows in sample.remarks.tables.items():
@@ -91,7 +94,7 @@ def _remark_tables(samples: Sequence[Sample]) -> list[Table]:
 
 
 def _table(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
-    """Return a table whose columns are numbers but for the first."""
+    """Return a table whose columns hold numbers, except the first column."""
     return Table(title, columns, cells, [bool(index) for index in range(len(columns))], len(columns))
 
 
@@ -101,7 +104,7 @@ def _heading(metric: Metric) -> str:
 
 
 def _score(sample: Sample, metric: Metric) -> str:
-    """Return a sample's number as text; an error with its sign."""
+    """Format a sample's number; an error always has a sign."""
     value = sample.values.get(metric.name)
     if value is None or not math.isfinite(value):
         return "–"

@@ -1,6 +1,7 @@
-"""Judge a run: from its samples to medians, to comparisons corrected for their number, and to a verdict on each target.
+"""Judge a run: samples go in; medians, corrected comparisons and a verdict on each target come out.
 
-Timed workloads are judged beside their A/A controls. The numbers of scored ones are held against the targets as they are.
+The times of a workload are judged only if its A/A control found no difference. The numbers of a scored workload are compared
+with the targets directly.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from penstock.bench.model import Metric, Outcome, Run, Target
 from penstock.bench.number_format import number
 from penstock.bench.statistics import Comparison
 
-# The level of the controls' test, after Holm. It is stricter than that of claims: each sound report that is thrown away is a
-# difference that was there and is not told. A harness that is broken shows at any level.
+# The significance level of the controls' test, after Holm's correction. It is stricter than that of claims, because a false alarm
+# discards a sound report and the real differences in it. A broken harness is detected at any level.
 CONTROL_LEVEL = 0.01
 
 Call = Literal["different", "not shown", "not judged"]
@@ -29,8 +30,10 @@ class Row:
     """A variant's row in the table of one metric.
 
     Attributes:
-      low, high: the least and the greatest number of its runs.
-      of_ideal: the median over the metric's ideal.
+      variant: the variant's name.
+      runs: the number of its runs.
+      median, low, high: the median, the smallest and the largest number of its runs.
+      of_ideal: the median divided by the metric's ideal; None if there is no ideal.
     """
 
     variant: str
@@ -43,13 +46,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """The outcome of comparing two variants, after all that the report compares was taken into account.
+    """The result of comparing two variants, corrected for the number of comparisons in the report.
 
     Attributes:
-      control: the variant is compared with itself.
-      p_corrected: by Holm, over all claims of the report, or over all of its controls; None without a p-value.
+      metric: the compared metric.
+      variant, baseline: the names of the two variants.
+      control: whether this is an A/A control: the variant compared with itself.
+      comparison: the result before the correction.
+      p_corrected: corrected by Holm's method over all claims of the report, or over all of its controls; None without a p-value.
       detectable: the smallest ratio > 1 that would have been called different in 8 of 10 such reports.
-      call: "different" only where the corrected test and the interval both say so and no control failed.
+      call: the verdict. It is "different" only if the corrected test and the interval both say so, and no control failed.
     """
 
     metric: Metric
@@ -67,14 +73,16 @@ class Verdict:
     """The outcome of a target.
 
     Attributes:
-      reached: in the target's terms; None where there is no measurement. For all variants together, their median.
-      met: for a ratio, decided only where all of its interval is on one side of the bound; for another metric, by the median.
-        None where the target cannot be judged, or the interval holds the bound.
-      why_not: why it is not judged; None where it is.
-      counted, within: how many variants the target counts, and how many of them are within its bound; all variants only.
-      worst: the number of the variant that is furthest off, where the target is for all variants.
+      target: the target.
+      reached: the measured value, in the unit of the target's bound; the median if the target is for all variants. None without
+        a measurement.
+      met: whether the target is met. A ratio is judged only if its interval is entirely on one side of the bound; other numbers
+        by their median. None if the target cannot be judged, or the interval contains the bound.
+      why_not: why the target is not judged; None if it is.
+      counted, within: for a target for all variants, how many it counts, and how many of these are within its bound.
+      worst: for a target for all variants, the number of the variant that is furthest beyond the bound.
       misses: the variants that are not within the bound, each with its number or the reason; the worst first.
-      exempt: how many variants the target does not count, by the reason.
+      exempt: from a reason to the number of variants that the target does not count for it.
     """
 
     target: Target
@@ -93,9 +101,9 @@ class Judgement:
     """All claims and verdicts of a run.
 
     Attributes:
-      trusted: whether the A/A controls came out equal; None where they could not be judged, or nothing was timed.
-      claims: for each outcome; its controls come first.
-      verdicts: for each outcome.
+      trusted: whether no A/A control showed a difference; None if the controls could not be judged, or nothing was timed.
+      claims: one tuple for each outcome of the run; its controls come first.
+      verdicts: one tuple for each outcome of the run.
     """
 
     trusted: bool | None
@@ -105,7 +113,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two variants to compare, from the outcome with this index; a control is compared with itself."""
+    """Two variants to compare, of the outcome with this index; a control is compared with itself."""
 
     index: int
     metric: Metric
@@ -122,7 +130,7 @@ class _Pair:
 def rows(outcome: Outcome, metric: Metric) -> list[Row]:
     """Return one row for each variant that ran, in the order of the workload."""
     made = []
-    # The variants of a scored workload's samples may be parts of its own.
+    # A scored workload's samples may be parts of its variants, and have names that the workload does not list.
     names = [sample.variant for sample in outcome.samples] if outcome.workload.scored else None
     for name in dict.fromkeys(names or [variant.name for variant in outcome.workload.variants]):
         values = list(outcome.by_round(name, metric.name).values())
@@ -134,13 +142,13 @@ def rows(outcome: Outcome, metric: Metric) -> list[Row]:
 
 
 def judge(run: Run) -> Judgement:
-    """Compare each variant with its baseline and each control with itself, and decide about the targets."""
+    """Compare each variant with its baseline and each control with itself, and judge the targets."""
     pairs = [pair for index, outcome in enumerate(run.outcomes) for pair in _pairs(index, outcome)]
     full = run.size == "full"
     controls = _claims([pair for pair in pairs if pair.control], lambda pair: full)
     calls = {claim.call for _, claim in controls} - {"not judged"}
     trusted = "different" not in calls if calls else None
-    # A comparison is as good as the control beside it: of the same workload and metric.
+    # A comparison is judged only if the control of the same workload and metric could be judged.
     judged = {(index, claim.metric) for index, claim in controls if claim.call != "not judged"}
     others = [pair for pair in pairs if not pair.control]
     claims = controls + _claims(others, lambda pair: trusted is True and (pair.index, pair.metric) in judged)
@@ -160,7 +168,10 @@ def judge(run: Run) -> Judgement:
 
 
 def compare(outcome: Outcome, metric: str, variant: str, baseline: str) -> Comparison:
-    """Compare a variant's runs with the baseline's of the same rounds; a control's second runs with its first ones."""
+    """Compare a variant's runs with the baseline's runs of the same rounds.
+
+    If both names are equal, compare the control's second runs with its first ones.
+    """
     ours = outcome.by_round(variant, metric, again=variant == baseline)
     theirs = outcome.by_round(baseline, metric)
     both = [number for number in ours if number in theirs]
@@ -168,7 +179,7 @@ def compare(outcome: Outcome, metric: str, variant: str, baseline: str) -> Compa
 
 
 def _pairs(index: int, outcome: Outcome) -> Iterator[_Pair]:
-    """Yield the comparisons that a workload asks for, with at least one round in which both variants have a number."""
+    """Yield a workload's comparisons for which at least one round has a number of both variants."""
     workload = outcome.workload
     for metric in workload.metrics:
         wanted = [(outcome.control, outcome.control)]
@@ -206,7 +217,7 @@ def _call(pair: _Pair, p_corrected: float) -> Call:
 
 
 def _verdict(outcome: Outcome, target: Target, trusted: bool | None, controlled: Collection[str]) -> Verdict:
-    """Decide about a target of a timed workload.
+    """Judge a target of a timed workload.
 
     Args:
       controlled: names of the outcome's metrics whose control was judged.
@@ -230,7 +241,7 @@ def _verdict(outcome: Outcome, target: Target, trusted: bool | None, controlled:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One variant's number for a target over all variants; its size is infinite where the variant misses whatever it has."""
+    """One variant's number for a target over all variants; `size` is infinite if the variant misses without a number."""
 
     variant: str
     size: float
@@ -238,7 +249,7 @@ class _Entry:
 
 
 def _scored_verdict(outcome: Outcome, target: Target) -> Verdict:
-    """Decide about a target of a scored workload: one run of each variant is enough, and there is no control."""
+    """Judge a target of a scored workload: one run of each variant is enough, and there is no control."""
     metric = outcome.workload.metric(target.metric)
     entries, exempt = _entries(outcome, metric, target)
     misses = sorted((entry for entry in entries if not _within(metric, entry.size, target.bound)), key=lambda entry: -entry.size)
@@ -260,7 +271,7 @@ def _scored_verdict(outcome: Outcome, target: Target) -> Verdict:
 
 
 def _entries(outcome: Outcome, metric: Metric, target: Target) -> tuple[list[_Entry], dict[str, int]]:
-    """Return the variants that the target counts, and how many it does not count, by the reason."""
+    """Return the variants that the target counts, and for each reason the number of variants that it does not count."""
     entries, exempt = [], Counter[str]()
     for sample in outcome.samples:
         if target.variant not in (None, sample.variant):
@@ -281,7 +292,7 @@ def _entries(outcome: Outcome, metric: Metric, target: Target) -> tuple[list[_En
 
 
 def _within(metric: Metric, value: float, bound: float) -> bool:
-    """Tell whether a number is on the right side of a bound; infinity stands for a miss and never is."""
+    """Tell whether a number is within a bound. Infinity stands for a miss, and is never within it."""
     return math.isfinite(value) and (value >= bound if metric.better == "higher" else value <= bound)
 
 

@@ -1,4 +1,4 @@
-"""Say the claims and verdicts of a run in plain words: one sentence each."""
+"""Word the claims and verdicts of a run: one sentence each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SCORED = "Scores are counted, not timed: they are the same in each run, so one 
 
 
 def trust(run: Run, judgement: Judgement) -> list[str]:
-    """Say how far the report can be believed: of what is timed, what the A/A controls showed; and what is scored."""
+    """Say whether the report can be trusted: the result of the A/A controls, and which workloads are scored, not timed."""
     scored = [outcome.workload.scored for outcome in run.outcomes]
     timed = [] if scored and all(scored) else [_control_text(run, judgement)]
     return [*timed, *[_SCORED] * any(scored)]
 
 
 def _control_text(run: Run, judgement: Judgement) -> str:
-    """Say what the A/A controls make of the report."""
+    """Say what the results of the A/A controls mean for the report."""
     controls = [claim for claims in judgement.claims for claim in claims if claim.control]
     if run.size == "quick":
         return _QUICK
@@ -46,7 +46,7 @@ def _control_text(run: Run, judgement: Judgement) -> str:
 
 
 def claim_text(outcome: Outcome, claim: Claim) -> str:
-    """Say how two variants compare, with the interval, the p-value and the smallest difference that could have been shown."""
+    """Say how two variants differ, with the interval, the p-value and the smallest difference that could have been shown."""
     comparison, unit = claim.comparison, claim.metric.unit
     of_metric = f" ({claim.metric.name})" if len(outcome.workload.metrics) > 1 else ""
     if claim.control:
@@ -55,7 +55,7 @@ def claim_text(outcome: Outcome, claim: Claim) -> str:
         verb = "has" if claim.metric.better == "higher" else "takes"
         who = f"{claim.variant} {verb} {times(comparison.ratio)} the {unit} of {claim.baseline}{of_metric}"
     rounds = outcome.rounds
-    if comparison.pairs < rounds:  # in the others one of the two is not there, or is 0 or less
+    if comparison.pairs < rounds:  # in the other rounds, a number is missing or not positive
         who += f", in {comparison.pairs} of {rounds} rounds"
     if comparison.low is None or comparison.high is None:
         return f"{who}; {_count(comparison.pairs, 'round')}, and fewer than {FEWEST_PAIRS} are not judged."
@@ -71,7 +71,7 @@ def claim_text(outcome: Outcome, claim: Claim) -> str:
 
 
 def verdict_text(outcome: Outcome, verdict: Verdict) -> str:
-    """Say what a target is and whether it was met."""
+    """Say what the target is and whether it was met."""
     target = verdict.target
     metric = outcome.workload.metric(target.metric)
     if outcome.workload.scored:
@@ -128,7 +128,7 @@ def _apart(claim: Claim) -> float:
 
 
 def _percent(ratio: float) -> str:
-    """Say how far a ratio > 1 is from 1."""
+    """Format the distance of a ratio > 1 from 1, in per cent."""
     return f"{(ratio - 1) * 100:.2g} %" if ratio < 1.995 else times(ratio)
 
 

@@ -1,6 +1,6 @@
-"""Measure one variant, once, and write what it measured to a file. The harness starts this program as a process.
+"""Measure one variant once, and write the measurement to a file. The harness starts this program as a process.
 
-It is run by its path, in whichever interpreter the variant needs, where penstock and JAX may not be installed.
+The program is started by its path, in the interpreter that the variant needs; penstock and JAX may not be installed there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     written.add_argument("--result", type=Path, help="measure, and write what was measured here, as JSON")
     written.add_argument("--outputs", type=Path, help="compute the outputs that variants are compared by, and write them here")
     args = parser.parse_args()
-    sys.path.pop(0)  # this folder, whose modules are no top-level ones
+    sys.path.pop(0)  # this folder: its modules must not be importable as top-level modules
     _find_penstock()
     from penstock.bench.suites import find
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def result_of(measurement: Measurement) -> dict[str, Any]:
-    """Return a measurement as the harness reads it from JSON."""
+    """Return a measurement as data for JSON, which the harness reads."""
     return {
         "values": dict(measurement.values),
         "steps": {name: list(steps) for name, steps in measurement.steps.items()},
@@ -55,7 +55,10 @@ def result_of(measurement: Measurement) -> dict[str, Any]:
 
 
 def _find_penstock() -> None:
-    """Make `penstock.bench` importable without `penstock/__init__.py`, which imports JAX, unless penstock is installed."""
+    """Make `penstock.bench` importable without running `penstock/__init__.py`, if penstock or JAX is not installed.
+
+    `penstock/__init__.py` imports JAX.
+    """
     if importlib.util.find_spec("penstock") is None or importlib.util.find_spec("jax") is None:
         package = types.ModuleType("penstock")
         package.__path__ = [str(Path(__file__).parents[1])]
@@ -63,7 +66,7 @@ def _find_penstock() -> None:
 
 
 def _device() -> dict[str, str]:
-    """Return JAX's device as a detail, where the variant has used JAX."""
+    """Return the device of JAX as a detail; nothing if the variant has not imported JAX."""
     if (jax := sys.modules.get("jax")) is None:
         return {}
     device = jax.devices()[0]
@@ -72,5 +75,5 @@ def _device() -> dict[str, str]:
 
 if __name__ == "__main__":
     main()
-elif __name__ == "__mp_main__":  # a process that a library under test has spawned, and which looks for our classes
+elif __name__ == "__mp_main__":  # a process that a library under test has spawned, and which unpickles classes of penstock
     _find_penstock()

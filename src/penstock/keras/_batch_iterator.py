@@ -22,8 +22,8 @@ from penstock.keras._placement import KerasPlacement
 from penstock.keras._resumable import ResumableBatches
 from penstock.keras._versions import behaviour, is_partial, partial_batches
 
-# Seconds for one batch from which a thread is worth while: receiving a batch from a thread takes 0.1 ms on a busy machine. If
-# this many batches in a row take longer, the batches are slow. A single slow one may be due to another process that had the core.
+# A thread pays off only if a batch takes longer than `_SLOW` seconds: receiving a batch from a thread takes 0.1 ms on a busy
+# machine. `_IN_A_ROW` such batches in a row are needed, because another process may cause a single slow one.
 _SLOW = 150e-6
 _IN_A_ROW = 8
 

@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> PenstockDataAdapter:
     """Make data for `fit`, `evaluate` and `predict` of Keras on JAX, whose batches are read and placed ahead of time.
 
-    - A finite `Loader` is one epoch, which begins at its start each time. A Loader with `epochs=None` continues from epoch to
-    epoch:
-      an epoch of Keras is one epoch of the Loader, in an order of its own, or `steps_per_epoch` batches.
+    - A finite `Loader` is one epoch, which begins at its start each time.
+    - A `Loader` with `epochs=None` continues from epoch to epoch: an epoch of Keras is one epoch of the Loader, in an order of
+      its own, or `steps_per_epoch` batches.
     - An iterable (a list, a Grain dataset, a torch `DataLoader`, a `tf.data.Dataset`) is one epoch, which begins at its start
-    each
-      time.
+      each time.
     - An iterator or generator continues from epoch to epoch, and needs `steps_per_epoch` for more than one epoch.
     - The batches of a `Feed` stay where its `to` has put them. You close the feed.
 
@@ -28,12 +27,10 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
     over the same batches.
 
     Args:
-      batches: whatever `penstock.feed` takes. A batch is (x,), (x, y), (x, y, sample_weight), or x alone, with arrays [B, ...]; x
-      may
-        be a dict with the names of the model's inputs as keys. With several processes, each gives only its own rows.
+      batches: whatever `penstock.feed` takes. A batch is (x,), (x, y), (x, y, sample_weight), or x alone, with arrays [B, ...].
+        x may be a dict with the names of the model's inputs as keys. With several processes, each gives only its own rows.
       unpack: a function from a batch of `batches` to a batch for Keras, such as `lambda b: (b["image"], b["label"], b["mask"])`.
-      It
-        runs on the thread that reads or places.
+        It runs on the thread that reads or places.
 
     Returns:
       A `DataAdapter` of Keras, for `x` or `validation_data`. Its `stats()` show where the time was spent.

@@ -1,6 +1,6 @@
-"""Make a run one HTML page that needs no network: words, plots, tables, and the run's JSON itself.
+"""Make one HTML page of a run, which needs no network: text, plots, tables, and the run's JSON.
 
-The page is a function of the JSON alone, so that a page can be made again from what was saved.
+The page is a function of the JSON alone, so it can be made again from a saved JSON file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def as_html(document: Mapping[str, Any]) -> str:
       document: the run as `penstock bench --json` writes it.
 
     Raises:
-      ValueError: the document holds a number that JSON has none for: NaN or an infinity.
+      ValueError: the document holds NaN or an infinity, which JSON cannot represent.
     """
     data = json.dumps(dict(document), allow_nan=False)
     return html_page(

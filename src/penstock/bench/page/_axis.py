@@ -1,4 +1,4 @@
-"""Map values to positions on a plot, and choose the values that are written under its axis."""
+"""Map values to positions on a plot, and choose the ticks of its axis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Axis:
     log: bool
 
     def at(self, value: float) -> float:
-        """Return the position of a value; a value beyond an end is put at the end."""
+        """Return the position of a value; a value beyond an end of the axis is put at that end."""
         if value <= self.low:
             return self.left
         if value >= self.high:
@@ -32,7 +32,7 @@ class Axis:
         return round(self.left + (self.right - self.left) * (here - low) / (high - low), 1)
 
     def ticks(self) -> list[float]:
-        """Return as many round values as there is room to write; 1 is one of them wherever a log axis holds it."""
+        """Return as many round values as fit without overlap. On a log axis that contains 1, 1 is one of them."""
         found: list[float] = []
         for choice in self._choices():
             found = choice or found
@@ -73,10 +73,9 @@ class Axis:
 
 
 def ratio_axis(ratios: Iterable[float], bounds: Iterable[float], left: float, right: float) -> Axis:
-    """Return a log axis that holds 1 and all ratios but 0, and the intervals' bounds unless they are very far from these.
+    """Return a log axis that contains 1, all ratios but 0, and the intervals' bounds unless they are very far away.
 
-    An interval may reach past the ratios by as much as they span, or by a decade; one that goes further would leave the
-    others no room.
+    The axis extends beyond the ratios by at most their span, or by a decade. A longer interval would compress all others.
     """
     points = [0.0, *(_log(ratio) for ratio in ratios if ratio > 0)]
     reach = max(max(points) - min(points), math.log(10))
@@ -87,7 +86,7 @@ def ratio_axis(ratios: Iterable[float], bounds: Iterable[float], left: float, ri
 
 
 def value_axis(values: Sequence[float], left: float, right: float) -> Axis:
-    """Return an axis that holds all values: a log one where the largest is more than three times the smallest."""
+    """Return an axis that contains all values: a log axis if the largest is more than three times the smallest."""
     low, high = min(values), max(values)
     if low > _LEAST and high > 3 * low:
         margin = math.exp(0.03 * (math.log(high) - math.log(low)))
@@ -99,7 +98,7 @@ def value_axis(values: Sequence[float], left: float, right: float) -> Axis:
 
 
 def tick_text(value: float, ticks: Sequence[float]) -> str:
-    """Format a tick's value: as many decimals as even ticks need, and far powers of ten as such."""
+    """Format a tick's value with as many decimals as the ticks need; write very large and small powers of ten as 10ⁿ."""
     exponent = round(math.log10(value)) if value > 0 else 0
     if abs(exponent) > 4 and math.isclose(value, _power(exponent)):
         return "10" + str(exponent).translate(_SUPERSCRIPTS)

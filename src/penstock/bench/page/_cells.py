@@ -1,4 +1,4 @@
-"""Make the cells of numbers for a table on the page."""
+"""Make table cells that hold numbers."""
 
 from __future__ import annotations
 

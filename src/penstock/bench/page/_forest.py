@@ -1,4 +1,4 @@
-"""Draw the ratios of one metric with their intervals, below each other: a forest plot (Lewis and Clarke 2001)."""
+"""Draw a forest plot (Lewis and Clarke 2001): one row for each ratio of a metric, with its interval."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ _ARROW = 6.0
 
 
 def forest(comparisons: Sequence[Mapping[str, Any]], metric: Mapping[str, Any], claims: bool) -> Markup:
-    """Draw the control first, then the others in their order.
+    """Draw the comparisons of a metric: the control first, then the others in their order.
 
     Args:
-      claims: whether a mark may say that a difference was shown.
+      comparisons: from the JSON of the run, at least one.
+      metric: from the JSON of the run.
+      claims: whether a mark may show that two variants differ; False if a control failed.
+
+    Returns:
+      An SVG element.
     """
     ordered = sorted(comparisons, key=lambda comparison: not comparison["control"])
     several = len({comparison["baseline"] for comparison in ordered if not comparison["control"]}) > 1
@@ -73,7 +78,7 @@ def _row(name: str, comparison: Mapping[str, Any], y: float, scale: Axis, claims
 
 
 def _interval(low: float, high: float, y: float, scale: Axis) -> Content:
-    """Draw a line from low to high with a stroke at each end, or with an arrowhead where it goes on beyond the plot."""
+    """Draw a line from low to high with a stroke at each end; an arrowhead shows that it continues beyond the plot."""
     start, end = scale.at(low), scale.at(high)
     return [
         _plot.line(start, y, end, y, "whisker"),

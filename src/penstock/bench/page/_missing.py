@@ -1,4 +1,4 @@
-"""Show on the page, from the JSON of a workload, which variants are missing or failed, and the sizes."""
+"""Show a workload's missing and failed variants and its sizes on the page, from its JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def absences(workload: _Json) -> Content:
 
 
 def sizes(sizes: _Json) -> Content:
-    """Return the sizes of a workload, folded."""
+    """Return the sizes of a workload in a collapsed section."""
     if not sizes:
         return None
     written = [(key, f"{value:,}" if type(value) is int else str(value)) for key, value in sizes.items()]

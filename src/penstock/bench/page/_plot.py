@@ -1,7 +1,8 @@
-"""Draw what the plots have in common: the frame, names at the left, and an axis below.
+"""Draw the common parts of all plots: the frame, names at the left, and an axis below.
 
-The SVG is written by hand. Matplotlib's has styles inline, which the page's policy forbids and dark mode cannot change; it is
-four times as long, and the ticks of a log axis and the columns of numbers would be ours all the same.
+The SVG is written by hand, not by Matplotlib. Matplotlib's SVG has inline styles, which the page's content security policy
+forbids and dark mode cannot change. It is four times as long. We would still have to write the ticks of a log axis and the
+columns of numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CHARACTER = 6.9  # the width of one, in the widest of the usual fonts
 
 
 def svg(kind: str, title: str, height: float, *content: Content) -> Markup:
-    """Return the image; it scales as a whole, and a screen reader says its title."""
+    """Return an SVG image of these elements, which scales with the page. Screen readers read its title."""
     return tag(
         "svg",
         tag("title", title),
@@ -35,7 +36,7 @@ def svg(kind: str, title: str, height: float, *content: Content) -> Markup:
 
 
 def text(x: float, y: float, words: str, class_: str, anchor: str = "start", room: float = math.inf) -> Markup:
-    """Write words that are pressed together where they would take more than the room."""
+    """Write text at a position; compress it if it is wider than `room`."""
     tight = len(words) * _CHARACTER > room
     return tag(
         "text",
@@ -63,18 +64,18 @@ def name(words: str, y: float, small: str | None = None) -> Markup:
 
 
 def left_of(names: Iterable[str]) -> float:
-    """Return where the plot begins right of the names."""
+    """Return the x position at which the plot begins, right of the names."""
     longest = max(len(part) for words in names for part in _folded(words))
     return round(_CHARACTER * max(longest, 16)) + 16.0
 
 
 def height_below(y: float) -> float:
-    """Return the image's height, where the rows end at y."""
+    """Return the height of an image whose rows end at y."""
     return y + _AXIS_HEIGHT
 
 
 def axis(scale: Axis, y: float, left: str, right: str, middle: str = "", suffix: str = "") -> Markup:
-    """Draw grid lines down to y, the values below them, and the meaning of the axis' ends and middle."""
+    """Draw an axis at y: grid lines above it, tick values below it, and labels for its left end, middle and right end."""
     ticks = scale.ticks()
     return tag(
         "g",
@@ -89,12 +90,12 @@ def axis(scale: Axis, y: float, left: str, right: str, middle: str = "", suffix:
 
 
 def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
-    """Draw a filled outline."""
+    """Draw a filled polygon."""
     return tag("path", class_=class_, d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z")
 
 
 def _folded(words: str) -> tuple[str, str]:
-    """Fold words into two lines; longer ones end with dots."""
+    """Wrap a name into two lines; end the second with "…" if it is too long."""
     if len(words) <= _COLUMN:
         return words, ""
     space = words.rfind(" ", _COLUMN // 3, _COLUMN + 1)

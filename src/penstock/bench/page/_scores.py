@@ -1,4 +1,4 @@
-"""Show a scored workload on the page, from its JSON: the tables, the targets with the variants that missed them, and notes."""
+"""Show a scored workload on the page, from its JSON: tables, targets with the variants that missed them, and notes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.page.table import Cell, Column, of_text, table
 
 
 def score_tables(workload: Mapping[str, Any]) -> Content:
-    """Return the tables of a scored workload, and what its scores leave open."""
+    """Return the tables of a scored workload, and the notes on the limits of its scores."""
     notes = [tag("li", note) for note in workload["score_notes"]]
     return [[_table(each) for each in workload["tables"]], [tag("h3", "Notes"), tag("ul", notes)] if notes else None]
 
 
 def target_list(targets: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return the targets of any workload, each with the variants that are beyond its bound."""
+    """Return the targets of a workload as a list, each with the variants that missed it."""
     return tag("ul", [tag("li", target["text"], _misses(target["misses"])) for target in targets])
 
 
@@ -39,7 +39,7 @@ def _misses(misses: Sequence[str]) -> Content:
 
 
 def _table(written: Mapping[str, Any]) -> Markup:
-    """Return a table whose rows may be sorted; a column of numbers by the number."""
+    """Return a table that the reader can sort by any column; columns of numbers are sorted by value."""
     columns = [Column(name, numeric) for name, numeric in zip(written["columns"], written["numeric"], strict=True)]
     rows = [
         [_number(cell) if column.numeric else of_text(cell) for cell, column in zip(row, columns, strict=True)]
@@ -49,5 +49,5 @@ def _table(written: Mapping[str, Any]) -> Markup:
 
 
 def _number(text: str) -> Cell:
-    """Return a cell that is sorted by its number; a dash has none."""
+    """Return a cell that is sorted by its number; a dash has no number and comes last."""
     return Cell(text, None if text == "–" else float(text.replace(",", "")))

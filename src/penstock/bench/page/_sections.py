@@ -54,7 +54,7 @@ def body(document: _Json) -> Content:
 
 
 class _Numbered:
-    """A workload and its anchor on the page: two workloads may have one name, and a name may not be fit for an anchor."""
+    """A workload and its HTML anchor. The anchor is a number, as names may be equal or not valid in an anchor."""
 
     def __init__(self, index: int, workload: _Json) -> None:
         self.anchor = f"workload-{index}"
@@ -95,7 +95,7 @@ def _banners(document: _Json) -> Content:
 
 
 def _all_scored(document: _Json) -> bool:
-    """Tell whether nothing of the run was timed."""
+    """Tell whether all workloads of the run are scored."""
     return bool(document["workloads"]) and all(workload["scored"] for workload in document["workloads"])
 
 
@@ -112,7 +112,7 @@ def _contents(workloads: Sequence[_Numbered]) -> Markup:
 
 def _verdict(document: _Json, workloads: Sequence[_Numbered]) -> Markup:
     verdict = document["verdict"]
-    # The banner has the words where the control failed.
+    # If the control failed, the banner has these sentences.
     overall = None if verdict["trusted"] is False else [tag("p", sentence) for sentence in verdict["sentences"]]
     return tag(
         "section",
@@ -124,12 +124,12 @@ def _verdict(document: _Json, workloads: Sequence[_Numbered]) -> Markup:
 
 
 def _control_section(workloads: Sequence[_Numbered]) -> Content:
-    """Return what the controls showed."""
+    """Return the section about the results of the A/A controls."""
     return [tag("h3", "A/A control"), tag("p", _CONTROL), _controls(workloads) or tag("p", "No control ran.")]
 
 
 def _verdict_of(one: _Numbered, trusted: bool | None) -> Content:
-    """Return a workload's comparisons as sentences; the targets of a scored one."""
+    """Return a workload's comparisons as sentences; for a scored one, its targets."""
     link = tag("h3", tag("a", one.json["name"], href=f"#{one.anchor}"))
     if one.json["scored"]:
         return [link, tag("p", target_count(one.json["targets"]))]
@@ -143,7 +143,7 @@ def _verdict_of(one: _Numbered, trusted: bool | None) -> Content:
 
 
 def _unless_failed(trusted: bool | None, words: Content, of: str) -> Content:
-    """Return the words; where the control failed, folded under a line that says that they are no claims."""
+    """Return the words. If the control failed, collapse them under a line that says that they are no claims."""
     if trusted is not False:
         return words
     warning = f"No claim: what the {of} would say, had the control passed"
@@ -284,7 +284,7 @@ def _parity(workload: _Json) -> Content:
 
 
 def _method(document: _Json) -> Markup:
-    """Return how the numbers were made."""
+    """Return the section on how the numbers were made."""
     shuffled = f"The order within each round was shuffled with seed {document['order_seed']}; the"
     order = "The" if _all_scored(document) else shuffled
     return tag(
@@ -305,7 +305,7 @@ def _machine(document: _Json) -> Markup:
 
 
 def _word(comparison: _Json, trusted: bool | None) -> str:
-    """Return the verdict, as far as the run may claim it."""
+    """Return the verdict on a comparison; a run whose control failed has no verdicts."""
     if trusted is False:
         return "no claim"
     return comparison["verdict"] if trusted else "not judged"

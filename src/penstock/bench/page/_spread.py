@@ -1,4 +1,4 @@
-"""Draw the spread of one metric's numbers: single steps by their density, runs as dots."""
+"""Draw the distribution of one metric's numbers: the steps as a density, the runs as dots."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _GAP = 12.0
 
 @dataclass(frozen=True)
 class _Row:
-    """One variant, or the second runs of the control.
+    """A row of the plot: one variant, or the second runs of the control.
 
     Attributes:
-      name: as the plot has it.
-      runs: of each run its round and its number.
-      steps: of all runs; empty for a metric of whole runs.
+      name: the label of the row.
+      again: whether these are the second runs of the control.
+      runs: the round and the number of each run.
+      steps: the numbers of the steps of all runs; empty if the metric has one number for each run.
     """
 
     name: str
@@ -42,7 +43,7 @@ class _Row:
 
 
 def spread(workload: Mapping[str, Any], metric: Mapping[str, Any]) -> Markup | None:
-    """Draw the variants of the metric's table in its order; return None where there is nothing to show."""
+    """Draw the variants in the order of the metric's table; return None if there are no numbers."""
     rows = _rows(workload, metric)
     if not rows:
         return None
@@ -97,7 +98,7 @@ def _draw(row: _Row, y: float, scale: Axis, rounds: Sequence[int], unit: str) ->
     middle = float(np.median([value for _, value in row.runs]))
     top, bottom = y + _GAP, y + row.height
     base = bottom - _DOTS
-    # Positions are rounded to a grid as fine as one can see. Each is drawn once, however many runs there are.
+    # Positions are rounded to a grid that is finer than the eye can see, and equal ones are drawn once.
     dots = {
         (scale.at(value), round(base + 5 + (_DOTS - 8) * (rounds.index(at) + 0.5) / len(rounds), 1)): None
         for at, value in row.runs
@@ -115,7 +116,7 @@ def _draw(row: _Row, y: float, scale: Axis, rounds: Sequence[int], unit: str) ->
 
 
 def _density(steps: np.ndarray, base: float, scale: Axis) -> Markup:
-    """Draw the share of the steps in each bin as a height over the base; all bins are equally wide on the plot."""
+    """Draw a histogram of the steps above `base`; all bins have the same width on the plot."""
     positions = [scale.at(value) for value in steps.tolist()]
     counts, edges = np.histogram(positions, bins=_BINS, range=(scale.left, scale.right))
     heights = np.where(counts > 0, np.maximum(_DENSITY * counts / counts.max(), _LEAST), 0.0)

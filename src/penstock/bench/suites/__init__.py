@@ -1,4 +1,4 @@
-"""Name the suites of `penstock bench`. Each is a module of workloads, as data that the tool runs."""
+"""List the suites of `penstock bench`. Each is a module that defines workloads as data."""
 
 from __future__ import annotations
 
@@ -18,18 +18,23 @@ SUITES = {
 def load(suite: str) -> ModuleType:
     """Import a suite's module.
 
-    The module has `WORKLOADS`, which run unless others are asked for. It has `QUICK` where some of them do not differ in
-    their quick sizes: the list without those.
+    The module has `WORKLOADS`, the default list of workloads. If some of them are equal at their quick sizes, `QUICK` is the
+    list without duplicates.
 
-    It may have `add_arguments(parser)` and `choose(args)`, where there are more workloads than can be listed: `choose` takes
-    the parsed arguments, returns the workloads to run, and raises `ValueError`. Such a module also has `find(name)`, which
-    returns any of them by its name.
+    If there are more workloads than can be listed, the module also has three functions. `add_arguments(parser)` declares its
+    options. `choose(args)` returns the workloads to run for the parsed options, or raises `ValueError`. `find(name)` returns
+    any workload by its name.
     """
     return importlib.import_module(SUITES[suite])
 
 
 def find(module_name: str, name: str) -> Workload:
-    """Return a workload of a suite's module, by its name."""
+    """Return a workload of a suite's module, by its name.
+
+    Args:
+      module_name: the module's full name.
+      name: the workload's name.
+    """
     module = importlib.import_module(module_name)
     if hasattr(module, "find"):
         return module.find(name)

@@ -1,4 +1,4 @@
-"""The way from storage to the device: throughput, overlap, overhead, memory and restoring."""
+"""Workloads on the way from storage to the device: throughput, overlap, overhead, memory and restoring."""
 
 from penstock.bench.suites.feed import images, memory, overhead, overlap, restore, tokens
 

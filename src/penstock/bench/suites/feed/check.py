@@ -1,4 +1,4 @@
-"""Check what a variant delivered, outside of what is timed."""
+"""Check the batches that a variant delivered, outside of the timed part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from penstock.bench.suites.feed.batch import Batch
 
 
 def check_leaf(name: str, leaf: Any, shape: tuple[int, ...], dtype: Any, device: jax.Device) -> np.ndarray:
-    """Return the leaf's values, if it is an array on the device with this shape and dtype."""
+    """Check that a leaf is an array on the device with this shape and dtype, and return its values.
+
+    Raises:
+      VerificationError: it is not.
+    """
     if not isinstance(leaf, jax.Array):
         raise VerificationError(f"{name} is {type(leaf).__name__}, not a jax.Array")
     if leaf.devices() != {device}:
@@ -24,10 +28,16 @@ def check_leaf(name: str, leaf: Any, shape: tuple[int, ...], dtype: Any, device:
 
 
 def check_epoch(batches: Iterator[Batch], read_ids: Callable[[Batch], np.ndarray], records: int, batch_size: int) -> None:
-    """Check that an epoch, shuffled and without its remainder, has every record at most once and enough of them.
+    """Check that an epoch, shuffled and without its remainder, has enough records and none of them twice.
 
     Args:
-      read_ids: from a batch to the indices of its records, int [B]; it checks the batch as well.
+      batches: the batches of the epoch.
+      read_ids: a function from a batch to the indices of its records, int [B]. It also checks the batch.
+      records: number of records in the data set.
+      batch_size: records in a batch.
+
+    Raises:
+      VerificationError: a record is there twice, or too many are missing.
     """
     ids = [read_ids(batch) for batch in batches]
     if len(ids) != records // batch_size:

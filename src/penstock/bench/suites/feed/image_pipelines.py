@@ -1,4 +1,4 @@
-"""Write the same pipeline as users of each library do: from records, device and seed to its epochs of device batches."""
+"""Write the same pipeline as users of each library would: records, device and seed go in, epochs of device batches come out."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ class Size:
     """The number of images, and how long to time them.
 
     Attributes:
-      records: in an epoch.
-      slow_records: in an epoch of the slow variants; each record costs the same in a short epoch as in a long one.
-      seconds: to time at least.
+      records: records in an epoch.
+      slow_records: records in an epoch of the slow variants. The time of a record does not depend on the length of the epoch.
+      seconds: the least time to measure.
     """
 
     records: int
@@ -36,7 +36,7 @@ class Size:
 
 
 def make_records(records: int) -> Records:
-    """Return random images whose first four pixels spell the record's index, so that a delivered one tells where it came from."""
+    """Return random images whose first four pixels encode the record's index, so that delivered records can be identified."""
     images = np.random.default_rng(_SEED).integers(0, 256, (records, 28, 28, 1), np.uint8)
     indices = np.arange(records, dtype="<u4")
     images[:, 0, :4, 0] = indices.view(np.uint8).reshape(records, 4)
@@ -44,7 +44,7 @@ def make_records(records: int) -> Records:
 
 
 def read_ids(batch: Batch, records: Records, device: jax.Device) -> np.ndarray:
-    """Return the record indices that a batch's pixels spell, after a check that it holds exactly those records."""
+    """Return the record indices that a batch's pixels encode, after a check that it holds exactly those records."""
     if set(batch) != {"image", "label"}:
         raise VerificationError(f"a batch has the leaves {sorted(batch)}")
     images = check_leaf("image", batch["image"], (BATCH, 28, 28, 1), np.float32, device)
@@ -55,7 +55,7 @@ def read_ids(batch: Batch, records: Records, device: jax.Device) -> np.ndarray:
     ids = np.ascontiguousarray(spelled).view("<u4")[:, 0].astype(np.int64)
     if ids.max() >= len(records.labels):
         raise VerificationError(f"pixels spell record {ids.max()} of {len(records.labels)}")
-    # Compilers divide by multiplying with the reciprocal, which may round the last bit otherwise.
+    # Compilers replace a division by a product with the reciprocal, which may differ in the last bit.
     if not np.allclose(images, records.images[ids] / np.float32(255), rtol=0, atol=1e-6):
         raise VerificationError("an image's values are not its record's divided by 255")
     if not np.array_equal(labels, records.labels[ids]):

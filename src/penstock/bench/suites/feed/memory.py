@@ -39,7 +39,10 @@ def _penstock(count: int, device: jax.Device) -> Iterator[Batch]:
 
 
 def measure(make: Callable[[int, jax.Device], Iterator[Batch]], size: Size) -> Measurement:
-    """Measure the peak of resident memory after the warm-up, less its level then; it is read after every batch."""
+    """Measure by how much the peak of resident memory exceeds its level at the end of the warm-up.
+
+    The memory is read after every batch.
+    """
     import psutil
 
     device, resident = jax.devices()[0], psutil.Process().memory_info

@@ -1,4 +1,4 @@
-"""Measure the cost of a feed itself: tiny batches that are ready and only have to be handed over."""
+"""Measure the overhead of a feed with tiny batches that are ready, and only have to be handed over."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT
 # (producer, step), in milliseconds
 _PACES = {"4 ms, 5 ms": (4.0, 5.0), "1 ms, 1 ms": (1.0, 1.0)}
 
-# Seconds before the deadline at which to stop sleeping and look at the clock instead: on a virtual machine a sleep ends late
-# by some 0.1 ms, and often by 0.5. Between two looks other threads may have the interpreter, as they do while a device
-# computes. They may not in the last moment: letting it go takes some 0.05 ms.
+# Seconds before the deadline. From `_LOOK` on, the clock is polled instead of sleeping: on a virtual machine, a sleep ends about
+# 0.1 ms late, and often 0.5 ms. Between two polls the interpreter lock is released, as it is while a device computes. From
+# `_SPIN` on it is kept, because releasing it takes about 0.05 ms.
 _LOOK, _SPIN = 2e-3, 0.1e-3
 
 
@@ -36,7 +36,7 @@ class Size:
 
 
 def step_until(deadline: float) -> None:
-    """Return at `deadline` on `time.perf_counter`, to some microseconds."""
+    """Wait until `time.perf_counter` reaches `deadline`, to within a few microseconds."""
     while (left := deadline - time.perf_counter()) > 0:
         if left > _SPIN:
             time.sleep(max(0.0, left - _LOOK))
@@ -76,7 +76,7 @@ def measure(make: Callable[[int, float, jax.Device], Iterator[Batch]], size: Siz
 
 
 def _milliseconds(batches: Iterator[Batch], step: float, size: Size, device: jax.Device) -> tuple[list[float], float]:
-    """Return milliseconds from each step's end to the next one's, and those of the step itself; check that none was lost."""
+    """Return the milliseconds between the ends of steps, and the milliseconds of a step itself. Check that no batch is lost."""
     in_steps, ends, had = 0.0, [], []
     for number, batch in enumerate(batches):
         handed_over = time.perf_counter()

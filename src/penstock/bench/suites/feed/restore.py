@@ -1,4 +1,4 @@
-"""Measure how long a run that is continued waits for its first batch."""
+"""Measure how long a resumed run waits for its first batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _loader(records: Records) -> ps.Loader:
 
 
 def _milliseconds(records: Records, step: int, device: jax.Device) -> float:
-    """Return the time from `restore` to the first batch, which is checked, with a loader and a feed that were not used before."""
+    """Return the time from `restore` to the first batch, with a new loader and a new feed. Check the batch."""
     loader = _loader(records)
     with ps.feed(loader, to=device, host_buffer=4, device_buffer=2, transform=scale_on_device) as batches:
         state = {**batches.state(), "step": step}

@@ -15,14 +15,16 @@ Epoch = Callable[[int], Iterator[Batch]]  # from an epoch's number to its device
 def rows_per_second(
     epoch: Epoch, check: Callable[[Iterator[Batch]], None], batches: int, batch_size: int, seconds: float
 ) -> Measurement:
-    """Time whole epochs, from asking for an epoch's iterator to its end, with each batch ready on the device.
+    """Time complete epochs, from the request for an epoch's iterator to its end, with each batch ready on the device.
 
-    So the start of a pipeline counts, and nothing that it made before the clock ran does.
+    So the start of a pipeline is timed, and no batch is made before the clock starts.
 
     Args:
-      check: raises `VerificationError`; it is given the first epoch, which is the warm-up and not timed.
-      batches: in an epoch; the epochs that are timed are checked to have so many.
-      seconds: epochs are added until at least this much was timed.
+      epoch: a function from an epoch's number to its batches.
+      check: raises `VerificationError`. It gets the first epoch, which is the warm-up and not timed.
+      batches: number of batches in an epoch; the timed epochs are checked to have as many.
+      batch_size: records in a batch.
+      seconds: epochs are added until at least this time was measured.
     """
     check(epoch(0))
     freeze_gc()

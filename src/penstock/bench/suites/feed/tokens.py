@@ -28,10 +28,10 @@ class Size:
     """The amount of tokens, and how long to time them.
 
     Attributes:
-      rows: in an epoch.
-      slow_rows: in an epoch of the slow variants; each row costs the same in a short epoch as in a long one.
-      shards: files that the saved dataset is in.
-      seconds: to time at least.
+      rows: rows in an epoch.
+      slow_rows: rows in an epoch of the slow variants. The time of a row does not depend on the length of the epoch.
+      shards: number of files of the saved dataset.
+      seconds: the least time to measure.
     """
 
     rows: int
@@ -98,7 +98,7 @@ def _penstock(dataset: Any, device: jax.Device, batch_size: int) -> Epoch:
 
 
 def measure(make: Callable[[Any, jax.Device, int], Epoch], slow: bool, saved: bool, size: Size) -> Measurement:
-    """Measure the throughput of one pipeline over a dataset in memory, or one that was saved to disk and loaded from there."""
+    """Measure the throughput of one pipeline over a dataset in memory, or one that was saved to disk and loaded again."""
     import datasets
 
     rows, device = size.slow_rows if slow else size.rows, jax.devices()[0]

@@ -1,4 +1,4 @@
-"""Load the images with a torch `Dataset` and `DataLoader`, defined at the top of a module so that spawned workers find them."""
+"""Load the images with a torch `Dataset` and `DataLoader`, at the top of a module so that spawned workers can import them."""
 
 from __future__ import annotations
 

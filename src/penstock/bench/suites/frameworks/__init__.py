@@ -1,4 +1,4 @@
-"""The training step of a ViT in PyTorch (eager, compiled, on XLA), JAX and Keras on JAX, shown to compute the same first.
+"""The training step of a ViT in PyTorch (eager, compiled, on XLA), JAX and Keras on JAX, after a check of equal results.
 
 Without flags: ViT-tiny and -small at batch 8 and 32 in float32, or, where there is an NVIDIA GPU, ViT-base at batch 32 and 256 in
 TF32 and bfloat16.
@@ -21,11 +21,15 @@ def _default_workloads() -> tuple[Workload, ...]:
     return choose(parser.parse_args([]))
 
 
-ROUNDS = 6  # steps of seconds leave no time for more
+ROUNDS = 6  # because a step takes seconds
 MINUTES = 59.0
 WORKLOADS = _default_workloads()
 
 
 def find(name: str) -> Workload:
-    """Return the workload of any experiment, such as "vit-tiny-b8-fp32-eager-sgd-random"; raise ValueError for another name."""
+    """Return the workload of an experiment by its name, such as "vit-tiny-b8-fp32-eager-sgd-random".
+
+    Raises:
+      ValueError: it is not the name of an experiment.
+    """
     return workload_of(Experiment.parse(name))

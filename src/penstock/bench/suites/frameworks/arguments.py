@@ -22,7 +22,7 @@ _HELP = {
 
 
 def defaults() -> dict[str, tuple[str, ...]]:
-    """Return the default of each flag; it depends on the machine, as a step should take neither days nor no time."""
+    """Return the default of each flag. It depends on the machine, so that a step takes a reasonable time on each."""
     common = {"attention": ("eager",), "optimizer": ("sgd",), "data": ("random",)}
     if nvidia_gpu():
         return {"model": ("base",), "batch": ("32", "256"), "precision": ("tf32", "bf16"), **common}
@@ -41,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
-    """Return a workload for each combination of what the flags list.
+    """Return a workload for each combination of the flags' values.
 
     Raises:
-      ValueError: a word that is no choice, or a combination that this machine cannot run.
+      ValueError: a value is not one of the choices, or this machine cannot run a combination.
     """
     chosen: dict[str, list[Any]] = {flag: _split(flag, getattr(args, flag)) for flag in defaults()}
-    chosen["batch"] = list(dict.fromkeys(map(_batch, chosen["batch"])))  # 8 and 08 are one
+    chosen["batch"] = list(dict.fromkeys(map(_batch, chosen["batch"])))  # 8 and 08 are the same
     if "tf32" in chosen["precision"] and not nvidia_gpu():
         raise ValueError("--precision tf32 is what NVIDIA GPUs multiply with, and there is none here: choose fp32 or bf16")
     combinations = itertools.product(*chosen.values())

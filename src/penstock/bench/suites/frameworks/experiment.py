@@ -1,7 +1,7 @@
-"""Define what is trained and how: everything that the frameworks must have in common.
+"""Define an experiment: all choices of a training step that the frameworks must have in common.
 
-Words: an *experiment* is one training step in all its choices but for the framework; its *geometry* is how large the images and
-the model are; a *size* is a geometry and how long to time it.
+An *experiment* is one training step with all its options except the framework. Its *geometry* is the size of the images and of
+the model. A *size* is a geometry with the time for which it is measured.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ CHOICES = {
 LAYER_NORM_EPSILON = 1e-6
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.999)
-# Much above the usual 1e-8. With that, an update is nearly the gradient's sign, and the sign of a gradient close to 0 is one of
-# rounding: no two correct programs have it alike. Epsilon is added to the root of the bias-corrected second moment, as PyTorch
-# and Optax do. Its value does not change the time of a step.
+# Much larger than the usual 1e-8. With 1e-8, an update is nearly the sign of the gradient. The sign of a gradient close to 0
+# depends on rounding, so two correct programs differ in it. Epsilon is added to the root of the bias-corrected second moment, as
+# in PyTorch and Optax. Its value does not change the time of a step.
 ADAMW_EPSILON = 1e-4
 WEIGHT_DECAY = 0.01
 PARITY_STEPS = 5
@@ -69,9 +69,10 @@ class Size:
     """A geometry, and how long to time its steps.
 
     Attributes:
-      least, most: steps to time, of each kind.
-      compute_seconds, together_seconds, loading_seconds: steps are added until so much was timed.
-      files: JPEGs in the folder.
+      geometry: the size of the images and of the model.
+      least, most: the smallest and the largest number of steps to time, of each kind.
+      compute_seconds, together_seconds, loading_seconds: steps of each kind are added until this time was measured.
+      files: number of JPEG files in the folder.
     """
 
     geometry: Geometry
@@ -117,14 +118,12 @@ class Experiment:
 
     @property
     def parity_batch(self) -> int:
-        """Return the number of records in a batch on which variants are compared."""
+        """Return the number of records in the batches on which the variants' outputs are compared."""
         return min(self.batch, PARITY_BATCH)
 
     @property
     def loader_workers(self) -> int:
-        """Return the number of loader workers: none for random data, which costs little to make, and two for JPEGs, which they
-        decode.
-        """
+        """Return the number of loader workers: 0 for random data, which is cheap, and 2 for JPEGs, which must be decoded."""
         return 2 if self.data == "jpeg" else 0
 
 

@@ -34,7 +34,7 @@ class FlaxTrainer(jax_setup.Batches):
         self._params = load(abstract, initial(size.geometry))
         self._optimizer = _make_optimizer(experiment.optimizer)
         self._state = self._optimizer.init(self._params)
-        # The state is donated: a step may write its result over it.
+        # The state is donated, so that a step can reuse its memory for the result.
         self._step = jax.jit(self._train_step, donate_argnums=(0, 1))
         self._logits = jax.jit(self._forward)
         self.details = jax_setup.details({"flax": flax.__version__, "optax": optax.__version__})
@@ -60,7 +60,7 @@ class FlaxTrainer(jax_setup.Batches):
     def train(self, batches: Iterator[HostBatch], clock: StepClock) -> None:
         clock.begin()
         for batch in batches:
-            # The step is one program, so its loss is there when the step has ended. The state cannot be waited for: it is
+            # The step is one program, so its loss is ready when the step has ended. Waiting for the state is not possible: it is
             # donated to the next step by then.
             clock.queued(self._queue(batch).block_until_ready)
             if not clock.more():

@@ -23,14 +23,14 @@ class ViT(nnx.Module):
     """Images [B, H, W, 3] → logits [B, classes], float32.
 
     Args:
-      dtype: of what goes into matrix products and comes out. Everything else is float32: parameters, residual stream, norms,
-        softmax.
+      dtype: the dtype of the inputs and results of matrix products. Everything else is float32: parameters, residual stream,
+        norms, softmax.
     """
 
     def __init__(self, geometry: Geometry, dtype: Any, fused: bool, *, rngs: nnx.Rngs):
         width, self._patch = geometry.width, geometry.patch
         self._width = width
-        # A convolution whose stride is its width is a matrix product, and runs faster as one in XLA.
+        # A convolution whose stride equals its width is a matrix product, which is faster in XLA.
         self.patch = nnx.Linear(3 * geometry.patch**2, width, dtype=dtype, rngs=rngs)
         self.cls = nnx.Param(jnp.zeros(width))
         self.position = nnx.Param(jnp.zeros((geometry.tokens, width)))
@@ -44,12 +44,12 @@ class ViT(nnx.Module):
         cls = jnp.broadcast_to(self.cls[...], (len(images), 1, self._width))
         tokens = jnp.concatenate([cls, patches.astype(cls.dtype)], axis=1) + self.position[...]
         # The tokens of all images are in one dimension. The gradient of a linear layer over [B, T, D] needs transposed
-        # cotangents; in every layer XLA for CPUs then computes those of the residual stream again, from other layers' results.
-        # That takes up to a tenth of a step.
+        # cotangents. XLA for CPUs then recomputes the cotangents of the residual stream in every layer, from results of other
+        # layers. This takes up to a tenth of a step.
         rows = tokens.reshape(-1, self._width)
         for block in self.blocks:
             rows = block(rows, len(images))
-        # Norm and head see one token alone, so the class token is taken first.
+        # Norm and head only need the class token, so it is selected first.
         return self.head(self.norm(rows.reshape(tokens.shape)[:, 0])).astype(jnp.float32)
 
 
@@ -75,13 +75,13 @@ class Block(nnx.Module):
     def _attend(self, query: Array, key: Array, value: Array) -> Array:
         """Attend with heads [B, T, heads, D / heads], and return the same shape."""
         if self._fused:
-            # cuDNN is the only fused one: without `implementation`, XLA gets the same products and softmax as ours.
+            # Only cuDNN is fused: without `implementation`, JAX emits the same products and softmax as `explicit_attention`.
             return jax.nn.dot_product_attention(query, key, value, implementation="cudnn")
         return explicit_attention(query, key, value)
 
 
 def explicit_attention(query: Array, key: Array, value: Array) -> Array:
-    # The scale is a power of two in all geometries, so that it rounds nothing, wherever it is applied.
+    # The scale is a power of two in all geometries, so it causes no rounding, wherever it is applied.
     scores = jnp.einsum("bqhd,bkhd->bhqk", query * query.shape[-1] ** -0.5, key)
     probabilities = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(value.dtype)
     return jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
@@ -90,7 +90,7 @@ def explicit_attention(query: Array, key: Array, value: Array) -> Array:
 def gelu(hidden: Array) -> Array:
     """Return the exact GELU; from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it."""
     x = hidden.astype(jnp.float32)
-    # As PyTorch and the reference have it. `jax.nn.gelu` has erfc, which is slower.
+    # With erf, as PyTorch and the reference. `jax.nn.gelu` uses erfc, which is slower.
     return (0.5 * x * (1 + jax.lax.erf(x * 2**-0.5))).astype(hidden.dtype)
 
 
@@ -114,7 +114,7 @@ def load(params: nnx.State, weights: Weights) -> nnx.State:
 def canonical(params: nnx.State, geometry: Geometry) -> dict[str, np.ndarray]:
     """Return the weights by their canonical names, in canonical layout."""
     patch = geometry.patch
-    # Copies, as the next step cannot write its result over memory that a NumPy array views.
+    # Copies: with a NumPy view of it, the next step could not reuse the donated memory.
     values = {name: np.array(variable[...]) for name, _, variable in _canonical(params)}
     return {**values, "patch/kernel": values["patch/kernel"].reshape(patch, patch, 3, -1)}
 

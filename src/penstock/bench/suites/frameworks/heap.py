@@ -1,8 +1,8 @@
-"""Bring the C library's memory into the state of a process that has run for a while.
+"""Bring the heap of the C library into the steady state of a long-running process.
 
-Memory that a process has not used before comes from the system page by page, which here takes seconds of the first steps of a
-training. Earlier allocations decide which memory glibc keeps for the next step and which it gives back to the system. Each
-framework reaches a steady state by itself, but some only after ten steps of seconds each.
+The system provides fresh memory page by page, which takes seconds in the first steps of a training. Earlier allocations decide
+which memory glibc keeps for the next step, and which it returns to the system. Every framework reaches a steady state by itself,
+but some only after ten steps, of seconds each.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import platform
 
 import numpy as np
 
-# The largest block that glibc may keep when it is freed, in bytes: M_MMAP_THRESHOLD of mallopt(3) at its largest, with room
-# for what malloc adds. Larger blocks come from the system anew, unless a hole in the kept memory fits them.
+# The largest freed block that glibc may keep, in bytes: the maximum of M_MMAP_THRESHOLD, see mallopt(3), less the overhead of
+# malloc. Larger blocks are requested from the system each time, unless they fit into a hole of the kept memory.
 LARGEST_KEPT = (32 << 20) - (64 << 10)
 
 
 def free_a_large_block() -> None:
-    """Free a large block, so that glibc serves later blocks up to `LARGEST_KEPT` from memory that it has.
+    """Free a large block, so that glibc serves later blocks up to `LARGEST_KEPT` from memory that it keeps.
 
-    Without this the second step takes up to 1.3 times what the third does in all frameworks.
+    Without this, the second step takes up to 1.3 times as long as the third in all frameworks.
     """
     np.empty(LARGEST_KEPT, np.uint8)
 
 
 def grow() -> None:
-    """Make the heap as large as half of the machine's memory, up to 64 GiB, for good; none of it is used before it is needed.
+    """Extend the heap permanently to half of the machine's memory, up to 64 GiB. Pages are allocated only when they are used.
 
-    For frameworks whose heap grows until it has a hole for every block, as PyTorch's does. glibc gives the end of the heap back
-    when it is free, so a block is left there. Takes effect after `free_a_large_block`, and nowhere but in glibc.
+    Use it for frameworks whose heap grows until it has a hole for every block, as PyTorch's does. glibc returns the end of the
+    heap to the system when it is free, so one block is left there. It works only after `free_a_large_block`, and only in glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return

@@ -1,4 +1,4 @@
-"""Set JAX up as JAX and Keras on JAX have it in common: the device, the settings, the loader."""
+"""Set up the parts that the JAX and the Keras variants share: the device, JAX's settings, the loader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "highes
 
 
 def configure(precision: str) -> None:
-    """Set JAX up for an experiment."""
+    """Set JAX's options for the precision of an experiment."""
     device = jax.devices()[0]
     check_device("JAX", on_gpu=device.platform != "cpu")
     if precision == "tf32" and device.platform != "gpu":
@@ -36,7 +36,7 @@ def configure(precision: str) -> None:
 
 
 def details(versions: dict[str, str]) -> dict[str, Any]:
-    """Return where and with what, beside JAX, a trainer trains."""
+    """Return a trainer's device, the versions of JAX and these libraries, and the compile cache."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform}: {device.device_kind}",

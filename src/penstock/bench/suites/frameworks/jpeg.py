@@ -1,4 +1,4 @@
-"""Write a folder of JPEGs, and make a record of one: the same work in every framework, by Pillow."""
+"""Write a folder of JPEG files, and decode one to a record by Pillow, which is the same work in every framework."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 @contextlib.contextmanager
 def folder(files: int) -> Iterator[list[str]]:
-    """Write so many JPEGs, alike in every process, and return their paths.
+    """Write this many JPEG files, the same in every process, and yield their paths.
 
-    In the folder that the environment variable PENSTOCK_BENCH_CACHE names they are made once; without it, each time.
+    If the environment variable PENSTOCK_BENCH_CACHE names a folder, they are written there once; otherwise, each time.
     """
     if cache := os.environ.get("PENSTOCK_BENCH_CACHE"):
         yield _made_once(Path(cache) / f"jpeg-{files}", files)
@@ -38,7 +38,8 @@ def _made_once(folder: Path, files: int) -> list[str]:
             complete.mkdir()
             for number, file in enumerate(_paths(complete, files)):
                 _write(file, number)
-            # A rename, so that no process sees half of them. Another process that was faster has made the same.
+            # A rename is atomic, so no process sees a part of the files. It fails if another process was faster; its files are
+            # the same.
             with contextlib.suppress(OSError):
                 complete.rename(folder)
     return [str(file) for file in _paths(folder, files)]
@@ -49,7 +50,7 @@ def _paths(folder: Path, files: int) -> list[Path]:
 
 
 def _write(path: Path, number: int) -> str:
-    """Write a JPEG: gradients in some directions under noise, about as many bytes as a photograph's patch of the size."""
+    """Write a JPEG of gradients with noise, which has about as many bytes as a photograph of this size."""
     from PIL import Image
 
     rng = np.random.default_rng(number)
@@ -71,9 +72,9 @@ def decode(path: str, image: int) -> np.ndarray:
 
 
 class JpegRecords:
-    """A million records over the files again and again, so that no epoch ends: (path, label) of each.
+    """A penstock `Source` of a million records (path, label), which repeat the files, so that no epoch ends.
 
-    A penstock `Source`, whose records `decoded` makes images of.
+    `decode` makes an image of a path.
     """
 
     def __init__(self, paths: list[str], classes: int):

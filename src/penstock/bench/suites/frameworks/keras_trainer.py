@@ -22,7 +22,7 @@ from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 class KerasTrainer(jax_setup.Batches):
     """The `Trainer` of Keras on JAX."""
 
-    looks_ahead = 1  # `fit` takes two batches to see their shapes, whatever it is given
+    looks_ahead = 1  # `fit` always takes two batches before the first step, to inspect their shapes
 
     def __init__(self, experiment: Experiment, size: Size):
         if keras.backend.backend() != "jax":
@@ -43,7 +43,7 @@ class KerasTrainer(jax_setup.Batches):
         return np.asarray(self._model.predict_on_batch(batch.images))
 
     def loss(self, batch: HostBatch) -> float:
-        # An epoch of one batch: the loss that Keras gives is the mean over an epoch so far.
+        # An epoch of one batch, because Keras reports the mean of the losses since the start of the epoch.
         only = (tuple(one) for one in [batch])
         return float(self._model.fit(only, steps_per_epoch=1, shuffle=False, verbose=0).history["loss"][0])
 
@@ -58,12 +58,13 @@ class KerasTrainer(jax_setup.Batches):
 
 
 class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
-    """A callback list: `fit` calls it after it has queued a step, with logs that hold the step's loss as a JAX array.
+    """A callback list that tells the clock of each step. `fit` calls it after a step is queued, with the loss as a JAX array.
 
-    It takes the place of the list that `fit` makes by itself, because that one, for a callback in it that wants to know of the
-    end of a batch, turns the logs into numbers first: on the thread that queues the steps, which then has none in flight, or,
-    if the callback says that it is `async_safe`, on other threads, and then nothing keeps `fit` from queueing any number of
-    steps. The step is one program, so the loss is there when the step has ended; it is no part of the state, which is donated.
+    It replaces the list that `fit` creates. If a callback in that list has `on_train_batch_end`, the list first converts the logs
+    to numbers. It does so on the thread that queues the steps, so no step is in flight meanwhile. If the callback is marked
+    `async_safe`, it does so on other threads, and then `fit` may queue any number of steps.
+
+    The step is one program, so its loss is ready when the step has ended. The loss is not part of the state, which is donated.
     """
 
     def __init__(self, clock: StepClock, model: keras.Model):
@@ -80,9 +81,9 @@ class _WithClock(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras h
 
 
 class _AdamW(keras.optimizers.AdamW):  # type: ignore[misc]  # Keras has no types
-    """AdamW with epsilon where the other frameworks have it.
+    """AdamW that adds epsilon where the other frameworks do.
 
-    Keras adds it to the root of the second moment before the correction of its bias, which at step 1 makes it 32 times as large.
+    Keras adds epsilon to the root of the second moment before the bias correction, which at step 1 makes it 32 times as large.
     """
 
     epsilon: Any

@@ -20,26 +20,28 @@ def vit(geometry: Geometry, mixed: bool, fused: bool) -> keras.Model:
     """Return the model: images [B, H, W, 3] → logits [B, classes], float32.
 
     Args:
-      mixed: matrix products take and give bfloat16; everything else is float32.
+      geometry: the size of the images and of the model.
+      mixed: whether matrix products take and return bfloat16; everything else is float32.
+      fused: whether to use cuDNN's fused attention.
     """
     products = "mixed_bfloat16" if mixed else "float32"
     images = keras.Input((geometry.image, geometry.image, 3), dtype="float32")
     tokens = Embedding(geometry, products, name="embedding")(images)
     for number in range(geometry.depth):
         tokens = Block(geometry, products, fused, name=f"blocks_{number}")(tokens)
-    # Norm and head see one token alone, so the class token is taken first.
+    # Norm and head only need the class token, so it is selected first.
     token = layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON, dtype="float32", name="norm")(tokens[:, 0])
     logits = layers.Dense(geometry.classes, dtype=products, name="head")(token)
     return keras.Model(images, layers.Activation("linear", dtype="float32")(logits))
 
 
 class Embedding(layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """Images [B, H, W, 3] → tokens [B, T, D]: the class token and the patches, at their positions."""
+    """Images [B, H, W, 3] → tokens [B, T, D]: the class token and the patches, plus position embeddings."""
 
     def __init__(self, geometry: Geometry, products: str, **kwargs: Any):
         super().__init__(dtype="float32", **kwargs)
         self._geometry = geometry
-        # A convolution whose stride is its width is a matrix product, and runs faster as one in XLA.
+        # A convolution whose stride equals its width is a matrix product, which is faster in XLA.
         self.patch = layers.Dense(geometry.width, dtype=products, name="patch")
 
     def build(self, shape: tuple[int | None, ...]) -> None:
@@ -59,8 +61,8 @@ class Embedding(layers.Layer):  # type: ignore[misc]  # Keras has no types
 class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """[B, T, D] → [B, T, D].
 
-    Inside the tokens of all images are in one dimension, as XLA likes them, see `flax_vit`. Between two blocks they are in two
-    for Keras alone, which else does not know that their number is a multiple of T; XLA takes both reshapes away.
+    Inside a block, the tokens of all images are in one dimension, which is faster in XLA (see `flax_vit`). Between blocks they
+    are in two dimensions, because Keras would not know that their number is a multiple of T. XLA removes both reshapes.
     """
 
     def __init__(self, geometry: Geometry, products: str, fused: bool, **kwargs: Any):
@@ -90,7 +92,7 @@ class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
         parts = ops.reshape(qkv, (-1, geometry.tokens, 3, geometry.heads, geometry.width // geometry.heads))
         query, key, value = (parts[:, :, part] for part in range(3))
         if self._fused:
-            # True and not None, with which it would take plain XLA where cuDNN cannot do it.
+            # True, not None: None would silently use plain XLA where cuDNN is not available.
             mixed = ops.dot_product_attention(query, key, value, flash_attention=True)
         else:
             mixed = explicit_attention(query, key, value)
@@ -99,7 +101,7 @@ class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
 
 def explicit_attention(query: Any, key: Any, value: Any) -> Any:
     """Attend with heads [B, T, heads, D / heads], and return the same shape."""
-    # The scale is a power of two in all geometries, so that it rounds nothing, wherever it is applied.
+    # The scale is a power of two in all geometries, so it causes no rounding, wherever it is applied.
     scores = ops.einsum("bqhd,bkhd->bhqk", query * query.shape[-1] ** -0.5, key)
     probabilities = ops.cast(ops.softmax(ops.cast(scores, "float32"), axis=-1), value.dtype)
     return ops.einsum("bhqk,bkhd->bqhd", probabilities, value)
@@ -108,7 +110,7 @@ def explicit_attention(query: Any, key: Any, value: Any) -> Any:
 def gelu(hidden: Any) -> Any:
     """Return the exact GELU; from bfloat16 to bfloat16 with float32 in between, as PyTorch's kernel does it."""
     x = ops.cast(hidden, "float32")
-    # As PyTorch and the reference have it. `ops.gelu` has erfc, which is slower.
+    # With erf, as PyTorch and the reference. `ops.gelu` uses erfc, which is slower.
     return ops.cast(0.5 * x * (1 + ops.erf(x * 2**-0.5)), hidden.dtype)
 
 

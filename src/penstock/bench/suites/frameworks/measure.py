@@ -24,7 +24,7 @@ _CORE = 60e9  # FLOP/s
 def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
     """Compute logits before training, the losses of some steps on different batches, and the update of each weight.
 
-    A wrong gradient cannot hide: it would be in the update of the weight, whatever the loss says.
+    A wrong gradient changes the update of its weight, even if the loss barely changes.
     """
     trainer = make(experiment, size)
     geometry = size.geometry
@@ -43,13 +43,13 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     batch = trainer.place(fixed_batch(size.geometry, experiment.batch))
     before = trainer.weights()
     alone = _takes_seconds(experiment, size)
-    # Workers of a loader deliver their batches in bursts. At least one whole burst is timed.
+    # The workers of a loader deliver their batches in bursts, so at least one complete burst is timed.
     burst = max(1, experiment.loader_workers)
     with _started_loader(trainer) if alone else contextlib.nullcontext() as started:
         placed = time.perf_counter()
         first_loss = trainer.loss(batch)
         first_step = time.perf_counter()
-        # A wrong backward pass at this batch size would not be seen in the loss, nor where a smaller batch is compared.
+        # A backward pass that is wrong only at this batch size changes neither the first loss nor the parity check's outputs.
         first_update = norm(updates(before, trainer.weights(), experiment.optimizer))
         del before
         for _ in range(trainer.warm_up - 1):
@@ -65,7 +65,7 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
     _load(trainer, loading)
     _check(trainer)
     return Measurement(
-        # Means and no medians: with a slow loader, most steps find a batch ready while some wait long for the next.
+        # Means, not medians: with a slow loader, most steps find a batch ready, and a few wait long for the next.
         values={name: float(np.mean(milliseconds(clock.ends))) for name, clock in (("loading", loading), ("together", together))},
         steps={name: milliseconds(clock.ends) for name, clock in (("compute", compute), ("together", together))},
         evidence={"loss": first_loss, "update": first_update},
@@ -81,8 +81,8 @@ def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measuremen
 def _started_loader(trainer: Trainer) -> Iterator[Iterator[Any]]:
     """Start a loader, wait for its first batch, and let it fill its buffers while something else is computed.
 
-    For steps of which the first one is timed: it finds a batch made during the step before it, as any step in the middle of
-    training does, and none of what it takes to start a loader.
+    Use it if the first step is timed. As in the middle of training, that step then finds a batch that was made during the step
+    before, and its time does not include the start of the loader.
     """
     with trainer.loader() as batches:
         first = next(batches)
@@ -91,7 +91,7 @@ def _started_loader(trainer: Trainer) -> Iterator[Iterator[Any]]:
 
 
 def _load(trainer: Trainer, clock: StepClock) -> None:
-    """Time the loader alone. Nothing is queued behind a batch: loaders that work ahead do so by themselves."""
+    """Time the loader alone. Wait for each batch before the next is requested; loaders read ahead by themselves."""
     with trainer.loader() as batches:
         for batch in batches:
             trainer.wait(batch)

@@ -1,4 +1,4 @@
-"""Make the article's data: a million records that are made when they are asked for, normal images with the index as a label."""
+"""Make the article's data: a million records, generated when they are read. An image is normal noise, the label its index."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class RandomImages:
 
 
 def normal(index: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the image of a record, float32: the same work, and the same numbers whenever it is read, in every framework."""
+    """Return the image of a record, float32. The numbers are always the same, and the work is the same in every framework."""
     return np.random.default_rng(index).standard_normal(shape, np.float32)

@@ -1,6 +1,6 @@
-"""Compute the truth that variants are compared with: the same training in float64, written once more, as plain functions.
+"""Compute the reference for the variants' outputs: the same training in float64, written independently as plain functions.
 
-It shares no code with the variants but the weights and batches, so that a mistake in either is seen.
+It shares only the weights and batches with the variants, so a mistake in either shows as a difference.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def measure(size: Size) -> Measurement:
 
 
 def outputs(experiment: Experiment, size: Size) -> Outputs:
-    """Compute the outputs as `measure.outputs` does, on a CPU, whatever devices there are."""
+    """Compute the same outputs as `measure.outputs`, always on the CPU."""
     import jax
 
-    # JAX_PLATFORMS may name a GPU alone. This has no effect, nor is it needed, where JAX has started already.
+    # JAX_PLATFORMS may name only a GPU. If JAX has started already, this has no effect and is not needed.
     jax.config.update("jax_platforms", "cpu")  # JAX's own, without annotations
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         return _train(experiment, size.geometry)
@@ -68,8 +68,7 @@ def _logits(params: Params, images: Any, geometry: Geometry) -> Any:
     patches = jnp.einsum("biyjxc,yxcd->bijd", squares, params["patch/kernel"]) + params["patch/bias"]
     patches = patches.reshape(len(images), side * side, -1)
     x = jnp.concatenate([jnp.tile(params["cls"], (len(images), 1, 1)), patches], axis=1) + params["position"]
-    # One block is compiled rather than all, and computed again for its gradient rather than kept. Together, the two halve the
-    # time.
+    # Only one block is compiled, and its activations are recomputed for the gradient. Together, the two halve the time.
     names = [name.removeprefix("blocks/0/") for name in params if name.startswith("blocks/0/")]
     blocks = {name: jnp.stack([params[f"blocks/{number}/{name}"] for number in range(geometry.depth)]) for name in names}
     one = jax.checkpoint(partial(_block, heads=geometry.heads))
@@ -117,7 +116,7 @@ def _loss(params: Params, images: Any, labels: Any, geometry: Geometry) -> tuple
 
 
 def _update(optimizer: str, value: Any, gradient: Any, moments: tuple[Any, Any], step: int) -> tuple[Any, tuple[Any, Any]]:
-    """Return a weight after a step, rounded to float32 as all variants store it. That rounding is large beside a small update."""
+    """Return a weight after a step, rounded to float32 as all variants store it: the rounding matters for small updates."""
     if optimizer == "sgd":
         return _stored(value - LEARNING_RATE * gradient), moments
     b1, b2 = BETAS

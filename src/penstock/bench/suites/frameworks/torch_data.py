@@ -1,4 +1,4 @@
-"""Define the data as torch `Dataset`s, channels first, at the top of a module so that spawned workers find them."""
+"""Define the data as torch `Dataset`s, channels first, at the top of a module so that spawned workers can import them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.bench.suites.frameworks.experiment import Experiment, Geometry, Si
 
 
 class RandomImages(Dataset):
-    """The article's `FakeDataset`, but for the generator of its numbers."""
+    """The article's `FakeDataset`, with another random number generator."""
 
     def __init__(self, geometry: Geometry):
         self._shape, self._classes = (3, geometry.image, geometry.image), geometry.classes

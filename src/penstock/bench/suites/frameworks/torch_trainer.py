@@ -16,7 +16,7 @@ from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LE
 from penstock.bench.suites.frameworks.trainer import check_device, compile_cache, cores
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
-if cache := compile_cache("inductor"):  # it looks when it is imported
+if cache := compile_cache("inductor"):  # set before the import, which reads it
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
 
 import torch
@@ -29,7 +29,7 @@ Placed = tuple[Tensor, Tensor]
 
 
 def make_optimizer(name: str, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
-    """Return the optimizer. With `fused=True` one kernel updates all parameters, which is the fastest that PyTorch has."""
+    """Return the optimizer. With `fused=True`, one kernel updates all parameters, which is PyTorch's fastest option."""
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, fused=fused)
     return torch.optim.AdamW(
@@ -73,8 +73,8 @@ class TorchTrainer:
         }
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss and the logits from one function, so that what is compared is what is timed, compiled once."""
-        # No context where there is nothing to cast: within one, PyTorch keeps no compiled backward pass for the next process.
+        """Return the loss and the logits. One function computes both, so the compared program is the timed one."""
+        # No autocast context for float32: within one, PyTorch does not cache the compiled backward pass for the next process.
         bf16 = self._experiment.precision == "bf16"
         with torch.autocast(self._device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
             logits = self._model(images)
@@ -108,7 +108,7 @@ class TorchTrainer:
         return loss.detach()
 
     def _tell(self, clock: StepClock) -> None:
-        """Tell the clock of a step. On a CPU it has ended already; on CUDA it ends when an event queued behind it does."""
+        """Report a step to the clock. On a CPU, it has ended already; on CUDA, it ends with an event that is queued after it."""
         if not self._cuda:
             clock.ended()
             return
@@ -127,7 +127,7 @@ class TorchTrainer:
                 yield (tuple(part.to(self._device, non_blocking=True) for part in batch) for batch in iterator)
             finally:
                 if self._experiment.loader_workers:
-                    # Before the files go. A worker that is stopped in the middle of a batch may abort, which torch reports.
+                    # Before the files are deleted. A worker that is stopped within a batch may abort, which torch reports.
                     with contextlib.suppress(RuntimeError):
                         iterator._shutdown_workers()  # type: ignore[attr-defined]
 
@@ -137,12 +137,12 @@ class TorchTrainer:
 
 
 def _largest_block(experiment: Experiment, size: Size) -> int:
-    """Return the bytes of the largest activation, which is that of an MLP's hidden layer.
+    """Return the bytes of the largest activation, the hidden layer of an MLP.
 
-    Blocks that glibc gives back to the system leave holes between the others. Measured in ViT-small at batch 32: the first
-    five steps take 1.8, 1.4, 1.2, 1.1 and 1.1 times as long as the sixth and all later ones, with 715, 337, 109, 92 and 49
-    thousand page faults. In a heap that is large from the start there are 720 and 120 thousand, and none from the third step on;
-    the fourth takes as long as all later ones. Where all blocks are kept, no fault comes after the second step in any heap.
+    Blocks larger than `heap.LARGEST_KEPT` make the heap grow for several steps. Measured in ViT-small at batch 32: the first five
+    steps take 1.8, 1.4, 1.2, 1.1 and 1.1 times as long as the sixth and all later ones, with 715, 337, 109, 92 and 49 thousand
+    page faults. If the heap is large from the start, there are 720 and 120 thousand, and none from the third step on; the fourth
+    step takes as long as all later ones. If glibc keeps all blocks, there are no page faults after the second step in any heap.
     """
     return experiment.batch * size.geometry.tokens * 4 * size.geometry.width * 4
 
@@ -151,10 +151,10 @@ def _set_precision(precision: str, cuda: bool) -> None:
     if precision == "tf32" and not cuda:
         raise VerificationError("tf32 is of CUDA GPUs, and PyTorch has none here")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # convolutions have a switch of their own, which is on
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # convolutions have their own switch, which is on by default
 
 
 def _compile(function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    # The compiler imports deprecated modules when it is first called. The filter stays, as one set in each step would be timed.
+    # The compiler imports deprecated modules when it is first called. The filter stays: setting it in each step would be timed.
     warnings.simplefilter("ignore")
     return torch.compile(function, backend="inductor", dynamic=False)

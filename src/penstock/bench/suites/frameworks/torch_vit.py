@@ -17,14 +17,14 @@ from penstock.bench.suites.frameworks.weights import Weights
 class ViT(nn.Module):
     """Images [B, 3, H, W] → logits [B, classes], float32.
 
-    Under autocast, matrix products take and give bfloat16. The residual stream, the softmax and the logits that the loss is
-    computed from stay float32, and that is said here: autocast sees to it on CUDA, but not on a CPU.
+    Under autocast, matrix products take and return bfloat16. The residual stream, the softmax and the logits for the loss stay
+    float32. The code casts them explicitly, because autocast does so on CUDA, but not on a CPU.
     """
 
     def __init__(self, geometry: Geometry, fused: bool):
         super().__init__()
         width, self._patch = geometry.width, geometry.patch
-        self.patch = nn.Linear(3 * geometry.patch**2, width)  # a convolution whose stride is its width
+        self.patch = nn.Linear(3 * geometry.patch**2, width)  # the same as a convolution whose stride equals its width
         self.cls = nn.Parameter(torch.empty(width))
         self.position = nn.Parameter(torch.empty(geometry.tokens, width))
         self.blocks = nn.ModuleList([Block(width, geometry.heads, fused) for _ in range(geometry.depth)])
@@ -35,10 +35,10 @@ class ViT(nn.Module):
         patches = self.patch(_patches(images, self._patch))
         cls = self.cls.expand(images.shape[0], 1, -1)
         tokens = torch.cat([cls, patches.to(cls.dtype)], dim=1) + self.position
-        rows = tokens.flatten(0, 1)  # as XLA likes them, see `flax_vit`; PyTorch's own kernels are as fast with either
+        rows = tokens.flatten(0, 1)  # faster in XLA, see `flax_vit`; PyTorch's own kernels are as fast with either
         for block in self.blocks:
             rows = block(rows, images.shape[0])
-        # Norm and head see one token alone, so the class token is taken first.
+        # Norm and head only need the class token, so it is selected first.
         return self.head(self.norm(rows.view_as(tokens)[:, 0])).float()
 
 
@@ -65,7 +65,7 @@ class Block(nn.Module):
         if self.fused:
             mixed = F.scaled_dot_product_attention(query, key, value)
         else:
-            # The scale is a power of two in all geometries, so that it rounds nothing, wherever it is applied.
+            # The scale is a power of two in all geometries, so it causes no rounding, wherever it is applied.
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
             mixed = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
         return mixed.transpose(1, 2).reshape(rows, width)

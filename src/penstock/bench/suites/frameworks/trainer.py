@@ -1,4 +1,4 @@
-"""Define what a framework does for this suite: one class each, all with the methods of `Trainer`."""
+"""Define the protocol `Trainer`, which this suite implements once for each framework."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Trainer(Protocol):
     """A model with the canonical initial weights, and its training step.
 
     Attributes:
-      details: what a reader may want to know, under the same names in all: "device" as in "cpu: cpu" and "gpu: NVIDIA H200",
-        "versions", "compile cache", and "threads" where they can be told.
-      warm_up: steps before those that take as long as all later ones. PyTorch's heap grows in its second step still, and longer
-        where it has large blocks; the programs of XLA get their memory as one block, and take as many page faults in each step.
-      looks_ahead: batches that `train` has taken when its first step begins, beyond that step's own.
+      details: facts for the report, with the same keys in all frameworks: "device", such as "cpu: cpu" or "gpu: NVIDIA H200",
+        "versions", "compile cache", and "threads" if their number is known.
+      warm_up: number of first steps that take longer than later ones. PyTorch's heap still grows in the second step, and longer
+        with large blocks. A program of XLA gets its memory as one block, and has as many page faults in each step.
+      looks_ahead: number of batches that `train` takes before its first step, beyond that step's own batch.
     """
 
     details: dict[str, Any]
@@ -33,22 +33,25 @@ class Trainer(Protocol):
     looks_ahead: int
 
     def place(self, batch: HostBatch) -> Any:
-        """Return the batch on the device, in the layout that the framework likes; it is there when this returns."""
+        """Put a batch on the device, in the layout that the framework prefers, and wait until it is there."""
 
     def logits(self, batch: Any) -> Any:
-        """Compute logits [B, classes] as NumPy has them, float32."""
+        """Compute logits [B, classes] as a NumPy array, float32."""
 
     def loss(self, batch: Any) -> float:
         """Train a step on a placed batch, and wait for its loss."""
 
     def train(self, batches: Iterator[Any], clock: StepClock) -> None:
-        """Train a step on each placed batch, telling the clock when one is queued, until it wants no more and all have ended."""
+        """Train a step on each placed batch until the clock says to stop, and wait for the last step.
+
+        Report each step to the clock after it was queued.
+        """
 
     def weights(self) -> Weights:
         """Return the current parameters in canonical layout."""
 
     def loader(self) -> AbstractContextManager[Iterator[Any]]:
-        """Load batches of the data for ever, as a good user of the framework does; they are as `place` returns them."""
+        """Return a context with endless batches, loaded as the framework's documentation advises, and placed as by `place`."""
 
     def wait(self, batch: Any) -> None:
         """Wait until a batch of the loader is on the device."""
@@ -94,7 +97,7 @@ def cores() -> int:
 
 
 def compile_cache(compiler: str) -> str | None:
-    """Return a folder for what a compiler wants to keep between processes; None where nothing is to be kept."""
+    """Return the folder of a compiler's cache between processes; None if there is no cache."""
     base = os.environ.get("PENSTOCK_BENCH_CACHE")
     if not base:
         return None

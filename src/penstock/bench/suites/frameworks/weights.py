@@ -1,8 +1,8 @@
-"""Make the weights that every framework starts from, and the batches on which they are compared: NumPy and seeds only.
+"""Make the initial weights of every framework, and the batches on which they are compared, with NumPy and fixed seeds.
 
-The canonical layout is that of JAX: a linear kernel is [in, out], the patches' is [height, width, channels, D], images are
-[B, H, W, 3]. A linear layer that makes queries, keys and values has them one after the other in its 3·D outputs, and in each the
-heads one after the other.
+The canonical layout is that of JAX. A linear kernel is [in, out], the kernel of the patches [height, width, channels, D], and
+images are [B, H, W, 3]. The 3·D outputs of the qkv layer are first all queries, then all keys, then all values, and within each
+of these the heads one after the other.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def initial(geometry: Geometry) -> dict[str, np.ndarray]:
-    """Return weights, float32, that make every part of the model matter, so that none can be left out unseen.
+    """Return weights, float32, with which every part of the model changes the outputs, so that a missing part is detected.
 
-    Kernels have variance 1/inputs, as have queries and keys then, so that attention is not uniform; scales are not 1 and biases
-    not 0.
+    Kernels have variance 1/inputs, so queries and keys vary and attention is not uniform. Scales are not 1, and biases are not 0.
     """
     rng = np.random.default_rng(_SEED)
     return {name: _draw(rng, name, shape) for name, shape in shapes(geometry).items()}
@@ -71,10 +70,10 @@ def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.nda
 
 
 def updates(before: Weights, after: Weights, optimizer: str) -> dict[str, np.ndarray]:
-    """Return the change of each weight by training, float64, by the name of the output that variants are compared by.
+    """Return the change of each weight by training, float64, by the name of the output for the parity check.
 
-    AdamW divides a gradient by its own size. The bias of the keys has none: it adds the same to all scores of a query, which the
-    softmax takes away again. So what AdamW does to it is rounding alone, and is left out of its `qkv` bias.
+    The bias of the keys has no gradient: it adds the same number to all scores of a query, which the softmax cancels. AdamW
+    divides a gradient by its own size, so its update of this bias is only rounding. It is left out of the `qkv` bias.
     """
     found = {name: after[name].astype(np.float64) - before[name] for name in before}
     if optimizer == "adamw":
@@ -90,7 +89,7 @@ def norm(arrays: Mapping[str, np.ndarray]) -> float:
 
 
 def fixed_batch(geometry: Geometry, records: int, number: int = 0) -> HostBatch:
-    """Return a batch that is the same in every framework, and another one for another number."""
+    """Return the batch of this number, which is the same in every framework."""
     rng = np.random.default_rng([_SEED, number])
     images = rng.standard_normal((records, geometry.image, geometry.image, 3), np.float32)
     return HostBatch(images, rng.integers(0, geometry.classes, records, np.int32))

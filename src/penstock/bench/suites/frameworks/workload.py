@@ -14,8 +14,8 @@ from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, nvidi
 
 TORCH_XLA = Environment("torch_xla", ("torch==2.9.0", "torch_xla==2.9.0", "numpy", "pillow"))
 
-# Some three to eight times the largest difference that was measured on a CPU: at quick size over all variants, both optimizers
-# and PyTorch's two kinds of attention; and at the size of ViT-tiny in PyTorch eager and JAX.
+# About three to eight times the largest difference that was measured on a CPU: at quick size with all variants, both optimizers
+# and PyTorch's two kinds of attention; and at the size of ViT-tiny with PyTorch eager and JAX.
 #   fp32: logits 6e-7, loss 2e-7, update 1.4e-4 and, in ViT-small, 6.8e-4 (a norm's scale, under sgd: it changes by few units in
 #     the last place, so that one rounding counts; larger models may have more of these)
 #   bf16: logits 8e-3, loss 9e-4, update 2e-2 under sgd, 1.1e-1 (a scale) under adamw, which divides small gradients by themselves
@@ -25,15 +25,15 @@ TOLERANCES: Mapping[str, Mapping[str, float]] = {
     "tf32": {"logits": 6e-3, "loss": 4e-4, "update": 1.5e-2},
     "bf16": {"logits": 5e-2, "loss": 3e-3, "update": 1e-1},
 }
-_ADAMW_UPDATES = 4  # times as far apart, below float32
+_ADAMW_UPDATES = 4  # times the tolerance of updates, for AdamW with a precision below float32
 
-# A tenth of the difference that was measured. A variant that is nearer to float64 has not rounded the inputs of products as it
-# was asked to. The logits tell best: float32 is ten thousand times nearer than bfloat16. TF32's number is from theory, as above.
+# A tenth of the measured difference. A variant that is closer to float64 has not rounded the inputs of products as prescribed.
+# The logits show it best: float32 is ten thousand times closer than bfloat16. TF32's number is from theory, as above.
 LEAST: Mapping[str, Mapping[str, float]] = {"fp32": {}, "tf32": {"logits": 3e-5}, "bf16": {"logits": 5e-4}}
 
 # The slowest CPU that the time limit allows for.
 _SLOWEST = 30e9  # FLOP/s
-_STEPS = 12  # of the warm-up and the timed part, where one step takes longer than the time that is timed
+_STEPS = 12  # steps of warm-up and timing together, if one step takes longer than the time to measure
 
 
 def workload_of(experiment: Experiment) -> Workload:
@@ -44,7 +44,7 @@ def workload_of(experiment: Experiment) -> Workload:
         baseline="PyTorch eager",
         variants=_variants(experiment),
         sizes={
-            # A run times one step where a step takes seconds: other runs tell more of the next run than other steps do.
+            # If a step takes seconds, a run times only one: more runs predict the next run better than more steps do.
             "full": Size(
                 GEOMETRIES[experiment.model], 1, 50, compute_seconds=1.0, together_seconds=1.0, loading_seconds=0.4, files=256
             ),
@@ -62,10 +62,10 @@ def _time_limit(experiment: Experiment) -> float:
 
 
 def _unsuited(experiment: Experiment) -> dict[str, str]:
-    """Return the variants that take no part, and why."""
+    """Return the variants that cannot do the experiment, with the reasons."""
     found = {}
     if experiment.attention == "fused" and not (experiment.precision == "bf16" and nvidia_gpu()):
-        # JAX's and Keras's functions for it would run, but as the same products and softmax as "eager".
+        # JAX's and Keras's functions for fused attention would run the same products and softmax as "eager".
         found = dict.fromkeys(("PyTorch/XLA", "JAX", "Keras on JAX"), "XLA has no fused attention for float32, nor on a CPU")
     if nvidia_gpu():
         found["PyTorch/XLA"] = "torch_xla has no CUDA since 2.9"
@@ -114,7 +114,7 @@ def _variants(experiment: Experiment) -> tuple[Variant, ...]:
 
 
 def _loaders(experiment: Experiment) -> tuple[str, str]:
-    """Say what loads the data in PyTorch's variants and in JAX's."""
+    """Name the data loaders of PyTorch's variants and of JAX's."""
     if experiment.data == "jpeg":
         workers = experiment.loader_workers
         return f"DataLoader, {workers} processes", f"penstock's Loader with {workers} threads, and feed"
@@ -123,7 +123,7 @@ def _loaders(experiment: Experiment) -> tuple[str, str]:
 
 
 def _make(module: str, name: str, experiment: Experiment, size: Size, **options: bool) -> Trainer:
-    """Import a framework and make its trainer. No framework is imported before: its import is measured, and it may be missing."""
+    """Import a framework and make its trainer. It is not imported before, because it may not be installed."""
     trainer = getattr(importlib.import_module(f"penstock.bench.suites.frameworks.{module}"), name)
     made: Trainer = trainer(experiment, size, **options)
     return made
@@ -150,7 +150,7 @@ def make_keras(experiment: Experiment, size: Size) -> Trainer:
 
 
 def _agreement(experiment: Experiment) -> Agreement:
-    """Return the agreement, named after all that the outputs depend on: batch 8 and batch 32 are compared once."""
+    """Return the agreement. Its name has all options that change the outputs, so batch 8 and batch 32 are compared once."""
     parts = (experiment.model, experiment.precision, experiment.attention, experiment.optimizer)
     return Agreement(
         name=f"vit-{'-'.join(parts)}, batch {experiment.parity_batch}",

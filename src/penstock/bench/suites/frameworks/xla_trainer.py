@@ -76,8 +76,8 @@ class XlaTrainer:
     def train(self, batches: Iterator[Placed], clock: StepClock) -> None:
         clock.begin()
         for batch in batches:
-            # No step is left in flight: whatever torch_xla is asked for, it waits until all that was queued has ended. With
-            # another step queued, the loss of the one before was seen to arrive when that other step had ended too.
+            # No step stays in flight: torch_xla always waits until all queued steps have ended. With another step queued, the
+            # loss of the previous step arrived only when that other step had ended, too.
             self.loss(batch)
             clock.ended()
             if not clock.more():
@@ -90,7 +90,7 @@ class XlaTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         self._optimizer.step()
-        torch_xla.sync()  # what was traced so far is one program, queued now
+        torch_xla.sync()  # compiles the operations traced so far to one program, and queues it
         return loss.detach()
 
     def weights(self) -> Weights:
@@ -99,13 +99,13 @@ class XlaTrainer:
     @contextlib.contextmanager
     def loader(self) -> Iterator[Iterator[Placed]]:
         with data_loader(self._experiment, self._size, pin_memory=False) as batches:
-            # As far ahead as JAX's feed: by default it keeps 16 batches in memory, and loads most of them during the warm-up.
+            # Prefetch as many batches as JAX's feed. The default is 16, most of which would be loaded during the warm-up.
             uploaded = parallel_loader.MpDeviceLoader(batches, self._device, loader_prefetch_size=2, device_prefetch_size=1)
             iterator = iter(uploaded)
             try:
                 yield (tuple(batch) for batch in iterator)
             finally:
-                iterator._loader.close()  # or its threads load on, for a million records
+                iterator._loader.close()  # otherwise its threads go on loading a million records
 
     def wait(self, batch: Placed) -> None:
         torch_xla.sync(wait=True)

@@ -1,6 +1,7 @@
-"""Keras on JAX with penstock's threaded epochs beside Keras alone: a step of fit and predict, as real input is read.
+"""Keras on JAX with penstock's threaded epochs, compared with Keras alone: the time of a step of `fit` and `predict`.
 
-The models are Keras Hub's with random weights: small ones, or, with `--size full`, as they were published.
+The input is read as in real programs. The models are Keras Hub's with random weights: small ones, or, with `--size full`, in
+their published sizes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from penstock.bench.suites.keras.arguments import choose as choose
 from penstock.bench.suites.keras.workload import QUICK_TASKS, TASKS, workload_of
 from penstock.bench.suites.keras.workload import find as find
 
-ROUNDS = 6  # as importing Keras takes longer than the steps, there is no time for more
+ROUNDS = 6  # because importing Keras takes longer than the steps
 MINUTES = 45.0
 WORKLOADS = tuple(workload_of(task, "small") for task in TASKS)
 QUICK = tuple(workload_of(task, "small") for task in QUICK_TASKS)

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
-    """Return the workloads of the size, or those of them that are asked for.
+    """Return the workloads of the chosen size: all, or those that the arguments name.
 
     Raises:
       ValueError: a workload with only one size is asked for, with `--size full`.

@@ -11,10 +11,10 @@ from penstock.bench.suites.keras.keras_setup import keras
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
-    """An epoch of so many batches; `make` returns the batch of a number.
+    """An epoch of `count` batches; `make` returns the batch of a number.
 
     Attributes:
-      made: of each batch since `forget`, whether the main thread made it, and the seconds that it took.
+      made: for each batch since `forget`, whether the main thread made it, and the seconds that this took.
     """
 
     def __init__(self, count: int, make: Callable[[int], Any]):

@@ -1,4 +1,4 @@
-"""Train a BERT classifier: on text that is tokenised as it is trained on, and on tokens in a large file."""
+"""Train a BERT classifier: on text that is tokenised during training, and on tokens in a large file."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _labels(token_ids: np.ndarray) -> np.ndarray:
 
 
 def _token_file(texts: Corpus, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Write a file of tokens, with documents spread all over it and gaps that take no room on the disk; return their starts."""
+    """Write a sparse file with documents at many positions, whose gaps take no disk space; return it and the starts."""
     starts = np.arange(_DOCUMENTS) * (_FILE // _TOKEN.itemsize // _DOCUMENTS)
 
     def write(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Keep what is made once for all runs, in the folder that the environment variable PENSTOCK_BENCH_CACHE names."""
+"""Keep files that all runs share, in the folder that the environment variable PENSTOCK_BENCH_CACHE names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VARIABLE = "PENSTOCK_BENCH_CACHE"
 
 @contextlib.contextmanager
 def at_hand() -> Iterator[None]:
-    """Make sure that there is such a folder: the harness's, or one for as long as the block lasts."""
+    """Make sure that the folder exists: the harness's, or a temporary one for the duration of the block."""
     if os.environ.get(_VARIABLE):
         yield
         return
@@ -32,5 +32,5 @@ def made_once(name: str, write: Callable[[Path], None]) -> Path:
         with tempfile.TemporaryDirectory(prefix="unfinished-", dir=path.parent) as folder:
             whole = Path(folder) / name
             write(whole)
-            whole.replace(path)  # a rename, so that no process sees half of it
+            whole.replace(path)  # atomic, so that no process sees a part of the file
     return path

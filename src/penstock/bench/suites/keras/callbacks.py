@@ -1,8 +1,8 @@
-"""Time the steps of `fit` and `predict`, in the two ways in which Keras waits for them or does not.
+"""Time the steps of `fit` and `predict`, for both ways in which Keras runs them.
 
-Where a user gives Keras a callback that wants to know of each step, it waits for the step's loss before it calls it, so that
-nothing is computed while the next batch is made. Where the user gives none, it queues the next step while this one is computed.
-Then there is one in flight here too (see `StepClock`), and not any number, as those could not be told apart.
+If the user gives Keras a callback for each step, Keras waits for the step's loss before it calls the callback. Then nothing is
+computed while the next batch is made. Without such a callback, Keras queues the next step while this one is computed. Then one
+step is in flight here, too (see `StepClock`). With more steps in flight, single steps could not be timed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def new_clock() -> StepClock:
 
 
 class AfterEachStep(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """A callback as TensorBoard's and ModelCheckpoint's: it gets the loss as a number, so after the step's end."""
+    """A callback like TensorBoard's and ModelCheckpoint's: it gets the loss as a number, so Keras waits for the step's end."""
 
     def __init__(self, clock: StepClock):
         super().__init__()
@@ -31,7 +31,7 @@ class AfterEachStep(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
 
 
 class OneInFlight(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
-    """A callback list in the place of Keras's own, as only the list gets arrays that may not be there yet."""
+    """A replacement for Keras's callback list, because only the list gets arrays that may not be computed yet."""
 
     def __init__(self, clock: StepClock, model: Any):
         super().__init__(add_history=True, model=model)
@@ -44,5 +44,5 @@ class OneInFlight(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras 
         self._queued(logs)
 
     def _queued(self, logs: Any) -> None:
-        # The step is one program, so its loss or its prediction is there when it has ended. Neither is donated to the next.
+        # The step is one program, so its loss or prediction is ready when it has ended. Neither is donated to the next step.
         self._clock.queued(lambda: jax.block_until_ready(logs))

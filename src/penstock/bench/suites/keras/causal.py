@@ -1,4 +1,4 @@
-"""Train Gemma and Mistral to tell the next token of a text that is tokenised as it is trained on."""
+"""Train Gemma and Mistral to predict the next token of a text that is tokenised during training."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def mistral_job(size: Size) -> Job:
 def _job(model_class: Any, backbone_class: Any, geometries: Mapping[str, Mapping[str, int]], size: Size) -> Job:
     backbone = backbone_class(vocabulary_size=VOCABULARY, dtype=_dtype(size.geometry), **geometries[size.geometry])
     if size.geometry == "full":
-        backbone.enable_lora(_LORA_RANK)  # as Keras's guides fine-tune these on one device
+        backbone.enable_lora(_LORA_RANK)  # Keras's guides fine-tune these models so on one device
     model = as_keras_model(model_class(backbone))
     model.compile(
         optimizer=keras.optimizers.AdamW(1e-4),

@@ -1,6 +1,6 @@
 """Train Stable Diffusion's diffusion transformer on the latents that its frozen autoencoder makes of JPEG files.
 
-Keras Hub's own task for it cannot be trained (`fit` raises), but what it consists of can.
+Keras Hub's own task for it cannot be trained (`fit` raises), but its parts can.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHAPES: Mapping[str, _Shape] = {
 
 
 class _FlowMatching(keras.Model):  # type: ignore[misc]  # Keras has no types
-    """A model that gets an image with noise in it, and how much, and predicts the direction of the noise."""
+    """A model that gets a noisy image and its noise level, and predicts the direction of the noise."""
 
     def __init__(self, autoencoder: Any, diffuser: Any):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Switch between the two variants, Keras alone and with penstock's threaded epochs, and check which of them really ran."""
+"""Switch between the two variants, Keras alone and with penstock's threaded epochs, and check which of them was used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Epochs = Literal["default", "threaded"]
 
 
 def begin(epochs: Epochs) -> Any:
-    """Do all that a user does to have the variant; return the `ThreadedEpochs`, or None."""
+    """Turn the variant on as a user does; return the `ThreadedEpochs`, or None for Keras alone."""
     if epochs == "default":
         return None
     import penstock.keras
@@ -21,7 +21,7 @@ def begin(epochs: Epochs) -> Any:
 
 
 def waited(threaded: Any, job: Job, step: float) -> dict[str, float]:
-    """Return the share of the timed epoch that the training thread waited for its input; `step`: seconds that a step took."""
+    """Return the share of the timed epoch that the training thread waited for its input; `step` is the seconds of a step."""
     name = "share of waiting for input"
     if threaded is not None:
         return {name: threaded.stats()[-1].wait_share}
@@ -29,10 +29,10 @@ def waited(threaded: Any, job: Job, step: float) -> dict[str, float]:
 
 
 def check_iterator(epochs: Epochs) -> None:
-    """Check that Keras makes its epochs as the variant says.
+    """Check that Keras uses the epoch iterator of the variant.
 
     Raises:
-      VerificationError: Keras makes its epochs with something else.
+      VerificationError: Keras uses another epoch iterator.
     """
     from keras.src.backend.jax import trainer
 
@@ -45,7 +45,7 @@ def check_threads(epochs: Epochs, job: Job, size: Size) -> None:
     """Check that the batches of the timed epoch were made on the variant's thread.
 
     Raises:
-      VerificationError: batches of the epoch that was timed were made by another thread than is the variant's.
+      VerificationError: batches of the timed epoch were made on another thread.
     """
     if job.batches is None:
         return

@@ -1,4 +1,4 @@
-"""Make Keras models of Keras Hub's."""
+"""Convert models of Keras Hub to plain Keras models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.bench.suites.keras.keras_setup import keras
 def as_keras_model(task: Any) -> Any:
     """Return the layers and weights of a Keras Hub task.
 
-    Its own `fit` and `predict` take strings and arrays, and data sets of tf.data or Grain, which read ahead by themselves, but no
-    `PyDataset` and no generator. Who has one of those makes this of the task.
+    The task's own `fit` and `predict` take strings, arrays, and data sets of tf.data or Grain, which read ahead by themselves.
+    They take no `PyDataset` and no generator, for which users need this plain model.
     """
     return keras.Model(task.input, task.output)

@@ -1,4 +1,4 @@
-"""Import Keras on JAX as fast as can be: all modules of this suite get Keras and JAX from here."""
+"""Import Keras on JAX as fast as possible: all modules of this suite import Keras and JAX from here."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from penstock.bench.suites.frameworks.trainer import check_device, compile_cache
 
 SEED = 20250601
 
-# Keras and Keras Hub import these where they are installed, which takes longer than all that is timed, and do not use them
-# here. Each may be missing in an installation; these processes act as if all were.
+# Keras and Keras Hub import these if they are installed, which takes longer than the timed part, and do not use them here. They
+# are optional, so these processes act as if they were not installed.
 _UNUSED = ("tensorflow", "tensorflow_text", "sklearn", "grain", "matplotlib", "pandas")
 
 os.environ["KERAS_BACKEND"] = "jax"
 for _name in _UNUSED:
-    sys.modules.setdefault(_name, None)  # type: ignore[arg-type]  # what Python itself takes for "there is none"
+    sys.modules.setdefault(_name, None)  # type: ignore[arg-type]  # Python then raises ModuleNotFoundError
 
 jax: Any = importlib.import_module("jax")
 keras: Any = importlib.import_module("keras")
 
 
 def configure() -> None:
-    """Set JAX and Keras up for a run: on the machine's device, alike in every process."""
+    """Configure JAX and Keras for a run, in the same way in every process."""
     if keras.backend.backend() != "jax":
         raise VerificationError(f"KERAS_BACKEND is {keras.backend.backend()!r}: this suite is about Keras on JAX")
     check_device("JAX", on_gpu=jax.devices()[0].platform != "cpu")

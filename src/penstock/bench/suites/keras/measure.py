@@ -42,7 +42,7 @@ def measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
     if len(steps) < size.steps - 2 or not np.isfinite(list(evidence.values())).all():
         raise VerificationError(f"{len(steps)} of {size.steps} steps were timed, and computed {evidence}")
     return Measurement(
-        # The mean and no median: with slow input, most steps may find a batch ready while some wait long for the next.
+        # The mean, not the median: with slow input, most steps may find a batch ready, and a few wait long for the next.
         values={"step": mean_step(steps)},
         steps={"step": _in_parts(steps)},
         evidence=evidence,
@@ -79,7 +79,7 @@ def warm_up(task: Task, job: Job, size: Size) -> None:
 
 
 def run_epoch(task: Task, job: Job, clock: StepClock) -> dict[str, float]:
-    """Run all of the input once, and return what it computed, which is alike in all variants."""
+    """Run one epoch, and return its results as evidence: they are equal in all variants."""
     callbacks: Any = [AfterEachStep(clock)] if task.each_step else OneInFlight(clock, job.model)
     if task.method == "fit":
         history = job.model.fit(**job.inputs, callbacks=callbacks, verbose=0).history
@@ -99,7 +99,7 @@ def mean_step(steps: list[float]) -> float:
 
 
 def _in_parts(steps: list[float]) -> list[float]:
-    """Return means of parts of the same length, where there are many steps, as a report holds them all."""
+    """Return means over parts of equal length if there are many steps, to keep the report small."""
     return steps if len(steps) <= _PARTS else [fmean(part) for part in np.array_split(steps, _PARTS)]
 
 

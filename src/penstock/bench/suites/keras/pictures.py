@@ -1,4 +1,4 @@
-"""Make JPEG files, and decode them as they are used."""
+"""Make JPEG files, and decode them when they are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pictures:
     side: int
 
     def numbers(self, batch: int, records: int) -> np.ndarray:
-        """Return the numbers of a batch's files: one after the other, round and round."""
+        """Return the numbers of a batch's files: consecutive, and from 0 again after the last file."""
         return np.arange(batch * records, (batch + 1) * records) % len(self.paths)
 
     def images(self, numbers: np.ndarray) -> np.ndarray:
@@ -32,5 +32,5 @@ class Pictures:
 
 
 def pictures(side: int) -> Pictures:
-    with jpeg.folder(FILES) as paths:  # they stay, as there is a folder for what is made once
+    with jpeg.folder(FILES) as paths:  # the files stay, because the cache folder exists
         return Pictures(paths, side)

@@ -1,4 +1,4 @@
-"""Train a few dense layers: with a slow source threaded epochs gain, and without one they may only cost."""
+"""Train a few dense layers: with a slow source, where threaded epochs help, and with a fast one, which shows their overhead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.bench.suites.keras.keras_setup import SEED, keras
 from penstock.bench.suites.keras.task import Job, Size
 
 _LATENCY = 5e-3  # seconds that storage takes for a batch
-_WIDTH = 512  # a step at batch 224 takes two cores about as long as storage takes for a batch
+_WIDTH = 512  # on two cores, a step at batch 224 takes about as long as the storage takes for a batch
 
 _FEATURES = 16
 

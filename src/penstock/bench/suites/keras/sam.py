@@ -1,4 +1,4 @@
-"""Predict with Segment Anything: masks of what is at a point of a picture, for JPEG files."""
+"""Predict with Segment Anything: the masks of the object at a point of an image, from JPEG files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Shape:
     """The sizes of Segment Anything's parts.
 
     Attributes:
-      global_layers: those that attend to the whole image, and not to a window of so many patches.
+      global_layers: layers that attend to all patches, rather than to a window of `window` patches.
       embedding: channels of an encoded image.
     """
 
@@ -50,7 +50,7 @@ def sam_job(size: Size) -> Job:
 
     def make(number: int) -> Any:
         chosen = files.numbers(number, size.batch)
-        # A point is given with one more that says "no box", as the model's documentation has it.
+        # The model's documentation adds a second point to each point, which means "no box".
         return (
             {
                 "images": files.images(chosen),

@@ -1,7 +1,7 @@
-"""Define what is run and for how long: all that the two variants have in common.
+"""Define tasks, sizes and jobs, which the two variants share.
 
-Words: a *task* is a model with its input; its *geometry* is how large the model is, "small" for a CPU of two cores and "full"
-as it was published; a *job* is what a worker process makes of a task.
+A *task* is a model with its input. Its *geometry* is the size of the model: "small" for a CPU with two cores, or "full" as
+published. A *job* is the compiled model and the input, made from a task in a worker process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ Geometry = Literal["small", "full"]
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a job, and how many steps it has.
+    """The size of a job, and the number of its steps.
 
     Attributes:
+      geometry: "small" or "full".
       batch: records in a batch.
-      steps: in the epoch that is timed.
-      warm_up: steps before it, the first of which compiles.
+      steps: steps in the timed epoch.
+      warm_up: steps before the timed epoch; the first one compiles.
     """
 
     geometry: Geometry
@@ -32,11 +33,12 @@ class Size:
 
 @dataclass(frozen=True)
 class Job:
-    """A compiled model and what `fit` or `predict` gets, which is an epoch of the size's steps.
+    """A compiled model, and the input of `fit` or `predict` for one epoch.
 
     Attributes:
-      inputs: arguments by name, `x` among them.
-      batches: where the input is made batch by batch, what makes them, which knows the thread that did.
+      model: the compiled Keras model.
+      inputs: keyword arguments of `fit` or `predict`, such as `x`.
+      batches: the `Batches` if the input is made batch by batch; it records the thread that made each batch. None otherwise.
     """
 
     model: Any
@@ -49,15 +51,17 @@ MakeJob = partial[Job]  # from a Size
 
 @dataclass(frozen=True)
 class Task:
-    """A model with its input, and what threaded epochs should reach for it.
+    """A model with its input, and the target for threaded epochs.
 
     Attributes:
-      title: what is done; "{batch}" stands for that field of the size.
-      batch, steps: of the small size.
-      make: imports Keras, so it runs in worker processes only.
-      bound: what threaded epochs are to reach, as a multiple of the time that a step takes without them.
-      each_step: the user has a callback that Keras calls after each step, with the loss as a number: it waits for the step.
-      full: there is a geometry that is larger than "small".
+      name: the name of the workload.
+      title: a description; "{batch}" is replaced by that field of the size.
+      method: the method of the model that is timed.
+      batch, steps: those of the small size.
+      make: makes the job. It imports Keras, so it runs in worker processes only.
+      bound: the target for the time of a step with threaded epochs, as a multiple of the time without them.
+      each_step: whether there is a callback after each step that gets the loss as a number, so that Keras waits for the step.
+      full: whether the task also has the geometry "full".
     """
 
     name: str

@@ -1,6 +1,4 @@
-"""Collect documents to tokenise: the docstrings of Python's standard library, which every machine has and no two of which are
-alike.
-"""
+"""Collect documents to tokenise: the docstrings of Python's standard library, which every machine has."""
 
 from __future__ import annotations
 
@@ -33,8 +31,9 @@ class Corpus:
     tokenizer: Any
 
     def token_ids(self, first: int, records: int, length: int) -> np.ndarray:
-        """Return the tokens of so many documents from a first one on, round and round: int32 [records, length], padded with
-        `PAD`.
+        """Return the tokens of `records` documents from `first` on, int32 [records, length], padded with `PAD`.
+
+        After the last document, the first one follows.
         """
         chosen = [self.documents[number % len(self.documents)] for number in range(first, first + records)]
         self.tokenizer.enable_truncation(length)

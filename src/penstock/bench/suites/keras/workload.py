@@ -12,7 +12,7 @@ from penstock.bench.suites.keras.task import Geometry, Job, Size, Task
 _TEXT = "tokenising documents as they come"
 _JPEG = "decoding JPEG files as they come"
 _FULL_STEPS = 40
-_QUICK_BATCH = 8  # at most, so that workloads which differ in nothing else compile once
+_QUICK_BATCH = 8  # at most, so that workloads that differ only in the batch compile once
 
 
 def _task(name: str, title: str, make: str, method: str, batch: int, steps: int, **more: object) -> Task:
@@ -52,12 +52,12 @@ TASKS = (
         "overhead", "fit a dense layer on small arrays in memory", "plain.arrays_job", "fit", 32, 20_000, bound=1.03, full=False
     ),
 )
-# Tasks that differ only by the size of a batch are one in a quick run, where batches have one size.
+# A quick run has one batch size, so tasks that differ only in the batch size run once.
 QUICK_TASKS = tuple({(task.make.args, task.each_step): task for task in reversed(TASKS)}.values())[::-1]
 _FULL = "-full"
 
-# Threaded epochs change when batches are made and nothing else, so the same must be computed from them. A CPU computes alike
-# twice; a GPU may add in another order.
+# Threaded epochs only change when batches are made, so the results must be the same. A CPU gives the same results twice; a GPU
+# may sum in another order.
 TOLERANCES = {"loss": 1e-4, "weights": 1e-4}
 
 

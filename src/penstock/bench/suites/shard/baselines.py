@@ -1,8 +1,8 @@
-"""Write the layouts of an expert by hand: from a model, its state and its batch to named baselines.
+"""Write the layouts of an expert by hand: a model, its state and its batch go in, named baselines come out.
 
-A baseline lays out the state and the batch, and inside of the step at most the weights. The batch is split along its first
-dimension. The optimizer's moments lie as their parameters do. The layouts are data parallel, FSDP (Zhao et al. 2023), Megatron
-(Shoeybi et al. 2019), and the largest dimension of each leaf.
+A baseline has layouts of the state and the batch, and inside of the step at most of the weights. The batch is split along its
+first dimension. The optimizer's moments have the layouts of their parameters. The layouts are data parallel, FSDP (Zhao et al.
+2023), Megatron (Shoeybi et al. 2019), and the largest dimension of each leaf.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Baseline:
 
     Attributes:
       state, batch: the stored layout of each leaf, in order.
-      used: for each leaf of the state, the layout that it is brought to when the step begins: the all-gather of FSDP. None
-        leaves the leaf to the compiler.
+      used: for each leaf of the state, the layout to which it is resharded at the start of the step, as by FSDP's all-gather.
+        None leaves the leaf to the compiler.
     """
 
     name: str

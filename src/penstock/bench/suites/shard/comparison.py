@@ -1,4 +1,4 @@
-"""Compare a plan with the best baseline that keeps the limit: from scores to numbers, and to text for the report."""
+"""Compare a plan with the best baseline that keeps the limit: scores go in; numbers and text for the report come out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Comparison:
 
     @property
     def outcome(self) -> str:
-        """Say why a plan has not won, whatever its time: there is none, or it is over its limit."""
+        """Say why a plan lost without regard to its time: there is no plan, or it is over its limit."""
         plan = self.plan
         if plan.score is None:
             return f"{'no plan' if plan.refused else 'failed'}: {plan.reason}"

@@ -1,4 +1,4 @@
-"""Put an end to a computation that may take for ever, within a process that has more to do."""
+"""Limit the time of a computation inside of a process that continues afterwards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` once the block has taken longer, on the main thread; a system without alarms has no limit."""
+    """Raise `TimeoutError` if the block takes longer. It works on the main thread, and only on systems with SIGALRM."""
 
     def ring(number: int, frame: object) -> None:
         raise TimeoutError(f"took more than {seconds:g} s")

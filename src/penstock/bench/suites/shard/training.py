@@ -16,7 +16,7 @@ from penstock.shard import Plan, PlanError, plan
 from penstock.shard.verify import FAST_COMPILE
 
 _STEPS = 3
-# The published table does not fit the memory of a common machine eight times over.
+# Eight copies of the published table do not fit into the memory of a common machine.
 _ROWS = {"two-tower": 65_536}
 
 
@@ -56,7 +56,7 @@ def _losses(step: Callable, state: Any, batches: list[Any]) -> tuple[float, ...]
 
 
 def _plan_anew(model: Model, task: Task) -> tuple[Plan, str]:
-    """Plan for a model of another size, with half of the memory that it needs replicated, or with all there is."""
+    """Plan for a model of another size, with half of the memory that it needs replicated, or with the hardware's memory."""
     state, batch = jax.eval_shape(model.init), model.batch(0)
     layout = baselines.baselines(model, state, batch, task.axes)[0]
     half = baselines.compiled(model, state, batch, layout, measure.mesh_of(task.axes)).memory // 2

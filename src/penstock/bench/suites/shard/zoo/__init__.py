@@ -46,5 +46,5 @@ def load(name: str, *, rows: int | None = None) -> Model:
     if rows is not None and name != "two-tower":
         raise ValueError(f"rows={rows} is for two-tower: {name} has no table to make smaller. Leave it out.")
     model = make() if rows is None else make(rows)
-    # Operation by operation, initialisers take several times as long.
+    # Without jit, initialisers take several times as long.
     return dataclasses.replace(model, init=jax.jit(model.init))

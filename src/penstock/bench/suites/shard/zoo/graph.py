@@ -1,4 +1,4 @@
-"""Message passing over the edges of a graph (Battaglia et al. 2018, arXiv:1806.01261), which tells the class of each node."""
+"""Message passing over the edges of a graph (Battaglia et al. 2018, arXiv:1806.01261), which predicts each node's class."""
 
 from __future__ import annotations
 

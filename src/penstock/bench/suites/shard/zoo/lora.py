@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) on a Llama whose own weights stay as they are."""
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) on a Llama whose own weights are frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define a model of the zoo: a complete train step, and what it is called with."""
+"""Define a model of the zoo: a complete train step with its state and its batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Layout = tuple[tuple[str, Spec], ...]
 
 @dataclass(frozen=True)
 class Model:
-    """A train step and all that it needs, before anything has been said about devices.
+    """A train step with its state and its batches, without any device or sharding.
 
     Attributes:
       name: such as "llama-gqa".

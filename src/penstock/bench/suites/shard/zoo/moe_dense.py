@@ -1,6 +1,6 @@
-"""A mixture of experts with a fixed number of places, to which tokens are sent by products with one-hot matrices.
+"""A mixture of experts with a fixed capacity, to which products with one-hot matrices dispatch the tokens.
 
-As in GShard (Lepikhin et al. 2020, arXiv:2006.16668).
+The method is that of GShard (Lepikhin et al. 2020, arXiv:2006.16668).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Block(nnx.Module):
 class _Experts(nnx.Module):
     """[B, T, D] → the same, and how unevenly experts are used [].
 
-    Each sequence has places of its own, C of them in each of E experts.
+    Each sequence has its own capacity: C tokens in each of E experts.
     """
 
     def __init__(self, rngs: nnx.Rngs):
@@ -91,16 +91,16 @@ class _Experts(nnx.Module):
 
 
 def _places(probabilities: Array) -> tuple[Array, Array]:
-    """Return where each token goes, and with which weight: [B, T, E] → [B, T, E, C]; and its first choice, [B, T, E] of 0 and 1.
+    """Return the combine weights of each token, [B, T, E] → [B, T, E, C], and its first choice, [B, T, E] of 0 and 1.
 
-    A token whose expert has no place left goes nowhere.
+    A token whose expert is at its capacity is dropped.
     """
     batch, length, _ = probabilities.shape
     capacity = math.ceil(_CHOSEN * length / _EXPERTS * _CAPACITY_FACTOR)
     weights, experts = jax.lax.top_k(probabilities, _CHOSEN)
     weights /= jnp.sum(weights, axis=-1, keepdims=True)
     chosen = jax.nn.one_hot(experts, _EXPERTS)  # [B, T, 2, E]
-    # First choices are served before second ones.
+    # First choices take capacity before second ones.
     in_turn = chosen.swapaxes(1, 2).reshape(batch, _CHOSEN * length, _EXPERTS)
     ahead = (jnp.cumsum(in_turn, axis=1) - in_turn).reshape(batch, _CHOSEN, length, _EXPERTS).swapaxes(1, 2)
     place = jnp.sum(ahead * chosen, axis=-1).astype(jnp.int32)  # [B, T, 2]; past C, one_hot is zero

@@ -44,7 +44,7 @@ class _Block(nnx.Module):
         self.conv1 = nnx.Conv(channels, wider, (3, 3), strides=stride, use_bias=False, rngs=rngs)
         self.norm1 = nnx.BatchNorm(wider, rngs=rngs)
         self.conv2 = nnx.Conv(wider, wider, (3, 3), use_bias=False, rngs=rngs)
-        # The last scale of a residual is born zero (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
+        # The last scale of a residual block starts at zero (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
         self.norm2 = nnx.BatchNorm(wider, scale_init=nnx.initializers.zeros, rngs=rngs)
         projects = stride > 1 or wider != channels
         self.shortcut = nnx.Conv(channels, wider, (1, 1), strides=stride, use_bias=False, rngs=rngs) if projects else None

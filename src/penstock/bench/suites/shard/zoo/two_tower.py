@@ -1,6 +1,6 @@
 """Retrieval by two towers (Yi et al. 2019, doi:10.1145/3298689.3346996).
 
-Users and items are embedded, and each user's item is to be told from those of the other users of the batch.
+Users and items are embedded. The loss asks for each user's item among the items of all users of the batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def two_tower(rows: int = 10_000_000) -> Model:
     """Return the model.
 
     Args:
-      rows: of the table of users, at 16 floats each, which the optimizer keeps twice more.
+      rows: rows of the table of users, with 16 floats each. The optimizer keeps two more tables of this size.
     """
     optimizer = adamw()
 
