@@ -1,8 +1,11 @@
+import os
+
 import jax
 import numpy as np
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before any test imports Keras, in whichever order tests are given
 
 
 @pytest.fixture(autouse=True)

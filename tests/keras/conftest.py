@@ -1,7 +1,4 @@
-import os
 import threading
-
-os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax
 import pytest
