@@ -1,4 +1,4 @@
-"""What the tests of several folders have in common."""
+"""Fixtures that the tests of several folders share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ hypothesis.settings.load_profile("untimed")
 
 @pytest.fixture(autouse=True)
 def _settings_of_jax_are_put_back() -> Iterator[None]:
-    """What sets JAX up for a process of its own, as a variant of a benchmark does, would otherwise decide about later tests."""
+    """Undo the settings of JAX that a test made; a variant of a benchmark makes some for its own process."""
     before = dict(jax.config.values)
     yield
     for name, value in jax.config.values.items():

@@ -9,6 +9,7 @@ import weakref
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipelines import drain
 
 from penstock import _pace
 from penstock._pipeline import PrefetchPipeline
@@ -22,17 +23,6 @@ def numbers(n, make=lambda i: i, producers=1):
         return make(i)
 
     return Producers([work] * producers)
-
-
-def drain(pipeline):
-    items = []
-    try:
-        while True:
-            items.append(pipeline.get())
-    except Exhausted:
-        return items
-    finally:
-        pipeline.close()
 
 
 @pytest.fixture(params=["quick", "slow"])

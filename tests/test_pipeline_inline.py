@@ -5,21 +5,11 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pipelines import drain
 
 from penstock import _pace
 from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, Producers
-
-
-def drain(pipeline):
-    items = []
-    try:
-        while True:
-            items.append(pipeline.get())
-    except Exhausted:
-        return items
-    finally:
-        pipeline.close()
 
 
 def inline_numbers(n, log, make=lambda i: i):

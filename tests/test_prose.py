@@ -79,6 +79,11 @@ def test_docstrings_are_sentences(file):
     assert fragments(source) == []
 
 
+def test_no_sentence_of_the_tests_is_a_fragment():
+    files = {file.relative_to(ROOT): fragments(file.read_text()) for file in (ROOT / "tests").rglob("*.py")}
+    assert {file: found for file, found in files.items() if found} == {}
+
+
 def test_the_check_finds_what_it_is_for():
     source = 'def f():\n    """Of a step."""\n\n\ndef g():\n    """Return it. What is kept stays."""\n'
     assert without_verb(source) == ["1: Of a step."]

@@ -1,4 +1,4 @@
-"""What a version that penstock does not work with is told, and the one table that says which do."""
+"""The messages for versions that penstock does not work with, and the one table of those that do."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def failed_control(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def comparison(metric: str, variant: str, baseline: str, ratios: Sequence[float], control: bool = False) -> dict[str, Any]:
-    """What is made of the ratios within rounds; with fewer than three of them, hardly anything."""
+    """Return the comparison of the ratios within rounds; fewer than three of them show hardly anything."""
     made = {"metric": metric, "variant": variant, "baseline": baseline, "control": control, "pairs": len(ratios)}
     logs = np.log(ratios)
     ratio = float(np.exp(np.median(logs)))

@@ -23,7 +23,6 @@ from penstock.shard.memory_check import enforce_limit
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import detect_hardware, find_hardware
-from penstock.shard.present.html import plan_page
 from penstock.shard.present.text import plan_text
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
@@ -331,6 +330,8 @@ class Plan(PlanRecord):
         Args:
           path: the file, which is replaced if it exists.
         """
+        from penstock.shard.present.html import plan_page  # not at `import penstock`, which pages would slow
+
         Path(path).write_text(plan_page(self), encoding="utf-8")
 
     def __str__(self) -> str:

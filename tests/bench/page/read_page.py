@@ -79,4 +79,4 @@ def first_of(run: dict[str, Any], **changed: Any) -> dict[str, Any]:
     return {**run, "workloads": [{**run["workloads"][0], **changed}]}
 
 
-# What the page says.
+# The text of the page.

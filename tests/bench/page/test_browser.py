@@ -1,4 +1,4 @@
-"""What the page does in a browser."""
+"""The page in a browser."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_page_of_a_run_that_was_not_judged_shows_no_difference():
     assert not {"different", "not shown", "no claim"} & {*Reader(page).seen}
 
 
-# What the page is made of.
+# The parts of the page.
 
 
 def test_page_is_well_formed_and_its_headings_are_in_order():

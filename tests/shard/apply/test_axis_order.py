@@ -1,4 +1,4 @@
-"""Of mesh axes that meet in a dimension, which comes first."""
+"""The order of mesh axes that meet in a dimension."""
 
 import jax
 import numpy as np
@@ -16,7 +16,11 @@ MESH = MeshLinks(("a", "b", "c"), (2, 2, 2), (5e10,) * 3, (1e-6,) * 3)
 
 
 def orders_of(layouts, *edges, fixed=None):
-    """Of a chain of decisions with two slots each. An edge is of two decisions, how dimensions go to slots, and bytes."""
+    """Return the axis orders of a graph whose decisions have two dimensions each.
+
+    Args:
+      edges: (decision, decision, their dimensions, bytes) of each edge.
+    """
     nodes = tuple(Node("op", (64, 64), (), fixed.get(at) if fixed else None, at) for at in range(len(layouts)))
     made = tuple(Edge(a, b, source, target, (), size, 1.0, 0, "operand") for a, b, source, target, size in edges)
     return axis_orders(Graph(nodes, made, {}, {}, {}, ()), MESH, layouts)

@@ -31,7 +31,7 @@ def anything(problem, rng):
 
 
 def priced(problem, assignment, prices):
-    """What `improve` makes least: each collective is counted, also where an array goes into one layout twice."""
+    """Return the cost that `improve` minimises: each collective is counted, also where an array goes into one layout twice."""
     sent = sum(
         edge.count * sum(map(problem.links.seconds, problem.reshard_steps(edge, assignment))) for edge in problem.graph.edges
     )

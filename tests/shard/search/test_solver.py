@@ -1,4 +1,4 @@
-"""Which of the plans that were found is taken."""
+"""The choice among the plans that were found."""
 
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.search.solver import Candidate, choose

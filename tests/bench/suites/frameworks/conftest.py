@@ -1,4 +1,4 @@
-"""What workloads compute at quick size, and how far it is from their reference."""
+"""The outputs of workloads at quick size, and their distance from the reference."""
 
 from __future__ import annotations
 

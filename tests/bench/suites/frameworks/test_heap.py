@@ -1,4 +1,4 @@
-"""What the heap gives again without asking the system, told by page faults: 256 for each MB that comes from it."""
+"""Memory that the heap reuses without asking the system is told by page faults: 256 for each MB that comes from it."""
 
 import platform
 import subprocess

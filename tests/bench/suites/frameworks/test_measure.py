@@ -101,7 +101,7 @@ def test_a_record_is_the_same_in_every_framework_and_whenever_it_is_read():
 
 
 def check(result, workload, reference):
-    """What every run must give, as the worker writes it."""
+    """Check the values that every run must have, as the worker writes them."""
     assert {*result["steps"], *result["values"]} == {metric.name for metric in workload.metrics}
     assert all(len(steps) == 3 and min(steps) > 0 for steps in result["steps"].values())
     assert result["values"]["loading"] > 0

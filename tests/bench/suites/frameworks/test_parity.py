@@ -139,7 +139,7 @@ def test_bfloat16_hides_no_mistake_of_substance(plant, compared, monkeypatch):
     assert seen(name_of("bf16"), compared)
 
 
-# What "eager" is: inductor knows ways to write attention for which it takes a fused kernel.
+# The meaning of "eager": inductor knows ways to write attention for which it takes a fused kernel.
 
 COUNT_FUSED = """
 import warnings

@@ -30,7 +30,7 @@ BROKEN = PlanScore("half", 2**19, 1.0, reason="planning failed: KeyError")
 
 
 def measured(*plans: PlanScore, baselines=BASELINES) -> Finished:
-    """What a process of this task that has ended gives."""
+    """Return the result of a process of this task that has ended."""
     found = Measurement(parts={plan.limit: plan_measurement(TASK, baselines, plan) for plan in plans})
     return Finished(None, "", json.loads(json.dumps(result_of(found))))
 

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from penstock.bench.suites.shard.zoo import ZOO, Model, load
 
-# What a model is in the zoo for.
+# The reason why each model is in the zoo.
 PRIMITIVES = {
     "mlp": {"dot_general"},
     "cnn-batchnorm": {"conv_general_dilated", "reduce_window_max", "select_and_scatter_add"},
@@ -60,7 +60,7 @@ class Trace(NamedTuple):
 
 @cache
 def trace(name: str) -> Trace:
-    """What is known of a model's step without compiling it."""
+    """The facts about a model's step that need no compiler."""
     model = load(name)
     step, arguments = jax.jit(model.step), (jax.eval_shape(model.init), model.batch(0))
     after, loss = jax.eval_shape(step, *arguments)
