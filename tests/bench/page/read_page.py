@@ -5,43 +5,12 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Any
 
-SVG = "http://www.w3.org/2000/svg"
+from tests.html_page import SVG
+
 METRIC = {"name": "speed", "unit": "m/s", "better": "higher", "ideal": None, "rows": []}
 EVIL = "<script>alert(1)</script>\"'&"
-
-
-class Reader(HTMLParser):
-    """The text that a reader sees, the tags in their order, and the JSON."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.data = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in {"meta", "link"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "script" in self.open and self.tags[-1][1].get("id") == "data":
-            self.data += data
-        elif not {"script", "style", "head"} & {*self.open}:
-            self.seen.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self.seen).split())
 
 
 def svgs_of(page: str) -> list[ElementTree.Element]:

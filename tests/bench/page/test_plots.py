@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.bench.page.read_page import METRIC, SVG, assert_inside, svgs_of
+from tests.bench.page.read_page import METRIC, assert_inside, svgs_of
 from tests.bench.run_document import comparison, document, failed_control
+from tests.html_page import SVG
 
 from penstock.bench.page import as_html
 from penstock.bench.page._axis import Axis, ratio_axis, tick_text, value_axis
