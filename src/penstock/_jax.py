@@ -22,7 +22,8 @@ TRACE_CONTEXT = ("jax._src.config", "trace_context")
 TRACE_STATE_CLEAN = ("jax._src.core", "trace_state_clean")
 PRINT_OPTIONS = ("jax._src.lib", "hlo.HloPrintOptions", "_jax.HloPrintOptions")  # the second name until JAX 0.10.1
 CONVERT_CONSTANTS = ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr")
-PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS)
+DISTRIBUTED = ("jax._src.distributed", "global_state")
+PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS, DISTRIBUTED)
 """All private parts of JAX that are used: for each, its module and its names in JAX's releases, newest first."""
 
 ClosedJaxpr = Any
@@ -129,3 +130,16 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
         )
     consts, carries, _ = params["ft_in"].unpack()
     return len(consts), len(carries)
+
+
+def process_messages() -> Any:
+    """Return the client of the coordination service of `jax.distributed`, by which processes exchange short texts.
+
+    Raises:
+      UnsupportedVersionError: the installed JAX has none.
+      RuntimeError: `jax.distributed` was not initialised.
+    """
+    client = part(*DISTRIBUTED).client
+    if client is None:
+        raise RuntimeError("processes cannot exchange messages: call jax.distributed.initialize() first")
+    return client

@@ -75,7 +75,7 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(memory):
 
 @pytest.mark.parametrize("memory", [[1], {}, object(), 1j, 10**400])
 def test_a_limit_of_another_type_is_refused(memory):
-    with pytest.raises(TypeError, match=r"memory=.* is no number of bytes, and no text such as '16GiB'"):
+    with pytest.raises(TypeError, match=r"memory=.* is not a number of bytes nor a text such as '16GiB'"):
         planned(mlp_step, mlp(), rows(), mesh=MESHES[0], memory=memory)
 
 

@@ -280,5 +280,5 @@ def test_an_error_of_the_step_is_passed_on():
 
 
 def test_a_leaf_that_is_no_array_is_named():
-    with pytest.raises(TypeError, match="leaf at 'batch/name' that is no array: str"):
+    with pytest.raises(TypeError, match="leaf at 'batch/name' that is not an array: str"):
         planned(mlp_step, mlp(), {**rows(), "name": "digits"}, mesh=MESHES[0])

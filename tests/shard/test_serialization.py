@@ -1,4 +1,4 @@
-"""A saved plan is loaded equal; a file that is no plan is refused with the reason."""
+"""A saved plan is loaded equal; a file that is not a plan is refused with the reason."""
 
 import json
 import os
@@ -97,10 +97,10 @@ def test_a_plan_of_another_step_says_what_differs(saved):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda text: text[: len(text) // 2], "is no plan: it is not JSON"),
-        (lambda text: "", "is no plan: it is not JSON"),
-        (lambda text: "[]", "is no plan: it lacks format"),
-        (lambda text: json.dumps({**json.loads(text), "format": "penstock report"}), "is no plan: it lacks format"),
+        (lambda text: text[: len(text) // 2], "is not a plan: it is not JSON"),
+        (lambda text: "", "is not a plan: it is not JSON"),
+        (lambda text: "[]", "is not a plan: it lacks format"),
+        (lambda text: json.dumps({**json.loads(text), "format": "penstock report"}), "is not a plan: it lacks format"),
         (lambda text: json.dumps({**json.loads(text), "version": 99}), "has version 99 of the format"),
         (lambda text: json.dumps({**json.loads(text), "cost": None}), "is a damaged plan"),
         (lambda text: json.dumps({name: each for name, each in json.loads(text).items() if name != "mesh"}), "KeyError: 'mesh'"),
@@ -163,7 +163,7 @@ def test_a_plan_that_contradicts_itself_is_refused(saved, edit, said):
 
 def test_a_binary_file_is_no_plan(tmp_path):
     (tmp_path / "plan").write_bytes(b"\x80\x04\x95\xff")
-    with pytest.raises(ValueError, match="is no plan: it is not JSON"):
+    with pytest.raises(ValueError, match="is not a plan: it is not JSON"):
         ps.Plan.load(tmp_path / "plan")
 
 

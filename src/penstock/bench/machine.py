@@ -117,7 +117,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of penstock, with "+changes" where its files differ from it; None if it is no checkout."""
+    """Return the commit of penstock, with "+changes" where its files differ from it; None if it is not a checkout."""
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None  # installed inside of another project's repository
     commit = _git("rev-parse", "HEAD")

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from penstock._bytes import parse_bytes
 from penstock.shard.arguments import find_argument, select_batch
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
 from penstock.shard.hlo.analysis import Measured
@@ -23,13 +24,13 @@ from penstock.shard.memory_check import enforce_limit
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import detect_hardware, find_hardware
+from penstock.shard.own_copy import put_copy
 from penstock.shard.present.text import plan_text
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.prescribed_layouts import find_meshes
 from penstock.shard.trace.step import TracedStep, trace
-from penstock.shard.units import parse_bytes
 from penstock.shard.verify import Verified, compile_plan, verify
 from penstock.shard.write_record import write_record
 
@@ -255,6 +256,8 @@ class Plan(PlanRecord):
     def put(self, tree: Any, *, argument: str | None = None) -> Any:
         """Put an argument of the step on the devices, with the shardings of the plan.
 
+        The result shares no memory with `tree`. So a step that donates it deletes nothing of the caller's.
+
         Args:
           tree: arrays on the host or on devices.
           argument: the name of the step's argument, if several have the same structure and different layouts.
@@ -265,7 +268,7 @@ class Plan(PlanRecord):
         Raises:
           ValueError: no argument has this structure and these shapes, or there are fewer devices than the plan needs.
         """
-        return jax.device_put(tree, self._shardings_like(tree, argument))
+        return put_copy(tree, self._shardings_like(tree, argument))
 
     def verify(self, topology: str | None = None) -> Verified:
         """Compile the step with the plan, and compare the compiler's figures with the prediction.

@@ -21,11 +21,11 @@ import jax
 from jax.sharding import PartitionSpec
 
 import penstock
+from penstock._bytes import parse_bytes
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock.shard._plan import plan
 from penstock.shard.errors import CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
-from penstock.shard.units import parse_bytes
 
 DESCRIPTION = """\
 Find a sharding of all arguments and intermediates of a train step. The step is traced on shapes: nothing is allocated, nothing
@@ -163,7 +163,7 @@ def _load(name: str) -> tuple[Any, ...]:
     """
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
-        raise CannotStartError(f"{name!r} is no module:function, such as train:job for the function job of train.py")
+        raise CannotStartError(f"{name!r} is not a module:function, such as train:job for the function job of train.py")
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock._bytes import format_bytes
 from penstock.shard.errors import CompileError, PlanError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.resharding import union
@@ -19,7 +20,6 @@ from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import largest_live_values, predict_cost
 from penstock.shard.search.mesh_search import MeshPlan
 from penstock.shard.trace.step import TracedStep
-from penstock.shard.units import format_bytes
 
 _NEAR = 0.6
 """A plan predicted below this fraction of the limit is compiled only on request. Few predictions are off by more

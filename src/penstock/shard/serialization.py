@@ -66,9 +66,9 @@ def load(path: Path) -> PlanRecord:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no plan: it is not JSON ({error})") from None
+        raise ValueError(f"{path} is not a plan: it is not JSON ({error})") from None
     if not isinstance(read, dict) or read.get("format") != FORMAT:
-        raise ValueError(f"{path} is no plan: it lacks format: {FORMAT!r}")
+        raise ValueError(f"{path} is not a plan: it lacks format: {FORMAT!r}")
     if read.get("version") != VERSION:
         raise ValueError(
             f"{path} has version {read.get('version')!r} of the format, and this penstock reads {VERSION}; plan again"

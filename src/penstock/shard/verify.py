@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from penstock._bytes import format_bytes
 from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured, measure
 from penstock.shard.hlo.compile_exported import export_program, measure_exported
@@ -20,7 +21,6 @@ from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
 from penstock.shard.trace.step import TracedStep
-from penstock.shard.units import format_bytes
 
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options of XLA:CPU that skip LLVM's expensive passes. The optimised HLO, which is all that penstock reads, does not change."""

@@ -65,11 +65,11 @@ def test_the_error_for_a_layout_that_does_not_fit_suggests_one_that_does(spec, s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"constraints": [P()]}, r"constraints=\[P\(\)\] is no dict by path patterns, such as {"),
-        ({"constraints": []}, r"constraints=\[\] is no dict"),
+        ({"constraints": [P()]}, r"constraints=\[P\(\)\] is not a dict by path patterns, such as {"),
+        ({"constraints": []}, r"constraints=\[\] is not a dict"),
         ({"constraints": {5: P()}}, "constraints has the key 5; a pattern of paths is a string"),
         ({"constraints": {"w": "data"}}, r"constraints\['w'\] is 'data'; a layout is a jax.sharding.PartitionSpec"),
-        ({"roles": ["batch"]}, r"roles=\['batch'\] is no dict by path patterns"),
+        ({"roles": ["batch"]}, r"roles=\['batch'\] is not a dict by path patterns"),
         ({"roles": {5: "batch"}}, "roles has the key 5; a pattern of paths is a string"),
     ],
     ids=str,

@@ -91,14 +91,14 @@ def test_a_crash_of_the_compiler_affects_one_program_only(monkeypatch):
 
 
 def test_a_process_that_cannot_start_is_an_error_of_its_programs(monkeypatch, tmp_path):
-    (tmp_path / "jax.py").write_text("raise ImportError('this is no JAX')")
+    (tmp_path / "jax.py").write_text("raise ImportError('this is not a JAX')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = measure_exported([doubled()] * 2)
-    assert all(isinstance(each, CompileError) and "this is no JAX" in str(each) for each in found)
+    assert all(isinstance(each, CompileError) and "this is not a JAX" in str(each) for each in found)
 
 
 def test_nothing_is_imported_from_the_current_folder(monkeypatch, tmp_path):
-    (tmp_path / "jax.py").write_text("raise ImportError('this is no JAX')")
+    (tmp_path / "jax.py").write_text("raise ImportError('this is not a JAX')")
     monkeypatch.chdir(tmp_path)
     assert isinstance(measure_exported([doubled()])[0], Measured)
 
@@ -196,7 +196,7 @@ def test_a_chip_of_v4_is_one_device(compiler, name):
     assert compiler == [{"platform": "tpu", "topology_name": name, **megacore}]
 
 
-# libtpu is no dependency of the tests: where it is installed, every process that starts JAX looks for a TPU and prints
+# libtpu is not a dependency of the tests: where it is installed, every process that starts JAX looks for a TPU and prints
 # that there is none. `pip install --target DIR libtpu` and `PYTHONPATH=DIR` run these.
 if importlib.util.find_spec("libtpu"):
 

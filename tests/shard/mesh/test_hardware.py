@@ -34,9 +34,9 @@ def test_zero_latency_and_infinite_bandwidth_are_allowed():
 
 
 def test_peaks_and_axes_are_dicts():
-    with pytest.raises(TypeError, match="flops=1 is no dict by dtype"):
+    with pytest.raises(TypeError, match="flops=1 is not a dict by dtype"):
         dataclasses.replace(find_hardware("v5e"), flops=1)
-    with pytest.raises(TypeError, match="axis_bandwidth=None is no dict by mesh axis"):
+    with pytest.raises(TypeError, match="axis_bandwidth=None is not a dict by mesh axis"):
         dataclasses.replace(find_hardware("v5e"), axis_bandwidth=None)
 
 

@@ -13,11 +13,11 @@ from selenium.webdriver.common.by import By
 from tests.html_page import Reader, assert_needs_no_network
 from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, plan, spec, with_moments
 
+from penstock._bytes import format_bytes
 from penstock.shard import Plan
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.present.html import plan_page
 from penstock.shard.present.parallelism import describe_axis
-from penstock.shard.units import format_bytes
 
 _EVIL = "<script>document.title='ran'</script>\"'&"
 

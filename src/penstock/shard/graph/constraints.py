@@ -117,7 +117,7 @@ def _by_pattern(given: Any, what: str, example: str) -> Iterable[tuple[str, Any]
     if given is None:
         return ()
     if not isinstance(given, Mapping):
-        raise TypeError(f"{what}={given!r} is no dict by path patterns, such as {example}")
+        raise TypeError(f"{what}={given!r} is not a dict by path patterns, such as {example}")
     for pattern in given:
         if not isinstance(pattern, str):
             raise TypeError(f"{what} has the key {pattern!r}; a pattern of paths is a string, as in {example}")

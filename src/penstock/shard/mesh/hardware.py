@@ -54,12 +54,12 @@ class Hardware:
         for name, key in (("flops", "dtype"), ("axis_bandwidth", "mesh axis"), ("axis_latency", "mesh axis")):
             given = getattr(self, name)
             if not isinstance(given, Mapping):
-                raise TypeError(f"Hardware {self.name!r}: {name}={given!r} is no dict by {key}")
+                raise TypeError(f"Hardware {self.name!r}: {name}={given!r} is not a dict by {key}")
             numbers |= {f"{name}[{each!r}]": number for each, number in given.items()}
         for name, number in numbers.items():
             shown = f"Hardware {self.name!r}: {name}={number!r}"
             if isinstance(number, bool) or not isinstance(number, Real):
-                raise TypeError(f"{shown} is no number")
+                raise TypeError(f"{shown} is not a number")
             size = float(number)
             if name.startswith(("link_latency", "axis_latency")):
                 if not 0 <= size < math.inf:

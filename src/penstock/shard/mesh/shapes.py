@@ -96,7 +96,7 @@ def candidate_shapes(
     elif devices is not None:
         given = list(devices) if isinstance(devices, Iterable) else [devices]
         if not all(hasattr(device, "device_kind") for device in given):
-            raise TypeError(f"devices={devices!r} is no number of devices, and no list of devices such as jax.devices()")
+            raise TypeError(f"devices={devices!r} is not a number of devices nor a list of devices such as jax.devices()")
         repeated = [device for device, times in Counter(given).items() if times > 1]
         if repeated:
             raise ValueError(f"devices has {repeated[0]} twice; each device of a mesh is another one")
@@ -198,7 +198,7 @@ def _read_shape(mesh: Any) -> dict[str, int]:
         shape = {name: int(size) if _is_integer(size) else size for name, size in mesh.items()}
     else:
         raise TypeError(
-            f"mesh={mesh!r} is no jax.sharding.Mesh, AbstractMesh or dict of axis sizes such as {{'data': 2, 'model': 4}}"
+            f"mesh={mesh!r} is not a jax.sharding.Mesh, AbstractMesh or dict of axis sizes such as {{'data': 2, 'model': 4}}"
         )
     for name, size in shape.items():
         if not isinstance(name, str) or not _is_integer(size) or size < 1:

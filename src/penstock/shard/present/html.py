@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from penstock._bytes import format_bytes
 from penstock.page import Content, Markup, asset, html_page, tag
 from penstock.page.table import Cell, Column, of_text, table
 from penstock.shard.apply.sharding_constraints import Spec
@@ -19,7 +20,7 @@ from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.present.text import memory_parts, share_of_limit
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
-from penstock.shard.units import format_bytes, format_seconds, format_spec
+from penstock.shard.units import format_seconds, format_spec
 
 _BAR = 1000.0  # width of a bar in its own units
 _Part = tuple[str, float, str]  # name, size, and the size in words

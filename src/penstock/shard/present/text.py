@@ -10,12 +10,13 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from penstock._bytes import format_bytes
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
-from penstock.shard.units import format_bytes, format_seconds, format_spec
+from penstock.shard.units import format_seconds, format_spec
 
 _LINES, _COLUMNS = 40, 130
 _COLLECTIVES = 6

@@ -164,7 +164,7 @@ def _abstract(name: str, path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         leaf = jax.eval_shape(lambda: jax.numpy.asarray(leaf))
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         where = "/".join([name, *map(_key_name, path)])
-        raise TypeError(f"the argument has a leaf at {where!r} that is no array: {type(leaf).__name__}; close over it instead")
+        raise TypeError(f"an argument has a leaf at {where!r} that is not an array: {type(leaf).__name__}; close over it instead")
     return jax.ShapeDtypeStruct(leaf.shape, canonical_dtype(leaf), weak_type=getattr(leaf, "weak_type", False))
 
 

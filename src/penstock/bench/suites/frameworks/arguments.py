@@ -69,5 +69,5 @@ def _batch(word: str) -> int:
     except ValueError:
         batch = 0
     if batch < 1:
-        raise ValueError(f"--batch {word!r} is no number of records, at least 1")
+        raise ValueError(f"--batch {word!r} is not a number of records, at least 1")
     return batch

@@ -130,6 +130,6 @@ class Experiment:
 def _check(field: str, value: Any) -> None:
     if field == "batch":
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"batch {value!r} is no number of records, at least 1")
+            raise ValueError(f"batch {value!r} is not a number of records, at least 1")
     elif value not in CHOICES[field]:
         raise ValueError(f"{field} {value!r} is unknown: choose from {', '.join(CHOICES[field])}")
