@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from penstock.data.order import Order, epoch_keys, permute
+from penstock.data.order.permutation import epoch_keys, many_keys, permute
 
 
 @given(records=st.integers(1, 3000), seed=st.integers(0, 2**40), epoch=st.integers(0, 2**40))
@@ -69,47 +69,17 @@ def test_neighbours_are_shuffled_apart(records):
     assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.02
 
 
-@given(
-    records=st.integers(1, 500),
-    batch_size=st.integers(1, 64),
-    remainder=st.sampled_from(["drop", "pad", "keep"]),
-    shuffle=st.booleans(),
-)
-def test_each_epoch_visits_each_record_once_but_for_what_is_dropped(records, batch_size, remainder, shuffle):
-    order = Order(records, batch_size, shuffle, 5, remainder)
-    steps = order.steps_per_epoch
-    for epoch in (0, 1, 10**9):
-        batches = [order.indices(k, 0, order.rows(k)) for k in range(epoch * steps, (epoch + 1) * steps)]
-        seen = np.concatenate(batches) if batches else np.empty(0, np.int64)
-        assert len(set(seen.tolist())) == len(seen)
-        assert len(seen) == (records - records % batch_size if remainder == "drop" else records)
+@given(records=st.integers(1, 300), seed=st.integers(0, 2**40), first=st.integers(0, 2**40))
+def test_many_permutations_at_once_are_bijections_of_their_own(records, seed, first):
+    numbers = np.arange(first, first + 3)[:, None]
+    orders = permute(np.tile(np.arange(records), (3, 1)), records, many_keys(seed, 1, numbers))
+    assert (np.sort(orders) == np.arange(records)).all()
+    for number, order in zip(numbers[:, 0], orders, strict=True):
+        assert permute(np.arange(records), records, many_keys(seed, 1, number)).tolist() == order.tolist()
+    if records > 20:
+        assert len({tuple(order) for order in orders.tolist()}) == 3
 
 
-def test_epochs_differ():
-    order = Order(1000, 100, True, 0, "drop")
-    assert order.indices(0, 0, 100).tolist() != order.indices(10, 0, 100).tolist()
-
-
-def test_slices_of_processes_make_up_the_global_batch():
-    order = Order(10_000, 64, True, 0, "drop")
-    whole = order.indices(77, 0, 64)
-    assert np.concatenate([order.indices(77, p * 16, p * 16 + 16) for p in range(4)]).tolist() == whole.tolist()
-
-
-def test_memory_does_not_grow_with_the_number_of_records():
-    import tracemalloc
-
-    tracemalloc.start()
-    order = Order(10**10, 256, True, 0, "drop")
-    for step in (0, 10**6, 10**9):
-        order.indices(step, 0, 256)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 4e6
-
-
-def test_indices_are_the_callers_own():
-    order = Order(100, 10, True, 0, "drop")
-    before = order.indices(3, 0, 10).tolist()
-    order.indices(3, 0, 10)[:] = 0
-    assert order.indices(3, 0, 10).tolist() == before
+def test_keys_are_the_same_on_every_machine():
+    """A change of these numbers breaks every saved state of a mixture."""
+    assert permute(np.arange(6), 60_000, many_keys(42, 1, np.array(10**9))).tolist() == [4449, 56995, 688, 50314, 28369, 30663]

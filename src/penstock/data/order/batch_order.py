@@ -1,0 +1,210 @@
+"""The order of the records: which record is at each position of an epoch, and which positions make up a batch.
+
+A seed and a step go in, record indices come out. Nothing is stored: all is computed for the positions that a batch needs, so
+step 10^9 costs as much as step 0.
+
+A `RecordSequence` says which record is at a position: `Shuffled` here, `Weighted` and `MixedSequence` in modules of their own.
+`Order` cuts the positions into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from penstock.data.order.permutation import epoch_keys, permute
+from penstock.data.order.rows import Ranges, Rows
+
+Remainder = Literal["drop", "pad", "keep"]
+
+_Key = tuple[int, int, Ranges]
+
+# Positions that are computed at a time: enough to hide the overhead of NumPy calls, and few enough for the L2 cache.
+_BLOCK = 65536
+
+
+class RecordSequence(Protocol):
+    """The records of a training run in their order.
+
+    Attributes:
+      records: number of positions in an epoch.
+    """
+
+    @property
+    def records(self) -> int:
+        """Return the number of positions in an epoch."""
+        ...
+
+    def at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Return the record indices, int64 [...], at positions, int64 [...] in `[0, records)`, of one epoch."""
+        ...
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return all that decides the order, beside the number of records and the batch size."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The order of one source: each record once an epoch.
+
+    Attributes:
+      records: number of records.
+      shuffle: whether each epoch has an order of its own, rather than that of the storage.
+      seed: selects the orders.
+    """
+
+    records: int
+    shuffle: bool
+    seed: int
+
+    def at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Return the record indices at some positions of an epoch."""
+        return permute(positions, self.records, epoch_keys(self.seed, epoch)) if self.shuffle else positions
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return the options."""
+        return {"shuffle": self.shuffle, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Block:
+    """The record indices of some consecutive steps of one epoch.
+
+    Attributes:
+      key: (epoch, number of the block, ranges of rows that are read).
+      indices: int64 [steps, n], for the n rows of each batch that are read.
+      longest: int64 [steps], the largest length in each global batch; None if lengths are unknown.
+    """
+
+    key: _Key
+    indices: np.ndarray
+    longest: np.ndarray | None
+
+
+@dataclass
+class Order:
+    """The record indices of any rows of any global batch.
+
+    Steps are numbered through all epochs: step `k` is batch `k % steps_per_epoch` of epoch `k // steps_per_epoch`. With
+    `remainder="drop"`, each epoch leaves out the records at its last positions. In a shuffled order, these are different records
+    in each epoch.
+
+    With `lengths`, the records of a window of batches are sorted by length before they are cut into batches. So a batch has
+    records of similar length. The batches of the window are then put in a random order, if the records are.
+
+    Attributes:
+      sequence: the record at each position.
+      batch_size: rows of a global batch.
+      remainder: what happens to the last records of an epoch, see `Loader`.
+      lengths: integers [records of the source], the length of each record; None to keep the order of the sequence.
+      window: number of batches that are sorted together.
+      seed: selects the order of the batches in a window; None to keep them sorted.
+    """
+
+    sequence: RecordSequence
+    batch_size: int
+    remainder: Remainder
+    lengths: np.ndarray | None = None
+    window: int = 1
+    seed: int | None = None
+    _last: Block | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def records(self) -> int:
+        """Return the number of positions in an epoch."""
+        return self.sequence.records
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Count the global batches of an epoch."""
+        full, rest = divmod(self.records, self.batch_size)
+        return full + (rest > 0 and self.remainder != "drop")
+
+    @cached_property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Return the different numbers of rows of global batches, with the padding; the usual one first."""
+        ends = (0, self.steps_per_epoch - 1) if self.remainder == "keep" and self.steps_per_epoch else ()
+        return tuple(dict.fromkeys(self.rows(k) for k in ends)) or (self.batch_size,)
+
+    def rows(self, step: int) -> int:
+        """Count the records of the global batch `step`: `batch_size`, or fewer at the end of an epoch."""
+        start = (step % self.steps_per_epoch) * self.batch_size
+        return min(self.batch_size, self.records - start)
+
+    def padded_rows(self, step: int) -> int:
+        """Count the rows of the global batch `step`, with the padding."""
+        return self.batch_size if self.remainder == "pad" else self.rows(step)
+
+    def indices(self, step: int, rows: Rows) -> np.ndarray:
+        """Return the record indices, int64 [n], of the rows of a global batch that are read. Padding repeats the last record."""
+        block, k = self.block(step, rows)
+        return block.indices[k].copy()  # a source may return the indices as data, which a transform may write to
+
+    def longest(self, step: int, rows: Rows) -> int | None:
+        """Return the largest length of a record in the global batch `step`; None if lengths are unknown."""
+        block, k = self.block(step, rows)
+        return None if block.longest is None else int(block.longest[k])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return all that decides which records a step holds, beside the source."""
+        length = {} if self.lengths is None else {"batch_by_length": digest(self.lengths)}
+        return {
+            "records": self.records,
+            "batch_size": self.batch_size,
+            **self.sequence.fingerprint(),
+            "remainder": self.remainder,
+            **length,
+        }
+
+    def block(self, step: int, rows: Rows) -> tuple[Block, int]:
+        """Return a block of steps with `step` in it, and the number of the step in the block."""
+        # Consecutive steps are usually requested in turn, so a block of steps is computed at once. Several threads may replace
+        # `_last` at the same time. Each thread uses the block that it read or computed itself, so the race is harmless.
+        epoch, k = divmod(step, self.steps_per_epoch)
+        size = self.padded_rows(step)
+        numbers = rows.numbers(size)
+        steps = self.window if self.lengths is not None else max(1, _BLOCK // len(numbers))
+        key = (epoch, k // steps, rows.ranges[size])
+        block = self._last
+        if block is None or block.key != key:
+            first = k // steps * steps
+            block = self._last = self._computed(key, first, min(first + steps, self.steps_per_epoch), numbers)
+        return block, k % steps
+
+    def _computed(self, key: _Key, first: int, stop: int, numbers: np.ndarray) -> Block:
+        """Compute the steps `first … stop - 1` of an epoch."""
+        columns = numbers if self.lengths is None else np.arange(self.batch_size)
+        positions = np.arange(first, stop, dtype=np.int64)[:, None] * self.batch_size + columns
+        # Rows past the end of the epoch are padding, which repeats the last record. Or they belong to a short last batch, whose
+        # rows are requested with another key.
+        indices = self.sequence.at(key[0], np.minimum(positions, self.records - 1))
+        if self.lengths is None:
+            return Block(key, indices, None)
+        return self._by_length(key, first, indices, numbers)
+
+    def _by_length(self, key: _Key, first: int, indices: np.ndarray, numbers: np.ndarray) -> Block:
+        """Sort the records of a window, int64 [steps, batch_size], by length."""
+        assert self.lengths is not None
+        real = min(indices.size, self.records - first * self.batch_size)
+        flat = indices.reshape(-1)
+        # The longest come first. So a short last batch has the shortest records, and stays the last.
+        flat[:real] = flat[np.argsort(-self.lengths[flat[:real]], kind="stable")]
+        flat[real:] = flat[real - 1]
+        full = real // self.batch_size
+        if self.seed is not None and full > 1:
+            keys = epoch_keys(self.seed, key[0]) + np.uint64(key[1])
+            indices[:full] = indices[permute(np.arange(full), full, keys)]
+        longest = self.lengths[indices].max(axis=1)
+        return Block(key, np.ascontiguousarray(indices[:, numbers]), longest)
+
+
+def digest(numbers: np.ndarray) -> str:
+    """Return a hash of an array, to be compared with that of another run."""
+    import hashlib
+
+    return hashlib.blake2b(np.ascontiguousarray(numbers, np.dtype(numbers.dtype).newbyteorder("<")), digest_size=8).hexdigest()

@@ -1,0 +1,134 @@
+"""A permutation that is computed, and never stored.
+
+Keys and positions go in; distinct indices come out.
+
+A keyed permutation of `0 … records-1` is evaluated only at the positions that a batch needs. So its
+memory does not depend on the number of records, and step 10^9 costs as much as step 0. The permutation is a Feistel network (Luby
+& Rackoff, 1988), which is a bijection for any round function, on a rectangle of `rows × 2^k` cells that is just large enough for
+the records. A position that lands on a cell beyond the last record goes through the network again until it does not ("cycle
+walking": Black & Rogaway, 2002). The result is still a bijection.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+# With twelve rounds, all orders of tiny data sets (n <= 6) are equally likely by a chi-square test. With fewer rounds they are
+# not, because each half of a position has only two or three values. Six rounds suffice where the halves are larger.
+_ROUNDS, _FEW_ROUNDS, _FEW_ROUNDS_FROM = 12, 6, 4096
+
+# Up to this number of records, words of 32 bits are used, which take a third of the time. Their hash has 16 bits, which are
+# scaled to at most 2^12 rows. So some rows are hit by 17 hash values and others by 16, and six rounds even this out.
+_NARROW = 1 << 24
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment of splitmix64
+
+# By bytes of a word. 4: the finaliser of MurmurHash3 (Appleby, 2011). 8: constants of splitmix64 (Vigna, 2015) and PCG (O'Neill,
+# 2014).
+_MULTIPLIERS = {
+    4: (np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)),
+    8: (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)),
+}
+
+
+def epoch_keys(seed: int, epoch: int) -> np.ndarray:
+    """Derive the round keys, uint64 [12], of the permutation of one epoch."""
+    return np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)
+
+
+def many_keys(seed: int, stream: int, numbers: np.ndarray) -> np.ndarray:
+    """Derive the round keys of many permutations at once, one for each number.
+
+    The keys are a hash of (seed, stream, number): the generator splitmix64 (Steele, Lea & Flood, 2014), once for each number.
+
+    Args:
+      seed, stream: select the keys, >= 0.
+      numbers: integers of any shape, >= 0.
+
+    Returns:
+      uint64 [12, *numbers.shape].
+    """
+    state = _splitmix(_start(seed, stream) + numbers.reshape(-1).astype(np.uint64) * _GOLDEN)
+    steps = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
+    return _splitmix(np.add.outer(steps, state)).reshape(_ROUNDS, *numbers.shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _start(seed: int, stream: int) -> np.ndarray:
+    return np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)
+
+
+def _splitmix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def permute(positions: np.ndarray, records: int, keys: np.ndarray) -> np.ndarray:
+    """Map positions to record indices by the permutation that `keys` select.
+
+    Args:
+      positions: integers of any shape in `[0, records)`.
+      records: size of the permuted range, at most 2^62.
+      keys: uint64 [12] from `epoch_keys`; or from `many_keys`, [12, ...] where the rest broadcasts to `positions`: each
+        position then has a permutation of its own.
+
+    Returns:
+      int64, as `positions`; distinct positions give distinct indices in `[0, records)` by the same keys.
+
+    Example:
+      >>> sorted(permute(np.arange(5), 5, epoch_keys(seed=0, epoch=0)).tolist())
+      [0, 1, 2, 3, 4]
+    """
+    # 2^k is about the square root of `records`, so at most one in 2^k positions has to walk.
+    k = (records - 1).bit_length() // 2
+    rows = -(-records >> k)
+    word = np.uint32 if records <= _NARROW else np.uint64
+    rounds = (keys if records < _FEW_ROUNDS_FROM else keys[:_FEW_ROUNDS]).astype(word)
+    x = _feistel(positions.astype(word), rows, k, rounds)
+    flat = x.reshape(-1)  # a view, as `x` is new and contiguous
+    outside = np.flatnonzero(flat >= records)
+    if outside.size and rounds.ndim > 1:
+        rounds = np.broadcast_to(rounds, (len(rounds), *x.shape)).reshape(len(rounds), -1)
+    while outside.size:
+        flat[outside] = _feistel(flat[outside], rows, k, rounds if rounds.ndim == 1 else rounds[:, outside])
+        outside = outside[flat[outside] >= records]
+    return x.astype(np.int64)
+
+
+def _feistel(x: np.ndarray, rows: int, k: int, keys: np.ndarray) -> np.ndarray:
+    """Apply a bijection on `[0, rows · 2^k)`: in turn, change the row by a hash of the column and the column by one of the row.
+
+    `rows` and `2^k` are at most `2^(w/2)` for words of w bits.
+    """
+    word: Any = x.dtype.type
+    shift, columns, height, half = word(k), word((1 << k) - 1), word(rows), word(x.itemsize * 4)
+    row, column = x >> shift, x & columns
+    for r, key in enumerate(keys):
+        if r % 2 == 0:
+            # A hash of w/2 bits scaled to [0, rows) (Lemire, 2019).
+            change = _hash(column + key, half)
+            change *= height
+            change >>= half
+            row += change
+            np.minimum(row, row - height, out=row)  # modulo `rows`: a negative difference wraps around to a large number
+        else:
+            change = _hash(row + key, half)
+            change &= columns
+            column ^= change
+    row <<= shift
+    row |= column
+    return row
+
+
+def _hash(z: np.ndarray, half: np.unsignedinteger) -> np.ndarray:
+    """Hash each word of w bits to w/2 bits, in place, by one multiply-xorshift round."""
+    first, second = _MULTIPLIERS[z.itemsize]
+    z *= first
+    z ^= z >> half
+    z *= second
+    z >>= half
+    return z
