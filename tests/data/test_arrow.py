@@ -49,7 +49,7 @@ def test_fixed_size_columns_are_used_in_place():
     whole = table()
     source = ArrowSource(whole)
     memory = whole["tokens"].chunk(0).flatten().buffers()[1]
-    view = source._columns["tokens"]._elements
+    view = source._columns["tokens"].blocks[0]
     assert memory.address <= view.ctypes.data < memory.address + memory.size
 
 
@@ -121,14 +121,14 @@ def test_a_damaged_parquet_file_is_named_with_its_size(tmp_path, damage, cache):
     path = tmp_path / "x.parquet"
     pq.write_table(table(), path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"x\.parquet.*bytes.*no complete Parquet"):
+    with pytest.raises(ValueError, match=r"x\.parquet.*bytes.*not a complete Parquet"):
         parquet(path, cache=tmp_path / "cache" if cache else None)
     assert not (tmp_path / "cache").exists() or not os.listdir(tmp_path / "cache")
 
 
 def test_a_damaged_ipc_file_is_named(tmp_path):
     (tmp_path / "x.arrow").write_bytes(b"ARROW1 but no more")
-    with pytest.raises(ValueError, match=r"x\.arrow.*no complete Arrow"):
+    with pytest.raises(ValueError, match=r"x\.arrow.*not a complete Arrow"):
         ipc(tmp_path / "x.arrow")
 
 
@@ -143,7 +143,7 @@ def test_an_ipc_stream_cut_between_two_batches_is_named(tmp_path):
     assert len(ipc(tmp_path / "whole.arrow")) == 60
     for end, rows in ((two_thirds, 30), (len(written) - 8, 60)):
         (tmp_path / "cut.arrow").write_bytes(written[:end])
-        with pytest.raises(ValueError, match=rf"cut\.arrow.*no complete Arrow IPC file: after {rows} rows it ends"):
+        with pytest.raises(ValueError, match=rf"cut\.arrow.*not a complete Arrow IPC file: after {rows} rows it ends"):
             ipc(tmp_path / "cut.arrow")
 
 
@@ -238,8 +238,9 @@ def test_an_unknown_column_is_named(tmp_path):
 
 
 def test_an_unknown_ending_lists_the_known_ones(tmp_path):
-    with pytest.raises(TypeError, match=r"x\.csv.*\.parquet"):
-        as_source(tmp_path / "x.csv")
+    (tmp_path / "x.bin").touch()
+    with pytest.raises(TypeError, match=r"x\.bin.*\.parquet"):
+        as_source(tmp_path / "x.bin")
 
 
 def test_pandas_columns_are_fields():
@@ -283,3 +284,20 @@ def test_features_that_need_decoding_are_left_to_the_library():
     assert isinstance(source, RecordSource)
     loader = ps.Loader(hf().with_transform(lambda batch: {"twice": [2 * x for x in batch["label"]]}), 4)
     assert loader[0]["twice"].tolist() == (2 * TOKENS[:4, 0]).tolist()
+
+
+def test_another_process_does_not_read_a_replaced_ipc_file(tmp_path):
+    def write(path, x):
+        with pa.ipc.new_file(path, pa.schema({"x": pa.int64()})) as writer:
+            writer.write_table(pa.table({"x": x}))
+
+    path, new = str(tmp_path / "x.arrow"), str(tmp_path / "new.arrow")
+    write(path, [1, 2, 3])
+    source = ps.as_source(path)
+    pickled = pickle.dumps(source)
+    assert pickle.loads(pickled).read(np.array([1]))["x"].tolist() == [2]
+    write(new, [4, 5, 6])
+    os.replace(new, path)
+    for sent in (pickled, pickle.dumps(source)):
+        with pytest.raises(OSError, match=r"x\.arrow' has changed since its array was opened"):
+            pickle.loads(sent)

@@ -49,3 +49,25 @@ def test_keys_of_different_types_are_told():
 def test_a_list_of_arrays_too_short_for_the_batch_points_to_a_tuple():
     with pytest.raises(ValueError, match=r"2 records.*a tuple or dict"):
         ps.Loader([np.zeros((100, 3)), np.zeros(100)], 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("x.JPG", r"ps\.images\(folder, size=224\)"),
+        ("x.jsonl", r"ps\.stream\(ps\.jsonl\(paths\), \.\.\.\)"),
+        ("x.tar.gz", r"ps\.webdataset"),
+        ("x.csv", r"pandas\.read_csv"),
+        ("x.unknown", r"known endings are \.parquet"),
+    ],
+)
+def test_a_file_that_a_loader_does_not_read_names_what_does(tmp_path, name, remedy):
+    (tmp_path / name).touch()
+    with pytest.raises(TypeError, match=rf"{name}' .*{remedy}"):
+        ps.Loader(str(tmp_path / name), 2)
+
+
+@pytest.mark.parametrize("data", ["nofolder", ["to be", "or not"], "no.jpg"])
+def test_a_path_that_does_not_exist_is_named(data):
+    with pytest.raises(FileNotFoundError, match=r"no such file or folder: '(nofolder|to be|no.jpg)' \(relative to .*Check"):
+        ps.Loader(data, 2)

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from penstock.data.array_pickling import from_picklable, to_picklable
+from penstock.data.row_blocks import RowBlocks
 from penstock.data.tree import Batch, leaves_with_names, to_numpy
 
 
@@ -44,7 +46,8 @@ class ArraySource:
             raise ValueError(f"no records: {', '.join(map(repr, lengths))} of length 0")
         self._records = named[0][1].shape[0]
         self.arrays = jax.tree.map(_to_readable, arrays)
-        self.is_gather = not any(map(_is_stored, jax.tree_util.tree_leaves(self.arrays)))
+        self._leaves, self._structure = jax.tree_util.tree_flatten(self.arrays)
+        self.is_gather = not any(map(is_stored, self._leaves))
         self._spec = ", ".join(f"{name}: {leaf.dtype}[{','.join(['N', *map(str, leaf.shape[1:])])}]" for name, leaf in named)
 
     def __len__(self) -> int:
@@ -53,18 +56,23 @@ class ArraySource:
 
     def read(self, indices: np.ndarray) -> Batch:
         """Return new arrays [n, ...] with the records at int64 [n]."""
-        arrays, treedef = jax.tree_util.tree_flatten(self.arrays)
-        return jax.tree_util.tree_unflatten(treedef, [_read(x, indices) for x in arrays])
+        return jax.tree_util.tree_unflatten(self._structure, [read_rows(x, indices) for x in self._leaves])
+
+    def row_blocks(self) -> Any:
+        """Return a pytree of the rows of each array; None if they do not lie in memory, each in one piece."""
+        return row_blocks(self.arrays)
 
     def describe(self) -> str:
         """Return names, dtypes and shapes of the arrays, without their length, as "x: int32[N]"."""
         return self._spec
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"arrays": jax.tree.map(_to_path, self.arrays)}
+        parts = {name: value for name, value in self.__dict__.items() if name not in ("_leaves", "_structure")}
+        return parts | {"arrays": to_picklable(self.arrays)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"arrays": jax.tree.map(_from_path, state["arrays"])}
+        self.__dict__ = state | {"arrays": from_picklable(state["arrays"])}
+        self._leaves, self._structure = jax.tree_util.tree_flatten(self.arrays)
 
 
 def _check_leaf(name: str, leaf: Any) -> None:
@@ -87,79 +95,60 @@ def _check_leaf(name: str, leaf: Any) -> None:
 
 def _to_readable(x: Any) -> Any:
     """Convert an array to NumPy, unless it is one or lies in an h5py or zarr file."""
-    return x if _is_stored(x) or isinstance(x, np.ndarray) else np.asarray(to_numpy(x))
+    return x if is_stored(x) or isinstance(x, np.ndarray) else np.asarray(to_numpy(x))
 
 
-def _read(x: Any, indices: np.ndarray) -> np.ndarray:
-    if _is_stored(x):
-        return _read_stored(x, indices)
+def read_rows(x: Any, indices: np.ndarray) -> np.ndarray:
+    """Return a new array [n, ...] with the rows at int64 [n] of an array of NumPy, h5py or zarr."""
+    if not isinstance(x, np.ndarray):
+        rows, where = read_ranges(x, indices, np.ones_like(indices))
+        return rows if _is_range(where) else rows[where]
     # `take` is faster, but it first copies the whole array if that is not contiguous. Rows taken from a memmap lie in memory,
     # but have the class memmap until they are viewed as an array.
-    return np.asarray(x.take(indices, axis=0) if x.flags.c_contiguous else x[indices])
+    return np.asarray(x.take(indices, 0) if x.flags.c_contiguous else x[indices])
 
 
-def _is_stored(x: Any) -> bool:
+def row_blocks(arrays: Any) -> Any:
+    """Make `RowBlocks` of each array of a pytree; None if one of them is stored, or a row of it is not contiguous."""
+    leaves = jax.tree_util.tree_leaves(arrays)
+    if not all(isinstance(x, np.ndarray) and x[0].flags.c_contiguous for x in leaves):
+        return None
+    return jax.tree.map(lambda x: RowBlocks([x]), arrays)
+
+
+def is_stored(x: Any) -> bool:
+    """Tell whether an array lies in an h5py or zarr file."""
     return type(x).__module__.partition(".")[0] in ("h5py", "zarr")
 
 
-def _read_stored(x: Any, indices: np.ndarray) -> np.ndarray:
-    """Read rows of an h5py or zarr array: in increasing order, each once, and consecutive rows in one read.
+def read_ranges(x: Any, starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Read ranges of rows of an h5py or zarr array, in increasing order and each row once; ranges that touch are one read.
 
-    Both formats read complete chunks and need increasing indices. The requested order is restored afterwards.
+    Both formats read complete chunks and need increasing indices.
+
+    Args:
+      x: the array [N, ...].
+      starts: int64 [n], the first row of each range, in any order.
+      counts: int64 [n], the rows of each range, >= 1.
+
+    Returns:
+      (rows, where): the rows that were read, [m, ...], and for each range the place of its first row in them, int64 [n].
     """
-    rows, where = np.unique(indices, return_inverse=True)
-    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-    out = np.empty((len(rows), *x.shape[1:]), x.dtype)
-    at = 0
-    for run in np.split(rows, breaks):
-        out[at : at + len(run)] = x[int(run[0]) : int(run[-1]) + 1]
-        at += len(run)
-    return out if _is_range(indices) else out[where]
+    if len(starts) == 0:
+        return np.empty((0, *x.shape[1:]), x.dtype), np.empty(0, np.int64)
+    order = np.argsort(starts, kind="stable")
+    begins = starts[order]
+    reach = np.maximum.accumulate(begins + counts[order])
+    first = np.r_[True, begins[1:] > reach[:-1]]  # the first range of each read
+    run_begins, run_ends = begins[first], reach[np.r_[first[1:], True]]
+    ends = np.cumsum(run_ends - run_begins)
+    rows = np.empty((int(ends[-1]), *x.shape[1:]), x.dtype)
+    for begin, end, at in zip(run_begins.tolist(), run_ends.tolist(), ends.tolist(), strict=True):
+        rows[at - (end - begin) : at] = x[begin:end]
+    where = np.empty(len(starts), np.int64)
+    where[order] = begins + (ends - run_ends)[np.cumsum(first) - 1]
+    return rows, where
 
 
 def _is_range(indices: np.ndarray) -> bool:
-    return bool(np.all(np.diff(indices) == 1))
-
-
-class _ByPath:
-    """A path that replaces an array in a file when a source is pickled. The receiving process opens the file."""
-
-    def __init__(self, opener: str, *args: Any):
-        self.opener, self.args = opener, args
-
-    def open(self) -> Any:
-        """Open the file and return the array."""
-        if self.opener == "memmap":
-            path, dtype, offset, shape = self.args
-            return np.memmap(path, dtype, "r", offset, shape)
-        import h5py
-
-        path, name = self.args
-        return h5py.File(path, "r")[name]
-
-
-def _to_path(x: Any) -> Any:
-    """Replace an array in a file by its path; return any other array as it is."""
-    if type(x).__module__.partition(".")[0] == "h5py":
-        if x.file.mode != "r":
-            raise ValueError(
-                f"{x.file.filename!r} is open for writing (mode {x.file.mode!r}), so no other process can read it: close it, "
-                "and open it again with h5py.File(path, 'r')"
-            )
-        return _ByPath("h5py", x.file.filename, x.name)
-    if not isinstance(x, np.memmap):
-        return x
-    # Values written to a copy-on-write map (mode "c") are in the memory of this process, and not in the file.
-    if x.filename is not None and x.flags.c_contiguous and x.mode != "c":
-        root = x
-        while isinstance(root.base, np.memmap):
-            root = root.base
-        # The `offset` of a view is that of the map it was sliced from, so the distance of their addresses is added.
-        offset = root.offset + x.ctypes.data - root.ctypes.data
-        return _ByPath("memmap", x.filename, x.dtype, offset, x.shape)
-    return np.asarray(x)
-
-
-def _from_path(x: Any) -> Any:
-    """Open the file of a replaced array; return any other array as it is."""
-    return x.open() if isinstance(x, _ByPath) else x
+    return len(indices) > 0 and indices[0] == 0 and bool(np.all(np.diff(indices) == 1))

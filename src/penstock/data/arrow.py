@@ -7,7 +7,8 @@ record, unless a column has no array form (see `columns`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,15 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from penstock.data.columns import Rows, as_column
+from penstock.data.array_pickling import FileVersion
+from penstock.data.columns import Ragged, Rows, as_column
 from penstock.data.records import expand
+from penstock.data.remote.files import RemoteFiles
+from penstock.data.remote.source import RemoteSource, as_remote
+from penstock.data.row_blocks import RowBlocks
 from penstock.data.tree import Batch, Record
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | RemoteFiles
 
 
 class ArrowSource:
@@ -54,12 +59,29 @@ class ArrowSource:
 
     def read(self, indices: np.ndarray) -> Batch | list[Record]:
         """Return the records at int64 [n]: a dict of arrays [n, ...], or a list of n dicts if a column has no array form."""
-        if self._rows is not None:
-            indices = self._rows.take(indices)
-        columns = {name: column.take(indices) for name, column in self._columns.items()}
+        rows = self.table_rows(indices)
+        columns = {name: column.take(rows) for name, column in self._columns.items()}
         if all(isinstance(column, np.ndarray) for column in columns.values()):
             return columns
         return [dict(zip(columns, record, strict=True)) for record in zip(*columns.values(), strict=True)]
+
+    def row_blocks(self) -> Mapping[str, RowBlocks] | None:
+        """Return the rows of each column; None if they are not rows of equal size in memory, all of them records."""
+        columns = {name: column for name, column in self._columns.items() if isinstance(column, Rows)}
+        return columns if self._rows is None and len(columns) == len(self._columns) else None
+
+    def table_rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows of the table that are the records at int64 [n]."""
+        return indices if self._rows is None else self._rows.take(indices)
+
+    def ragged_columns(self) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
+        """Return for each column of lists of numbers, and each chunk of it, the offsets of its rows and all its numbers."""
+        columns = {name: column for name, column in self._columns.items() if isinstance(column, (Rows, Ragged))}
+        return {name: lists for name, column in columns.items() if (lists := column.as_lists()) is not None}
+
+    def select(self, name: str) -> ArrowSource:
+        """Return a source of one column."""
+        return ArrowSource(self._table.select([name]), self._rows)
 
     def describe(self) -> str:
         """Return the names and Arrow types of the columns."""
@@ -77,19 +99,21 @@ def _check_names(names: list[str]) -> None:
         )
 
 
-def parquet(paths: Paths, columns: Sequence[str] | None = None, cache: str | os.PathLike[str] | None = None) -> ArrowSource:
+def parquet(
+    paths: Paths, columns: Sequence[str] | None = None, cache: str | os.PathLike[str] | None = None
+) -> ArrowSource | RemoteSource:
     """Open Parquet files as a source.
 
     Parquet is compressed, so single records cannot be read from disk. The chosen columns are decoded once, here.
 
     Args:
-      paths: files or glob patterns; the records are in this order.
+      paths: files, URLs or glob patterns, or the result of `ps.remote`; the records are in this order.
       columns: names of the columns to read; None for all columns.
       cache: None decodes into memory. A folder decodes into a memory-mapped Arrow IPC file in that folder, one row group at a
         time, for data larger than memory. A later run with the same files and columns reuses it.
 
     Returns:
-      An `ArrowSource`, for `ps.Loader`.
+      A source, for `ps.Loader`.
 
     Raises:
       FileNotFoundError: there is no file at a path or pattern.
@@ -102,37 +126,52 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, cache: str | os.
       >>> parquet(path, columns=["x"]).read(np.array([2, 0]))
       {'x': array([3, 1])}
     """
+    if (remote := as_remote(paths)) is not None:
+        return RemoteSource(remote, partial(parquet, columns=columns, cache=cache))
     files = expand(paths)
     if cache is None:
         return ArrowSource(_concatenated(files, [_read_parquet(file, columns) for file in files]))
     return ipc(_decode_once(files, columns, os.fspath(cache)))
 
 
-def ipc(paths: Paths) -> ArrowSource:
+def ipc(paths: Paths) -> ArrowSource | RemoteSource:
     """Map Arrow IPC files (also called Feather) into memory as a source.
 
     Args:
-      paths: files or glob patterns; the records are in this order.
+      paths: files, URLs or glob patterns, or the result of `ps.remote`; the records are in this order.
 
     Returns:
-      An `ArrowSource`. When it is pickled, the receiving process maps the files again.
+      A source. When it is pickled, the receiving process maps the files again.
 
     Raises:
       FileNotFoundError: there is no file at a path or pattern.
       ValueError: a file is truncated or not Arrow IPC; the files have different columns.
     """
+    if (remote := as_remote(paths)) is not None:
+        return RemoteSource(remote, ipc)
     return _IpcSource(expand(paths))
 
 
 class _IpcSource(ArrowSource):
-    """An `ArrowSource` over memory-mapped files, which is pickled as their paths."""
+    """An `ArrowSource` over memory-mapped files, which is pickled as their paths and versions.
 
-    def __init__(self, files: list[str]):
+    Args:
+      files: the paths.
+      versions: those of the files in the process that has pickled the source; None in the first one.
+
+    Raises:
+      OSError: a file has changed since the source was made.
+    """
+
+    def __init__(self, files: list[str], versions: list[FileVersion] | None = None):
         self._files = files
+        self._versions = versions or [FileVersion.of_array(file, is_open=False) for file in files]
         super().__init__(_concatenated(files, [_open_ipc(file) for file in files]))
+        for version in self._versions:
+            version.check()
 
     def __reduce__(self) -> Any:
-        return _IpcSource, (self._files,)
+        return _IpcSource, (self._files, self._versions)
 
 
 def from_datasets(dataset: Any) -> ArrowSource | None:
@@ -149,7 +188,25 @@ def from_datasets(dataset: Any) -> ArrowSource | None:
     rows = getattr(dataset, "_indices", None)  # set by shuffle, filter and select
     if rows is not None:
         rows = rows.column(0).to_numpy().astype(np.int64)
-    return ArrowSource(dataset.data.table.select(chosen), rows)
+    table = dataset.data.table.select(chosen)
+    return _MappedDatasetSource(dataset, table, rows) if dataset.cache_files else ArrowSource(table, rows)
+
+
+class _MappedDatasetSource(ArrowSource):
+    """An `ArrowSource` over a dataset in memory-mapped files. The dataset is pickled, which sends their paths."""
+
+    def __init__(self, dataset: Any, table: pa.Table, rows: np.ndarray | None):
+        self._dataset = dataset
+        super().__init__(table, rows)
+
+    def select(self, name: str) -> ArrowSource:
+        """Return a source of one column."""
+        selected = from_datasets(self._dataset.select_columns([name]))
+        assert selected is not None  # the column was read here already
+        return selected
+
+    def __reduce__(self) -> Any:
+        return from_datasets, (self._dataset,)
 
 
 def _is_plain(feature: Any) -> bool:
@@ -212,7 +269,7 @@ class _reading:  # noqa: N801 - a context manager, used like a function
         # An error with an error number comes from the operating system, such as a missing permission. Damaged data has none.
         if isinstance(error, pa.ArrowInvalid) or (isinstance(error, OSError) and error.errno is None):
             raise ValueError(
-                f"{self._file!r} ({os.path.getsize(self._file):,} bytes) is no complete {self._kind} file: {error}. "
+                f"{self._file!r} ({os.path.getsize(self._file):,} bytes) is not a complete {self._kind} file: {error}. "
                 "Was it cut short while it was written or copied?"
             ) from error
 

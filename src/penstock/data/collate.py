@@ -74,8 +74,17 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
         """Tell whether the padded length depends on the records."""
         return any(len(buckets) > 1 for buckets in self.lengths.values())
 
-    def __call__(self, records: Sequence[Record]) -> Batch:
-        """Pad and stack the records. See the class."""
+    def __call__(self, records: Sequence[Record], longest: int | None = None) -> Batch:
+        """Pad and stack the records. See the class.
+
+        Args:
+          records: the records.
+          longest: the largest length in the global batch, where that is known, so that all processes choose the same length;
+            None for the largest length of `records`.
+
+        Raises:
+          ValueError: a record is longer than `longest`.
+        """
         paths, columns, treedef = _columns(records)
         names = [leaf_name(path) for path in paths]
         if unknown := [name for name in self.lengths if name and name not in names]:
@@ -85,16 +94,16 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
             [_array(name, leaf) for leaf in column] if buckets else column
             for name, column, buckets in zip(names, columns, padded, strict=True)
         ]
-        longest: dict[tuple[int, ...], int] = {}
+        needed: dict[tuple[int, ...], int] = {}
         for name, column, buckets in zip(names, arrays, padded, strict=True):
             if buckets:
-                longest[buckets] = max(longest.get(buckets, 0), _longest(name, column, buckets))
+                needed[buckets] = max(needed.get(buckets, 0), _longest(name, column, buckets, longest))
         leaves, mask = [], None
         for name, column, buckets in zip(names, arrays, padded, strict=True):
             if not buckets:
                 leaves.append(_stack_leaf(name, column))
                 continue
-            length = buckets[bisect.bisect_left(buckets, longest[buckets])]
+            length = buckets[bisect.bisect_left(buckets, needed[buckets])]
             leaves.append(_pad(name, column, length, self._value))
             if mask is None:
                 mask = np.arange(length) < np.array([len(x) for x in column])[:, None]
@@ -130,11 +139,11 @@ def add_mask(batch: Batch, name: str, mask: Any, why: str) -> dict[str, Any]:
 def _columns(records: Sequence[Record]) -> tuple[list[Any], list[list[Any]], Any]:
     """Return the paths of the leaves, for each path the leaves of all records, and the structure of the records."""
     check_keys(records[0])
-    first: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(records[0], _is_list_of_numbers)
+    first: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(records[0], is_list_of_numbers)
     paths, treedef = first
     rows = []
     for i, record in enumerate(records):
-        leaves, structure = jax.tree_util.tree_flatten(record, _is_list_of_numbers)
+        leaves, structure = jax.tree_util.tree_flatten(record, is_list_of_numbers)
         if structure != treedef:
             raise ValueError(
                 f"records of one batch differ in structure: row 0 is {treedef}, row {i} is {structure}; "
@@ -144,13 +153,13 @@ def _columns(records: Sequence[Record]) -> tuple[list[Any], list[list[Any]], Any
     return [path for path, _ in paths], [list(column) for column in zip(*rows, strict=True)], treedef
 
 
-def _is_list_of_numbers(node: Any) -> bool:
+def is_list_of_numbers(node: Any) -> bool:
     """Return whether a list (of lists) of numbers stands for one array, and is not a container of leaves."""
     if not isinstance(node, list):
         return False
     kinds = set(map(type, node))
     if list in kinds:
-        return len(kinds) == 1 and all(map(_is_list_of_numbers, node))
+        return len(kinds) == 1 and all(map(is_list_of_numbers, node))
     return all(issubclass(kind, (bool, int, float, complex, np.bool_, np.number)) for kind in kinds)
 
 
@@ -183,10 +192,16 @@ def _buckets(name: str, lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(given)))
 
 
-def _longest(name: str, column: Sequence[np.ndarray], buckets: tuple[int, ...]) -> int:
+def _longest(name: str, column: Sequence[np.ndarray], buckets: tuple[int, ...], known: int | None) -> int:
     if not all(x.ndim for x in column):
         raise ValueError(f"leaf {name!r} is a scalar in one record, and pad_to pads the first dimension: give it no lengths")
     longest = max(len(x) for x in column)
+    if known is not None and longest > known:
+        raise ValueError(
+            f"leaf {name!r} of one record has length {longest}, and batch_by_length has at most {known} for this batch: give the "
+            "lengths of the records as they are padded, after the transform"
+        )
+    longest = longest if known is None else known
     if longest > buckets[-1]:
         raise ValueError(
             f"leaf {name!r} of one record has length {longest}, more than the largest of pad_to's lengths {list(buckets)}: "

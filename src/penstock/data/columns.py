@@ -10,12 +10,13 @@ A column (chunks of Arrow memory) and row numbers go in; an array [n, ...] or a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+
+from penstock.data.row_blocks import RowBlocks
 
 
 class Column(Protocol):
@@ -57,7 +58,7 @@ def _array_column(name: str, chunks: Sequence[pa.Array]) -> Column:
     views = [view for chunk in chunks if (view := _view(chunk)) is not None]
     if len(views) == len(chunks) and len({view.shape[1:] for view in views}) == 1:
         return Rows(views)
-    return _Ragged(name, [_storage(chunk) for chunk in chunks])
+    return Ragged(name, [_storage(chunk) for chunk in chunks])
 
 
 def _storage(chunk: pa.Array) -> pa.Array:
@@ -131,64 +132,24 @@ def _locate(starts: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.nda
     return chunk, indices - starts[chunk]
 
 
-class Rows:
-    """Rows of equal size in several blocks of memory, gathered by one fancy index.
-
-    A Hugging Face dataset has a chunk for every 1,000 rows, and gathering chunk by chunk costs a Python call for each. Instead,
-    one strided array views all rows. It starts at the lowest address, and its stride is the greatest common divisor of all
-    distances between rows. Row r of block b is then element `(address(b) - lowest + r · row bytes) / stride`.
-
-    The array also spans memory between the blocks that does not belong to them. Only elements that are rows of a block are ever
-    indexed, and `self._blocks` keeps the blocks alive.
-    """
+class Rows(RowBlocks):
+    """The rows of a column that have equal size. A Hugging Face dataset has a block for every 1,000 of them."""
 
     def __init__(self, blocks: Sequence[np.ndarray]):
-        self._blocks = blocks
-        self._starts = _starts(blocks)
-        self._offset: np.ndarray | None = None  # of each block; None if one array holds all rows in order
-        self._elements: Any = None  # None if no array can span the blocks
-        first = blocks[0]
-        if len(blocks) == 1 or first[:1].nbytes == 0:
-            self._elements = first if len(blocks) == 1 else np.concatenate(blocks)
-            return
-        self._blocks = blocks = [np.ascontiguousarray(block) for block in blocks]
-        address = np.array([block.ctypes.data for block in blocks])
-        lowest = int(address.min())
-        size = first[:1].nbytes
-        stride = math.gcd(size, *(address - lowest).tolist())
-        self._offset = (address - lowest) // stride
-        self._per_row = size // stride
-        last = int((self._offset + (np.diff(self._starts) - 1) * self._per_row).max())
-        if (last + 1) * size > np.iinfo(np.intp).max:
-            return  # NumPy limits the total bytes of all elements, and counts overlapping elements in full
-        self._elements = np.lib.stride_tricks.as_strided(
-            blocks[int(address.argmin())], (last + 1, *first.shape[1:]), (stride, *blocks[0].strides[1:]), writeable=False
-        )
+        super().__init__([np.ascontiguousarray(block) for block in blocks])
 
-    def take(self, indices: np.ndarray) -> np.ndarray:
-        """Return a copy of the rows at int64 [n], as [n, ...].
+    def as_lists(self) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """Return for each block of rows [rows, n] the offsets of its rows, and the array of all its elements.
 
-        Raises:
-          IndexError: an index lies outside of `[0, rows)`.
+        Returns:
+          None if a row is a number, or has more dimensions.
         """
-        if self._offset is None:
-            return np.take(self._elements, indices, axis=0)
-        if indices.size and (indices.min() < 0 or indices.max() >= self._starts[-1]):
-            raise IndexError(f"rows {indices.min()} to {indices.max()} of {self._starts[-1]}")
-        block, row = _locate(self._starts, indices)
-        if self._elements is None:
-            return self._block_by_block(block, row)
-        return self._elements[self._offset[block] + row * self._per_row]
-
-    def _block_by_block(self, block: np.ndarray, row: np.ndarray) -> np.ndarray:
-        out = np.empty((len(row), *self._blocks[0].shape[1:]), self._blocks[0].dtype)
-        for b in np.unique(block):
-            here = block == b
-            out[here] = self._blocks[b][row[here]]
-        return out
+        if self.blocks[0].ndim != 2:
+            return None
+        return [(np.arange(len(block) + 1) * block.shape[1], block.reshape(-1)) for block in self.blocks]
 
 
-class _Ragged:
+class Ragged:
     """Lists of numbers of different lengths. Each record is one array."""
 
     def __init__(self, name: str, chunks: Sequence[pa.Array]):
@@ -196,6 +157,14 @@ class _Ragged:
         self._starts = _starts(chunks)
         self._chunks = chunks
         self._flat = _flattened(chunks)
+
+    def as_lists(self) -> list[tuple[np.ndarray, np.ndarray]] | None:
+        """Return for each chunk the offsets of its rows, and the array [total] of their elements.
+
+        Returns:
+          None if the elements are no numbers.
+        """
+        return self._flat if self._flat is not None and all(values.ndim == 1 for _, values in self._flat) else None
 
     def take(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return one array for each row."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from penstock._clock import Clock
 from penstock._producers import Exhausted, Producers
-from penstock.data.collate import add_mask, stack
-from penstock.data.order import Order
-from penstock.data.process_rows import process_rows, record_indices
+from penstock.data.collate import add_mask, pad_to, stack
+from penstock.data.gather import Gather
+from penstock.data.order.batch_order import Block, Order
+from penstock.data.order.rows import Rows
 from penstock.data.records import RecordSource
+from penstock.data.reused_memory import ReuseCheck
 from penstock.data.source import Source
 from penstock.data.transform import Transform
 from penstock.data.tree import Batch, Record, describe_array, leaves_with_names, to_numpy, unstack
@@ -34,50 +36,68 @@ class BatchReader:
       order: the records of each step.
       transform: applied to each record, or to the batch.
       collate: from a list of records to a batch; None stacks.
-      process: (index, count) of the process whose rows are read, see `process_rows`.
+      reads: the rows of this process, which are read.
     """
 
     source: Source
     order: Order
     transform: Transform | None
     collate: Callable[[Sequence[Record]], Batch] | None
-    process: tuple[int, int]
+    reads: Rows
     _first: tuple[int, Any] | None = field(default=None, repr=False)  # a step and the structure of its batch
+    _places: tuple[Block, list[np.ndarray]] | None = field(default=None, repr=False)  # of the records of a block of steps
+    _reuse: ReuseCheck | None = field(default_factory=ReuseCheck, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_first": None}  # JAX's structures of user-defined nodes cannot be pickled
+        # JAX's structures of user-defined nodes cannot be pickled. A worker process sends a copy of each batch before it makes
+        # the next one, so functions may use memory again.
+        return self.__dict__ | {"_first": None, "_places": None, "_reuse": None}
 
     def __call__(self, step: int, clock: Clock) -> Batch:
         """Read the rows of this process in the global batch `step`. Add the time of each part to the clock."""
-        start, stop = process_rows(self.order, step, self.process)
+        rows = self.reads.numbers(self.order.padded_rows(step))
         with clock.time("read"):
-            indices = record_indices(self.order, step, start, stop)
+            indices = self.order.indices(step, self.reads)
             data = self._read(step, indices)
             if isinstance(data, list):
                 data = self._copy_containers(data)
         if self.transform and self.transform.each_record:
             with clock.time("transform"):
-                data = self._noting(step, self.transform.records, _records(data, len(indices)), indices, step, start)
+                data = self._noting(step, self.transform.records, _records(data, len(indices)), indices, step, rows)
         if self.collate is not None or isinstance(data, list):
             with clock.time("collate"):
-                data = self._noting(step, stack if self.collate is None else self.collate, _records(data, len(indices)))
+                data = self._noting(step, self._collated, _records(data, len(indices)), step)
         if self.transform and not self.transform.each_record:
             with clock.time("transform"):
-                data = self._noting(step, self.transform.batch, data, step, start)
+                data = self._noting(step, self.transform.batch, data, step, int(rows[0]))
         batch = self._checked(step, data, len(indices))
+        if self._reuse is not None and (self.transform is not None or self.collate is not None or not self.from_memory):
+            self._reuse(step, batch, self._last_function())
         if self.order.remainder != "pad":
             return batch
-        return add_mask(batch, "mask", np.arange(start, stop) < self.order.rows(step), "remainder='pad'")
+        return add_mask(batch, "mask", rows < self.order.rows(step), "remainder='pad'")
+
+    def _collated(self, records: list[Record], step: int) -> Batch:
+        if isinstance(self.collate, pad_to) and self.knows_longest:
+            return self.collate(records, longest=self.order.longest(step, self.reads))
+        return stack(records) if self.collate is None else self.collate(records)
 
     @property
-    def is_gather(self) -> bool:
-        """Tell whether it only copies rows, so that no user code runs and nothing waits for long."""
-        return self.transform is None and self.collate is None and getattr(self.source, "is_gather", False)
+    def knows_longest(self) -> bool:
+        """Tell whether `collate` pads to a length that is chosen by the longest record of the global batch."""
+        one_choice = isinstance(self.collate, pad_to) and self.collate.has_choice and len(self.collate.lengths) == 1
+        return one_choice and self.order.lengths is not None
+
+    @property
+    def from_memory(self) -> bool:
+        """Tell whether the records are rows of arrays in memory or in memory-mapped files, so that reading waits for nothing."""
+        return bool(getattr(self.source, "is_gather", False))
 
     def _read(self, step: int, indices: np.ndarray) -> Batch | list[Record]:
         """Read the records, and check that there are as many as indices."""
         try:
-            data = self.source.read(indices)
+            gather = getattr(self.source, "gather", None)
+            data = gather.read(self._places_of(gather, step)) if isinstance(gather, Gather) else self.source.read(indices)
         except Exception as error:
             error.add_note(f"penstock: while reading batch {step}{_failing_record(self.source, indices)}")
             raise
@@ -93,6 +113,14 @@ class BatchReader:
             name = type(self.source).__name__
             raise ValueError(f"{name}.read was given {len(indices)} indices and returned {wrong[0]} rows, for batch {step}")
         return data
+
+    def _places_of(self, gather: Gather, step: int) -> list[np.ndarray]:
+        """Return where the records of a step lie, for each leaf. Places are found for a block of steps at once."""
+        block, k = self.order.block(step, self.reads)
+        found = self._places  # several threads may replace it at the same time; each uses what it read or found itself
+        if found is None or found[0] is not block:
+            found = self._places = (block, gather.places(block.indices))
+        return [places[k] for places in found[1]]
 
     def _copy_containers(self, records: list[Record]) -> list[Record]:
         """Copy the dicts and lists of records if a function of the user may change them.
@@ -179,7 +207,24 @@ def _fails(source: Source, indices: np.ndarray) -> bool:
     return False
 
 
-def batch_producers(reader: BatchReader, workers: Workers, start: int, stop: float, clocks: Sequence[Clock]) -> Producers:
+class StepReader(Protocol):
+    """A function from a step to a host batch.
+
+    Attributes:
+      from_memory: whether its records are rows of arrays in memory, so that reading them waits for nothing.
+    """
+
+    @property
+    def from_memory(self) -> bool:
+        """Tell whether its records are rows of arrays in memory."""
+        ...
+
+    def __call__(self, step: int, clock: Clock) -> Batch:
+        """Read the batch of a step, and add the time of each part to the clock."""
+        ...
+
+
+def batch_producers(reader: StepReader, workers: Workers, start: int, stop: float, clocks: Sequence[Clock]) -> Producers:
     """Return the producers of the batches `start … stop - 1` for a `PrefetchPipeline`.
 
     Args:
@@ -197,7 +242,7 @@ def batch_producers(reader: BatchReader, workers: Workers, start: int, stop: flo
 
     if workers.kind != "process":
         works = [partial(work, read=reader, clock=clock) for clock in clocks]
-        return Producers(works, may_run_inline=workers.kind == "none" and reader.is_gather)
+        return Producers(works, may_run_inline=workers.kind == "none" and reader.from_memory)
     pool = ProcessPool(reader, len(clocks))
     works = [partial(work, read=read, clock=clock) for read, clock in zip(pool.readers, clocks, strict=True)]
     return Producers(works, interrupt=pool.kill, cleanup=pool.release)

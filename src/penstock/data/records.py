@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.data.array_pickling import from_picklable, to_picklable
+from penstock.data.remote.files import RemoteFiles
+from penstock.data.remote.source import RemoteSource, as_remote
 from penstock.data.tree import Record
 
 
@@ -63,18 +66,30 @@ class RecordSource:
         """Return the name."""
         return self._name
 
+    def __getstate__(self) -> dict[str, Any]:
+        records = self._records
+        return self.__dict__ | {"_records": to_picklable(records) if _is_list_of_memmaps(records) else records}
 
-def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> RecordSource:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        records = state["_records"]
+        self.__dict__ = state | {"_records": from_picklable(records) if isinstance(records, list) else records}
+
+
+def _is_list_of_memmaps(records: Any) -> bool:
+    return isinstance(records, list) and any(isinstance(record, np.memmap) for record in records)
+
+
+def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | RemoteFiles) -> RecordSource | RemoteSource:
     """Open ArrayRecord files as a source of `bytes`, to be decoded with `transform=ps.per_record(decode)`.
 
     The library's own parallel `__getitems__` reads the records of a batch. Random access is fastest in files that were written
     with `group_size:1`, which Grain recommends too.
 
     Args:
-      paths: files or glob patterns; the records are in this order.
+      paths: files, URLs or glob patterns, or the result of `ps.remote`; the records are in this order.
 
     Returns:
-      A `RecordSource`, for `ps.Loader`.
+      A source, for `ps.Loader`.
 
     Raises:
       FileNotFoundError: there is no file at a path or pattern.
@@ -82,6 +97,8 @@ def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
+    if (remote := as_remote(paths)) is not None:
+        return RemoteSource(remote, array_record)
     files = expand(paths)
     try:
         records = ArrayRecordDataSource(files)  # opens all files in parallel
@@ -98,12 +115,12 @@ def _open_each(opener: Callable[[list[str]], Any], files: list[str]) -> None:
             opener([file])
         except RuntimeError as error:
             raise ValueError(
-                f"{file!r} ({os.path.getsize(file):,} bytes) is no complete ArrayRecord file"
+                f"{file!r} ({os.path.getsize(file):,} bytes) is not a complete ArrayRecord file"
                 f"{f': {error}' if str(error) else ''}. Was it cut short while it was written or copied?"
             ) from error
 
 
-def expand(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+def expand(paths: Any) -> list[str]:
     """Expand paths and glob patterns to existing files. The files of a pattern are sorted by name.
 
     Raises:

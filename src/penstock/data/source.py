@@ -6,14 +6,19 @@ Whatever a user has goes in; an object with a length and `read(indices)` comes o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from penstock.data.arrays import ArraySource, is_array
+from penstock.data.files import list_files
+from penstock.data.image.files import ENDINGS as IMAGE_ENDINGS
 from penstock.data.records import RecordSource
+from penstock.data.remote.files import RemoteFiles
+from penstock.data.remote.source import as_remote
+from penstock.data.remote.url import file_name
 from penstock.data.tree import Batch, Record, check_keys
 
 
@@ -62,7 +67,8 @@ def as_source(data: Any) -> Source:
       data: one of the following, tried in this order:
 
         - a `Source`;
-        - one path, or a list of paths, of Parquet, Arrow IPC or ArrayRecord files, all of one kind;
+        - one path or URL, a list of them, or the result of `ps.remote`, of Parquet, Arrow IPC or ArrayRecord files, all of one
+          kind;
         - a `pyarrow.Table`, a Hugging Face `datasets.Dataset` or a `pandas.DataFrame`;
         - a pytree (one array, or nested dicts and tuples) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch tensors;
         - a mapping of arrays, such as a loaded `.npz` file;
@@ -84,10 +90,14 @@ def as_source(data: Any) -> Source:
     """
     if isinstance(data, type):
         raise TypeError(f"got the class {data.__name__}, not an object of it: did you mean {data.__name__}(...)?")
+    if hasattr(data, "producers"):  # a Loader or Steps, whose items are batches
+        raise TypeError(f"got a {type(data).__name__}, which gives batches and not records: give the data that it is made of")
     if isinstance(data, Source) and not _is_torch_dataset(data):
         return data
+    if (remote := as_remote(data)) is not None:
+        return _from_files(remote, [file_name(url) for url in remote.urls])
     if paths := _paths(data):
-        return _from_files(paths)
+        return _from_files(paths, paths)
     package = type(data).__module__.partition(".")[0]
     if package == "pyarrow":
         from penstock.data.arrow import ArrowSource
@@ -159,49 +169,73 @@ def _paths(data: Any) -> list[str]:
     return [os.fspath(path) for path in many]
 
 
-def _from_files(paths: list[str]) -> Source:
+def _from_files(paths: list[str] | RemoteFiles, names: list[str]) -> Source:
     for endings, extra, reader in _READERS:
-        if all(path.endswith(endings) for path in paths):
-            return _read(reader, extra, paths)
+        if all(name.endswith(endings) for name in names):
+            return _read(reader, extra, paths, names[0])
+    if paths is names and any(map(os.path.isdir, names)):
+        raise TypeError(_folder_hint(next(filter(os.path.isdir, names))))
+    if paths is names:
+        list_files(paths)  # which raises an error if there are none
+    for endings, remedy in _REMEDIES:
+        if names[0].lower().endswith(endings):
+            raise TypeError(f"a Loader does not read {names[0]!r} itself: {remedy}")
     known = ", ".join(ending for endings, _, _ in _READERS for ending in endings)
+    path = "path" if paths is names else "ps.local(url)"
     raise TypeError(
-        f"cannot tell what {paths[0]!r} holds{' and the others hold' if len(paths) > 1 else ''}: known endings are "
-        f"{known}. Other files can be opened first: np.load(path, mmap_mode='r'), h5py.File(path)['x'], zarr.open(path)."
+        f"cannot tell what {names[0]!r} holds{' and the others hold' if len(names) > 1 else ''}: known endings are "
+        f"{known}. Other files can be opened first: np.load({path}, mmap_mode='r'), h5py.File({path})['x'], zarr.open({path})."
     )
 
 
-def _read(reader: Callable[[Sequence[str]], Source], extra: str, paths: Sequence[str]) -> Source:
+def _folder_hint(folder: str) -> str:
+    return (
+        f"{folder!r} is a folder: ps.Loader(ps.images({folder!r}, size=224), ...) reads the images in it, and a pattern such as "
+        f"{os.path.join(folder, '*.parquet')!r} reads other files. zarr.open(path) opens a zarr folder."
+    )
+
+
+def _read(reader: Callable[[Any], Source], extra: str, paths: list[str] | RemoteFiles, name: str) -> Source:
     try:
         return reader(paths)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f'reading {paths[0]!r} needs {error.name}: pip install "penstock[{extra}]"', name=error.name
+            f'reading {name!r} needs {error.name}: pip install "penstock[{extra}]"', name=error.name
         ) from error
 
 
-def _read_parquet(paths: Sequence[str]) -> Source:
+def _read_parquet(paths: Any) -> Source:
     from penstock.data.arrow import parquet
 
     return parquet(paths)
 
 
-def _read_ipc(paths: Sequence[str]) -> Source:
+def _read_ipc(paths: Any) -> Source:
     from penstock.data.arrow import ipc
 
     return ipc(paths)
 
 
-def _read_array_record(paths: Sequence[str]) -> Source:
+def _read_array_record(paths: Any) -> Source:
     from penstock.data.records import array_record
 
     return array_record(paths)
 
 
 # File name endings, the extra that installs what the reader needs, and the reader.
-_READERS: list[tuple[tuple[str, ...], str, Callable[[Sequence[str]], Source]]] = [
+_READERS: list[tuple[tuple[str, ...], str, Callable[[Any], Source]]] = [
     ((".parquet", ".pq"), "arrow", _read_parquet),
     ((".arrow", ".feather"), "arrow", _read_ipc),
     ((".array_record", ".arrayrecord", ".array_records"), "arrayrecord", _read_array_record),
+]
+
+
+# File name endings, and what reads such files.
+_REMEDIES: list[tuple[tuple[str, ...], str]] = [
+    (IMAGE_ENDINGS, "ps.Loader(ps.images(folder, size=224), ...) reads the images of a folder"),
+    ((".jsonl", ".jsonl.gz", ".json"), "ps.stream(ps.jsonl(paths), ...) reads files with one JSON value on each line"),
+    ((".tar", ".tar.gz", ".tgz"), "ps.stream(ps.webdataset(paths), ...) reads tar files"),
+    ((".csv", ".tsv"), "ps.Loader(pandas.read_csv(path), ...) reads a table of text"),
 ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.data.reused_memory import RecordReuseCheck
 from penstock.data.tree import Batch, Record
 
 
@@ -25,8 +26,9 @@ class per_record:  # noqa: N801 - used like a function: transform=ps.per_record(
     Args:
       fn: a function from a record (a pytree without the batch dimension) to a record. It may change the dicts and lists of its
         record. It may write to the arrays too, unless they belong to the user's own objects (a list of records, a torch
-        `Dataset`). If it has a parameter named `rng`, it gets a NumPy generator seeded by (seed, step, row of the global batch).
-        So the same record in the same step gets the same random numbers, for any number of workers and processes.
+        `Dataset`). It must return new arrays for each record, and not fill one buffer again and again. If it has a parameter
+        named `rng`, it gets a NumPy generator seeded by (seed, step, row of the global batch). So the same record in the same
+        step gets the same random numbers, for any number of workers and processes.
 
     Raises:
       TypeError: `fn` is not callable.
@@ -58,22 +60,36 @@ class Transform:
         self.each_record = isinstance(fn, per_record)
         self._fn: Callable[..., Any] = fn.fn if isinstance(fn, per_record) else fn
         if not callable(self._fn):
-            raise TypeError(f"transform={fn!r} is no function from a batch to a batch")
+            raise TypeError(f"transform={fn!r} is not a function from a batch to a batch")
         self._seed = seed
         self._takes_rng = _takes_rng(self._fn)
+        self._reuse = RecordReuseCheck()
 
     def batch(self, batch: Batch, step: int, row: int) -> Batch:
         """Apply the function to a batch whose first row is `row` of the global batch."""
         return self._call(batch, step, row)
 
-    def records(self, records: Sequence[Record], indices: np.ndarray, step: int, row: int) -> list[Record]:
-        """Apply the function to each record. The first is `row` of the global batch."""
-        results = []
-        for i, record in enumerate(records):
+    def records(
+        self, records: Sequence[Record], indices: Sequence[Any] | np.ndarray, step: int, rows: np.ndarray
+    ) -> list[Record]:
+        """Apply the function to each record.
+
+        Args:
+          records: the records.
+          indices: their names in errors.
+          step: number of the global batch.
+          rows: int64 [n], their rows in the global batch.
+        """
+        results: list[Record] = []
+        for i, (record, row) in enumerate(zip(records, rows.tolist(), strict=True)):
             try:
-                results.append(self._call(record, step, row + i))
+                results.append(self._call(record, step, row))
+                if i == 0:
+                    first = self._reuse.copies(results[0])
+                elif i == 1:
+                    self._reuse.compare(first)
             except Exception as error:
-                error.add_note(f"penstock: at record {indices[i]}, which is row {row + i} of the batch")
+                error.add_note(f"penstock: at record {indices[i]}, which is row {row} of the batch")
                 raise
         return results
 
