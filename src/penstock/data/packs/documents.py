@@ -1,0 +1,294 @@
+"""Documents: 1-D arrays of tokens of different lengths, from whatever a user has.
+
+Data and the name of a leaf go in. A reader comes out that tells the length of each document, and gathers pieces of documents:
+`Documents` over one array of tokens (without a Python call for each document), `arrow_documents` over Arrow lists (likewise), or
+`RecordDocuments` over any source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from penstock.data.array_pickling import from_picklable, to_picklable
+from penstock.data.arrays import ArraySource, is_stored, read_ranges
+from penstock.data.concatenation import has_weights
+from penstock.data.packs.token_leaf import as_tokens, common_dtype, find_leaf, get_leaf, no_leaf, only
+from penstock.data.source import Source, as_source, describe_source
+from penstock.data.tree import Record, describe_array, is_numeric, leaves_with_names, to_numpy, unstack
+
+_BLOCK = 4096  # documents that are read at a time when all of them are read
+
+
+class PieceReader(Protocol):
+    """Documents, of which pieces are read."""
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        ...
+
+    def gather(self, documents: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find pieces of documents.
+
+        Args:
+          documents: int64 [n], the document of each piece.
+          begins: int64 [n], the first token of each piece in its document.
+          counts: int64 [n], the tokens of each piece, >= 1.
+
+        Returns:
+          (tokens, starts): an array [m], and the place of the first token of each piece in it, int64 [n].
+        """
+        ...
+
+
+class DocumentReader(PieceReader, Protocol):
+    """The documents of a data set.
+
+    Attributes:
+      knows_lengths: whether `scan` reads no tokens.
+    """
+
+    knows_lengths: bool
+
+    def scan(self) -> tuple[np.ndarray, np.dtype]:
+        """Return the number of tokens of each document, int64 [N], and a dtype that holds all tokens."""
+        ...
+
+    def lengths_of(self, documents: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of some documents, int64 [n]."""
+        ...
+
+    def describe(self) -> str:
+        """Return what the state of a feed says of the documents."""
+        ...
+
+
+class Documents:
+    """A source of documents that lie one after the other in one array of tokens.
+
+    Each record is one document, an array of its tokens. `ps.pack` reads it without a Python call for each document.
+
+    Args:
+      tokens: an array or memmap [T] of NumPy, h5py, zarr, torch or JAX.
+      offsets: integers [N + 1]. Document i is `tokens[offsets[i]:offsets[i + 1]]`.
+
+    Raises:
+      ValueError: an array is not 1-D; the offsets decrease, or lie outside of the tokens; there are no documents.
+      TypeError: the tokens are not numbers, or the offsets not integers.
+
+    Example:
+      >>> from penstock.data import Documents
+      >>> documents = Documents(np.array([5, 6, 7, 8, 9]), offsets=[0, 3, 5])
+      >>> documents.read(np.array([1, 0]))
+      [array([8, 9]), array([5, 6, 7])]
+    """
+
+    knows_lengths = True
+
+    def __init__(self, tokens: Any, offsets: Any):
+        tokens = ArraySource(tokens).arrays
+        if not hasattr(tokens, "shape") or len(tokens.shape) != 1:
+            what = describe_array(tokens) if hasattr(tokens, "shape") else type(tokens).__name__
+            raise ValueError(f"the tokens of Documents are {what}: give one array [T]")
+        if not is_numeric(tokens.dtype):
+            raise TypeError(f"the tokens of Documents have dtype {tokens.dtype}: give numbers")
+        offsets = np.asarray(to_numpy(offsets))
+        if offsets.ndim != 1 or len(offsets) < 2 or offsets.dtype.kind not in "iu":
+            raise ValueError(
+                f"the offsets of Documents are {describe_array(offsets)}: give integers [N + 1] for N >= 1 documents, where "
+                "document i is tokens[offsets[i]:offsets[i + 1]]"
+            )
+        offsets = offsets.astype(np.int64, copy=False)
+        _check_offsets(offsets, tokens.shape[0])
+        self._offsets = offsets
+        # `take` would copy another array as a whole for each batch.
+        self._tokens = tokens if is_stored(tokens) else np.ascontiguousarray(tokens)
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return len(self._offsets) - 1
+
+    def read(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Return the documents at int64 [n], one new array each."""
+        begins, ends = self._offsets[indices], self._offsets[indices + 1]
+        return [np.array(self._tokens[b:e]) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+    def scan(self) -> tuple[np.ndarray, np.dtype]:
+        """Return the number of tokens of each document, int64 [N], and the dtype of the tokens."""
+        return np.diff(self._offsets), self._tokens.dtype
+
+    def lengths_of(self, documents: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of some documents, int64 [n]."""
+        return self._offsets[documents + 1] - self._offsets[documents]
+
+    def gather(self, documents: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find pieces of documents. See `PieceReader`."""
+        starts = self._offsets[documents] + begins
+        return read_ranges(self._tokens, starts, counts) if is_stored(self._tokens) else (self._tokens, starts)
+
+    def describe(self) -> str:
+        """Return the dtype of the tokens."""
+        return f"documents: {self._tokens.dtype}[T]"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"arrays": to_picklable((self._tokens, self._offsets))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._tokens, self._offsets = from_picklable(state["arrays"])
+
+
+def _check_offsets(offsets: np.ndarray, tokens: int) -> None:
+    steps = np.diff(offsets)
+    if (steps < 0).any():
+        i = int(np.argmax(steps < 0))
+        raise ValueError(
+            f"offsets[{i + 1}] = {offsets[i + 1]:,} is less than offsets[{i}] = {offsets[i]:,}: offsets of documents must not "
+            "decrease (of lengths, make offsets by np.concatenate([[0], np.cumsum(lengths)]))"
+        )
+    if offsets[0] < 0 or offsets[-1] > tokens:
+        raise ValueError(f"the offsets reach from {offsets[0]:,} to {offsets[-1]:,}, and there are {tokens:,} tokens")
+
+
+class RecordDocuments:
+    """Documents of any source, read record by record.
+
+    Args:
+      source: the source.
+      leaf: name of the leaf with the tokens; None for the only leaf that can be one.
+    """
+
+    knows_lengths = False
+
+    def __init__(self, source: Source, leaf: str | None):
+        self._source = source
+        self._path, self._name = find_leaf(_records(source, np.arange(1))[0], leaf)
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return len(self._source)
+
+    def scan(self) -> tuple[np.ndarray, np.dtype]:
+        """Read all documents, and return the number of tokens of each, int64 [N], and a dtype that holds all tokens.
+
+        Raises:
+          ValueError: there is no such dtype.
+        """
+        lengths, dtypes = np.empty(len(self), np.int64), dict[np.dtype, int]()
+        for start in range(0, len(self), _BLOCK):
+            block = np.arange(start, min(start + _BLOCK, len(self)))
+            for i, tokens in zip(block.tolist(), self._tokens(block), strict=True):
+                lengths[i] = len(tokens)
+                if len(tokens):  # an empty list has no known dtype
+                    dtypes.setdefault(tokens.dtype, i)
+        return lengths, common_dtype(dtypes)
+
+    def lengths_of(self, documents: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of some documents, int64 [n]."""
+        return np.array([len(tokens) for tokens in self._tokens(documents)], np.int64)
+
+    def gather(self, documents: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Read pieces of documents. See `PieceReader`.
+
+        Raises:
+          ValueError: a document has become shorter.
+        """
+        distinct, which = np.unique(documents, return_inverse=True)
+        records = list(self._tokens(distinct))
+        pieces = []
+        for i, begin, count in zip(which.tolist(), begins.tolist(), counts.tolist(), strict=True):
+            piece = records[i][begin : begin + count]
+            if len(piece) < count:
+                raise ValueError(
+                    f"document {distinct[i]} has {len(records[i]):,} tokens, and had at least {begin + count:,} when it was "
+                    "packed: a source must return the same records each time. Pack it again"
+                )
+            pieces.append(piece)
+        return np.concatenate(pieces), np.cumsum(counts) - counts
+
+    def describe(self) -> str:
+        """Return what the source says of itself, and the name of the leaf."""
+        return f"{describe_source(self._source)}: {self._name}"
+
+    def _tokens(self, documents: np.ndarray) -> Iterator[np.ndarray]:
+        for i, record in zip(documents.tolist(), _records(self._source, documents), strict=True):
+            yield as_tokens(get_leaf(record, self._path, self._name, i), self._name, i)
+
+
+def as_documents(data: Any, leaf: str | None) -> DocumentReader:
+    """Make a reader of documents of whatever `as_source` takes, or of `Documents`.
+
+    A list of records in memory is copied once into one array of tokens, unless it holds memmaps.
+
+    Args:
+      data: the documents.
+      leaf: name of the leaf with the tokens, such as "input_ids"; None for the only leaf that can be one.
+
+    Raises:
+      TypeError, ValueError: there is no such leaf, or it does not hold one array of numbers a record.
+    """
+    if isinstance(data, Documents):
+        return data
+    package = type(data).__module__.partition(".")[0]
+    if leaf is not None and package == "datasets" and leaf in getattr(data, "column_names", ()):
+        data = data.select_columns([leaf])
+    elif leaf is not None and package == "pyarrow" and leaf in getattr(data, "column_names", ()):
+        data = data.select([leaf])
+    source = as_source(data)
+    if has_weights(source):
+        raise TypeError("ps.pack of a mixture would lose its weights: pack each source, and mix the packs")
+    if isinstance(data, list) and not any(isinstance(record, np.memmap) for record in data):
+        return _flatten(data, leaf)
+    if isinstance(source, ArraySource):
+        return _rows_of_arrays(source, leaf)
+    if hasattr(source, "ragged_columns"):
+        from penstock.data.arrow import ArrowSource
+        from penstock.data.packs.arrow_documents import arrow_documents
+
+        if found := arrow_documents(cast(ArrowSource, source), leaf):
+            return found
+    return RecordDocuments(source, leaf)
+
+
+def _flatten(records: Sequence[Record], leaf: str | None) -> Documents:
+    """Copy the tokens of a list of records into one array."""
+    path, name = find_leaf(records[0], leaf)
+    lengths, parts, dtypes = np.empty(len(records), np.int64), [], dict[np.dtype, int]()
+    for start in range(0, len(records), _BLOCK):
+        block = [
+            as_tokens(get_leaf(record, path, name, i), name, i) for i, record in enumerate(records[start : start + _BLOCK], start)
+        ]
+        lengths[start : start + len(block)] = [len(tokens) for tokens in block]
+        for i, tokens in enumerate(block, start):
+            if len(tokens):  # an empty list has no known dtype
+                dtypes.setdefault(tokens.dtype, i)
+        common_dtype(dtypes)
+        parts += [np.concatenate(filled)] if (filled := [tokens for tokens in block if len(tokens)]) else []
+    if not parts:
+        raise ValueError(f"no tokens: all {len(records):,} documents are empty")
+    return Documents(np.concatenate(parts), np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _rows_of_arrays(source: ArraySource, leaf: str | None) -> DocumentReader:
+    """Read the rows of an array [N, L] as N documents of L tokens."""
+    named = dict(leaves_with_names(source.arrays))
+    if leaf is not None and leaf not in named:
+        raise ValueError(no_leaf(leaf, list(named)))
+    chosen = {leaf: named[leaf]} if leaf is not None else {n: x for n, x in named.items() if len(x.shape) == 2} or named
+    name, array = only(chosen)
+    if len(array.shape) == 1:
+        raise ValueError(
+            f"ps.pack: each record of {name!r}, {describe_array(array)}, is one number, and not a document: give "
+            "penstock.data.Documents(tokens, offsets) for documents that lie in one array, or use ps.windows"
+        )
+    if len(array.shape) != 2 or not is_numeric(array.dtype):
+        raise ValueError(f"ps.pack needs 1-D documents of numbers, and {name!r} is {describe_array(array)}")
+    if is_stored(array):
+        return RecordDocuments(source, name)
+    return Documents(array.reshape(-1), np.arange(len(array) + 1) * array.shape[1])
+
+
+def _records(source: Source, indices: np.ndarray) -> list[Record]:
+    data = source.read(indices)
+    return data if isinstance(data, list) else unstack(data, len(indices))

@@ -1,0 +1,179 @@
+"""The index of packed documents: which pieces of which documents each pack holds.
+
+The lengths of the documents and the settings go in; a `PackIndex`, four arrays, comes out. It is a pure function of them, so any
+process can make it again. Documents are taken in windows of consecutive ones (in the order of storage, or in a seeded order that
+`order.permute` computes), so no step sorts or copies all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.data.array_pickling import from_picklable, to_picklable
+from penstock.data.order.permutation import epoch_keys, permute
+from penstock.data.packs.best_fit import best_fit_decreasing
+
+Method = Literal["best_fit", "concat"]
+Long = Literal["split", "error"]
+
+
+@dataclass(frozen=True)
+class PackSettings:
+    """All settings that decide which pieces a pack holds.
+
+    Attributes:
+      length: tokens in a pack.
+      method: "best_fit" or "concat".
+      window: consecutive documents that are packed together by "best_fit".
+      long: whether documents longer than a pack are split, or refused.
+      seed: selects an order of the documents; None for that of storage.
+      has_eos: whether each document is followed by an end-of-sequence token.
+    """
+
+    length: int
+    method: Method
+    window: int
+    long: Long
+    seed: int | None
+    has_eos: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings that have an effect, by name."""
+        given = asdict(self)
+        return {name: value for name, value in given.items() if name != "window" or self.method == "best_fit"}
+
+
+@dataclass(frozen=True)
+class PackIndex:
+    """The pieces of each pack: pack j holds the pieces `starts[j] … starts[j + 1] - 1`.
+
+    Integers are as small as their values allow. With more than 65,535 documents, of up to 65,535 tokens each, a piece takes 8
+    bytes (9 with end-of-sequence tokens), and a pack takes 4.
+
+    Attributes:
+      starts: integers [packs + 1].
+      documents: integers [pieces], the document of each piece.
+      begins: integers [pieces], its first token in the document.
+      counts: integers [pieces], its tokens.
+      ends: bool [pieces], whether the end-of-sequence token of the document follows; of length 0 without such tokens.
+    """
+
+    starts: np.ndarray
+    documents: np.ndarray
+    begins: np.ndarray
+    counts: np.ndarray
+    ends: np.ndarray
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"arrays": to_picklable(tuple(self.__dict__.values()))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(zip(self.__dataclass_fields__, from_picklable(state["arrays"]), strict=True))
+
+
+def make_index(lengths: np.ndarray, settings: PackSettings) -> PackIndex:
+    """Choose the pieces of all packs.
+
+    Args:
+      lengths: int64 [N], tokens of each document. Empty documents are left out.
+      settings: how to pack.
+
+    Raises:
+      ValueError: all documents are empty, or one is longer than a pack and `long="error"`.
+
+    Example:
+      >>> settings = PackSettings(8, "best_fit", window=100, long="split", seed=None, has_eos=False)
+      >>> index = make_index(np.array([5, 11, 1]), settings)  # 5 and the last 3 of 11, the first 8 of 11, and 1
+      >>> index.starts.tolist(), index.documents.tolist(), index.counts.tolist()
+      ([0, 2, 3, 4], [0, 1, 1, 2], [5, 3, 8, 1])
+    """
+    _check_lengths(lengths, settings)
+    pieces = _concatenated(lengths, settings) if settings.method == "concat" else _best_fit(lengths, settings)
+    number, place, size = smallest(len(lengths)), smallest(int(lengths.max())), smallest(settings.length)
+    starts: list[np.ndarray] = []
+    columns: list[tuple[np.ndarray, ...]] = []
+    done = 0
+    for first, documents, begins, counts in pieces:
+        starts.append((np.flatnonzero(first) + done).astype(smallest(done + len(first))))
+        done += len(first)
+        # The end-of-sequence token counts as the last token of its document.
+        real = np.minimum(counts, lengths[documents] - begins)
+        ends = real < counts if settings.has_eos else np.empty(0, bool)
+        columns.append((documents.astype(number), begins.astype(place), real.astype(size), ends))
+    starts.append(np.array([done], smallest(done)))
+    return PackIndex(np.concatenate(starts), *(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+def smallest(most: int) -> type[np.integer[Any]]:
+    """Return the smallest dtype of an index that holds 0 to `most`."""
+    return np.uint16 if most < 1 << 16 else np.uint32 if most < 1 << 32 else np.int64
+
+
+def hash_lengths(lengths: np.ndarray) -> str:
+    """Return a hash of the lengths of all documents, in the order of storage."""
+    return hashlib.sha256(np.ascontiguousarray(lengths, "<i8").data).hexdigest()
+
+
+# The pieces of some consecutive packs: whether a piece is the first of its pack, its document, first token and size.
+_Pieces = Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
+
+
+def _check_lengths(lengths: np.ndarray, settings: PackSettings) -> None:
+    if not lengths.any():
+        raise ValueError(f"no tokens: all {len(lengths):,} documents are empty")
+    too_long = lengths + settings.has_eos > settings.length
+    if settings.long == "error" and too_long.any():
+        i = int(np.argmax(too_long))
+        raise ValueError(
+            f"document {i} has {lengths[i]:,} tokens{' and its eos' * settings.has_eos}, more than length={settings.length:,} "
+            f"({int(too_long.sum()):,} documents are too long): use long='split' to cut them into pieces, a larger length, or "
+            "leave them out"
+        )
+
+
+def _windows(lengths: np.ndarray, settings: PackSettings, window: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the numbers and sizes of the documents, without empty ones, a window of consecutive documents at a time."""
+    for start in range(0, len(lengths), window):
+        documents = np.arange(start, min(start + window, len(lengths)))
+        if settings.seed is not None:
+            documents = permute(documents, len(lengths), epoch_keys(settings.seed, 0))
+        documents = documents[lengths[documents] > 0]
+        yield documents, lengths[documents] + settings.has_eos
+
+
+def _best_fit(lengths: np.ndarray, settings: PackSettings) -> _Pieces:
+    """Cut long documents, and pack the pieces of each window by best-fit decreasing.
+
+    Packs come in the order of their first document, and documents of a pack in their own order.
+    """
+    for window, sizes in _windows(lengths, settings, settings.window):
+        cuts = -(-sizes // settings.length)
+        documents, left = window.repeat(cuts), sizes.repeat(cuts)
+        begins = (np.arange(len(documents)) - (np.cumsum(cuts) - cuts).repeat(cuts)) * settings.length
+        counts = np.minimum(left - begins, settings.length)
+        bins = best_fit_decreasing(counts, settings.length)
+        _, earliest = np.unique(bins, return_index=True)
+        rank = np.empty(len(earliest), np.int64)
+        rank[np.argsort(earliest)] = np.arange(len(earliest))
+        packs = rank[bins]
+        order = np.argsort(packs, kind="stable")
+        yield np.diff(packs[order], prepend=-1) > 0, documents[order], begins[order], counts[order]
+
+
+def _concatenated(lengths: np.ndarray, settings: PackSettings) -> _Pieces:
+    """Put all documents one after the other, and cut that stream at every multiple of the length."""
+    done = 0  # tokens of earlier windows
+    for documents, sizes in _windows(lengths, settings, 65_536):
+        ends = done + np.cumsum(sizes)
+        heads = ends - sizes
+        stop = int(ends[-1]) if len(ends) else done
+        cuts = np.arange(-(-done // settings.length) * settings.length, stop, settings.length)
+        places = np.union1d(heads, cuts)  # where a piece starts in the stream
+        which = np.searchsorted(heads, places, side="right") - 1
+        yield places % settings.length == 0, documents[which], places - heads[which], np.diff(places, append=stop)
+        done = stop
