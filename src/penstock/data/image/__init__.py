@@ -1,0 +1,1 @@
+"""Folders of images go in, batches of pixels and labels come out: listing, decoding and resizing."""
