@@ -1,0 +1,360 @@
+"""A folder with copies of remote files, bounded in bytes and shared by processes.
+
+The name and size of a file, and a function that downloads it, go in; the path of a complete file comes out.
+
+The folder has four parts, and everything in it may be deleted while no process uses it:
+
+- `files/` has complete files only. A file comes here by one rename, after all its bytes were written and flushed to the disk.
+- `partial/` has files that are being downloaded, each locked by its downloader. One that can be locked is a leftover of a process
+  that ended. It is removed or overwritten, and never read.
+- `users/` has one file for each process, locked as long as the process lives. It lists the files that the process uses.
+- `lock` is held for each change of the other three. It contains the bytes in `files/` and `partial/`, or more: a download that
+  a crash interrupted stays counted until the next scan of the folder.
+
+A process that is killed leaves no lock. So at each moment, every file in `files/` is complete, and is removed only while no live
+process uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from penstock._bytes import format_bytes
+from penstock.data.remote.locks import locked, try_lock, unlock
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG)
+_LONGEST_LIST = 1 << 22  # bytes; the list of a process has a line for each begin and end of a use
+_SAME_USE = 60.0  # seconds; the time of the last use need not be finer
+
+
+class Cache:
+    """The cache in one folder, as one process uses it.
+
+    Args:
+      folder: where the files are; it is created.
+
+    Raises:
+      OSError: the folder cannot be created or written to.
+    """
+
+    def __init__(self, folder: str):
+        self.folder = os.path.abspath(os.path.expanduser(folder))
+        self._files, self._partial, self._users = (os.path.join(self.folder, name) for name in ("files", "partial", "users"))
+        self._used: Counter[str] = Counter()
+        self._user: int | None = None  # the open file of this process in users/
+        self._process = os.getpid()
+        self._scanned = False
+        self._thread = threading.RLock()
+        with self._explaining():
+            for path in (self._files, self._partial, self._users):
+                os.makedirs(path, exist_ok=True)
+            with self._locked():
+                pass
+
+    def open(self, name: str, size: int) -> BinaryIO | None:
+        """Open a complete file for reading; None if it is not there. An open file can be read to its end in any case."""
+        path = os.path.join(self._files, name)
+        try:
+            file = open(path, "rb")  # noqa: SIM115 - the caller closes it
+        except FileNotFoundError:
+            return None
+        state = os.fstat(file.fileno())
+        if state.st_size != size:
+            file.close()
+            return None
+        if time.time() - state.st_mtime > _SAME_USE:
+            os.utime(file.fileno())
+        return file
+
+    def fetch(self, name: str, size: int, limit: int, fill: Callable[[BinaryIO], None], patience: float, shown: str) -> str:
+        """Return the path of a file, which this process uses from now on. Download it if it is not there.
+
+        If several processes or threads need the same file, one downloads it, and the others wait.
+
+        Args:
+          name: name of the file in the cache. Another version of a file needs another name.
+          size: its bytes.
+          limit: bytes that the cache may have with it.
+          fill: writes the content to an empty file, or raises.
+          patience: seconds without a new byte after which a download by another process is not waited for.
+          shown: the name of the file in errors.
+
+        Raises:
+          OSError: the file does not fit the cache or its disk, or `fill` raised it.
+          TimeoutError: another process downloads the file, and does not get on.
+        """
+        pause, seen, since = 0.002, 0.0, time.monotonic()
+        while True:
+            with self._explaining(shown, size):
+                if path := self._take(name, size):
+                    return path
+                part = self._claim(name, size, limit, shown)
+            if part is not None:
+                with part:
+                    return self._download(part, name, size, fill, shown)
+            if (written := self._last_write(name)) != seen:
+                seen, since = written, time.monotonic()
+            if time.monotonic() - since > patience:
+                raise TimeoutError(
+                    f"another process downloads {shown} into {self._partial!r}, and got no byte for {patience:.0f} s: is it "
+                    "stopped? End it, and run again"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def release(self, name: str) -> None:
+        """End one use of a file. When this process has ended all of them, the file may be removed."""
+        with self._thread:
+            if os.getpid() != self._process:
+                return  # a copy of the object after a fork: the uses are those of the other process
+            self._used[name] -= 1
+            if self._used[name] <= 0:
+                del self._used[name]
+                if self._user is not None:
+                    with contextlib.suppress(OSError):
+                        os.write(self._user, f"-{name}\n".encode())
+
+    def _take(self, name: str, size: int) -> str | None:
+        path = os.path.join(self._files, name)
+        with self._locked() as lock:
+            if not os.path.exists(path):
+                return None
+            if os.path.getsize(path) != size:  # damaged from outside
+                self._count(lock, -os.path.getsize(path))
+                os.remove(path)
+                return None
+            os.utime(path)
+            self._use(name)
+        return path
+
+    def _claim(self, name: str, size: int, limit: int, shown: str) -> BinaryIO | None:
+        """Make room for a file and return it, empty and locked; None if another thread or process has downloaded it, or does."""
+        path = os.path.join(self._partial, name)
+        with self._locked() as lock:
+            if os.path.exists(os.path.join(self._files, name)):
+                return None  # another one has just finished it
+            part = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
+            try:
+                if not try_lock(part.fileno()):
+                    part.close()
+                    return None
+                part.truncate(0)
+                self._make_room(lock, name, size, limit, shown)
+                _allocate(part.fileno(), size)
+                self._count(lock, size)
+            except BaseException:
+                if not part.closed:
+                    os.remove(path)
+                    part.close()
+                raise
+        return part
+
+    def _download(self, part: BinaryIO, name: str, size: int, fill: Callable[[BinaryIO], None], shown: str) -> str:
+        source, target = os.path.join(self._partial, name), os.path.join(self._files, name)
+        try:
+            with self._explaining(shown, size):
+                fill(part)
+                part.flush()
+                if (written := part.tell()) != size:  # the size of the file says nothing: its space was reserved
+                    raise OSError(f"{shown} came with {written:,} bytes, and not with the {size:,} that the store lists")
+                os.fsync(part.fileno())
+                with self._locked():
+                    os.replace(source, target)
+                    self._use(name)
+                unlock(part.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError), self._locked() as lock:
+                os.remove(source)
+                self._count(lock, -size)
+            raise
+        return target
+
+    def _last_write(self, name: str) -> float:
+        try:
+            return os.stat(os.path.join(self._partial, name)).st_mtime
+        except FileNotFoundError:
+            return -1.0
+
+    def _use(self, name: str) -> None:
+        """List a file as used by this process. The lock of the cache is held."""
+        if self._user is None:
+            path = os.path.join(self._users, f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
+            self._user = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try_lock(self._user)
+        if os.fstat(self._user).st_size > _LONGEST_LIST:
+            os.ftruncate(self._user, 0)
+            os.write(self._user, "".join(f"+{used}\n" for used in self._used).encode())
+        if not self._used[name]:
+            os.write(self._user, f"+{name}\n".encode())
+        self._used[name] += 1
+
+    def _make_room(self, lock: int, name: str, size: int, limit: int, shown: str) -> None:
+        """Remove the least recently used files until another one fits. The lock of the cache is held.
+
+        Raises:
+          OSError: it does not fit, even without all files that no process uses.
+        """
+        counted = self._counted(lock)
+        if self._scanned and counted is not None and counted + size <= limit and self._free() > size:
+            return
+        files, partial = self._scan(name)
+        total = partial + sum(bytes_ for _, bytes_, _ in files)
+        in_use = self._in_use()
+        unused = sorted(entry for entry in files if entry[2] not in in_use)
+        for _, bytes_, unused_name in unused:
+            if total + size <= limit and self._free() > size:
+                break
+            os.remove(os.path.join(self._files, unused_name))
+            total -= bytes_
+        self._scanned = True
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(total).encode(), 0)
+        if total + size > limit:
+            raise OSError(
+                errno.ENOSPC,
+                f"{shown} ({format_bytes(size)}) does not fit the cache {self.folder!r}: of the {format_bytes(limit)} of "
+                f"cache_bytes, {format_bytes(total)} are files in use by this or another process. Raise cache_bytes",
+            )
+
+    def _scan(self, name: str) -> tuple[list[tuple[float, int, str]], int]:
+        """Return (last use, bytes, name) of each file, and the bytes of all other downloads. Remove what crashes left."""
+        partial = 0
+        for entry in os.scandir(self._partial):
+            if entry.name == name:
+                continue
+            if _remove_unlocked(entry.path):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                partial += entry.stat().st_size
+        files = []
+        for entry in os.scandir(self._files):
+            with contextlib.suppress(FileNotFoundError):
+                state = entry.stat()
+                files.append((state.st_mtime, state.st_size, entry.name))
+        return files, partial
+
+    def _in_use(self) -> set[str]:
+        """Return the names of the files that a live process uses."""
+        names = set(self._used)
+        for entry in os.scandir(self._users):
+            if _remove_unlocked(entry.path):
+                continue
+            with contextlib.suppress(FileNotFoundError), open(entry.path) as lines:
+                used = Counter()  # type: Counter[str]
+                for line in lines:
+                    used[line[1:].rstrip("\n")] = line[0] == "+"
+            names |= {name for name, is_used in used.items() if is_used}
+        return names
+
+    def _free(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    @staticmethod
+    def _counted(lock: int) -> int | None:
+        text = os.pread(lock, 32, 0)
+        return int(text) if text.isdigit() else None
+
+    def _count(self, lock: int, change: int) -> None:
+        counted = self._counted(lock)
+        if counted is not None:
+            text = str(max(0, counted + change)).encode()
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, text, 0)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        with self._thread, locked(os.path.join(self.folder, "lock")) as lock:
+            yield lock
+
+    @contextlib.contextmanager
+    def _explaining(self, shown: str = "remote files", size: int = 0) -> Iterator[None]:
+        """Say which folder was written to, and what to do, where the operating system refuses it."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None or error.strerror != os.strerror(error.errno):
+                raise  # it says what to do
+            if error.errno == errno.EFBIG:
+                raise OSError(
+                    error.errno,
+                    f"{shown} ({format_bytes(size)}) is larger than the files that the filesystem or this process may write to "
+                    f"the cache {self.folder!r}. Raise the limit (ulimit -f), or give a folder on another filesystem with cache= "
+                    "or PENSTOCK_CACHE",
+                ) from error
+            if error.errno in _NO_SPACE:
+                raise OSError(
+                    error.errno,
+                    f"no space for {shown} ({format_bytes(size)}) in the cache {self.folder!r}: {error.strerror}. Its disk "
+                    f"has {format_bytes(self._free())} free. Nothing half-written is kept. Free space, or give a folder on "
+                    "another disk with cache= or PENSTOCK_CACHE",
+                ) from error
+            if error.errno in _REFUSED and error.filename is not None:
+                raise type(error)(
+                    error.errno,
+                    f"cannot use {self.folder!r} as the cache for {shown}: {error.strerror} ({error.filename!r}). Give a folder "
+                    "that can be written to with cache= or PENSTOCK_CACHE",
+                ) from error
+            raise
+
+
+def _allocate(file: int, size: int) -> None:
+    """Allocate the space of a file, so that a full disk is noticed before the download. Some filesystems cannot."""
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file, 0, size)
+            return
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise
+    os.ftruncate(file, size)
+
+
+def _remove_unlocked(path: str) -> bool:
+    """Remove a file that no live process has locked, and return whether it was one."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        if not try_lock(file):
+            return False
+        os.remove(path)
+        return True
+    finally:
+        os.close(file)
+
+
+_caches: dict[tuple[int, str], Cache] = {}
+_opening = threading.Lock()
+
+
+def open_cache(folder: str | os.PathLike[str] | None) -> Cache:
+    """Return the cache in a folder. A process has one object for each folder.
+
+    Args:
+      folder: None stands for `PENSTOCK_CACHE`, or else for "penstock" in the user's cache folder.
+
+    Raises:
+      OSError: the folder cannot be created or written to.
+    """
+    path = os.fspath(folder) if folder is not None else os.environ.get("PENSTOCK_CACHE") or _default_folder()
+    key = (os.getpid(), os.path.abspath(os.path.expanduser(path)))
+    with _opening:
+        if key not in _caches:
+            _caches[key] = Cache(path)
+        return _caches[key]
+
+
+def _default_folder() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "penstock")
