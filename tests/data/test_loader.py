@@ -211,7 +211,7 @@ def test_its_repr_says_what_it_is():
         ({"process": ()}, r"process=\(\)"),
         ({"process": ("0", "1")}, r"process=\('0', '1'\)"),
         ({"process": (0.5, 2)}, r"process=\(0\.5, 2\)"),
-        ({"process": (0, 8), "remainder": "keep"}, "4 of 100 records.*8 processes"),
+        ({"process": (0, 8), "remainder": "keep"}, "leaves 4 records.*8 processes"),
         ({"process": (0, 2), "collate": ps.pad_to([4, 8])}, "pad_to with several lengths"),
         ({"workers": "process:1", "transform": lambda batch: batch}, "transform does not pickle"),
     ],

@@ -1,17 +1,23 @@
 """The Loader: records in storage and options go in, a pure function from a step number to a host batch comes out.
 
-`order` computes the order of the records, `process_rows` the rows of this process, and `read_batch` reads them.
+`order` computes the order of the records, `rows` the rows of this process, and `read_batch` reads them.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import operator
 import pickle
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, get_args
 
 import jax
+import numpy as np
+from jax.sharding import Sharding
 
 from penstock._arguments import at_least
 from penstock._clock import Clock
@@ -19,12 +25,20 @@ from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, Producers
 from penstock.data.arrays import ArraySource
 from penstock.data.collate import add_mask, pad_to
-from penstock.data.order import Order, Remainder
+from penstock.data.concatenation import ConcatSource
+from penstock.data.lengths import record_lengths
+from penstock.data.order.batch_order import Order, RecordSequence, Remainder, Shuffled
+from penstock.data.order.mixture import MixedSequence, Mixture
+from penstock.data.order.rows import Rows, device_rows, slice_rows
+from penstock.data.order.weighted import Weighted
 from penstock.data.read_batch import BatchReader, batch_producers
-from penstock.data.source import as_source, describe_source
+from penstock.data.record_spec import check_alike, record_specs
+from penstock.data.source import Source, as_source, describe_source
 from penstock.data.transform import Transform, per_record
 from penstock.data.tree import Batch, Record
 from penstock.data.worker_processes import Workers
+
+_WINDOW = 64  # batches that batch_by_length sorts together
 
 _NO_LIST_OF_ARRAYS = ". A list holds one record an item: arrays with one row a record are given as a tuple or dict"
 
@@ -39,24 +53,33 @@ class Loader:
     start at any step.
 
     Args:
-      data: a pytree of arrays, files, a table, a data set, a list of records, or a `Source`; see `penstock.data.as_source`.
+      data: a pytree of arrays, files, a table, a data set, a list of records, a `Source` (see `penstock.data.as_source`), or a
+        mixture (`ps.mix`).
       batch_size: records in the *global* batch, over all processes.
-      shuffle: whether to visit the records in a new order in each epoch, each record once.
+      shuffle: whether to visit the records in a new order in each epoch, each record once. It is not a buffer: the order of all
+        records is computed.
       seed: selects the orders and the random numbers of transforms, >= 0.
       epochs: how often to go through the data; None for no end.
-      transform: a function from a host batch (NumPy leaves [B, ...]) to a host batch with the same B. If it has a parameter named
+      transform: a function from a host batch (NumPy leaves [B, ...]) to a host batch with the same B. It must return new arrays
+        each time, and not fill one buffer (`out=`) again: batches are made ahead of time. If it has a parameter named
         `rng`, it gets a NumPy generator seeded by (seed, step, first row of this process), so its random numbers depend on the
-        number of processes. Or `ps.per_record(fn)`, whose random numbers do not.
-      collate: a function from a list of records to a batch; `ps.pad_to(lengths)` pads. None stacks.
+        rows that this process reads. Or `ps.per_record(fn)`, whose random numbers do not.
+      collate: a function from a list of records to a new batch; `ps.pad_to(lengths)` pads. None stacks.
       remainder: what happens to the last records of an epoch if `batch_size` does not divide their number. "drop" leaves them
         out. "pad" repeats the last record, and adds a boolean leaf `mask` [B] to every batch, which must be a dict. "keep" makes
         a shorter batch.
-      workers: None reads on the thread that iterates. Inside of a feed, this is the thread of the feed, or the thread that calls
-        `next()` if the batches are tiny and only copies of rows. N reads N batches at once on threads; the source and the
-        transform must be safe to call from several threads. "process:N" uses N spawned processes, for Python code that holds the
-        interpreter lock.
+      workers: None reads on the thread that iterates. Inside of a feed, this is the thread of the feed; or, if the data are
+        arrays or Arrow columns and a second thread saves no time, the thread that calls `next()`. N reads N batches at once on
+        threads; the source and the transform must be safe to call from several threads. "process:N" uses N spawned processes,
+        for Python code that holds the interpreter lock.
       process: (index, count) of this process; None asks JAX, which starts its backend. Process p of n reads the rows
-        `p·B/n … (p+1)·B/n` of each global batch.
+        `p·B/n … (p+1)·B/n` of each global batch. But `ps.feed(loader, to=sharding)` reads the rows that the devices of this
+        process need, if the sharding is over several processes.
+      weights: numbers [N] >= 0, one for each record, with `shuffle=True`. An epoch then has N draws: a record with the share w
+        of all weights is drawn ⌊N·w⌋ or ⌈N·w⌉ times. None reads each record once.
+      batch_by_length: the length of each record, integers [N]; or the name of a leaf, whose lengths are read once, here. Records
+        of similar length then share a batch, which `collate=ps.pad_to(...)` pads less: the records of 64 batches are sorted by
+        length before they are cut into batches, and these batches are shuffled. None ignores lengths.
 
     Raises:
       ValueError, TypeError: at once, if the arguments do not fit each other or the data.
@@ -80,6 +103,8 @@ class Loader:
         remainder: Remainder = "drop",
         workers: int | str | None = None,
         process: tuple[int, int] | None = None,
+        weights: Any = None,
+        batch_by_length: Any = None,
     ):
         source = as_source(data)
         self.batch_size = at_least(1, "batch_size", batch_size)
@@ -88,15 +113,73 @@ class Loader:
         seed = at_least(0, "seed", seed)
         if remainder not in get_args(Remainder):
             raise ValueError(f"remainder={remainder!r}: choose from {', '.join(get_args(Remainder))}")
-        self._order = Order(len(source), self.batch_size, bool(shuffle), seed, remainder)
-        self.process = (jax.process_index(), jax.process_count()) if process is None else _index_and_count(process)
         if collate is not None and not callable(collate):
-            raise TypeError(f"collate={collate!r} is no function from a list of records to a batch")
+            raise TypeError(f"collate={collate!r} is not a function from a list of records to a batch")
+        shuffle = _is_shuffled(shuffle)
+        self._order = Order(
+            _sequence(source, self.batch_size, remainder, shuffle, seed, weights, self.epochs is None),
+            self.batch_size,
+            remainder,
+            None if batch_by_length is None else record_lengths(source, batch_by_length),
+            _WINDOW,
+            seed if shuffle else None,
+        )
+        self._given_process = None if process is None else _index_and_count(process)
         wrapped = None if transform is None else Transform(transform, seed)
-        self._reader = BatchReader(source, self._order, wrapped, collate, self.process)
-        _check(self._reader, self.batch_sizes)
+        self._reader = BatchReader(source, self._order, wrapped, collate, Rows({}))
+        _check(self._reader)
+        if process is not None:
+            self._local  # noqa: B018 - raises at once if the batches cannot be divided
         if self.workers.kind == "process":
             _check_pickles(self._reader)
+
+    @property
+    def collate(self) -> Callable[[Sequence[Record]], Batch] | None:
+        """Return the function from a list of records to a batch; None if records are stacked."""
+        return self._reader.collate
+
+    @cached_property
+    def process(self) -> tuple[int, int]:
+        """Return (index, count) of this process."""
+        return self._given_process or (jax.process_index(), jax.process_count())
+
+    @cached_property
+    def _local(self) -> BatchReader:
+        """Return the reader of the rows of this process: its slice of each global batch."""
+        return self._reading(slice_rows(self.batch_sizes, self.process))
+
+    def _reading(self, rows: Rows) -> BatchReader:
+        """Return the reader of some rows."""
+        collate = self._reader.collate
+        if isinstance(collate, pad_to) and collate.has_choice and not rows.cover_all and not self._reader.knows_longest:
+            raise ValueError(
+                f"pad_to with several lengths in {self.process[1]} processes: each would choose by its own records, and batches "
+                "of different shapes hang the first collective; give it one length, or one list of lengths for all leaves with "
+                "batch_by_length=, by which all processes choose alike"
+            )
+        return dataclasses.replace(self._reader, reads=rows)
+
+    def for_shardings(self, shardings: Sequence[Sharding]) -> tuple[Loader, Rows]:
+        """Return a Loader that reads the rows that the devices of this process need, and these rows.
+
+        Args:
+          shardings: the shardings of the leaves of a batch, over the devices of several processes. Only that of the first
+            dimension counts.
+
+        Raises:
+          TypeError: the rows of a sharding are unknown.
+          ValueError: `process` was given, and is not that of JAX; a batch does not divide over a sharding.
+        """
+        here = (jax.process_index(), jax.process_count())
+        if self.process != here:
+            raise ValueError(
+                f"the Loader was made with process={self.process}, and this is process {here[0]} of {here[1]}: leave it out, as "
+                "the sharding says which rows a process reads"
+            )
+        rows = device_rows(self.batch_sizes, shardings, here[0])
+        loader = copy.copy(self)
+        loader.__dict__["_local"] = self._reading(rows)
+        return loader, rows
 
     @property
     def steps_per_epoch(self) -> int:
@@ -104,10 +187,14 @@ class Loader:
         return self._order.steps_per_epoch
 
     @property
+    def copies_rows(self) -> bool:
+        """Tell whether a batch is a copy of rows of arrays, made by no function of the user."""
+        return self._reader.from_memory and self._reader.transform is None and self._reader.collate is None
+
+    @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Return the different sizes of global batches: `batch_size`, and the size of a shorter last batch that is kept."""
-        ends = (0, self.steps_per_epoch - 1) if self._order.remainder == "keep" else ()
-        return tuple(dict.fromkeys(self._order.rows(k) for k in ends)) or (self.batch_size,)
+        return self._order.batch_sizes
 
     def __len__(self) -> int:
         """Return the number of global batches in all epochs.
@@ -134,7 +221,7 @@ class Loader:
         if not self._has(step):
             steps = "for ever" if self.epochs is None else f"for {self._steps:,} steps"
             raise IndexError(f"no step {step} in a Loader that goes on {steps} from 0")
-        return self._reader(step, Clock())
+        return self._local(step, Clock())
 
     def _has(self, step: int) -> bool:
         return 0 <= step < self._steps
@@ -159,9 +246,10 @@ class Loader:
 
     def __repr__(self) -> str:
         epochs = "for ever" if self.epochs is None else f"{self.epochs} epochs"
+        source = self._reader.source
+        what = repr(source) if isinstance(source, Mixture) else textwrap.shorten(describe_source(source), 80, placeholder=" …")
         return (
-            f"Loader({self._order.records:,} records of {describe_source(self._reader.source)}; "
-            f"{self.steps_per_epoch:,} steps of {self.batch_size} an epoch, {epochs})"
+            f"Loader({len(source):,} records of {what}; {self.steps_per_epoch:,} steps of {self.batch_size} an epoch, {epochs})"
         )
 
     def fingerprint(self) -> dict[str, Any]:
@@ -169,19 +257,11 @@ class Loader:
 
         The numbers of processes, workers and epochs are not part of it, so they may change.
         """
-        order = self._order
-        return {
-            "source": describe_source(self._reader.source),
-            "records": order.records,
-            "batch_size": order.batch_size,
-            "shuffle": order.shuffle,
-            "seed": order.seed,
-            "remainder": order.remainder,
-        }
+        return {"source": describe_source(self._reader.source), **self._order.fingerprint()}
 
     def producers(self, start: int, clocks: Sequence[Clock]) -> Producers:
         """Return the producers of the batches from step `start` on, for a `PrefetchPipeline`: one for each clock."""
-        return batch_producers(self._reader, self.workers, start, self._steps, clocks)
+        return batch_producers(self._local, self.workers, start, self._steps, clocks)
 
 
 def _index_and_count(process: Any) -> tuple[int, int]:
@@ -194,16 +274,49 @@ def _index_and_count(process: Any) -> tuple[int, int]:
     return index, count
 
 
-def _check(reader: BatchReader, batch_sizes: Sequence[int]) -> None:
+def _is_shuffled(shuffle: Any) -> bool:
+    if isinstance(shuffle, (bool, np.bool_)):
+        return bool(shuffle)
+    raise TypeError(
+        f"shuffle={shuffle!r}: needs True or False. There is no shuffle buffer whose size could be given: with shuffle=True, "
+        "each epoch has all records in a new order, which costs no memory"
+    )
+
+
+def _sequence(
+    source: Source, batch_size: int, remainder: Remainder, shuffle: bool, seed: int, weights: Any, endless: bool
+) -> RecordSequence:
+    """Choose the order of the records."""
+    records = len(source)
+    if records == 0:
+        raise ValueError(f"no records: {type(source).__name__} has length 0")
+    if isinstance(source, Mixture):
+        if weights is not None:
+            raise ValueError(
+                "weights of records cannot be given for a mixture: give mix(sources, weights) the shares of its sources"
+            )
+        return MixedSequence(source, batch_size, remainder, shuffle, seed, endless)
+    if weights is None:
+        return Shuffled(records, shuffle, seed)
+    if not shuffle:
+        raise ValueError("weights= draws records at random, which needs shuffle=True")
+    return Weighted(weights, records, seed)
+
+
+def _check(reader: BatchReader) -> None:
     """Raise ValueError if the options do not fit each other or the data."""
-    order, count = reader.order, reader.process[1]
-    if order.records == 0:
-        raise ValueError(f"no records: {type(reader.source).__name__} has length 0")
+    order = reader.order
     if order.steps_per_epoch == 0:
-        raise ValueError(
-            f"batch_size={order.batch_size} is more than the {order.records:,} records, so remainder='drop' leaves none: "
-            "use a smaller batch, or remainder='pad' or 'keep'" + _NO_LIST_OF_ARRAYS * (describe_source(reader.source) == "list")
-        )
+        too_large = f"batch_size={order.batch_size} is more than the {order.records:,}"
+        leaves_none = "so remainder='drop' leaves none: use a smaller batch, or remainder='pad' or 'keep'"
+        if isinstance(reader.source, Mixture):
+            raise ValueError(
+                f"{too_large} rows of an epoch of this mixture, which ends by stop={reader.source.stop!r}, {leaves_none}; or "
+                "epochs=None, which repeats all sources without end"
+                + ("; or mix(..., stop='all_exhausted'), which repeats the shorter ones")
+                * (reader.source.stop == "first_exhausted")
+            )
+        raise ValueError(f"{too_large} records, {leaves_none}" + _NO_LIST_OF_ARRAYS * (describe_source(reader.source) == "list"))
     if (
         order.remainder == "pad"
         and isinstance(reader.source, ArraySource)
@@ -211,26 +324,20 @@ def _check(reader: BatchReader, batch_sizes: Sequence[int]) -> None:
         and reader.collate is None
     ):
         add_mask(reader.source.arrays, "mask", None, "remainder='pad'")  # every batch would fail
-    for rows in batch_sizes:
-        if rows % count and rows == order.batch_size:
-            raise ValueError(f"batch_size={rows} cannot be divided among {count} processes: use a multiple of {count}")
-        if rows % count:
-            raise ValueError(
-                f"remainder='keep' leaves {rows} of {order.records:,} records for the last batch, which cannot be divided "
-                f"among {count} processes: use remainder='drop' or 'pad'"
-            )
-    if isinstance(reader.collate, pad_to) and reader.collate.has_choice and count > 1:
-        raise ValueError(
-            f"pad_to with several lengths in {count} processes: each would choose by its own records, and batches of "
-            "different shapes hang the first collective; give it one length"
-        )
+    parts = reader.source.source if isinstance(reader.source, Mixture) else reader.source
+    pad = reader.collate if isinstance(reader.collate, pad_to) else None
+    changes_records = reader.transform is not None and reader.transform.each_record
+    if isinstance(parts, ConcatSource) and not changes_records and reader.collate is pad:
+        check_alike(record_specs(parts.sources, pad), "Loader")
 
 
 def _check_pickles(reader: BatchReader) -> None:
-    """Raise ValueError if a part of the reader cannot be sent to another process."""
+    """Raise ValueError if a part of the reader cannot be sent to another process, or OSError if a file of it has changed."""
     for name in ("source", "transform", "collate"):
         try:
             pickle.dumps(getattr(reader, name), protocol=5, buffer_callback=lambda _: None)
+        except OSError:
+            raise
         except Exception as error:
             raise ValueError(
                 f"workers='process:N' sends the loader to other processes, but its {name} does not pickle ({error}): define "

@@ -1,0 +1,213 @@
+"""Read the undecoded records of files one after the other, or of several files in turn, with a position that can be saved.
+
+Files, an order of them, and a position go in; records and the position after each come out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.data.files import Files
+
+CUT = "Was it cut short while it was written or copied? Copy it again, write it anew, or leave it out"
+_IN_TURN = 8  # files that a shuffled stream reads in turn
+
+
+class Raw(NamedTuple):
+    """A record before it is decoded.
+
+    Attributes:
+      data: the bytes of the record, or whatever the format makes of them.
+      place: where it comes from, for errors.
+    """
+
+    data: Any
+    place: str
+
+
+class Cursor(Protocol):
+    """An iterator of the records of one epoch."""
+
+    def __next__(self) -> Raw:
+        """Return the next record."""
+        ...
+
+    def position(self) -> Any:
+        """Return the position after the last record, for JSON. A cursor that begins there gives the records after it."""
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+class Records(Protocol):
+    """Records that can be read from the beginning of an epoch, or from a position.
+
+    Attributes:
+      restorable: whether positions can be saved.
+      repeats: whether a second epoch can begin.
+    """
+
+    restorable: bool
+    repeats: bool
+
+    def describe(self) -> str:
+        """Return what tells them from other records."""
+        ...
+
+    def cursor(self, position: Any, epoch: int, seed: int | None, share: tuple[int, int]) -> Cursor:
+        """Begin to read.
+
+        Args:
+          position: of an earlier cursor with the same other arguments; None for the beginning.
+          epoch: number of the epoch.
+          seed: of the order of the files; None for the order in which they were given.
+          share: (index, count): the part of the files to read.
+        """
+        ...
+
+    def decode(self, raw: Raw) -> Any:
+        """Return the record.
+
+        Raises:
+          ValueError: it is damaged; the message names its place.
+        """
+        ...
+
+
+class FileFormat(Protocol):
+    """A format of files with many records."""
+
+    def records(self, path: str, name: str, position: Any) -> Iterator[tuple[Raw, Any]]:
+        """Yield the records of a file after a position, each with the position after it."""
+        ...
+
+
+class FileCursor:
+    """A cursor over the records of files. With more than one file at a time, it takes one record of each in turn.
+
+    Args:
+      files: all files.
+      form: their format.
+      order: numbers of the files to read.
+      width: how many files to read at a time.
+      position: of an earlier cursor; None for the beginning.
+    """
+
+    def __init__(self, files: Files, form: FileFormat, order: Sequence[int], width: int, position: Any):
+        self._files, self._format, self._order = files, form, order
+        saved = position or {"next": 0, "turn": 0, "open": []}
+        self._next, self._turn = saved["next"], saved["turn"]
+        for index in order[self._next : width]:
+            files.prefetch(index)
+        self._open = [_OpenFile(files, form, order[at], at, inner) for at, inner in saved["open"]]
+        while position is None and self._next < min(width, len(order)):
+            self._open.append(self._open_next())
+
+    def __next__(self) -> Raw:
+        while self._open:
+            self._turn %= len(self._open)
+            try:
+                raw = next(self._open[self._turn])
+            except StopIteration:
+                self._open[self._turn].close()
+                self._open[self._turn : self._turn + 1] = [self._open_next()] if self._next < len(self._order) else []
+                continue
+            self._turn += 1
+            return raw
+        raise StopIteration
+
+    def _open_next(self) -> _OpenFile:
+        at = self._next
+        opened = _OpenFile(self._files, self._format, self._order[at], at, None)
+        self._next += 1
+        if self._next < len(self._order):
+            self._files.prefetch(self._order[self._next])
+        return opened
+
+    def position(self) -> Any:
+        """Return how many files were opened, whose turn it is, and the position inside of each open file."""
+        return {"next": self._next, "turn": self._turn, "open": [[file.at, file.position] for file in self._open]}
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._open:
+            file.close()
+
+
+class _OpenFile:
+    """A file that is being read.
+
+    Attributes:
+      at: its place in the order of the files.
+      position: the position in it after the last record.
+    """
+
+    def __init__(self, files: Files, form: FileFormat, index: int, at: int, position: Any):
+        self.at, self.position = at, position
+        self._stack = contextlib.ExitStack()
+        path = self._stack.enter_context(files.using(index))
+        self._records = form.records(path, files.names[index], position)
+
+    def __next__(self) -> Raw:
+        raw, self.position = next(self._records)
+        return raw
+
+    def close(self) -> None:
+        self._records.close()  # type: ignore[attr-defined]
+        self._stack.close()
+
+
+def file_cursor(
+    files: Files, form: FileFormat, position: Any, epoch: int, seed: int | None, share: tuple[int, int]
+) -> FileCursor:
+    """Return a cursor over one share of the files, in an order of the epoch if there is a seed. The share is the same in all."""
+    mine = np.arange(len(files))[share[0] :: share[1]]
+    if seed is not None:
+        mine = np.random.default_rng([seed, epoch]).permutation(mine)
+    return FileCursor(files, form, mine.tolist(), 1 if seed is None else _IN_TURN, position)
+
+
+def open_file(path: str, name: str) -> BinaryIO:
+    """Open a file that may be compressed by gzip, which its first bytes say.
+
+    Raises:
+      ValueError: it is compressed in another way.
+    """
+    with open(path, "rb") as file:
+        start = file.read(6)
+    if start.startswith(b"\x1f\x8b"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    for magic, kind in ((b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz")):
+        if start.startswith(magic):
+            raise ValueError(f"{name} is compressed with {kind}, which is not supported: compress it with gzip, or not at all")
+    return open(path, "rb")
+
+
+class damaged:  # noqa: N801 - a context manager, used like a function
+    """A context manager that replaces an error about damaged compressed data by a ValueError that names the file and place.
+
+    Args:
+      name: the file.
+
+    Attributes:
+      place: where the last good record ends; set by the reader.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self.place = "at its beginning"
+
+    def __enter__(self) -> damaged:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
+            raise ValueError(f"{self._name} is damaged {self.place}: {error}. {CUT}") from error
