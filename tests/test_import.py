@@ -16,7 +16,7 @@ ROAD = ["data", "_feed", "shard", "keras", "recipes", "bench"]
 ROOMS = [
     *("errors", "unknown_costs", "units"),
     *("mesh", "trace", "graph", "search", "apply", "hlo"),
-    *("record", "arguments", "write_record", "jit", "verify", "memory_check", "serialization", "present"),
+    *("own_copy", "record", "arguments", "write_record", "jit", "verify", "memory_check", "serialization", "present"),
     *("_plan", "command"),
 ]
 """The files and folders of `shard/`, likewise."""
@@ -24,6 +24,9 @@ OPTIONAL = [
     "flax",
     "optax",
     "pyarrow",
+    "fsspec",
+    "s3fs",
+    "aiohttp",
     "grain",
     "torch",
     "tensorflow",
@@ -32,6 +35,9 @@ OPTIONAL = [
     "h5py",
     "matplotlib",
     "rich",
+    "PIL",
+    "cv2",
+    "simplejpeg",
     "keras",
 ]
 

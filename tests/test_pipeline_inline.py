@@ -9,7 +9,7 @@ from tests.pipelines import drain
 
 from penstock import _pace
 from penstock._pipeline import PrefetchPipeline
-from penstock._producers import Exhausted, Producers
+from penstock._producers import Exhausted, PipelineClosed, Producers
 
 
 def inline_numbers(n, log, make=lambda i: i):
@@ -32,6 +32,16 @@ def inline_numbers(n, log, make=lambda i: i):
 def all_is_tiny(monkeypatch):
     monkeypatch.setattr(_pace, "QUICK", 10.0)
     monkeypatch.setattr(_pace, "TINY", 10.0)
+
+
+@pytest.fixture
+def all_is_short(monkeypatch):
+    """Nothing is tiny, so the trials decide. They begin with the consumer alone, and come often."""
+    monkeypatch.setattr(_pace, "TINY", -1.0)
+    monkeypatch.setattr(_pace, "SHORT", 10.0)
+    monkeypatch.setattr(_pace, "IDLE", 10.0)
+    monkeypatch.setattr(_pace, "_FIRST", 20)
+    monkeypatch.setattr(_pace, "_SECONDS", 0.0)
 
 
 def test_the_consumer_produces_where_all_is_tiny(all_is_tiny):
@@ -57,6 +67,8 @@ def test_the_producer_takes_over_when_using_an_item_takes_longer(monkeypatch):
     for _ in range(50):
         pipeline.get()
     monkeypatch.setattr(_pace, "TINY", -1.0)
+    monkeypatch.setattr(_pace, "IDLE", -1.0)
+    monkeypatch.setattr(_pace, "IDLE_SHARE", -1.0)
     for _ in range(20):
         pipeline.get()
     del log[:]
@@ -156,4 +168,71 @@ def test_ctrl_c_in_the_consumers_work_comes_in_that_call(all_is_tiny, where):
     with pytest.raises(KeyboardInterrupt):
         for _ in range(10**6):
             pipeline.get()
+    pipeline.close()
+
+
+def test_trials_change_who_works_and_lose_no_item(all_is_short):
+    log = []
+    pipeline = PrefetchPipeline(inline_numbers(3000, log), 4, finish=lambda i, x: (i, x), done_capacity=2)
+    assert drain(pipeline) == [(i, i) for i in range(3000)]
+    assert len(set(log)) == 2
+
+
+@pytest.mark.parametrize("done", [1, 2, 4])
+def test_a_consumer_alone_makes_the_item_that_it_takes(monkeypatch, all_is_short, done):
+    monkeypatch.setattr(_pace, "_FIRST", 10**9)
+    made = []
+    pipeline = PrefetchPipeline(inline_numbers(500, made), 4, finish=lambda i, x: x, done_capacity=done)
+    for i in range(200):
+        assert pipeline.get() == i
+        if i > 50:
+            assert made[i] is threading.current_thread()
+            assert len(made) == i + 1
+    pipeline.close()
+
+
+def test_an_item_that_is_now_and_then_slow_changes_nothing(all_is_short):
+    slow = threading.Event()
+
+    def make(i):
+        if i % 50 == 7:
+            slow.wait(0.02)
+        return i
+
+    assert drain(PrefetchPipeline(inline_numbers(400, [], make), 4, finish=lambda i, x: x, done_capacity=2)) == list(range(400))
+
+
+def test_work_alone_may_close_the_pipeline(all_is_short):
+    def make(i):
+        if i == 100:
+            pipeline.close()
+        return i
+
+    pipeline = PrefetchPipeline(inline_numbers(500, [], make), 4, finish=lambda i, x: x, done_capacity=2)
+    with pytest.raises(PipelineClosed):
+        for _ in range(500):
+            pipeline.get()
+
+
+def test_work_alone_may_use_another_pipeline(all_is_short):
+    inner = PrefetchPipeline(inline_numbers(500, []), 4, finish=lambda i, x: x, done_capacity=2)
+    outer = PrefetchPipeline(inline_numbers(400, [], lambda i: inner.get()), 4, finish=lambda i, x: x, done_capacity=2)
+    assert drain(outer) == list(range(400))
+    inner.close()
+
+
+def test_the_producer_fills_the_room_behind_a_consumer_alone_that_went_away(all_is_short):
+    made, full = [], threading.Event()
+
+    def make(i):
+        made.append(i)
+        if i == 105:
+            full.set()
+        return i
+
+    pipeline = PrefetchPipeline(inline_numbers(500, [], make), 4, finish=lambda i, x: x, done_capacity=2)
+    for _ in range(100):
+        pipeline.get()
+    assert full.wait(60)
+    assert [pipeline.get() for _ in range(50)] == list(range(100, 150))
     pipeline.close()

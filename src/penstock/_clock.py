@@ -21,18 +21,24 @@ class Clock(dict[str, float]):
             self[name] = self.get(name, 0.0) + seconds
 
 
+_is_tracing = jax.profiler.TraceAnnotation.is_enabled
+
+
 class _Span:
     __slots__ = ("_clock", "_name", "_start", "_trace")
 
     def __init__(self, clock: Clock, name: str):
         self._clock, self._name = clock, name
-        self._trace = jax.profiler.TraceAnnotation("penstock." + name)
+        self._trace: jax.profiler.TraceAnnotation | None = None
 
     def __enter__(self) -> None:
-        self._trace.__enter__()
+        if _is_tracing():
+            self._trace = jax.profiler.TraceAnnotation("penstock." + self._name)
+            self._trace.__enter__()
         self._start = time.perf_counter()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         clock, name = self._clock, self._name
         clock[name] = clock.get(name, 0.0) + time.perf_counter() - self._start
-        self._trace.__exit__(kind, error, traceback)
+        if self._trace is not None:
+            self._trace.__exit__(kind, error, traceback)

@@ -10,22 +10,19 @@ produced items are finished in order, one at a time. The consumer takes them in 
 
     producers ──► produced (≤ capacity) ──► finish ──► done (≤ done_capacity) ──► get()
 
-Handing an item to another thread costs about 0.1 ms of interpreter lock. So the thread that does the work depends on
-how long the work takes (`_pace`):
+Handing an item to another thread costs about 0.1 ms of interpreter lock. So `_pace` chooses the thread that works:
 
 - *Slow to finish.* A *finisher* thread finishes. Producing and finishing overlap.
 - *Quick to finish.* A thread that is awake finishes: the producer of the next item, or a consumer that finds no item.
 - *Tiny.* The threads take turns: a producer fills the buffers, then the consumer empties them. The consumer is
   *patient*: it waits until a producer has filled the buffers and sleeps, but no longer than `QUICK`.
-- *Tiny and inline.* If the only producer may run inline, the consumer does the producer's work while that thread sleeps.
-
-`docs/pipeline.md` has the measurements of these modes.
+- *Alone.* The consumer does all work, while the only producer sleeps. That producer must allow it (`may_run_inline`).
 
 How it is correct
 -----------------
-All state is read and written under one lock, with two exceptions. The consumer alone sets `_tiny`, `_patient` and
-`_helps`, between two waits. The consumer reads the paces without the lock. All of these are hints: they decide which
-thread works, never which item is handed over.
+All state is read and written under one lock, with two exceptions. The consumer sets `_alone`, `_turns`, `_patient` and
+`_helps` without it. The consumer reads the paces without it. All of these are hints: they decide which thread works,
+never which item is handed over.
 
 *Ownership.* An item belongs to its producer, then to the pipeline, the thread that finishes it, the pipeline again, and
 last the consumer. Each drops its reference when it hands the item over. No item is written to after it was handed over,
@@ -33,25 +30,31 @@ and no memory is used for a second item. So no two threads use an item at once.
 
 *Producing.* A number is claimed under the lock, by one thread. Several producers may work at once. The work of a
 producer that may run inline never runs on two threads at once. The consumer claims for it only while its thread
-sleeps, and sets `_lent` until the work is done. The thread claims nothing while `_lent` is set.
+sleeps, and sets `_lent` until the work is done. The thread claims nothing while `_lent` is set. If the work fails,
+`_lent` stays set, but nothing is claimed after the end.
 
 *Order.* `_next` is the number to be finished next. Only the thread that set `_finishing` finishes. After it has cleared
 the flag, it looks for the next produced item. A producer looks after it has added its own. Both look under the lock, so
-at least one of them sees an item that became ready in between.
+at least one of them sees an item that became ready in between. A consumer that works alone sets `_finishing` together
+with `_lent`, and only when all claimed items have been taken. So no other item is there, and none becomes ready meanwhile.
 
 *Bounds.* A producer claims a number only while `claimed - next < capacity`. An item is finished only while
 `next - taken < done_capacity`. Without `finish`, a number is claimed only while `claimed - taken < capacity`. A
-consumer claims inline only when all items that were claimed have been taken, so there is room within both bounds.
+consumer that works alone claims only when all items that were claimed have been taken. So both bounds hold.
 
 *Blocking.* A producer blocks on `_room` or in its work. The finisher blocks on `_finishable` or in `finish`. The
-consumer blocks on `_ready`, in a `finish` that has been quick, or in inline work that has been tiny. No thread holds
-the lock while it blocks or works.
+consumer blocks on `_ready`, in a `finish` that has been quick, or in its work alone. No thread holds the lock while it
+blocks or works.
 
 *Wake-ups.* The consumer is woken by the item that it waits for. While it is patient, it is woken instead by a producer
 that goes to sleep. When an item is taken, or leaves `produced`, the thread that can use the free room is woken. A single
 producer is woken when half of its capacity is free. While items are tiny, it is woken only when nothing is left. A
 thread that missed a notification does not sleep for ever: before a consumer waits, it wakes a producer that has room. If
 there is an item to finish, it also wakes the finisher, or starts it the first time.
+
+A consumer that wants to work alone waits until the producer sleeps. The producer sleeps as soon as it sees `_alone`,
+and then wakes the consumer. It sees by itself, within `2 * _LOOK`, that the consumer takes nothing any more. Then it
+clears `_alone` and fills the buffers. A consumer that stops working alone wakes it, as described above.
 
 *The end.* `Exhausted` or an error at number `n` means that nothing from `n` on is handed over. Items before `n` come
 first. An error is raised once; every later `get()` raises `Exhausted`.
@@ -71,13 +74,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from penstock._pace import QUICK, Paces
-from penstock._producers import Exhausted, GetTimeout, PipelineClosed, Producers
+from penstock._pace import QUICK, Paces, Trials
+from penstock._producers import Exhausted, GetTimeout, PipelineClosed, Producers, clean_up, without_stop_iteration
 from penstock._threads import JOIN_SECONDS, Threads, close_at_exit
 
 T = TypeVar("T")
@@ -130,7 +132,9 @@ class PrefetchPipeline(Generic[T]):
         self._inline = producers.works[0] if producers.may_run_inline and len(producers.works) == 1 else None
         self._lent = False  # whether the consumer is doing that work
         self._paces = Paces()
-        self._tiny = False
+        self._trials = Trials(self._paces, capacity + done_capacity)
+        self._alone = False  # whether the consumer does all work
+        self._turns = False  # whether threads take turns
         self._patient = False  # whether the consumer waits, up to `QUICK`, until a producer sleeps
         self._helps: contextlib.AbstractContextManager[object] | None = None  # from consumer_context
         self._taken_at = 0.0
@@ -152,48 +156,62 @@ class PrefetchPipeline(Generic[T]):
           BaseException: what producing or finishing this item raised, once.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        now = time.perf_counter()
         if self._taken_at:
-            self._paces.using.add(time.perf_counter() - self._taken_at)
-        self._patient = self._tiny = self._paces.tiny()
-        self._helps = self._consumer_context()
+            self._paces.using.add(now - self._taken_at)
+        self._choose(now)
         while True:
+            if self._alone:
+                self._work_alone()
             with self._lock:
                 if self._taken in self._done:
                     item = self._done.pop(self._taken)
                     self._taken += 1
                     self._wake_for_room()
                     break
-                number = self._claim_inline()
-                if number is None and not (self._helps and self._is_quick_to_finish()):
+                if not self._helps or not (self._is_quick_to_finish() or (self._alone and self._can_finish())):
                     self._wait(deadline)
                     continue
-            self._work_along(number)
+            with self._helps:
+                self._finish_ready()
         self._taken_at = time.perf_counter()
         return item
 
-    def _claim_inline(self) -> int | None:
-        """Claim the next number for the consumer, if items are tiny and the producer sleeps with nothing left to finish."""
-        if not (self._inline and self._tiny and self._helps and self._sleeping):
-            return None
-        if self._produced or self._finishing or self._over(self._claimed):
-            return None
-        self._lent = True
-        self._claimed += 1
-        return self._claimed - 1
+    def _choose(self, now: float) -> None:
+        """Choose which thread works for the next item; `now` is the time on `time.perf_counter`."""
+        self._helps = self._consumer_context()
+        self._patient = tiny = self._paces.tiny()
+        may_be_alone = self._inline is not None and self._helps is not None and self._taken > 1
+        self._alone = may_be_alone and (tiny or self._trials.alone(now))
+        self._turns = tiny or self._alone
 
-    def _work_along(self, number: int | None) -> None:
-        """Produce the item of that number on the consumer's thread; if it is None, finish produced items instead."""
+    def _work_alone(self) -> None:
+        """Produce and finish the item to be taken on the consumer's thread, if it was not begun and the producer sleeps."""
+        assert self._inline is not None
+        assert self._finish is not None
         assert self._helps is not None
-        with self._helps:
-            if number is None:
-                self._finish_ready()
+        with self._lock:
+            number = self._taken
+            if self._claimed > number or not self._sleeping or self._over(number):
                 return
-            assert self._inline is not None
-            try:
-                self._produce_one(self._inline, number)
-            finally:
-                with self._lock:
-                    self._lent = False
+            self._lent = self._finishing = True
+            self._claimed = self._next = number + 1
+        try:
+            with self._helps:
+                begin = time.perf_counter()
+                item = self._inline(number)
+                produced = time.perf_counter()
+                item = self._finish(number, item)
+                finished = time.perf_counter()
+        except BaseException as error:
+            self._stop_at(number, error)
+            return
+        with self._lock:
+            self._lent = self._finishing = False
+            self._paces.producing.add(produced - begin)
+            self._paces.finishing.add(finished - produced)
+            if not self._over(number):
+                self._done[number] = item
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for a change; raise if the pipeline is closed or has ended, or if the deadline has passed."""
@@ -248,21 +266,14 @@ class PrefetchPipeline(Generic[T]):
                 self._producers -= 1
                 last = self._producers == 0
             if last and self._cleanup:
-                try:
-                    self._cleanup()
-                except Exception as error:  # a warning hides no earlier error, and loses no item
-                    warnings.warn(f"closing a source failed: {error!r}", RuntimeWarning, stacklevel=1)
+                clean_up(self._cleanup)
 
     def _claim(self) -> int | None:
         """Claim the next number to produce, after waiting for room; return None at the end."""
         while True:
             with self._lock:
                 while not self._over(self._claimed) and not self._may_claim() and not self._is_quick_to_finish():
-                    if self._patient and self._taken in self._done:
-                        self._ready.notify()
-                    self._sleeping += 1
-                    self._room.wait(_LOOK)
-                    self._sleeping -= 1
+                    self._sleep_until_room()
                 if self._over(self._claimed):
                     return None
                 if self._may_claim():
@@ -271,7 +282,17 @@ class PrefetchPipeline(Generic[T]):
             self._finish_ready()
 
     def _may_claim(self) -> bool:
-        return self._free() > 0 and not self._lent
+        return self._free() > 0 and not self._alone and not self._lent
+
+    def _sleep_until_room(self) -> None:
+        if self._alone or (self._patient and self._taken in self._done):
+            self._ready.notify()
+        taken = self._taken
+        self._sleeping += 1
+        was_woken = self._room.wait(_LOOK)
+        self._sleeping -= 1
+        if not was_woken and self._taken == taken and not self._lent:
+            self._alone = False  # the consumer is away
 
     def _free(self) -> int:
         return self._capacity - (self._claimed - (self._next if self._finish else self._taken))
@@ -318,7 +339,7 @@ class PrefetchPipeline(Generic[T]):
                 number, item = self._next, self._produced.pop(self._next)
                 self._finishing = True
                 self._next += 1
-                if self._sleeping and not self._tiny:
+                if self._sleeping and not self._turns:
                     self._wake_producer()
             begin = time.perf_counter()
             try:
@@ -347,8 +368,8 @@ class PrefetchPipeline(Generic[T]):
 
     def _wake_for_room(self) -> None:
         """Wake the thread, if one sleeps, that can use the room of an item that was taken."""
-        if self._tiny and (self._done or (self._helps and (self._inline or self._produced))):
-            return  # the consumer empties the buffers or works itself; only then do the producers fill them
+        if self._alone or (self._turns and (self._done or (self._helps and self._produced))):
+            return  # the consumer works itself or empties the buffers; only then do the producers fill them
         if self._finish is None or not self._can_finish():
             self._wake_producer()
         elif not self._paces.quick_to_finish():
@@ -379,10 +400,7 @@ class PrefetchPipeline(Generic[T]):
         return self._closed or (self._end is not None and number >= self._end)
 
     def _stop_at(self, number: int, error: BaseException) -> None:
-        if isinstance(error, StopIteration):  # from a user's function; unwrapped, it would end the consumer's loop silently
-            wrapped = RuntimeError(f"StopIteration was raised while making item {number}")
-            wrapped.__cause__ = error
-            error = wrapped
+        error = without_stop_iteration(error, number)
         with self._lock:
             if self._over(number):
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -34,3 +35,25 @@ class Producers(NamedTuple):
     interrupt: Callable[[], None] | None = None
     cleanup: Callable[[], None] | None = None
     may_run_inline: bool = False
+
+
+def clean_up(cleanup: Callable[[], None]) -> None:
+    """Call the `cleanup` of producers. Its error becomes a warning, which hides no earlier error and loses no item."""
+    try:
+        cleanup()
+    except Exception as error:
+        warnings.warn(f"closing a source failed: {error!r}", RuntimeWarning, stacklevel=1)
+
+
+def without_stop_iteration(error: BaseException, number: int) -> BaseException:
+    """Return an error, or a RuntimeError for StopIteration, which would end the consumer's loop silently.
+
+    Args:
+      error: raised by a user's function.
+      number: the item that it was making.
+    """
+    if not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError(f"StopIteration was raised while making item {number}")
+    wrapped.__cause__ = error
+    return wrapped

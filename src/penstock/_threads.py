@@ -20,10 +20,11 @@ class Threads:
 
     Args:
       context: entered once on each thread around all of its work.
+      name: the beginning of the names of the threads.
     """
 
-    def __init__(self, context: Callable[[], contextlib.AbstractContextManager[object]]):
-        self._context = context
+    def __init__(self, context: Callable[[], contextlib.AbstractContextManager[object]], name: str = "penstock"):
+        self._context, self._name = context, name
         self._threads: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
@@ -35,7 +36,7 @@ class Threads:
           work: the work of the thread.
           failed: called with the exception that the context or the work raises.
         """
-        thread = threading.Thread(target=self._run, args=(work, failed), name=f"penstock-{len(self._threads)}", daemon=True)
+        thread = threading.Thread(target=self._run, args=(work, failed), name=f"{self._name}-{len(self._threads)}", daemon=True)
         thread.start()
         self._threads.append(thread)
 

@@ -150,7 +150,7 @@ def test_a_timeout_error_of_the_source_is_its_own():
     ids=["dict", "array", "str", "int", "jax array", "inputs and labels", "tensor", "table"],
 )
 def test_what_is_no_iterable_of_batches_is_refused_with_a_way_out(batches):
-    with pytest.raises(TypeError, match=r"ps\.Loader\(arrays"):
+    with pytest.raises(TypeError, match=r"ps\.feed\(ps\.Loader\((arrays|ps\.images)"):
         ps.feed(batches)
 
 
@@ -271,6 +271,18 @@ def test_a_change_of_shape_is_reported_once():
     assert [len(batch["x"]) for batch in got] == sizes
     assert len(caught) == 1
     assert caught[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("error")
+def test_lengths_that_pad_to_chooses_are_not_reported():
+    records = [{"x": np.ones(n)} for n in (1, 2, 3, 4)]
+    loader = ps.Loader(records, 1, collate=ps.pad_to([2, 4]), epochs=1)
+    stream = ps.stream(records, 1, collate=ps.pad_to([2, 4]), epochs=1)
+    for batches in (loader, stream):
+        with ps.feed(batches) as feed:
+            assert [batch["x"].shape[1] for batch in feed] == [2, 2, 4, 4]
+    with ps.feed(loader, strict=True) as feed, pytest.raises(ValueError, match=r"batch 2: .*strict=True refuses"):
+        list(feed)
 
 
 def test_a_change_of_dtype_or_structure_is_reported():

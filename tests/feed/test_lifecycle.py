@@ -19,16 +19,17 @@ import penstock as ps
 X = {"x": np.arange(64)}
 
 
-def penstock_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+def penstock_threads(prefix="penstock-"):
+    """Return the threads that read and place batches. A thread that watches the last step ends with that step."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith(prefix)]
 
 
 def wait_for_no_threads():
     """Wait up to a minute for threads that end by themselves."""
     deadline = time.monotonic() + 60
-    for thread in penstock_threads():
+    for thread in penstock_threads("penstock"):
         thread.join(max(0.0, deadline - time.monotonic()))
-    assert penstock_threads() == []
+    assert penstock_threads("penstock") == []
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ def test_what_is_no_place_is_refused(to):
 
 
 def test_a_place_of_another_structure_is_told(mesh):
-    with pytest.raises(ValueError, match=r"`to` has the structure.*'images'.*no prefix"):
+    with pytest.raises(ValueError, match=r"`to` has the structure.*'images'.*not a prefix"):
         next(ps.feed([BATCH], to={"images": NamedSharding(mesh, P()), "label": NamedSharding(mesh, P())}))
 
 

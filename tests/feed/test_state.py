@@ -81,12 +81,45 @@ def test_restore_comes_before_the_first_batch():
             feed.restore(state)
 
 
-def test_a_plain_iterable_cannot_be_restored_and_says_what_can():
-    with ps.feed([np.zeros(1)] * 3) as feed:
+def generated(batches):
+    yield from batches
+
+
+def test_a_state_of_an_iterable_that_cannot_be_restored_is_refused_when_it_is_asked_for():
+    with ps.feed(generated([np.zeros(1)] * 3)) as feed:
+        assert feed.state()["step"] == 0  # the beginning is a state of anything
         next(feed)
-        state = feed.state()
-    with pytest.raises(TypeError, match="Loader or a Grain"):
-        ps.feed([np.zeros(1)] * 3).restore(state)
+        with pytest.raises(TypeError, match=r"a feed of generator cannot be restored: .*Feed a Loader"):
+            feed.state()
+        assert len(list(feed)) == 2
+
+
+def test_a_torch_loader_cannot_be_restored_and_says_to_load_its_data_set():
+    import torch
+
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(8)), batch_size=4)
+    with ps.feed(batches) as feed:
+        next(feed)
+        with pytest.raises(TypeError, match=r"a feed of DataLoader cannot be restored: .*ps\.Loader of its TensorDataset"):
+            feed.state()
+
+
+def test_a_plain_iterable_cannot_be_restored_and_says_what_can():
+    state = ps.feed(generated([])).state() | {"step": 1}
+    with pytest.raises(TypeError, match=r"ps\.stream.*or an iterable that starts at batch 1"):
+        ps.feed(generated([np.zeros(1)] * 3)).restore(state)
+
+
+def test_a_list_of_batches_is_restored_by_its_length():
+    batches = [np.full(1, i) for i in range(5)]
+    with ps.feed(batches) as feed:
+        next(feed), next(feed)
+        state = json.loads(json.dumps(feed.state()))
+    with ps.feed(batches) as feed:
+        feed.restore(state)
+        assert [int(batch[0]) for batch in feed] == [2, 3, 4]
+    with pytest.raises(ValueError, match="length was 5 and is 4"):
+        ps.feed(batches[:4]).restore(state)
 
 
 @pytest.mark.parametrize("change", [{"step": -1}, {"step": True}, {"of": None}, {"version": 99}])
@@ -101,3 +134,24 @@ def test_a_state_from_before_the_first_batch_is_the_beginning_of_anything():
     feed = ps.feed(batches)
     feed.restore(ps.feed(batches).state())
     assert [int(batch[0]) for batch in feed] == [0, 1, 2]
+
+
+def test_only_the_difference_of_long_descriptions_is_told():
+    names = [f"column_{i}" for i in range(60)]
+    was = {name: np.zeros(8, np.int32) for name in names}
+    now = was | {"column_33": np.zeros(8, np.int64)}
+    with ps.feed(ps.Loader(was, 2)) as feed:
+        state = feed.state()
+    with ps.feed(ps.Loader(now, 2)) as feed, pytest.raises(ValueError, match="belongs to something else") as caught:
+        feed.restore(state)
+    told = str(caught.value)
+    assert "column_33: int32[N]" in told
+    assert "column_33: int64[N]" in told
+    assert "source was 'column_0: int32[N]" in told
+    assert "column_20" not in told
+    assert "column_50" not in told
+    assert len(told) < 350
+    others = ps.Loader({f"other_{i}": np.zeros(8) for i in range(90)}, 2)
+    with ps.feed(others) as feed, pytest.raises(ValueError, match="belongs to something else") as caught:
+        feed.restore(state)
+    assert len(str(caught.value)) < 600

@@ -8,12 +8,12 @@ from penstock._feed import Stats
 
 
 def stats(**changes):
-    told = {"steps": 100, "startup": 1.0, "seconds": 10.0, "wait": 7.8, "host": {"read": 1.0, "transform": 8.0}}
+    told = {"steps": 100, "startup": 1.0, "seconds": 10.0, "wait": 9.0, "starved": 7.8, "host": {"read": 1.0, "transform": 8.0}}
     return Stats(**{**told, "workers": 1, "place": 0.5, "bytes": 10**6, **changes})
 
 
 def test_the_verdict_names_what_the_step_waits_on_and_what_helps():
-    assert stats().verdict.startswith("input-bound: 78.0 % of the step waits on `transform`; more workers")
+    assert stats().verdict.startswith("input-bound: 78.0 % of the step waits on `transform`; give the Loader workers=4")
     assert "`read`" in stats(host={"read": 5.0, "transform": 1.0}).verdict
     assert "`place`" in stats(place=20.0).verdict
     assert "`iterate`" in stats(host={"iterate": 9.0}).verdict
@@ -25,7 +25,14 @@ def test_work_spread_over_workers_counts_by_its_share():
 
 
 def test_a_feed_that_keeps_up_says_so():
-    assert stats(wait=0.01).verdict.startswith("keeps up")
+    assert stats(starved=0.01).verdict.startswith("keeps up")
+
+
+def test_what_was_seen_too_rarely_gets_no_verdict():
+    assert "no verdict yet: the step may wait for input 6.0 %" in stats(starved=0.6, guessed=0.2).verdict
+    assert stats(starved=0.8, guessed=0.2).verdict.startswith("input-bound: 8.0 %")
+    assert stats(starved=0.4, guessed=0.4).verdict.startswith("keeps up")
+    assert (stats(guessed=0.2) + stats(guessed=0.3)).guessed == 0.5
 
 
 def test_before_the_second_batch_there_is_no_verdict():
@@ -33,7 +40,7 @@ def test_before_the_second_batch_there_is_no_verdict():
 
 
 def test_a_loop_that_was_only_started_gets_no_verdict():
-    assert "no verdict yet: 0.9 ms" in stats(steps=12, seconds=0.9e-3, wait=0.7e-3).verdict
+    assert "no verdict yet: 0.9 ms" in stats(steps=12, seconds=0.9e-3, starved=0.7e-3).verdict
 
 
 def test_a_slow_transform_is_found():

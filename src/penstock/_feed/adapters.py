@@ -1,26 +1,45 @@
 """Adapters from the sources of batches to the producers of a `PrefetchPipeline`.
 
-A `Loader` or any iterable of batches goes in; an object with `producers`, a fingerprint and a restorable position comes out.
+A `Loader`, `Steps` or any iterable of batches goes in; an object with `producers`, a fingerprint and a restorable position
+comes out.
 """
 
 from __future__ import annotations
 
-import base64
-import copy
 import inspect
+import math
+import os
 import types
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from penstock._clock import Clock
 from penstock._producers import Exhausted, Producers
+from penstock.data.collate import pad_to
 from penstock.data.loader import Loader
+from penstock.data.order.rows import Rows
+from penstock.data.source import Source
+from penstock.data.steps import Steps
+from penstock.data.streams.jsonl import JsonLines
+from penstock.data.streams.state import decode_state, encode_state
+from penstock.data.streams.webdataset import WebDataset
 from penstock.data.tree import Batch, to_numpy
+
+
+class NoPosition(NamedTuple):
+    """The position of a source to which no feed can return.
+
+    Attributes:
+      reason: why, and what to feed instead.
+    """
+
+    reason: str
 
 
 class Produced(NamedTuple):
@@ -28,7 +47,7 @@ class Produced(NamedTuple):
 
     Attributes:
       batch: the host batch.
-      position: a value for JSON; None if the number of batches is the position.
+      position: a value for JSON; None if the number of batches is the position; or `NoPosition`.
     """
 
     batch: Batch
@@ -62,6 +81,16 @@ class BatchAdapter(Protocol):
         """
         ...
 
+    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
+        """Read the rows that the devices of this process need, for shardings over several processes.
+
+        To be called before `producers`.
+
+        Returns:
+          These rows; None if the batches bring the rows of this process.
+        """
+        ...
+
     def producers(self, clocks: Sequence[Clock]) -> Producers:
         """Return the producers of the batches for a `PrefetchPipeline`, with one clock for each worker."""
         ...
@@ -71,21 +100,48 @@ class BatchAdapter(Protocol):
         ...
 
 
-def adapt(batches: Any) -> BatchAdapter:
+def adapt(batches: Any, by: Literal["ps.feed", "pk.data"] = "ps.feed") -> BatchAdapter:
     """Choose the adapter of a Loader or an iterable.
+
+    Args:
+      batches: whatever was given.
+      by: the function that the caller has called, for errors.
 
     Raises:
       TypeError: `batches` is not an iterable of batches.
       ValueError: `batches` is an iterator that was fed before, or a generator that was started or is exhausted.
     """
-    if isinstance(batches, Loader):
-        return _LoaderAdapter(batches)
-    if isinstance(batches, (str, bytes, Mapping)) or _is_data(batches) or not isinstance(batches, Iterable):
-        raise TypeError(
-            f"feed needs an iterable of batches, got {_describe(batches)}: for arrays of records, "
-            "ps.feed(ps.Loader(arrays, batch_size=...)); for a single batch, ps.feed([batch])"
-        )
+    if isinstance(batches, (Loader, Steps)):
+        return _StepAdapter(batches)
+    if isinstance(batches, (str, bytes, os.PathLike, Mapping)) or _is_data(batches) or not isinstance(batches, Iterable):
+        raise TypeError(f"{by} needs an iterable of batches, got {_describe(batches)}: {_way_out(batches, by)}")
     return _IterableAdapter(batches)
+
+
+def _way_out(batches: Any, by: str) -> str:
+    """Say what to give instead of data that is not an iterable of batches."""
+    if isinstance(batches, (str, bytes, os.PathLike)):
+        return (
+            f"for the images of a folder, {by}(ps.Loader(ps.images(folder, size=...), batch_size=...)); for a file of records, "
+            f"{by}(ps.Loader(ps.as_source(file), batch_size=...))"
+        )
+    if is_stream_of_records(batches):
+        return f"for its records, {by}(ps.stream(records, batch_size=...))"
+    if isinstance(batches, Source):
+        return f"for its records, {by}(ps.Loader(source, batch_size=...))"
+    return f"for arrays of records, {by}(ps.Loader(arrays, batch_size=...)); for a single batch, {by}([batch])"
+
+
+def is_stream_of_records(data: Any) -> bool:
+    """Return whether data is what `ps.jsonl` and `ps.webdataset` return: records without a length, and no batches."""
+    return isinstance(data, (JsonLines, WebDataset))
+
+
+def has_choice_of_shapes(adapter: BatchAdapter) -> bool:
+    """Tell whether batches have several shapes on purpose: `pad_to` chooses one of several lengths for each."""
+    batches = adapter._batches if isinstance(adapter, (_StepAdapter, _IterableAdapter)) else None
+    collate = getattr(batches, "collate", None)  # of a Loader or a stream
+    return isinstance(collate, pad_to) and collate.has_choice
 
 
 def _is_data(batches: Any) -> bool:
@@ -100,29 +156,39 @@ def _describe(batches: Any) -> str:
     return type(batches).__name__ + parts
 
 
-class _LoaderAdapter:
-    """The adapter of a Loader. Its position is the number of the step."""
+class _StepAdapter:
+    """The adapter of a function from a step to a batch: a Loader or `Steps`. Its position is the number of the step."""
 
-    name = "the Loader"
-
-    def __init__(self, loader: Loader):
-        self._loader = loader
+    def __init__(self, batches: Loader | Steps):
+        self.name = f"the {type(batches).__name__}"
+        self._batches = batches
         self._start = 0
-        self.workers = loader.workers.count
-        self.batch_sizes: Sequence[int] = loader.batch_sizes
+        self.workers = batches.workers.count
+        self.batch_sizes: Sequence[int] = batches.batch_sizes
 
     def fingerprint(self) -> dict[str, Any]:
-        return self._loader.fingerprint()
+        return self._batches.fingerprint()
 
     def restore(self, step: int, position: Any) -> None:
-        if self._loader.epochs is not None and step > len(self._loader):
+        try:
+            steps: float = len(self._batches)
+        except (TypeError, OverflowError):
+            steps = math.inf
+        if step > steps:
             raise ValueError(
-                f"the state is at step {step:,}, past the {len(self._loader):,} steps of this Loader: raise its epochs"
+                f"the state is at step {step:,}, past the {steps:,} steps of this {type(self._batches).__name__}: raise its "
+                f"{'epochs' if isinstance(self._batches, Loader) else 'length'}"
             )
         self._start = step
 
+    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
+        if not isinstance(self._batches, Loader):
+            return None
+        self._batches, rows = self._batches.for_shardings(shardings)
+        return rows
+
     def producers(self, clocks: Sequence[Clock]) -> Producers:
-        return self._loader.producers(self._start, clocks)
+        return self._batches.producers(self._start, clocks)
 
     def split(self, item: Batch) -> Produced:
         return Produced(item, None)
@@ -135,7 +201,7 @@ _fed_without_weakref: deque[Any] = deque(maxlen=8)
 
 
 class _IterableAdapter:
-    """The adapter of any iterable. It can be restored if its iterator has `get_state` and `set_state`, as Grain's have."""
+    """The adapter of any iterable. It can be restored if it is a list, or its iterator has `get_state` and `set_state`."""
 
     workers = 1
     batch_sizes: Sequence[int] = ()
@@ -147,7 +213,8 @@ class _IterableAdapter:
         self._iterator: Any = None
         self._start = 0
         self._is_iterator = isinstance(batches, Iterator)
-        self._restored = False
+        self._is_list = isinstance(batches, (list, tuple))
+        self._has_state = self._restored = False
         if self._is_used() and not _has_state(batches):
             raise ValueError(self._used_message())
 
@@ -177,15 +244,27 @@ class _IterableAdapter:
     def restore(self, step: int, position: Any) -> None:
         if step == 0 and position is None and not self._is_used():
             return  # the state of a feed that had not begun
+        if self._is_list:
+            self._iterator = iter(self._batches[step:])
+            self._start = step
+            return
         iterator = self._open()
         if position is None or not _has_state(iterator):
-            raise TypeError(
-                f"a feed of {self.name} cannot be restored: it has no state to go back to. Feed a Loader or a Grain dataset, "
-                f"or an iterable that starts at batch {step}, such as itertools.islice(batches, {step}, None)"
-            )
-        iterator.set_state(_from_json(position))
+            raise TypeError(f"{self._no_state()}, or an iterable that starts at batch {step}")
+        iterator.set_state(decode_state(position))
         self._restored = True
         self._start = step
+
+    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
+        return None
+
+    def _no_state(self) -> str:
+        records = getattr(self._batches, "dataset", None)  # of a torch DataLoader
+        loader = f"ps.Loader of its {type(records).__name__}" if hasattr(records, "__len__") else "a Loader"
+        return (
+            f"a feed of {self.name} cannot be restored: it has no state to go back to. Feed {loader}, a Grain dataset, a list, "
+            "or ps.stream(records, batch_size) of an iterable of records with state_dict and load_state_dict"
+        )
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
         if self._is_iterator:
@@ -209,7 +288,9 @@ class _IterableAdapter:
         batch = next(iterator)
         if self._copy or not all(type(leaf) is np.ndarray for leaf in jax.tree_util.tree_leaves(batch)):
             batch = jax.tree.map(self._host_leaf, batch)
-        return Produced(batch, _position(iterator) if self._has_state else None)
+        if self._is_list:
+            return Produced(batch, None)
+        return Produced(batch, encode_state(iterator.get_state()) if self._has_state else NoPosition(self._no_state()))
 
     def split(self, item: Produced) -> Produced:
         return item
@@ -268,25 +349,6 @@ def iterate(batches: Any) -> Iterator[Any]:
 
 def _has_state(iterator: Any) -> bool:
     return hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
-
-
-def _position(iterator: Any) -> Any:
-    """Return the state of an iterator as a value for JSON."""
-    state = iterator.get_state()
-    if not isinstance(state, bytes):
-        return jax.tree.map(lambda x: x.item() if isinstance(x, np.generic) else x, copy.deepcopy(state))
-    try:
-        return {"utf8": state.decode()}
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(state).decode()}
-
-
-def _from_json(position: Any) -> Any:
-    if isinstance(position, dict) and position.keys() == {"utf8"}:
-        return position["utf8"].encode()
-    if isinstance(position, dict) and position.keys() == {"base64"}:
-        return base64.b64decode(position["base64"])
-    return position
 
 
 def _was_used(iterator: Any) -> bool:

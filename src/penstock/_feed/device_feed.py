@@ -7,26 +7,31 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
 import jax
 import numpy as np
 
 from penstock._arguments import at_least
 from penstock._clock import Clock
-from penstock._feed.adapters import BatchAdapter, adapt
-from penstock._feed.placement import BatchPlacement, Placed, Placement, To
-from penstock._feed.stats import Stats
+from penstock._feed.adapters import BatchAdapter, NoPosition, adapt, has_choice_of_shapes
+from penstock._feed.placement import BatchPlacement, Placed, Placement, Replicated
+from penstock._feed.readiness import Recent
+from penstock._feed.replicas import ReplicaCheck
+from penstock._feed.sampling import Sampling
+from penstock._feed.starvation import Meter
+from penstock._feed.state import STATE_VERSION, check_state
+from penstock._feed.stats import LaterStats, Stats
+from penstock._feed.targets import To
+from penstock._feed.verdict import Caller, caller_of
+from penstock._memory import keep_freed_memory
 from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, GetTimeout, PipelineClosed
 from penstock.data.tree import Batch
-
-_STATE_VERSION = 1
 
 
 def feed(
@@ -38,12 +43,14 @@ def feed(
     transform: Callable[[Batch], Batch] | None = None,
     timeout: float | None = None,
     strict: bool = False,
+    replicated: Replicated = "refuse",
 ) -> Feed:
     """Feed the devices: read batches and put them on the devices in the background, while the training step runs.
 
     Args:
-      batches: a `Loader`; a Grain dataset, data loader or iterator; a torch `DataLoader`; a `tf.data.Dataset`; or any other
-        iterable of batches (pytrees of arrays [B, ...]). With several processes, each gives only its own rows.
+      batches: a `Loader`; `Steps`; a Grain dataset, data loader or iterator; a torch `DataLoader`; a `tf.data.Dataset`; or any
+        other iterable of batches (pytrees of arrays [B, ...]). With several processes, a Loader reads the rows that the devices
+        of this process need under `to`. Any other iterable brings them: the rows of this process.
       to: where a batch goes: None (JAX's default device), a `jax.Device`, a `Sharding`, a pytree of these that is a prefix of the
         batch, or a `Plan` (the sharding that its step has for the batch).
       host_buffer: host batches that may be in work or waiting. A Loader gets at least one for each worker.
@@ -53,12 +60,16 @@ def feed(
       timeout: seconds that one `next()` may wait; None for no limit.
       strict: whether to raise ValueError for a batch whose shapes, dtypes or structure differ from those of the batch before,
         instead of warning once.
+      replicated: what happens if `to` replicates rows over several processes, and `batches` is not a Loader. "refuse" raises
+        ValueError, as nothing makes sure that they bring the same rows. "check" compares a hash of each leaf over the
+        processes that hold the same rows of it, which takes about 1.5 ms, and 2 ms for each MB of these rows.
 
     Returns:
       A `Feed`, which is an iterator and a context manager. A `with` guarantees that its threads end.
 
     Raises:
-      TypeError, ValueError: at once, if `batches` cannot be fed, or its batch size does not divide over `to`.
+      TypeError, ValueError: at once, if `batches` cannot be fed, its batch size does not divide over `to`, or `to` replicates
+        its rows over processes.
 
     Example:
       >>> loader = ps.Loader({"x": np.arange(8, dtype=np.uint8)}, batch_size=4, epochs=1)
@@ -67,22 +78,27 @@ def feed(
       [(4,), (4,)]
     """
     if transform is not None and not callable(transform):
-        raise TypeError(f"transform={transform!r} is no function from a batch to a batch")
+        raise TypeError(f"transform={transform!r} is not a function from a batch to a batch")
+    if replicated not in get_args(Replicated):
+        raise ValueError(f"replicated={replicated!r}: choose from {', '.join(get_args(Replicated))}")
     return Feed(
         adapt(batches),
-        Placement(to, transform),
+        Placement(to, transform, replicated),
         host_buffer=at_least(1, "host_buffer", host_buffer),
         device_buffer=at_least(1, "device_buffer", device_buffer),
         timeout=_seconds(timeout),
         strict=strict,
+        caller=caller_of(batches, transform=transform is not None),
     )
 
 
-class _Item(NamedTuple):
-    """A device batch, and the position of the source after it."""
+class _Item:
+    """A device batch, the position of the source after it, and the seconds that placing it took."""
 
-    placed: Placed
-    position: Any
+    __slots__ = ("__weakref__", "placed", "position", "seconds")
+
+    def __init__(self, placed: Placed, position: Any, seconds: float):
+        self.placed, self.position, self.seconds = placed, position, seconds
 
 
 class Feed(Iterator[Batch]):
@@ -96,6 +112,8 @@ class Feed(Iterator[Batch]):
       placement: puts them on the devices.
       host_buffer, device_buffer, timeout, strict: see `feed`.
       first: number of the first batch, for errors and for `state()`.
+      sampling: what earlier feeds of the same loop know about its waits; None for the first one.
+      caller: who makes the batches, and what the verdict can advise.
 
     Example:
       >>> feed = ps.feed([np.arange(3), np.arange(3)])
@@ -114,19 +132,28 @@ class Feed(Iterator[Batch]):
         timeout: float | None,
         strict: bool,
         first: int = 0,
+        sampling: Sampling | None = None,
+        caller: Caller | None = None,
     ):
         placement.check_rows(adapter.batch_sizes)
+        self._replica_check: ReplicaCheck | None = None
+        if shardings := placement.shardings_over_processes():
+            self._replica_check = placement.expect(adapter.read_for(shardings), adapter.name)
+        if self._replica_check:
+            self._replica_check.first = first
+            weakref.finalize(self, self._replica_check.end, "it was dropped").atexit = False
         self._adapter, self._placement = adapter, placement
         self._host_buffer, self._device_buffer = host_buffer, device_buffer
         self._timeout, self._strict = timeout, strict
         self._fingerprint = adapter.fingerprint()
         self._pipeline: PrefetchPipeline[_Item] | None = None
-        self._ended = self._closed = self._warned = False
+        self._ended = self._closed = False
+        self._warned = has_choice_of_shapes(adapter)  # a caller who asked for several shapes needs no warning
         # The position of the consumer: it counts the batches that were handed over, and not those that wait in a buffer.
         self._step = first  # number of the next batch
         self._position: Any = None
-        self._steps = self._bytes = 0
-        self._first_at = self._last_at = self._startup = self._wait = 0.0
+        self._bytes = 0
+        self._meter, self._caller = Meter(sampling), caller or Caller()
         self._host_clocks = [Clock() for _ in range(adapter.workers)]
         self._place_clock = Clock()
 
@@ -134,7 +161,7 @@ class Feed(Iterator[Batch]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
+        self._close("it was closed" if error is None else f"it was closed by {_summary(error)}")
 
     def __iter__(self) -> Feed:
         return self
@@ -151,10 +178,10 @@ class Feed(Iterator[Batch]):
         pipeline = self._pipeline
         if pipeline is None or self._ended:
             pipeline = self._start()
-        begin = time.perf_counter()
         try:
             with jax.profiler.TraceAnnotation("penstock.wait"):
-                placed, position = pipeline.get(self._timeout)
+                item = self._meter.take(pipeline.get, self._timeout)
+            placed = item.placed
             if placed.change:
                 self._report(placed.change)
         except GetTimeout:
@@ -163,22 +190,17 @@ class Feed(Iterator[Batch]):
                 "it; next() may be called again to wait on"
             ) from None
         except Exhausted:
-            self._end()
+            self._end("it was exhausted")
             raise StopIteration from None
         except PipelineClosed:
             raise RuntimeError(f"the feed was closed while batch {self._step} was awaited") from None
-        except BaseException:  # an error of the source or the placement, or Ctrl-C on this thread
-            self._end()
+        except BaseException as error:  # of the source or the placement, or Ctrl-C on this thread
+            self._end(f"it failed with {_summary(error)}")
             raise
-        self._last_at = now = time.perf_counter()
-        if self._steps:
-            self._wait += now - begin
-        else:
-            self._first_at, self._startup = now, now - begin
-        self._steps += 1
         self._step += 1
         self._bytes += placed.bytes
-        self._position = position
+        self._position = item.position
+        self._meter.hand_over(placed.batch, item.seconds)
         return placed.batch
 
     def close(self) -> None:
@@ -186,8 +208,7 @@ class Feed(Iterator[Batch]):
 
         A thread inside of a read that cannot be interrupted ends when the read returns.
         """
-        self._closed = True
-        self._end()
+        self._close("it was closed")
 
     def state(self) -> dict[str, Any]:
         """Return the position of the consumer, as a small dict for JSON.
@@ -197,8 +218,13 @@ class Feed(Iterator[Batch]):
         Returns:
           The version of the format, the number of the next step, a fingerprint of the source ("of"), and the position of an
           iterator that has one.
+
+        Raises:
+          TypeError: the iterable has no state, so no feed could continue here.
         """
-        state = {"version": _STATE_VERSION, "step": self._step, "of": self._fingerprint}
+        if isinstance(self._position, NoPosition):
+            raise TypeError(self._position.reason)
+        state = {"version": STATE_VERSION, "step": self._step, "of": self._fingerprint}
         return state if self._position is None else {**state, "position": self._position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -224,26 +250,18 @@ class Feed(Iterator[Batch]):
         """
         if self._pipeline or self._ended:
             raise RuntimeError("restore() comes before the first batch: make a new feed and restore that")
-        _check_state(state, self._fingerprint)
+        check_state(state, self._fingerprint)
         self._adapter.restore(state["step"], state.get("position"))
         self._step, self._position = state["step"], state.get("position")
+        if self._replica_check:
+            self._replica_check.first = self._step
 
     def stats(self) -> Stats:
-        """Return where the time was spent so far. Print it for a summary with a verdict."""
-        host: dict[str, float] = {}
-        for clock in self._host_clocks:
-            for name, seconds in list(clock.items()):
-                host[name] = host.get(name, 0.0) + seconds
-        return Stats(
-            steps=self._steps,
-            startup=self._startup,
-            seconds=self._last_at - self._first_at,
-            wait=self._wait,
-            host=host,
-            workers=self._adapter.workers,
-            place=self._place_clock.get("place", 0.0),
-            bytes=self._bytes,
-        )
+        """Return where the time was spent so far. Print it for a summary with a verdict.
+
+        After the end of the feed, it waits until the devices have finished the steps that were given to them.
+        """
+        return later_stats(self)()
 
     def _start(self) -> PrefetchPipeline[_Item]:
         """Start the threads, or raise if the feed has ended."""
@@ -251,10 +269,11 @@ class Feed(Iterator[Batch]):
             raise RuntimeError("the feed is closed: make a new one, and restore() the state() of this one to go on")
         if self._ended:
             raise StopIteration
+        keep_freed_memory()
         self._pipeline = PrefetchPipeline(
             self._adapter.producers(self._host_clocks),
             max(self._host_buffer, self._adapter.workers),
-            finish=_placing(self._adapter, self._placement, self._place_clock, self._step),
+            finish=_placing(self._adapter, self._placement, self._place_clock, self._step, Recent(self._device_buffer + 2)),
             done_capacity=self._device_buffer,
             context=self._placement.context,
             # With a timeout, the consumer's thread must not do work that it cannot leave.
@@ -265,8 +284,15 @@ class Feed(Iterator[Batch]):
         weakref.finalize(self, self._pipeline.close, wait=False).atexit = False
         return self._pipeline
 
-    def _end(self) -> None:
+    def _close(self, why: str) -> None:
+        self._closed = True
+        self._end(why)
+
+    def _end(self, why: str) -> None:
         self._ended = True
+        self._meter.end()
+        if self._replica_check:
+            self._replica_check.end(why)
         if self._pipeline:
             self._pipeline.close()
 
@@ -285,19 +311,38 @@ class Feed(Iterator[Batch]):
         )
 
 
-def _placing(adapter: BatchAdapter, placement: BatchPlacement, clock: Clock, first: int) -> Callable[[int, Any], _Item]:
+def later_stats(feed: Feed) -> LaterStats:
+    """Return the statistics of a feed as a function, which does not wait until it is called and has no reference to the feed."""
+    host = Clock()
+    for clock in feed._host_clocks:
+        host.add(dict(clock))
+    place = feed._place_clock.get("place", 0.0)
+    return LaterStats(feed._meter, dict(host), feed._adapter.workers, place, feed._bytes, feed._caller)
+
+
+def _placing(
+    adapter: BatchAdapter, placement: BatchPlacement, clock: Clock, first: int, recent: Recent
+) -> Callable[[int, Any], _Item]:
     """Return the function `finish` of the pipeline. It has no reference to the Feed."""
 
     def finish(number: int, item: Any) -> _Item:
         try:
             batch, position = adapter.split(item)
+            before = clock.get("place", 0.0)
             with clock.time("place"):
-                return _Item(placement(batch), position)
+                placed = placement(batch)
+            item = _Item(placed, position, clock["place"] - before)
+            recent.add(item)
+            return item
         except Exception as error:
             error.add_note(f"penstock: while placing batch {first + number}")
             raise
 
     return finish
+
+
+def _summary(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _seconds(timeout: Any) -> float | None:
@@ -307,21 +352,3 @@ def _seconds(timeout: Any) -> float | None:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.number)) or not timeout > 0:
         raise ValueError(f"timeout={timeout!r}: needs seconds > 0, or None to wait for ever")
     return min(float(timeout), threading.TIMEOUT_MAX)
-
-
-def _check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
-    """Raise ValueError if a state is not one of a feed, or does not belong to this source."""
-    if not _is_state(state):
-        raise ValueError(f"not a state of a feed (version {_STATE_VERSION}): {str(state)[:200]}")
-    saved = state["of"]
-    differing = [name for name in {**saved, **fingerprint} if saved.get(name) != fingerprint.get(name)]
-    if differing:
-        listed = "; ".join(f"{name} was {saved.get(name)!r} and is {fingerprint.get(name)!r}" for name in differing)
-        raise ValueError(f"the state belongs to something else: {listed}. Step {state['step']} would hold other records")
-
-
-def _is_state(state: Any) -> bool:
-    if not isinstance(state, Mapping) or state.get("version") != _STATE_VERSION or not isinstance(state.get("of"), Mapping):
-        return False
-    step = state.get("step")
-    return isinstance(step, int) and not isinstance(step, bool) and step >= 0

@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding
 
+from penstock._feed.replicas import ReplicaCheck, replicas
+from penstock._feed.targets import To, check_divides, in_default_memory, map_prefix, partitions, setting, shardings_of
 from penstock._jax import thread_settings
+from penstock.data.order.rows import Rows
 from penstock.data.tree import Batch, describe_array, is_numeric, leaves_with_names
 
-To = Any  # None, a jax.Device, a Sharding, a pytree of these that is a prefix of the batch, or a Plan
+Replicated = Literal["refuse", "check"]
 
 Context = contextlib.AbstractContextManager[object]
 
 _NO_CONTEXT = contextlib.nullcontext()
 
-# From this number of bytes on, the copy takes longer than the Python code of a call of `device_put`.
-_LARGE = 2 << 20
+# From this number of bytes on, the copy takes longer than the Python code of a call of `device_put`, which copies on a thread of
+# JAX. A jitted function copies its arguments before it returns.
+_LARGE = 8 << 20
 
 _REMEMBERED = 256  # signatures, so that batches that never repeat a shape cannot fill the memory
 
@@ -64,6 +67,25 @@ class BatchPlacement(Protocol):
         """Raise ValueError if global batches of one of these sizes cannot be placed."""
         ...
 
+    def shardings_over_processes(self) -> list[Sharding]:
+        """Return the shardings of all leaves if one is over the devices of several processes; [] if none is."""
+        ...
+
+    def expect(self, rows: Rows | None, name: str) -> ReplicaCheck | None:
+        """Note the rows that host batches have, if the shardings are over several processes. To be called before a batch.
+
+        Args:
+          rows: the rows of global batches that this process reads; None if the batches bring the rows of this process.
+          name: name of the iterable, for errors.
+
+        Returns:
+          The comparison with other processes, which needs to know when the feed ends; None if there is none.
+
+        Raises:
+          ValueError: the batches bring rows that several processes need to bring alike.
+        """
+        ...
+
 
 @dataclass
 class _Signature:
@@ -88,8 +110,8 @@ class Placement:
     - NumPy leaves with a transform, or for one device, become the arguments of a jitted function: the transform or the identity.
       The identity is compiled for a signature when it comes a second time, so shapes that never repeat compile nothing.
     - Other batches go through `jax.device_put`, and then through the jitted transform.
-    - If other processes hold some of the devices, `jax.make_array_from_process_local_data` puts the rows of this process on its
-      own devices.
+    - If other processes hold some of the devices, each process puts the shards of its own devices there. A Loader has read the
+      rows for them (`expect`). Other batches bring the rows of this process, for `jax.make_array_from_process_local_data`.
 
     In all cases, JAX may read the host arrays after the call has returned. On a CPU it may use their memory as the memory of the
     device. So the producer of a host batch must not write to it again.
@@ -97,6 +119,8 @@ class Placement:
     Args:
       to: see `feed`.
       transform: a function from batch to batch; None for no transform.
+      replicated: see `feed`.
+      row_dim: the dimension of the rows in each leaf.
 
     Raises:
       TypeError: `to` is not a device, a sharding, a pytree of these or a plan.
@@ -105,12 +129,15 @@ class Placement:
 
     _new_thread: Any = None  # JAX's settings on a new thread, as the latest new thread had them
 
-    def __init__(self, to: To, transform: Callable[[Batch], Batch] | None):
-        self._to = _shardings(to)
+    def __init__(self, to: To, transform: Callable[[Batch], Batch] | None, replicated: Replicated = "refuse", row_dim: int = 0):
+        self._to = shardings_of(to)
+        self._replicated, self._row_dim = replicated, row_dim
+        self._rows: Rows | None = None
+        self._replica_check: ReplicaCheck | None = None
         shardings = jax.tree_util.tree_leaves(self._to)
         self._several_processes = not all(s.is_fully_addressable for s in shardings)
         devices = set[Any]().union(*(s.device_set for s in shardings))
-        self._one_device = len(devices) <= 1 and all(map(_in_default_memory, shardings))
+        self._one_device = len(devices) <= 1 and all(map(in_default_memory, shardings))
         if transform and any(sharding.device_set != shardings[0].device_set for sharding in shardings):
             raise ValueError(
                 f"to={to!r} puts leaves on different devices, where no one program, such as transform, can take them together: "
@@ -119,16 +146,19 @@ class Placement:
         self._transform = transform and self._jit(transform)
         self._signatures: dict[Hashable, _Signature] = {}
         self._last: _Signature | None = None
-        self._x64 = _config("jax_enable_x64")
+        self._x64 = setting("jax_enable_x64")
 
     @functools.cached_property
     def _identity(self) -> Callable[[Batch], Batch]:
-        return self._jit(_same, out_shardings=self._to)
+        # JAX first transfers the host arrays to buffers. As these are donated, they become the result without another copy.
+        if self._to is None:
+            return jax.jit(_same, donate_argnums=0)
+        return jax.jit(_same, in_shardings=(self._to,), out_shardings=self._to, donate_argnums=0)
 
-    def _jit(self, fn: Callable[[Batch], Batch], **out: Any) -> Callable[[Batch], Batch]:
+    def _jit(self, fn: Callable[[Batch], Batch]) -> Callable[[Batch], Batch]:
         if self._to is None or self._several_processes:
             return jax.jit(fn)
-        return jax.jit(fn, in_shardings=(self._to,), **out)
+        return jax.jit(fn, in_shardings=(self._to,))
 
     def context(self) -> Context:
         """Return the context in which a new thread places batches, and note the JAX settings of that thread."""
@@ -137,8 +167,8 @@ class Placement:
 
     def _context(self) -> Context:
         # The user asked for this transfer, so a transfer guard against implicit transfers does not apply.
-        same_x64 = _config("jax_enable_x64") == self._x64
-        if same_x64 and _config("jax_transfer_guard_host_to_device") in (None, "allow"):
+        same_x64 = setting("jax_enable_x64") == self._x64
+        if same_x64 and setting("jax_transfer_guard_host_to_device") in (None, "allow"):
             return _NO_CONTEXT  # because entering `_Settings` costs as much as placing a small batch
         return _Settings(self._x64)
 
@@ -155,13 +185,33 @@ class Placement:
         """Raise ValueError if global batches of one of these sizes do not divide over the first dimension."""
         for name, sharding in leaves_with_names(self._to):
             for rows in batch_sizes:
-                parts, axes = _partitions(sharding)
+                parts, axes = partitions(sharding)
                 if parts and rows % parts[0]:
                     raise ValueError(
                         f"global batches of {rows} records do not divide over {axes[0]} of `to`"
                         f"{'' if name == 'batch' else f' for {name!r}'}: use a batch_size that is a multiple of {parts[0]}"
                         + ("" if rows == batch_sizes[0] else ", or remainder='drop' or 'pad'")
                     )
+
+    def shardings_over_processes(self) -> list[Sharding]:
+        """Return the shardings of all leaves if one is over the devices of several processes; [] if none is."""
+        return jax.tree_util.tree_leaves(self._to) if self._several_processes else []
+
+    def expect(self, rows: Rows | None, name: str) -> ReplicaCheck | None:
+        """Note the rows that host batches have. See `BatchPlacement`."""
+        self._rows = rows
+        if rows is not None or not self._several_processes:
+            return None
+        shardings = self.shardings_over_processes()
+        group = sorted({process for sharding in shardings for process in replicas(sharding)})
+        if group and self._replicated == "refuse":
+            raise ValueError(
+                f"`to` replicates rows over processes {group}, and {name} brings rows of its own in each of them: they would "
+                "claim to be the same. Feed a ps.Loader, which reads the rows that each process needs; or shard the batch over "
+                "all processes; or, if each process brings the same rows, feed(..., replicated='check') compares them"
+            )
+        self._replica_check = ReplicaCheck(shardings) if group else None
+        return self._replica_check
 
     def __call__(self, batch: Batch) -> Placed:
         """Check a host batch and put it on its devices.
@@ -185,7 +235,7 @@ class Placement:
 
     def _place(self, batch: Batch, signature: _Signature) -> Batch:
         seen, signature.seen = signature.seen, True
-        if _config("jax_disable_jit"):  # for debugging; a jitted function would then return its host arrays
+        if setting("jax_disable_jit"):  # for debugging; a jitted function would then return its host arrays
             batch = self._put(batch)
             return self._transform(batch) if self._transform else batch
         if signature.on_host and not self._several_processes:
@@ -199,7 +249,36 @@ class Placement:
     def _put(self, batch: Batch) -> Batch:
         if not self._several_processes:
             return jax.device_put(batch, self._to)
-        return _map_prefix(jax.make_array_from_process_local_data, self._to, batch)
+        if self._replica_check:
+            self._replica_check([(name, sharding, leaf) for (name, leaf), sharding in self._with_shardings(batch)])
+        return map_prefix(self._global_array, self._to, batch)
+
+    def _global_array(self, sharding: Sharding, leaf: Any) -> jax.Array:
+        """Put the shards of this process on its devices, as a part of a global array."""
+        if self._rows is None:
+            return jax.make_array_from_process_local_data(sharding, leaf)
+        if sharding.is_fully_addressable:
+            return jax.device_put(leaf, sharding)
+        dim, own, shape = self._row_dim, self._rows, self._global_shape(leaf.shape)
+
+        def shard(part: Any) -> np.ndarray:
+            return leaf[(*part[:dim], own.local(shape[dim], part[dim]), *part[dim + 1 :])]
+
+        return jax.make_array_from_callback(shape, sharding, shard)
+
+    def _global_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the global leaf, of which this process has a part of this shape."""
+        assert self._rows is not None
+        dim = self._row_dim
+        rows = self._rows.global_rows(shape[dim])
+        if rows is None:
+            raise ValueError(f"a leaf of shape {shape} has another number of rows than this process reads of any batch")
+        return (*shape[:dim], rows, *shape[dim + 1 :])
+
+    def _with_shardings(self, batch: Batch) -> Iterator[tuple[tuple[str, Any], Sharding]]:
+        """Yield the name and the value of each leaf, with its sharding."""
+        shardings = jax.tree_util.tree_leaves(map_prefix(lambda sharding, leaf: sharding, self._to, batch))
+        return zip(leaves_with_names(batch), shardings, strict=True)
 
     def _checked(self, batch: Batch, structure: Any) -> _Signature:
         """Check dtypes and shapes of the first batch with a signature."""
@@ -211,9 +290,11 @@ class Placement:
                     "leave it out of the batch, in the transform of the Loader or where the batch is made"
                 )
         if self._to is not None:
-            targets = jax.tree_util.tree_leaves(_map_prefix(lambda sharding, leaf: sharding, self._to, batch))
-            for (name, leaf), sharding in zip(named, targets, strict=True):
-                _check_divides(name, leaf.shape, sharding)
+            for (name, leaf), sharding in self._with_shardings(batch):
+                if self._rows is None:
+                    check_divides(name, leaf.shape, sharding, local=not sharding.is_fully_addressable)
+                else:
+                    check_divides(name, self._global_shape(leaf.shape), sharding, local=False)
         return _Signature(
             leaves={name: describe_array(leaf) for name, leaf in named},
             structure=structure,
@@ -237,85 +318,6 @@ class _Settings(contextlib.ExitStack):
 
 def _same(batch: Batch) -> Batch:  # one function for all feeds, so that JAX compiles it once
     return batch
-
-
-def _shardings(to: To) -> Any:
-    """Replace each device in `to` by a sharding, and a plan by its shardings.
-
-    None becomes `jax.default_device` of the calling thread, if that is set.
-    """
-    if to is None:
-        to = _config("jax_default_device")
-        if not isinstance(to, jax.Device):
-            return None
-    to = getattr(to, "batch_shardings", to)  # of a Plan
-    if isinstance(to, str) or not jax.tree_util.tree_leaves(to):
-        raise TypeError(
-            f"to={to!r} is no place for a batch: give None, a jax.Device, a Sharding, a pytree of Shardings or a Plan"
-        )
-
-    def sharding(leaf: Any) -> Sharding:
-        if isinstance(leaf, jax.Device):
-            return SingleDeviceSharding(leaf)
-        if isinstance(leaf, Sharding):
-            return leaf
-        raise TypeError(f"to={to!r} holds {leaf!r}, which is neither a jax.Device nor a Sharding")
-
-    return jax.tree.map(sharding, to, is_leaf=lambda leaf: leaf is None)
-
-
-def _config(name: str) -> Any:
-    """Return a JAX setting of this thread."""
-    return getattr(jax.config, name)
-
-
-def _in_default_memory(sharding: Sharding) -> bool:
-    device: Any = next(iter(sharding.device_set))
-    return sharding.memory_kind in (None, device.default_memory().kind)
-
-
-def _map_prefix(fn: Callable[[Sharding, Any], Any], to: Any, batch: Batch) -> Any:
-    """Map `fn(sharding, leaf)` over a batch. `to` is a prefix of the batch."""
-    try:
-        return jax.tree.map(lambda sharding, part: jax.tree.map(lambda leaf: fn(sharding, leaf), part), to, batch)
-    except ValueError as error:
-        raise ValueError(
-            f"`to` has the structure {jax.tree_util.tree_structure(to)}, which is no prefix of the batch's: "
-            f"{jax.tree_util.tree_structure(batch)}"
-        ) from error
-
-
-def _partitions(sharding: Sharding) -> tuple[list[int], list[str]]:
-    """Return the number of parts of each leading dimension, and a description of the mesh axes that shard it."""
-    if not isinstance(sharding, NamedSharding):
-        return [], []
-    parts, words = [], []
-    for axes in sharding.spec:
-        names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-        parts.append(math.prod(sharding.mesh.shape[name] for name in names))
-        words.append("mesh axis " + " × ".join(f"{name!r} (size {sharding.mesh.shape[name]})" for name in names))
-    return parts, words
-
-
-def _check_divides(name: str, shape: tuple[int, ...], sharding: Sharding) -> None:
-    """Raise ValueError if a leaf does not divide over its sharding."""
-    parts, words = _partitions(sharding)
-    # With several processes, `shape` is that of the rows of this process. So the record dimension, which is the first sharded
-    # one, has only the parts of this process.
-    if parts and not sharding.is_fully_addressable:
-        records = next((dimension for dimension, n in enumerate(parts) if n > 1), 0)
-        parts[records] = max(1, parts[records] // jax.process_count())
-    if len(parts) > len(shape):
-        raise ValueError(
-            f"leaf {name!r} has {len(shape)} dimensions, too few for {sharding} of `to`: give `to` as a pytree with a "
-            "Sharding for each leaf"
-        )
-    for dimension, (size, n, axes) in enumerate(zip(shape, parts, words, strict=False)):
-        if size % n:
-            raise ValueError(
-                f"leaf {name!r} of shape {shape} does not divide: dimension {dimension} has size {size}, and {axes} needs "
-                f"a multiple of {n}" + ("; use such a batch size, or remainder='drop' or 'pad'" if dimension == 0 else "")
-            )
 
 
 def _difference(last: _Signature, now: _Signature) -> str:
