@@ -50,7 +50,7 @@ def made(x=None, y=None, **options):
         "keras.src.tree": ["map_structure", "is_nested", "flatten"],
         "keras.src.backend.common.global_state": ["get_global_attribute", "set_global_attribute"],
         "keras.src.backend.config": ["_MAX_STEPS_PER_EPOCH"],
-        "keras.src.backend.jax.trainer": ["JAXEpochIterator"],
+        "keras.src.backend.jax.trainer": ["JAXEpochIterator", "JAXTrainer"],
         "keras.src.distribution.distribution_lib": ["distribution", "GLOBAL_ATTRIBUTE_NAME", "TensorLayout"],
         "keras.src.random.seed_generator": ["GLOBAL_SEED_GENERATOR"],
         "keras.src.trainers.data_adapters.array_data_adapter": ["ArrayDataAdapter"],
@@ -70,6 +70,10 @@ def test_modules_and_names(module, names):
     found = importlib.import_module(module)
     for name in names:
         assert hasattr(found, name), f"{module}.{name}: {BOTH}"
+
+
+def test_the_trainer_builds_a_model_with_an_iterator():
+    assert parameters(trainer.JAXTrainer._symbolic_build)[:2] == ["self", "iterator"], f"Trainer._symbolic_build: {BOTH}"
 
 
 def test_the_version_of_the_package_is_read_without_importing_it():

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import jax
 from keras.src import tree
 
-from penstock._feed.device_feed import Feed
-from penstock._feed.stats import Stats
+from penstock._feed.device_feed import Feed, later_stats
+from penstock._feed.sampling import Sampling
+from penstock._feed.starvation import Meter
+from penstock._feed.stats import LaterStats
+from penstock._feed.verdict import Caller
 from penstock.data.tree import Batch, describe
 from penstock.keras._execution import ExecutionAdapter, KerasItem, assemble, gather
 from penstock.keras._placement import KerasPlacement
@@ -47,6 +49,8 @@ class BatchIterator(Iterator[Batch]):
     Args:
       source: the batches.
       add_stats: is called with the statistics of each feed when it ends.
+      sampling: what is known about the waits of this run.
+      caller: the call that made the batches, for the advice of a verdict.
       limit: number of batches that Keras takes until the end of its epoch, if the source must not be read beyond it; None for no
         limit.
       steps_per_execution: number of batches that Keras takes in one execution.
@@ -59,7 +63,9 @@ class BatchIterator(Iterator[Batch]):
     def __init__(
         self,
         source: ResumableBatches,
-        add_stats: Callable[[Stats], None],
+        add_stats: Callable[[LaterStats], None],
+        sampling: Sampling,
+        caller: Caller,
         limit: int | None,
         steps_per_execution: int,
         epoch_batches: int | None = None,
@@ -67,6 +73,7 @@ class BatchIterator(Iterator[Batch]):
         self._behaviour = behaviour()
         self._per_item = steps_per_execution if self._behaviour.stacks else 1  # batches that Keras takes at one `next`
         self._source, self._placement, self._add_stats = source, KerasPlacement(self._per_item), add_stats
+        self._sampling, self._caller = sampling, caller
         self._limit, self._steps, self._epoch_batches = limit, steps_per_execution, epoch_batches
         self._feed: Feed | None = None
         self._consumed = 0
@@ -79,8 +86,13 @@ class BatchIterator(Iterator[Batch]):
         self._parts: Any = None
         self._first = ""
         self._in_execution = 0  # batches that Keras took in this execution
-        self._unthreaded = _UnthreadedStats()
+        self._unthreaded = self._count_unthreaded()
         self.failure: BaseException | None = None
+
+    @property
+    def in_first_execution(self) -> bool:
+        """Tell whether Keras has taken the batches of one execution at the most."""
+        return self._consumed <= self._steps
 
     def peek(self) -> bool:
         """Wait for the next batch before Keras begins an execution, without consuming it.
@@ -172,10 +184,7 @@ class BatchIterator(Iterator[Batch]):
         return ready
 
     def _read_inline(self, batches: Iterator[Batch]) -> Batch:
-        begin = time.perf_counter()
-        batch = next(batches)
-        self._unthreaded.add(begin, time.perf_counter())
-        return batch
+        return self._unthreaded.read(lambda: next(batches))
 
     def _next_prefetched(self) -> KerasItem:
         """Take the next item from a source that has read and placed it ahead."""
@@ -185,10 +194,7 @@ class BatchIterator(Iterator[Batch]):
         return assemble(gather(self._read_prefetched, range(self._per_item)), self._per_item, lambda batch, stacked: batch)
 
     def _read_prefetched(self, ahead: int) -> Batch:
-        begin = time.perf_counter()
-        batch = self._source.read(ahead)
-        self._unthreaded.add(begin, time.perf_counter())
-        return batch
+        return self._unthreaded.read(lambda: self._source.read(ahead))
 
     def _next_from_feed(self) -> KerasItem:
         """Take the next item from a feed, and start one if there is none."""
@@ -224,6 +230,8 @@ class BatchIterator(Iterator[Batch]):
             timeout=None,
             strict=False,
             first=self._consumed,
+            sampling=self._sampling,
+            caller=self._caller,
         )
 
     def pause(self) -> None:
@@ -247,15 +255,20 @@ class BatchIterator(Iterator[Batch]):
         """End the threads, and wait for them as `Feed.close` does."""
         self.stop_for_inner_loop()
         if self._unthreaded.steps:
-            self._add_stats(self._unthreaded.stats())
-            self._unthreaded = _UnthreadedStats()
+            self._add_stats(self._unthreaded.end(self._caller))
+            self._unthreaded = self._count_unthreaded()
+
+    def _count_unthreaded(self) -> _UnthreadedStats:
+        feed = self._source.prefetched
+        return _UnthreadedStats(Meter(self._sampling, makes_batches=True, inner=feed._meter if feed else None))
 
     def _end_feed(self) -> None:
         feed, self._feed = self._feed, None
         if feed is not None:
+            feed._meter.end(after_step=not self._source.slow_to_start)  # such a source is not paused at the end of the loop
             feed.close()
             self._placement.leave_settings()
-            self._add_stats(replace(feed.stats(), steps=self._consumed_of_feed))
+            self._add_stats(later_stats(feed)._replace(steps=self._consumed_of_feed))
             self._consumed_of_feed = 0
 
     def _cut_at_other_structure(self, ready: KerasItem) -> KerasItem:
@@ -294,37 +307,36 @@ def _parts(batch: Batch) -> Any:
 class _UnthreadedStats:
     """The statistics of batches that were read without a feed.
 
+    Args:
+      meter: measures the time that reading takes.
+
     Attributes:
       steps: number of batches.
       slow_in_a_row: number of batches, up to the last, that each took longer than `_SLOW`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter) -> None:
         self.steps = self.slow_in_a_row = 0
-        self._reading = self._startup = self._first_at = self._last_at = 0.0
+        self._meter = meter
+        self._reading = 0.0
 
-    def add(self, begin: float, end: float) -> None:
-        """Count a batch that was read from `begin` to `end`, in seconds."""
-        if end - begin > _SLOW:
-            self.slow_in_a_row += 1
-        else:
-            self.slow_in_a_row = 0
-        if self.steps:
-            self._reading += end - begin
-        else:
-            self._startup, self._first_at = end - begin, end
-        self._last_at = end
+    def read(self, read: Callable[[], Batch]) -> Batch:
+        """Read a batch, and count it."""
+
+        def timed(timeout: float | None) -> Batch:
+            begin = time.perf_counter()
+            batch = read()
+            seconds = time.perf_counter() - begin
+            self._reading += seconds
+            self.slow_in_a_row = self.slow_in_a_row + 1 if seconds > _SLOW else 0
+            return batch
+
+        batch = self._meter.take(timed, None)
+        self._meter.hand_over(None, 0.0)
         self.steps += 1
+        return batch
 
-    def stats(self) -> Stats:
-        """Return the statistics in the form of a feed's."""
-        return Stats(
-            steps=self.steps,
-            startup=self._startup,
-            seconds=self._last_at - self._first_at,
-            wait=self._reading,
-            host={"iterate": self._reading},
-            workers=1,
-            place=0.0,
-            bytes=0,
-        )
+    def end(self, caller: Caller) -> LaterStats:
+        """Return the statistics in the form of a feed's, when no more batches come."""
+        self._meter.end(after_step=True)
+        return LaterStats(self._meter, {"iterate": self._reading}, 1, 0.0, 0, caller)

@@ -18,10 +18,17 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
     - A finite `Loader` is one epoch, which begins at its start each time.
     - A `Loader` with `epochs=None` continues from epoch to epoch: an epoch of Keras is one epoch of the Loader, in an order of
       its own, or `steps_per_epoch` batches.
+    - `Steps` without a length, and a `ps.stream` with `epochs=None`, have no end. They continue from epoch to epoch, and need
+      `steps_per_epoch`. With a length, `Steps` are one epoch.
     - An iterable (a list, a Grain dataset, a torch `DataLoader`, a `tf.data.Dataset`) is one epoch, which begins at its start
       each time.
     - An iterator or generator continues from epoch to epoch, and needs `steps_per_epoch` for more than one epoch.
     - The batches of a `Feed` stay where its `to` has put them. You close the feed.
+
+    *To continue a saved run.* The result has no state of its own. Give a `Feed`, and save its `state()` beside the model at the
+    end of an epoch. Or begin at the step of the optimizer, as a Loader with `epochs=None` is a function of the step:
+    `pk.data(ps.Steps(lambda step: loader[done + step]))`, with `done = int(model.optimizer.iterations)` of the loaded model, and
+    `steps_per_epoch`.
 
     `class_weight` and `steps_per_epoch` remain arguments of `fit`. Losses and weights are the same as with Keras's own iterator
     over the same batches.
@@ -52,5 +59,5 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
     from penstock.keras._data_adapter import PenstockDataAdapter
 
     if unpack is not None and not callable(unpack):
-        raise TypeError(f"unpack={unpack!r} is no function from a batch to a batch")
+        raise TypeError(f"unpack={unpack!r} is not a function from a batch to a batch")
     return PenstockDataAdapter(batches, unpack)

@@ -6,7 +6,9 @@ It is not a `BatchAdapter`, which is the form in which a `Feed` takes batches; i
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -17,13 +19,18 @@ from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_
 from penstock._feed.adapters import adapt, iterate, length_of, mark_as_used, may_change
 from penstock._feed.device_feed import Feed
 from penstock._feed.stats import Stats
+from penstock._feed.verdict import Caller, caller_of
 from penstock.data.loader import Loader
+from penstock.data.steps import Steps
+from penstock.data.streams.stream import Stream
 from penstock.data.tree import Batch, to_numpy
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay, is_replayed, opening, replay_of
 from penstock.keras._resumable import ResumableBatches, ResumableIterator, ResumableLoader
 from penstock.keras._session import ThreadedEpochs
 from penstock.keras._versions import super_batches
+
+_LABELS = ("label", "labels", "y", "target", "targets")
 
 
 class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no types
@@ -44,9 +51,10 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
         self._batches, self._unpack = batches, unpack
         self._replay = _replay_once(batches) if isinstance(batches, Iterator) else None
         if self._replay is None:
-            adapt(batches)
+            adapt(batches, "pk.data")
         self._class_weight: Mapping[int, float] | None = None
-        self.has_steps = False
+        self._x_alone = ""  # how `unpack` may look, if Keras takes the batches as x alone
+        self.has_steps = self._told = False
         self.epochs = ThreadedEpochs()
 
     def stats(self) -> list[Stats]:
@@ -72,12 +80,39 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
     @property
     def name(self) -> str:
         """Return the name in errors."""
-        return ResumableLoader.name if isinstance(self._batches, Loader) else type(self._batches).__name__
+        name = type(self._batches).__name__
+        return f"the {name}" if isinstance(self._batches, (Loader, Steps, Stream)) else name
+
+    @property
+    def caller(self) -> Caller:
+        """Return the description of this data for the advice of a verdict."""
+        caller = caller_of(self._batches, "pk.data")
+        return replace(caller, kind="Feed") if isinstance(self._batches, Feed) else caller
 
     @property
     def is_endless(self) -> bool:
-        """Return whether the data is a Loader without end, whose epochs begin where the one before ended."""
+        """Return whether the data is a Loader or Steps without end, whose epochs begin where the one before ended."""
+        if isinstance(self._batches, Steps):
+            return self._batches.length is None
         return isinstance(self._batches, Loader) and self._batches.epochs is None
+
+    def explain(self, error: BaseException) -> None:
+        """Add a note to an error of Keras if its cause may be that batches without labels reached it."""
+        noted = any(note.startswith("penstock") for note in getattr(error, "__notes__", ()))
+        if self._x_alone and isinstance(error, (ValueError, TypeError, KeyError, RuntimeError)) and not noted:
+            error.add_note(f"penstock: Keras took each batch as x alone, without labels. {self._x_alone}")
+
+    def check_steps(self) -> None:
+        """Raise ValueError if an epoch of Keras would never end."""
+        goes_on = isinstance(self._batches, Steps) and self._batches.length is None
+        if isinstance(self._batches, Stream):
+            goes_on = self._batches.epochs is None
+        if goes_on and not self.has_steps:
+            end = "length=..." if isinstance(self._batches, Steps) else "epochs=1"
+            raise ValueError(
+                f"an epoch of Keras over {self.name} would never end: give fit(..., steps_per_epoch=...), validation_steps=... "
+                f"for validation data, or steps=... in evaluate and predict; or give {self.name} an end with {end}"
+            )
 
     @property
     def epoch_batches(self) -> int | None:
@@ -88,7 +123,7 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
     def num_batches(self) -> int | None:
         """Return the number of batches in an epoch of Keras; None if it is unknown, or given by `steps_per_epoch`."""
         if self.is_endless:
-            return None if self.has_steps else self._batches.steps_per_epoch
+            return None if self.has_steps or isinstance(self._batches, Steps) else self._batches.steps_per_epoch
         return length_of(self._batches)
 
     @property
@@ -110,12 +145,11 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
 
     def resumable(self) -> ResumableBatches:
         """Return the batches of one epoch, or of all epochs from now on if the data continues from epoch to epoch."""
-        convert = self._convert if self._unpack or self._class_weight is not None else None
-        if isinstance(self._batches, Loader):
-            return ResumableLoader(self._batches, convert)
+        if isinstance(self._batches, (Loader, Steps)):
+            return ResumableLoader(self._batches, self._convert)
         if isinstance(self._batches, Feed):
             assert self._replay is not None
-            return ResumableIterator(self.name, self._replay, prefetched=True, convert=convert)
+            return ResumableIterator(self.name, self._replay, prefetched=self._batches, convert=self._convert)
         if self._replay is not None:
             return ResumableIterator(self.name, self._replay, convert=self._convert_copy)
         return ResumableIterator(self.name, Replay(opening(self.get_jax_iterator), copy=may_change(self._batches)))
@@ -153,14 +187,48 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
                 batch = self._unpack(batch)
             except StopIteration as error:  # it would end the epoch without a message
                 raise RuntimeError("unpack raised StopIteration") from error
+        else:
+            self._x_alone = _advice_for_x_alone(batch)
+            if isinstance(batch, Mapping):
+                self._tell_of_labels(batch)
         if self._class_weight is None:
             return batch
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
         if sample_weight is not None:
             raise ValueError("class_weight was given, and the batches have sample weights: leave out one of them")
         if y is None or tree.is_nested(y):
-            raise ValueError("class_weight needs batches (x, y) with labels of one output, and these are no such batches")
+            raise ValueError("class_weight needs batches (x, y) with labels of one output, and these have none, or several")
         return x, y, class_weight_to_sample_weights(y, self._class_weight)
+
+    def _tell_of_labels(self, batch: Mapping[Any, Any]) -> None:
+        """Warn once if a dict batch, which Keras takes as x alone, has a leaf that is named like labels."""
+        labels = [name for name in batch if str(name).lower() in _LABELS]
+        if not labels or self._told:
+            return
+        self._told = True
+        warnings.warn(
+            f"a batch is a dict of {list(batch)}, and Keras takes a dict as x alone, so {labels[0]!r} is not a label for it: "
+            f"give {_unpack_for(batch)}, or batches (x, y)",
+            stacklevel=2,
+        )
+
+
+def _advice_for_x_alone(batch: Batch) -> str:
+    """Return how to give labels, for a batch that Keras takes as x alone; "" for another one."""
+    if isinstance(batch, Mapping) and len(batch) > 1:
+        return f"If one of {', '.join(map(repr, batch))} holds the labels, give {_unpack_for(batch)}"
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        return ""
+    return "If the model needs labels, give batches (x, y), if need be with pk.data(..., unpack=...)"
+
+
+def _unpack_for(batch: Mapping[Any, Any]) -> str:
+    """Return the call that takes a dict of inputs and labels apart, as far as their names tell which is which."""
+    labels = [name for name in batch if str(name).lower() in _LABELS]
+    if not labels:
+        return "pk.data(..., unpack=lambda batch: (batch[<name of the inputs>], batch[<name of the labels>]))"
+    others = [name for name in batch if name not in labels] or ["x"]
+    return f"pk.data(..., unpack=lambda batch: (batch[{others[0]!r}], batch[{labels[0]!r}]))"
 
 
 def _replay_once(batches: Iterator[Batch]) -> Replay:
@@ -172,7 +240,7 @@ def _replay_once(batches: Iterator[Batch]) -> Replay:
     if isinstance(batches, Feed):
         return replay_of(batches, copy=False)
     if not is_replayed(batches):
-        adapt(batches)
+        adapt(batches, "pk.data")
         mark_as_used(batches)
     try:
         return replay_of(batches)

@@ -47,13 +47,28 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import get_jax_iterator
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
-from penstock._feed.stats import Stats
+from penstock._feed.adapters import adapt
+from penstock._feed.device_feed import Feed
+from penstock._feed.sampling import Sampling
+from penstock._feed.stats import LaterStats
+from penstock._feed.verdict import Caller
+from penstock.data.loader import Loader
+from penstock.data.steps import Steps
+from penstock.data.streams.stream import Stream
 from penstock.keras._aligned import copied
 from penstock.keras._batch_iterator import BatchIterator
 from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._replay import Replay, opening, replay_of
 from penstock.keras._resumable import ResumableBatches, ResumableIterator
-from penstock.keras._session import Session
+from penstock.keras._session import Run, Session
+
+_KINDS = {  # of the adapters of Keras, for the advice of a verdict
+    "ArrayDataAdapter": "arrays",
+    "PyDatasetAdapter": "PyDataset",
+    "TFDatasetAdapter": "tensorflow",
+    "TorchDataLoaderAdapter": "torch",
+    "GrainDatasetAdapter": "grain",
+}
 
 
 class _Loops(threading.local):
@@ -81,6 +96,10 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         steps_per_execution: int = 1,
     ):
         epochs = Session.epochs
+        if isinstance(x, (Loader, Steps, Stream, Feed)):  # Keras knows none of them
+            x = PenstockDataAdapter(x, None)
+        else:
+            _check(x)
         self._threaded = epochs is not None or isinstance(x, PenstockDataAdapter)
         self._looping = False
         self._batches: BatchIterator | None = None
@@ -101,11 +120,13 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         super().__init__(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, steps_per_execution)
         if isinstance(x, PenstockDataAdapter):
             x.has_steps = self.steps_per_epoch is not None
+            x.check_steps()
             self._num_batches = x.num_batches
         if self._generator is not None:
             _resume(self.data_adapter, self._generator)
         # Nothing below passes a reference to this iterator to others, so that it is freed, and its last threads end, with `fit`.
         self._runs = [record.begin() for record in records]
+        self._sampling = Sampling()
 
     def reset(self) -> None:
         """Go back to the beginning of the data."""
@@ -125,7 +146,9 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             with super().catch_stop_iteration():
                 yield
             self._raise_failure()
-        except BaseException:
+        except BaseException as error:
+            if self._batches is None or self._batches.in_first_execution:
+                self.explain(error)
             self._close()
             raise
         finally:
@@ -135,6 +158,11 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             self._epoch_iterator: Any = None
             if self._batches is not None:
                 self._batches.pause()
+
+    def explain(self, error: BaseException) -> None:
+        """Add a note to an error of Keras if data made by `penstock.keras.data` may be its cause."""
+        if isinstance(self.data_adapter, PenstockDataAdapter):
+            self.data_adapter.explain(error)
 
     def stop_for_inner_loop(self) -> None:
         """End the thread because another run begins inside of this loop, in a callback. It may use the same data."""
@@ -172,7 +200,15 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._close()
         add_stats = partial(_add_stats, self._runs)
         epoch_batches = self.data_adapter.epoch_batches if isinstance(self.data_adapter, PenstockDataAdapter) else None
-        self._batches = BatchIterator(self._resumable(), add_stats, self._read_limit(), self.steps_per_execution, epoch_batches)
+        self._batches = BatchIterator(
+            self._resumable(),
+            add_stats,
+            self._sampling,
+            self._caller(),
+            self._read_limit(),
+            self.steps_per_execution,
+            epoch_batches,
+        )
         return self._batches
 
     def _resumable(self) -> ResumableBatches:
@@ -188,6 +224,12 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         # Batches of arrays are new arrays, or views of arrays that nobody writes to during training. TensorFlow's are read-only.
         copy = not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
         return ResumableIterator(self._name, Replay(opening(adapter.get_jax_iterator), copy))
+
+    def _caller(self) -> Caller:
+        """Return the description of the data for the advice of a verdict."""
+        if isinstance(self.data_adapter, PenstockDataAdapter):
+            return self.data_adapter.caller
+        return Caller("threaded epochs", _KINDS.get(type(self.data_adapter).__name__, "iterable"))
 
     def _read_limit(self) -> int | None:
         """Return the number of batches until the end of an epoch, if Keras then calls hooks that may change the data.
@@ -211,6 +253,17 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             self._close()
 
 
+def _check(x: Any) -> None:
+    """Raise TypeError for data of which Keras would say nothing that helps."""
+    if isinstance(x, type):
+        raise TypeError(
+            f"the data is the class {x.__name__}, and an object is needed: arrays, or pk.data(...) of a Loader or an iterable; "
+            "as validation_data, (x, y) or pk.data(...)"
+        )
+    if type(x).__module__.startswith("penstock.data."):
+        adapt(x, "pk.data")  # a mixture or another source of records: it raises TypeError, which says what to give
+
+
 def _require_a_batch(batches: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield the batches with which Keras builds a model, and raise ValueError if there is none."""
     batch = None
@@ -227,10 +280,10 @@ def _no_batch_error(name: str) -> ValueError:
     )
 
 
-def _add_stats(runs: Sequence[list[Stats]], stats: Stats) -> None:
-    """Add the statistics of a feed to those of its run, in each list."""
+def _add_stats(runs: Sequence[Run], stats: LaterStats) -> None:
+    """Add the statistics of a feed to those of its run."""
     for run in runs:
-        run[:] = [run[0] + stats] if run else [stats]
+        run.add(stats)
 
 
 def _to_jax_batch(batch: Any) -> Any:

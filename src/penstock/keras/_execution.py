@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.experimental.sparse import JAXSparse
+from jax.sharding import Sharding
 from keras.src import tree
 
 from penstock._clock import Clock
 from penstock._feed.adapters import BatchAdapter, Produced
 from penstock._producers import Exhausted, Producers
+from penstock.data.order.rows import Rows
 from penstock.data.tree import Batch, is_numeric
 from penstock.keras._aligned import empty
 from penstock.keras._versions import partial_batches
@@ -153,6 +155,10 @@ class ExecutionAdapter:
     def restore(self, step: int, position: Any) -> None:
         """Continue after `step` batches."""
         self._batch_adapter.restore(step, position)
+
+    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
+        """Read the rows that the devices of this process need."""
+        return self._batch_adapter.read_for(shardings)
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
         """Return the producers of the items, with one clock for each worker."""

@@ -6,10 +6,11 @@ A host batch, or an `Execution` of several batches, goes in; the item that Keras
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Sharding
 from keras.src import tree
 from keras.src.backend.common import global_state
 from keras.src.distribution import distribution_lib
@@ -17,6 +18,7 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 
 from penstock._feed.placement import Context, Placed, Placement
+from penstock.data.order.rows import Rows
 from penstock.data.tree import Batch, leaves_with_names
 from penstock.keras._aligned import aligned
 from penstock.keras._execution import Execution, assemble
@@ -59,6 +61,7 @@ class KerasPlacement:
         self._distribution = distribution_lib.distribution()
         self._default = Placement(None, None)
         self._layouts: dict[Hashable, _Layout] = {}
+        self._rows: Rows | None = None
         self._on_host = jax.default_backend() == "cpu" and not behaviour().on_device
         self._state: dict[str, Any] = {}
 
@@ -74,6 +77,17 @@ class KerasPlacement:
 
     def check_rows(self, batch_sizes: Sequence[int]) -> None:
         """Check nothing: the layout depends on the shapes, so each batch is checked by itself."""
+
+    def shardings_over_processes(self) -> list[Sharding]:
+        """Return the sharding of the rows if it is over the devices of several processes; [] if not."""
+        if self._distribution is None:
+            return []
+        sharding = _layout(self._distribution, (1,)).backend_layout
+        return [] if sharding.is_fully_addressable else [sharding]
+
+    def expect(self, rows: Rows | None, name: str) -> None:
+        """Note the rows that host batches have: those that a Loader read, or those that each process gives Keras."""
+        self._rows = rows
 
     @contextlib.contextmanager
     def context(self) -> Iterator[object]:
@@ -127,17 +141,20 @@ class KerasPlacement:
         if layout is None:
             if len(self._layouts) >= _REMEMBERED:
                 self._layouts.clear()
-            layout = self._layouts[key] = _make_layout(batch, _stacked_layout if stacked else _layout, distribution)
+            layout = self._layouts[key] = _make_layout(batch, stacked, distribution, self._rows)
         placed = layout.placement(dict(zip(layout.names, leaves, strict=True)))
         leaves = [placed.batch[name] for name in layout.names]
         return Placed(jax.tree_util.tree_unflatten(treedef, leaves), placed.bytes, "")
 
 
-def _make_layout(batch: Batch, layout: Callable[[Any, tuple[int, ...]], Any], distribution: Any) -> _Layout:
+def _make_layout(batch: Batch, stacked: bool, distribution: Any, rows: Rows | None) -> _Layout:
     """Return the layout of a batch. Leaves go by name, because a pytree of shardings cannot have None for a leaf that is None."""
-    named = leaves_with_names(batch)
+    named, layout = leaves_with_names(batch), _stacked_layout if stacked else _layout
     shardings = {name: layout(distribution, leaf.shape).backend_layout for name, leaf in named}
-    return _Layout(tuple(shardings), Placement(shardings, None))
+    placement = Placement(shardings, None, row_dim=int(stacked))
+    if rows is not None:
+        placement.expect(rows, "the Loader")
+    return _Layout(tuple(shardings), placement)
 
 
 def _layout(distribution: Any, shape: tuple[int, ...]) -> Any:

@@ -1,14 +1,15 @@
 """Replace the epoch iterator of Keras by ours, and put it back: `enable_threaded_epochs` and what undoes it.
 
-The trainer of Keras on JAX looks up the class `JAXEpochIterator` in its module for each `fit`, `evaluate` and `predict`. This one
-name is replaced.
+The trainer of Keras on JAX looks up the class `JAXEpochIterator` in its module for each `fit`, `evaluate` and `predict`. This
+name is replaced. So is the trainer's method that builds a model on a first batch, to add notes to its errors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.keras._session import Session, ThreadedEpochs
@@ -114,12 +115,36 @@ def _install() -> None:
     from penstock.keras._epoch_iterator import ThreadedEpochIterator
 
     Session.original, trainer.JAXEpochIterator = trainer.JAXEpochIterator, ThreadedEpochIterator
+    owner = _owner_of_build(trainer)
+    owner._symbolic_build = _with_notes(owner._symbolic_build)
+
+
+def _owner_of_build(trainer: Any) -> Any:
+    """Return the class that defines how the trainer builds a model: itself or a base class."""
+    return next(kind for kind in trainer.JAXTrainer.__mro__ if "_symbolic_build" in vars(kind))
+
+
+def _with_notes(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that builds a model as `build` does, and adds a note to an error for which our data may be the reason."""
+
+    @functools.wraps(build)
+    def build_with_notes(self: Any, iterator: Any = None, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return build(self, iterator, *args, **kwargs)
+        except Exception as error:
+            getattr(iterator, "explain", lambda error: None)(error)
+            raise
+
+    return build_with_notes
 
 
 def _restore_original() -> None:
     """Put the class of Keras back."""
     if Session.original is not None:
-        _trainer_module().JAXEpochIterator = Session.original
+        trainer = _trainer_module()
+        trainer.JAXEpochIterator = Session.original
+        owner = _owner_of_build(trainer)
+        owner._symbolic_build = owner._symbolic_build.__wrapped__
         Session.original = None
 
 

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from jax.sharding import Sharding
+
 from penstock._clock import Clock
 from penstock._feed.adapters import BatchAdapter, Produced, adapt
+from penstock._feed.device_feed import Feed
 from penstock._producers import Exhausted, Producers
 from penstock.data.loader import Loader
+from penstock.data.order.rows import Rows
+from penstock.data.steps import Steps
 from penstock.data.tree import Batch
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay
@@ -23,14 +28,14 @@ class ResumableBatches(Protocol):
 
     Attributes:
       name: the name in errors.
-      prefetched: whether the batches were already read ahead, so that no thread is needed.
+      prefetched: the feed that has read the batches ahead, so that no thread is needed; None if there is none.
       inline: an iterator over the same batches, which all have one structure, to be read without a thread while this takes less
         time than receiving them from a thread; None if a thread is needed.
       slow_to_start: whether the threads are kept between epochs.
     """
 
     name: str
-    prefetched: bool
+    prefetched: Feed | None
     inline: Iterator[Batch] | None
     slow_to_start: bool
 
@@ -69,7 +74,7 @@ class ResumableIterator:
         name: str,
         replay: Replay,
         *,
-        prefetched: bool = False,
+        prefetched: Feed | None = None,
         inline: Iterator[Batch] | None = None,
         peeked: Sequence[Batch] = (),
         convert: Callable[[Batch], Batch] | None = None,
@@ -130,6 +135,10 @@ class _IteratorAdapter:
         """Raise TypeError: Keras has no saved position of its data."""
         raise TypeError(_NO_STATE)
 
+    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
+        """Return None: the batches bring the rows of this process."""
+        return None
+
     def producers(self, clocks: Sequence[Clock]) -> Producers:
         """Return the producers of the items, with one clock for each worker."""
         (clock,) = clocks
@@ -151,19 +160,19 @@ class _IteratorAdapter:
 
 
 class ResumableLoader:
-    """The batches of a `Loader`, from its first step on.
+    """The batches of a `Loader` or of `Steps`, from the first step on.
 
     Args:
-      loader: the Loader.
+      loader: the Loader or Steps.
       convert: a function from a batch of the Loader to the batch that Keras gets. It runs on the worker that read the batch.
     """
 
-    name = "the Loader"
-    prefetched = False
+    prefetched: Feed | None = None
     inline: Iterator[Batch] | None = None
 
-    def __init__(self, loader: Loader, convert: Callable[[Batch], Batch] | None):
+    def __init__(self, loader: Loader | Steps, convert: Callable[[Batch], Batch] | None):
         self.slow_to_start = loader.workers.kind == "process"  # an interpreter and its imports take seconds
+        self.name = f"the {type(loader).__name__}"
         self._loader, self._convert = loader, convert
         self._first = 0
         self._kept: dict[int, Batch] = {}  # by number: read and not consumed
@@ -201,21 +210,28 @@ class _KeepingAdapter:
         """Raise TypeError: Keras has no saved position of its data."""
         raise TypeError(_NO_STATE)
 
+    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
+        """Read the rows that the devices of this process need."""
+        return self._batch_adapter.read_for(shardings)
+
     def producers(self, clocks: Sequence[Clock]) -> Producers:
         """Return the producers of the items, with one clock for each worker."""
         producers = self._batch_adapter.producers(clocks)
 
-        def keep_results(work: Callable[[int], Batch]) -> Callable[[int], Batch]:
+        def keep_results(work: Callable[[int], Batch], clock: Clock) -> Callable[[int], Batch]:
             def work_or_kept(number: int) -> Batch:
                 batch = self._kept.get(self._first + number)
                 if batch is None:
                     batch = work(number)
-                    batch = self._kept[self._first + number] = self._convert(batch) if self._convert else batch
+                    if self._convert:
+                        with clock.time("unpack"):
+                            batch = self._convert(batch)
+                    self._kept[self._first + number] = batch
                 return batch
 
             return work_or_kept
 
-        return producers._replace(works=[keep_results(work) for work in producers.works], may_run_inline=False)
+        return producers._replace(works=[*map(keep_results, producers.works, clocks)], may_run_inline=False)
 
     def split(self, item: Batch) -> Produced:
         """Split a produced item into batch and position."""
