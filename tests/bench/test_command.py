@@ -247,7 +247,9 @@ def test_all_suites_make_one_report(suite, tmp_path, monkeypatch):
     assert json.loads(path.read_text())["suite"] == "all"
 
 
-_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("images", "tokens", "overlap", "overhead", "memory")]
+_SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("images", "jpeg-folder", "tokens", "overlap", "overhead", "memory")
+]
 
 
 @pytest.mark.parametrize("workload", ["restore", *_SLOW])
