@@ -88,13 +88,13 @@ def main() -> None:
     with pk.threaded_epochs() as epochs:
         threaded_losses, seconds = train(Storage())
     (stats,) = epochs.stats()
-    print(f"threaded epochs   {seconds:.2f} s; waits {stats.wait_share:.0%} of the time\n  {stats}")
+    print(f"threaded epochs   {seconds:.2f} s; waits {stats.starved_share:.0%} of the time\n  {stats}")
     assert threaded_losses == losses, "the same training, bit for bit"
 
     data = pk.data(ps.Loader(Source(), BATCH, epochs=1, workers=4))
     loader_losses, seconds = train(data)
     (stats,) = data.stats()
-    print(f"Loader, 4 workers {seconds:.2f} s; waits {stats.wait_share:.0%} of the time\n  {stats}")
+    print(f"Loader, 4 workers {seconds:.2f} s; waits {stats.starved_share:.0%} of the time\n  {stats}")
     assert loader_losses == losses
 
 
