@@ -154,12 +154,27 @@ def test_very_short_samples_say_little_about_long_waits():
 
 @given(st.lists(st.floats(0, 1), max_size=50), st.floats(0, 1e-2))
 def test_samples_take_no_more_than_their_share_of_the_time(times, cost):
+    """Those of the beginning come on top: eight, two whose cost is not known yet, and one that uses up the budget."""
     sampling, spent = Sampling(at_once=1e-3, share=1e-2), 0.0
     for seconds in times:
         if sampling.is_due(seconds):
+            sampling.note_look(cost)
             sampling.spend(cost)
-            spent += min(cost, 1e-3)
-    assert spent <= 1e-3 + 1e-2 * sum(times) + 1e-3
+            spent += cost
+    assert spent <= max(1e-3, 8 * cost) + 1e-2 * sum(times) + 3 * cost
+
+
+@pytest.mark.parametrize("cost", [0.1e-3, 3e-3, 15e-3])
+def test_looks_that_cost_much_are_made_all_the_same(cost):
+    """A process with many arrays has such looks. The first ones follow each other, so that a short run has some."""
+    sampling, looks = Sampling(), []
+    for step in range(10_000):
+        if sampling.is_due(0.1):
+            looks.append(step)
+            sampling.note_look(cost)
+            sampling.spend(cost)
+    assert looks[5] == 5
+    assert len([step for step in looks if step >= 5000]) > 20
 
 
 @pytest.mark.parametrize(("starved", "of", "is_guess"), [(0, 1, True), (1, 9, True), (2, 9, True), (3, 9, False), (1, 2, False)])

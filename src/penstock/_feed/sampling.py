@@ -15,11 +15,13 @@ import jax
 from penstock._feed.readiness import Recent, jitter, pending_arrays
 from penstock._pace import Pace
 
-_AT_ONCE = 1e-3  # seconds of looking that are allowed at once
+_AT_ONCE = 1e-3  # seconds of looking that are allowed at once,
+_LOOKS = 8  # or so many looks, if these take longer: a process with 60,000 arrays needs 15 ms for one
 _SHARE = 1.5e-3  # and the share of the time that it may take
 _LONG = 1000  # a wait is looked at when it has lasted for so many times the cost of a look
 _CHEAPEST = 100e-6  # seconds of a look and the polls that follow it, at least
-_DEAREST = 1e-3  # seconds that are charged for a sample at the most: a garbage collection may fall into it
+_DEAREST = 1e-3  # seconds that are charged at once at the most: a garbage collection may fall into a look,
+_USUAL = 2  # or so many times the usual cost of a look, if that is more; the first two looks tell the usual cost
 _EVIDENCE = 3  # waits in which the devices were seen to starve, unless they are half of those that were looked at
 _ENOUGH = 8  # arrays that a look returns; one that is not computed shows that the devices work
 
@@ -37,7 +39,7 @@ class Sampling:
       known, seen: number of waits that were looked at, and of those in which the devices starved.
 
     Args:
-      at_once: the largest budget, and that of the beginning.
+      at_once: the largest budget, and that of the beginning, as long as looks are cheap: see `_LOOKS`.
       share: share of the time that is added to the budget.
     """
 
@@ -61,16 +63,23 @@ class Sampling:
 
     def spend(self, seconds: float) -> None:
         """Take the cost of a look, a poll or a thread from the budget."""
-        self.budget -= min(seconds, _DEAREST)
         cost = max(self._looks.seconds, _CHEAPEST)
+        self.budget -= min(seconds, max(_DEAREST if self._looks.seconds else 0.0, _USUAL * cost))
         self._due, self.long = jitter(cost), _LONG * cost
+        if self._share and self._at_once < _LOOKS * cost:
+            self.budget += _LOOKS * cost - self._at_once
+            self._at_once = _LOOKS * cost
 
     def pending(self, platform: str | None, without: Set[int] = frozenset(), count: int = _ENOUGH) -> list[jax.Array]:
         """Look: return results that the devices have not computed yet, without those that wait in the buffer of a feed."""
         begin = time.thread_time()
         found = pending_arrays(platform, Recent.arrays() | without, count)
-        self._looks.add(time.thread_time() - begin)
+        self.note_look(time.thread_time() - begin)
         return found
+
+    def note_look(self, seconds: float) -> None:
+        """Note what a look has cost, in seconds."""
+        self._looks.add(seconds)
 
     def add(self, waited: float, starved: float) -> None:
         """Add a sample: the seconds of a wait, and those of them in which the devices starved."""
