@@ -28,7 +28,8 @@ from penstock.data.collate import add_mask, pad_to
 from penstock.data.concatenation import ConcatSource
 from penstock.data.lengths import record_lengths
 from penstock.data.order.batch_order import Order, RecordSequence, Remainder, Shuffled
-from penstock.data.order.mixture import MixedSequence, Mixture
+from penstock.data.order.mixed_sequence import MixedSequence
+from penstock.data.order.mixture import Mixture
 from penstock.data.order.rows import Rows, device_rows, slice_rows
 from penstock.data.order.weighted import Weighted
 from penstock.data.read_batch import BatchReader, batch_producers

@@ -57,8 +57,9 @@ class BatchReader:
         """Read the rows of this process in the global batch `step`. Add the time of each part to the clock."""
         rows = self.reads.numbers(self.order.padded_rows(step))
         with clock.time("read"):
-            indices = self.order.indices(step, self.reads)
-            data = self._read(step, indices)
+            block, k = self.order.block(step, self.reads)
+            indices = block.indices[k]
+            data = self._read(step, block, k)
             if isinstance(data, list):
                 data = self._copy_containers(data)
         if self.transform and self.transform.each_record:
@@ -93,11 +94,15 @@ class BatchReader:
         """Tell whether the records are rows of arrays in memory or in memory-mapped files, so that reading waits for nothing."""
         return bool(getattr(self.source, "is_gather", False))
 
-    def _read(self, step: int, indices: np.ndarray) -> Batch | list[Record]:
-        """Read the records, and check that there are as many as indices."""
+    def _read(self, step: int, block: Block, k: int) -> Batch | list[Record]:
+        """Read the records of step k of a block, and check that there are as many as indices."""
+        indices = block.indices[k]
         try:
             gather = getattr(self.source, "gather", None)
-            data = gather.read(self._places_of(gather, step)) if isinstance(gather, Gather) else self.source.read(indices)
+            if isinstance(gather, Gather):
+                data = gather.read(self._places_of(gather, block, k))
+            else:
+                data = self.source.read(indices.copy())  # it may return them as data, which a transform may write to
         except Exception as error:
             error.add_note(f"penstock: while reading batch {step}{_failing_record(self.source, indices)}")
             raise
@@ -114,9 +119,8 @@ class BatchReader:
             raise ValueError(f"{name}.read was given {len(indices)} indices and returned {wrong[0]} rows, for batch {step}")
         return data
 
-    def _places_of(self, gather: Gather, step: int) -> list[np.ndarray]:
-        """Return where the records of a step lie, for each leaf. Places are found for a block of steps at once."""
-        block, k = self.order.block(step, self.reads)
+    def _places_of(self, gather: Gather, block: Block, k: int) -> list[np.ndarray]:
+        """Return where the records of step k of a block lie, for each leaf. Places are found for a block of steps at once."""
         found = self._places  # several threads may replace it at the same time; each uses what it read or found itself
         if found is None or found[0] is not block:
             found = self._places = (block, gather.places(block.indices))

@@ -77,7 +77,7 @@ class Block:
 
     Attributes:
       key: (epoch, number of the block, ranges of rows that are read).
-      indices: int64 [steps, n], for the n rows of each batch that are read.
+      indices: int64 [steps, n], for the n rows of each batch that are read. Padding repeats the last record.
       longest: int64 [steps], the largest length in each global batch; None if lengths are unknown.
     """
 
@@ -139,11 +139,6 @@ class Order:
     def padded_rows(self, step: int) -> int:
         """Count the rows of the global batch `step`, with the padding."""
         return self.batch_size if self.remainder == "pad" else self.rows(step)
-
-    def indices(self, step: int, rows: Rows) -> np.ndarray:
-        """Return the record indices, int64 [n], of the rows of a global batch that are read. Padding repeats the last record."""
-        block, k = self.block(step, rows)
-        return block.indices[k].copy()  # a source may return the indices as data, which a transform may write to
 
     def longest(self, step: int, rows: Rows) -> int | None:
         """Return the largest length of a record in the global batch `step`; None if lengths are unknown."""

@@ -1,24 +1,10 @@
 """Sources that are mixed by weight: `mix`.
 
 Sources and weights go in; a `Mixture` comes out, whose records a `Loader` reads in the order of a `MixedSequence`.
-
-Words. The *stream* is all rows of all batches in turn: row r of step k is slot k·B + r. Among the first n slots, source i has
-C_i(n). Each source goes through its own records again and again, so the rank of a slot in its source says which record it is.
-
-Method. C_1(n) is n·w_1, rounded. Among the other n − C_1(n) slots, source 2 has its share, rounded, and so on. Each C_i grows by
-0 or 1 from one slot to the next, they add up to n, and they follow from n alone. So step 10^9 costs what step 0 costs, and any
-process can compute any slot. The rows of each batch are then permuted, so that no source has rows of its own. That a mixture can
-be a function of the step was shown by the block-deterministic mixtures of Levanter (Stanford CRFM, 2024), which fix the counts of
-each block of slots.
-
-Example. With the weights 0.5, 0.3 and 0.2, the first 10 slots have 5 of source 1. Source 2 has 0.3 / 0.5 of the other 5 slots,
-which is 3, and source 3 has the remaining 2. The first 11 slots have 5.5 of source 1, rounded up to 6, and 3 and 2 of the others.
-So slot 10 belongs to source 1, which has had 5 slots before: it is the record of rank 5.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -27,18 +13,14 @@ import numpy as np
 
 from penstock._arguments import at_least
 from penstock.data.concatenation import ConcatSource, as_sources
-from penstock.data.order.batch_order import Remainder
-from penstock.data.order.permutation import many_keys, permute
 from penstock.data.source import Source
 from penstock.data.tree import Batch, Record
 
 Stop = Literal["first_exhausted", "all_exhausted"]
 
 # A weight is a multiple of 2^-30, so that counts are exact integers.
-_BITS = 30
-_ONE, _HALF = 1 << _BITS, 1 << (_BITS - 1)
-_FEW = 8  # epochs of a source whose keys are derived one by one
-_SMALL = 1 << 16  # records of a source whose order is kept for an epoch of it
+BITS = 30
+ONE = 1 << BITS
 
 
 def mix(
@@ -124,7 +106,7 @@ class Mixture:
         return self.source.describe()
 
     def __repr__(self) -> str:
-        shares = [share / _ONE for share in self.stages[0].shares]
+        shares = [share / ONE for share in self.stages[0].shares]
         parts = ", ".join(f"{w:.3g} × {type(s).__name__}" for w, s in zip(shares, self.source.sources, strict=True))
         return f"mix({parts}{f'; {len(self.stages)} stages' if len(self.stages) > 1 else ''})"
 
@@ -174,207 +156,10 @@ def _shares_to_suggest(weights: np.ndarray) -> list[float]:
 
 def _shares(weights: np.ndarray) -> tuple[int, ...]:
     """Round weights to multiples of 2^-30 that add up to 1, by the largest remainders. A weight above 0 stays above 0."""
-    exact = weights * _ONE
+    exact = weights * ONE
     floor = np.maximum(np.floor(exact), weights > 0).astype(np.int64)
-    short = _ONE - int(floor.sum())
+    short = ONE - int(floor.sum())
     order = np.argsort(-(exact - floor), kind="stable")
     floor[order[: max(0, short)]] += 1
     floor[np.argmax(floor)] += min(0, short)
     return tuple(floor.tolist())
-
-
-class MixedSequence:
-    """The order of a mixture, for batches of one size.
-
-    Args:
-      mixture: the sources and their weights.
-      batch_size: rows of a global batch.
-      remainder: what happens to the last rows of an epoch.
-      shuffle: whether the records of each source, and the rows of each batch, have a random order.
-      seed: selects these orders.
-      endless: whether epochs follow each other without end. With `remainder="drop"`, their rows are then one stream, so an epoch
-        that is shorter than a batch is made as long as one.
-
-    Attributes:
-      records: number of rows in an epoch.
-    """
-
-    def __init__(self, mixture: Mixture, batch_size: int, remainder: Remainder, shuffle: bool, seed: int, endless: bool):
-        self._starts = mixture.source.starts
-        self._lengths = np.diff(self._starts).tolist()
-        self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
-        self._row_seed = seed if mixture.seed is None else mixture.seed
-        self._stages, self._stop = mixture.stages, mixture.stop
-        self._shares = [_of_what_is_left(stage.shares) for stage in self._stages]
-        self._first = [stage.step * batch_size for stage in self._stages]  # the first slot of each stage, in the first epoch
-        self._before = self._counts_before()
-        self.records = self._epoch()
-        if endless and remainder == "drop":
-            self.records = max(self.records, batch_size)
-        full, rest = divmod(self.records, batch_size)
-        steps = full + (rest > 0 and remainder != "drop")
-        self._slots = full * batch_size if remainder == "drop" else self.records  # of an epoch
-        if steps:  # a stage after the first epoch does not change where that ends
-            self._first = [epoch * self._slots + k * batch_size for epoch, k in (divmod(s.step, steps) for s in self._stages)]
-            self._before = self._counts_before()
-        self._steps = max(1, steps)
-
-    def _counts_before(self) -> list[list[int]]:
-        """Return, for each stage, the count of each source before it."""
-        counts = [[0] * len(self._lengths)]
-        for stage, (begin, end) in enumerate(zip(self._first, self._first[1:], strict=False)):
-            inside = _counts(self._shares[stage], end - begin)
-            counts.append([before + count for before, count in zip(counts[-1], inside, strict=True)])
-        return counts
-
-    def at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Return the record indices at positions [steps, rows], which increase, of an epoch. They count through all sources."""
-        before = epoch * self._slots  # slots of the epochs before
-        slots = self._permuted(epoch, positions).reshape(-1)  # of this epoch
-        # Stages begin with a batch, and the rows of a batch are permuted among themselves.
-        low, high = (int(positions.flat[end]) // self._batch_size * self._batch_size for end in (0, -1))
-        first, last = (np.searchsorted(self._first, [before + low, before + high], side="right") - 1).tolist()
-        if first == last:
-            return self._in_stage(first, before + low - self._first[first], slots - low).reshape(positions.shape)
-        stage_of = np.searchsorted(self._first, slots + before, side="right") - 1
-        indices = np.empty(slots.shape, np.int64)
-        for stage in range(first, last + 1):
-            inside = np.flatnonzero(stage_of == stage)
-            if len(inside):
-                begin = max(before + low, self._first[stage])
-                indices[inside] = self._in_stage(stage, begin - self._first[stage], slots[inside] + (before - begin))
-        return indices.reshape(positions.shape)
-
-    def fingerprint(self) -> Mapping[str, Any]:
-        """Return the options."""
-        stages = {str(stage.step): list(stage.shares) for stage in self._stages}
-        return {"shuffle": self._shuffle, "seed": self._seed, "mix_seed": self._row_seed, "stop": self._stop, "weights": stages}
-
-    def _permuted(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Permute the rows of each batch."""
-        if not self._shuffle:
-            return positions
-        step = positions[:, :1] // self._batch_size
-        first = step * self._batch_size
-        row = positions - first
-        keys = many_keys(self._row_seed, 0, epoch * self._steps + step)
-        # Rows need to be mixed, and not equally likely in all their orders. So all batches have one order, which begins at
-        # another row in each: this takes a third of the time.
-        row += (keys[0] % np.uint64(self._batch_size)).astype(np.int64)
-        np.minimum(row.view(np.uint64), (row - self._batch_size).view(np.uint64), out=row.view(np.uint64))
-        permuted = _order_of_all(self._batch_size, self._row_seed, 0, 0).take(row)
-        permuted += first
-        for at in np.flatnonzero(first[:, 0] + self._batch_size > self.records).tolist():  # a short last batch
-            permuted[at] = first[at] + permute(positions[at] - first[at], self.records - int(first[at, 0]), keys[:, at, 0])
-        return permuted
-
-    def _in_stage(self, stage: int, base: int, left: np.ndarray) -> np.ndarray:
-        """Return the record indices at slots of a stage, int64 [n].
-
-        Args:
-          stage: number of the stage.
-          base: a slot, counted from the beginning of the stage. Counts are exact integers of Python up to here, and of 64 bits
-            from here on.
-          left: the slots, counted from `base`: int64 [n], less than 2^32, which may be written to.
-        """
-        indices = np.empty(len(left), np.int64)
-        where = None
-        for source, share in enumerate(self._shares[stage]):
-            if share == 0:
-                continue
-            before, rest = divmod(share * base + _HALF, _ONE)
-            start = before + self._before[stage][source]
-            if share == _ONE:  # all that is left
-                rest_of_slots = slice(None) if where is None else where
-                indices[rest_of_slots] = self._starts[source] + self._records(source, left + start)
-                break
-            scaled = left * share
-            scaled += rest
-            count = scaled >> _BITS
-            scaled &= _ONE - 1
-            grows = scaled >= _ONE - share  # the count is larger by 1 after this slot, so the slot is this source's
-            mine, others = np.flatnonzero(grows), np.flatnonzero(~grows)
-            indices[mine if where is None else where.take(mine)] = self._starts[source] + self._records(
-                source, count.take(mine) + start
-            )
-            left -= count
-            where, left = others if where is None else where.take(others), left.take(others)
-            base -= before
-            if not len(where):
-                break
-        return indices
-
-    def _records(self, source: int, ranks: np.ndarray) -> np.ndarray:
-        """Return the records of a source, int64 [n], at these ranks of its endless order."""
-        length = self._lengths[source]
-        if not len(ranks):
-            return ranks
-        low, high = (int(rank) // length for rank in (ranks.min(), ranks.max()))
-        if not self._shuffle or high - low >= _FEW:
-            epochs, positions = np.divmod(ranks, length)
-            keys = many_keys(self._seed, source + 1, epochs) if self._shuffle else None
-            return positions if keys is None else permute(positions, length, keys)
-        if length <= _SMALL and len(ranks) > length // 8:
-            orders = [_order_of_all(length, self._seed, source + 1, epoch) for epoch in range(low, high + 1)]
-            return np.concatenate(orders).take(ranks - low * length)
-        if low == high:
-            return permute(ranks - low * length, length, many_keys(self._seed, source + 1, np.array(low)))
-        records = np.empty_like(ranks)
-        for epoch in range(low, high + 1):
-            here = np.flatnonzero((ranks >= epoch * length) & (ranks < (epoch + 1) * length))
-            keys = many_keys(self._seed, source + 1, np.array(epoch))
-            records[here] = permute(ranks.take(here) - epoch * length, length, keys)
-        return records
-
-    def _epoch(self) -> int:
-        """Return the number of slots until the first source, or the last one, has no record left."""
-        ends = self._stop == "first_exhausted"
-        last = zip(self._stages[-1].shares, self._before[-1], self._lengths, strict=True)
-        if not ends and (never := [i for i, (share, before, length) in enumerate(last) if not share and before < length]):
-            step = self._stages[-1].step
-            raise ValueError(
-                f"stop='all_exhausted' would never come: source {never[0]} has the weight 0 from step {step} on, and not all of "
-                "its records are read before"
-            )
-        low, high = 0, 1  # the end is in (low, high]
-        while not self._over(high, ends):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._over(middle, ends) else (middle, high)
-        return low if ends else high
-
-    def _over(self, slots: int, ends: bool) -> bool:
-        """Tell whether a source has more than its records in the first slots; or, if not `ends`, each has at least them."""
-        stage = int(np.searchsorted(self._first, slots, side="right")) - 1
-        inside = _counts(self._shares[stage], slots - self._first[stage])
-        counts = [before + count for before, count in zip(self._before[stage], inside, strict=True)]
-        if ends:
-            return any(count > length for count, length in zip(counts, self._lengths, strict=True))
-        return all(count >= length for count, length in zip(counts, self._lengths, strict=True))
-
-
-@functools.lru_cache(maxsize=32)
-def _order_of_all(length: int, seed: int, stream: int, epoch: int) -> np.ndarray:
-    """Return a permutation of a small range, int64 [length], whole: several blocks of steps then need one evaluation."""
-    order = permute(np.arange(length), length, many_keys(seed, stream, np.array(epoch)))
-    order.flags.writeable = False
-    return order
-
-
-def _counts(shares: Sequence[int], slots: int) -> list[int]:
-    """Return the count of each source among the first slots of a stage: its share of those that the sources before it left."""
-    counts, left = [], slots
-    for share in shares:
-        counts.append((share * left + _HALF) >> _BITS if share else 0)
-        left -= counts[-1]
-    return counts
-
-
-def _of_what_is_left(shares: Sequence[int]) -> list[int]:
-    """Return the share of each source among the slots that the sources before it left, in units of 2^-30."""
-    result, left = [], _ONE
-    for share in shares:
-        result.append(max(1, (share * _ONE + left // 2) // left) if share else 0)
-        left -= share
-    return result
