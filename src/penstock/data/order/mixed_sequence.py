@@ -120,7 +120,11 @@ class MixedSequence:
         # Rows need to be mixed, and not equally likely in all their orders. So all batches have one order, which begins at
         # another row in each: this takes a third of the time.
         begins = (keys[0] % np.uint64(self._batch_size)).astype(np.int64)
-        permuted = _order_twice(self._batch_size, self._row_seed).take(np.add.outer(begins, row))
+        order = _order_twice(self._batch_size, self._row_seed)
+        if len(row) == self._batch_size:
+            permuted = np.lib.stride_tricks.sliding_window_view(order, self._batch_size)[begins]  # takes half the time
+        else:
+            permuted = order.take(np.add.outer(begins, row))
         permuted += (first - base)[:, None]
         for at in np.flatnonzero(first + self._batch_size > self.records).tolist():  # a short last batch
             start = int(first[at])

@@ -128,6 +128,10 @@ class Documents:
         starts = self._offsets[documents] + begins
         return read_ranges(self._tokens, starts, counts) if is_stored(self._tokens) else (self._tokens, starts)
 
+    def in_memory(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the tokens, and the place of the first token of each document, int64 [N]; None if a file has to be read."""
+        return None if is_stored(self._tokens) else (self._tokens, self._offsets[:-1])
+
     def describe(self) -> str:
         """Return the dtype of the tokens."""
         return f"documents: {self._tokens.dtype}[T]"

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.data.packs.documents import PieceReader
+from penstock.data.packs.documents import Documents, PieceReader
 from penstock.data.packs.index import PackIndex, smallest
 from penstock.data.packs.reader import PackReader
 from penstock.data.row_blocks import span
@@ -64,6 +64,7 @@ class JoinedDocuments:
     def __init__(self, readers: Sequence[PieceReader]):
         self._readers = list(readers)
         self.starts = np.cumsum([0, *map(len, readers)]).tolist()
+        self._memory = _in_memory(readers)
 
     def __len__(self) -> int:
         """Return the number of documents."""
@@ -71,6 +72,9 @@ class JoinedDocuments:
 
     def gather(self, documents: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find pieces of documents. See `penstock.data.packs.documents.PieceReader`."""
+        if self._memory is not None:
+            tokens, firsts = self._memory
+            return tokens, firsts[documents] + begins
         places = np.empty(len(documents), np.int64)
         found: list[tuple[np.ndarray, np.ndarray]] = []  # pieces, and the array with their tokens
         for number, (start, stop) in enumerate(pairwise(self.starts)):
@@ -91,6 +95,19 @@ class JoinedDocuments:
         for (here, _), distance in zip(found, spanned[1].tolist(), strict=True):
             places[here] += distance
         return spanned[0], places
+
+
+def _in_memory(readers: Sequence[PieceReader]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return one array with the tokens of all readers, and the place of the first token of each document in it, int64 [N].
+
+    None if a reader does not have its tokens in memory, or their arrays are not alike.
+    """
+    parts = [reader.in_memory() if isinstance(reader, Documents) else None for reader in readers]
+    known = [part for part in parts if part is not None]
+    spanned = span([tokens for tokens, _ in known]) if len(known) == len(parts) else None
+    if spanned is None:
+        return None
+    return spanned[0], np.concatenate([firsts + by for (_, firsts), by in zip(known, spanned[1].tolist(), strict=True)])
 
 
 def _copied(found: list[tuple[np.ndarray, np.ndarray]], places: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
