@@ -27,8 +27,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from penstock._feed.readiness import Recent, Replaced, Watch, are_pending, jitter, pending_arrays, smallest
+from penstock._feed.readiness import Recent, Watch, are_pending, pending_arrays, smallest
 from penstock._feed.sampling import Sampling
+from penstock._feed.wait import BeforeStep, Wait
 from penstock._producers import GetTimeout
 
 T = TypeVar("T")
@@ -40,9 +41,6 @@ _COARSE = 20e-3  # the most seconds between two of its polls; on average, the di
 _WATCHES = 4  # threads at once that wait for late batches, as a loop may be many steps ahead of its devices
 _MANY = 512  # arrays from which a watch takes the smallest
 _INLINE = 20e-6  # a batch that is there takes less than this many seconds; otherwise the loop's own thread may have made it
-_POLL = 0.1e-3  # seconds between two polls, at least
-_GROWTH = 0.2  # the next poll comes after this share of the time since the look, if nothing is known about the steps,
-_HALVE = 0.5  # and otherwise after this share of the time from now to the moment at which the devices may have finished
 
 
 class Starved(NamedTuple):
@@ -59,79 +57,6 @@ class Starved(NamedTuple):
     late: float
     blocked: float
     guessed: float = 0.0
-
-
-class _Wait:
-    """A wait for one batch, on the thread of the loop.
-
-    Args:
-      begin: its first moment, at which a look is due. All times are those of `time.perf_counter`.
-      expected: seconds from the beginning until the devices finish, as far as earlier waits tell; 0.0 if unknown.
-
-    Attributes:
-      looked_at: the moment of the look; None if there was none.
-      until: the moment of the next look or poll.
-      idle_since: the moment from which the devices had no work; None if they have work, or nothing is known.
-      pending: results that the devices had not computed at the look.
-      replaced: tells when the loop has replaced one of them.
-    """
-
-    def __init__(self, begin: float, expected: float):
-        self.begin = self.until = begin
-        self._expected = expected
-        self.looked_at: float | None = None
-        self.idle_since: float | None = None
-        self.pending: list[jax.Array] = []
-        self.replaced: Replaced | None = None
-        self._worked_at = begin  # the last moment at which the devices were seen to work
-
-    def look(self, pending: list[jax.Array], now: float) -> None:
-        """Note what a look has found."""
-        self.looked_at, self.pending = now, pending
-        self.replaced = Replaced(pending) if pending else None
-        self.idle_since = None if pending else now
-        self._worked_at = time.perf_counter()
-        self._plan(self._worked_at)
-
-    def poll(self, now: float) -> None:
-        """Check whether the devices have finished since the last poll."""
-        if are_pending(self.pending):
-            self._worked_at = now
-        elif self.pending:
-            self.pending, self.idle_since = [], (self._worked_at + now) / 2
-        self._plan(now)
-
-    def _plan(self, now: float) -> None:
-        """Set the moment of the next poll."""
-        if not self.pending:
-            self.until = math.inf
-            return
-        elapsed = now - self.begin
-        ahead = _HALVE * abs(self._expected - elapsed) if self._expected else _GROWTH * elapsed
-        self.until = now + jitter(max(_POLL, ahead))
-
-
-class _BeforeStep(NamedTuple):
-    """A wait that is known, whose batch the loop has now.
-
-    Attributes:
-      end: the moment at which the batch came.
-      waited, starved: seconds of the wait, and those of them in which the devices starved.
-      replaced: tells when the loop has started the next step; None if the devices had no work at the beginning of the wait.
-      is_sample: whether the waits without a look before it are estimated by it.
-    """
-
-    end: float
-    waited: float
-    starved: float
-    replaced: Replaced | None
-    is_sample: bool
-
-    def starved_on(self, now: float) -> float:
-        """Return for how many seconds after the wait the devices starved on, because the batch came late."""
-        if not self.starved or self.replaced is None:
-            return 0.0
-        return min(self.replaced.between(self.end, now) - self.end, self.waited - self.starved)
 
 
 class _Late:
@@ -180,8 +105,8 @@ class Meter:
         self._starved = self._estimated = 0.0  # seconds that the devices starved, and those of them that are estimated
         self._unknown = 0.0  # seconds of waits that nothing is known about, since the last sample,
         self._unknowns = 0  # and their number
-        self._sampled: _Wait | None = None  # the wait for the batch that is being handed over, if it is a sample
-        self._before_step: _BeforeStep | None = None  # the last wait that is known, until the loop asks for the next batch
+        self._sampled: Wait | None = None  # the wait for the batch that is being handed over, if it is a sample
+        self._before_step: BeforeStep | None = None  # the last wait that is known, until the loop asks for the next batch
         self._starves = False  # whether the devices starved for the batch that is being handed over
         self._late = _Late(self._sampling)
         self._watches: list[Watch] = []
@@ -226,7 +151,7 @@ class Meter:
 
     def _take_looking(self, get: Callable[[float | None], T], deadline: float, begin: float, is_sample: bool) -> T:
         """Call `get`, with a look at the devices when it does not return at once, or now if the wait is a long one."""
-        wait = _Wait(begin, self._sampling.busy)
+        wait = Wait(begin, self._sampling.busy)
         if not is_sample:
             self._look_or_poll(wait)
         elif self._look_first:
@@ -247,7 +172,7 @@ class Meter:
                 self._count(wait, is_sample, time.perf_counter())
                 return item
 
-    def _look_or_poll(self, wait: _Wait) -> None:
+    def _look_or_poll(self, wait: Wait) -> None:
         begin, now = time.thread_time(), time.perf_counter()
         if wait.looked_at is None:
             wait.look(self._sampling.pending(self._platform), now)
@@ -255,7 +180,7 @@ class Meter:
             wait.poll(now)
         self._sampling.spend(time.thread_time() - begin)
 
-    def _count(self, wait: _Wait, is_sample: bool, now: float) -> None:
+    def _count(self, wait: Wait, is_sample: bool, now: float) -> None:
         """Count a wait that has ended."""
         sampling, waited = self._sampling, now - wait.begin
         self._sampled = wait if is_sample else None
@@ -272,11 +197,11 @@ class Meter:
         self._starves = starved > 0
         if is_sample and waited > _INLINE:
             sampling.busy = 2 * waited if wait.idle_since is None else max(0.0, wait.idle_since - wait.begin)
-            self._before_step = _BeforeStep(now, waited, starved, wait.replaced, True)
+            self._before_step = BeforeStep(now, waited, starved, wait.replaced, True)
         elif is_sample:
             self._look_first = self._always_first
         elif wait.idle_since != wait.looked_at:  # they worked until the look, so all of the wait is known
-            self._before_step = _BeforeStep(now, waited, starved, wait.replaced, False)
+            self._before_step = BeforeStep(now, waited, starved, wait.replaced, False)
         else:
             before = max(0.0, wait.looked_at - wait.begin)
             self._add_unknown(before)
@@ -331,7 +256,7 @@ class Meter:
             if batch is not None:
                 self._note_late(batch, wait)
 
-    def _note_late(self, batch: Any, wait: _Wait) -> None:
+    def _note_late(self, batch: Any, wait: Wait) -> None:
         """Find out how long the devices starve for a batch that is not there yet although it is handed over."""
         sampling, step, now = self._sampling, self.steps, self._last_at
         leaves = jax.tree_util.tree_leaves(batch)
