@@ -16,7 +16,8 @@ Handing an item to another thread costs about 0.1 ms of interpreter lock. So `_p
 - *Quick to finish.* A thread that is awake finishes: the producer of the next item, or a consumer that finds no item.
 - *Tiny.* The threads take turns: a producer fills the buffers, then the consumer empties them. The consumer is
   *patient*: it waits until a producer has filled the buffers and sleeps, but no longer than `QUICK`.
-- *Alone.* The consumer does all work, while the only producer sleeps. That producer must allow it (`may_run_inline`).
+- *Alone.* The consumer does all work, while the only producer sleeps. That producer must allow it (`may_run_inline`). It
+  makes one item more than it takes, so that a device can finish an item while the consumer makes the next one.
 
 How it is correct
 -----------------
@@ -36,11 +37,12 @@ sleeps, and sets `_lent` until the work is done. The thread claims nothing while
 *Order.* `_next` is the number to be finished next. Only the thread that set `_finishing` finishes. After it has cleared
 the flag, it looks for the next produced item. A producer looks after it has added its own. Both look under the lock, so
 at least one of them sees an item that became ready in between. A consumer that works alone sets `_finishing` together
-with `_lent`, and only when all claimed items have been taken. So no other item is there, and none becomes ready meanwhile.
+with `_lent`, and only when all claimed items are finished. So no other item is to be finished, and none becomes so meanwhile.
 
 *Bounds.* A producer claims a number only while `claimed - next < capacity`. An item is finished only while
 `next - taken < done_capacity`. Without `finish`, a number is claimed only while `claimed - taken < capacity`. A
-consumer that works alone claims only when all items that were claimed have been taken. So both bounds hold.
+consumer that works alone claims only when all claimed items are finished, and while `next - taken < done_capacity`. So both
+bounds hold.
 
 *Blocking.* A producer blocks on `_room` or in its work. The finisher blocks on `_finishable` or in `finish`. The
 consumer blocks on `_ready`, in a `finish` that has been quick, or in its work alone. No thread holds the lock while it
@@ -84,6 +86,7 @@ from penstock._threads import JOIN_SECONDS, Threads, close_at_exit
 
 T = TypeVar("T")
 
+_AHEAD = 2  # items that a consumer that works alone makes before it takes one, so that a device finishes one meanwhile
 _LOOK = 1.0  # the most seconds that a thread sleeps before it reads the state again
 
 
@@ -131,6 +134,7 @@ class PrefetchPipeline(Generic[T]):
         # The work of the only producer, for the consumer to do while the producer sleeps.
         self._inline = producers.works[0] if producers.may_run_inline and len(producers.works) == 1 else None
         self._lent = False  # whether the consumer is doing that work
+        self._ahead = min(_AHEAD, done_capacity)
         self._paces = Paces()
         self._trials = Trials(self._paces, capacity + done_capacity)
         self._alone = False  # whether the consumer does all work
@@ -186,14 +190,24 @@ class PrefetchPipeline(Generic[T]):
         self._turns = tiny or self._alone
 
     def _work_alone(self) -> None:
-        """Produce and finish the item to be taken on the consumer's thread, if it was not begun and the producer sleeps."""
+        """Produce and finish items on the consumer's thread: the one to be taken, and the one after it."""
+        while self._make_one():
+            pass
+
+    def _make_one(self) -> bool:
+        """Produce and finish the next item on the consumer's thread, if there is room for it and no thread is at work.
+
+        Returns:
+          Whether the next one may be made as well.
+        """
         assert self._inline is not None
         assert self._finish is not None
         assert self._helps is not None
         with self._lock:
-            number = self._taken
-            if self._claimed > number or not self._sleeping or self._over(number):
-                return
+            number = self._claimed
+            is_idle = self._sleeping and number == self._next and not self._finishing
+            if not is_idle or number - self._taken >= self._ahead or self._over(number):
+                return False
             self._lent = self._finishing = True
             self._claimed = self._next = number + 1
         try:
@@ -205,13 +219,16 @@ class PrefetchPipeline(Generic[T]):
                 finished = time.perf_counter()
         except BaseException as error:
             self._stop_at(number, error)
-            return
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return False
         with self._lock:
             self._lent = self._finishing = False
             self._paces.producing.add(produced - begin)
             self._paces.finishing.add(finished - produced)
             if not self._over(number):
                 self._done[number] = item
+        return True
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for a change; raise if the pipeline is closed or has ended, or if the deadline has passed."""
