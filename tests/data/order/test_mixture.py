@@ -27,7 +27,8 @@ def source_of(x):
 @st.composite
 def mixtures(draw):
     counts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=5))
-    parts = draw(st.lists(st.integers(0, 9), min_size=len(counts), max_size=len(counts)).filter(any))
+    shares = st.integers(0, 9) | st.just(100_000)  # so that a block may have no record of the others
+    parts = draw(st.lists(shares, min_size=len(counts), max_size=len(counts)).filter(any))
     return counts, np.array(parts) / sum(parts)
 
 
@@ -167,6 +168,12 @@ def test_seeds_select_the_records_and_the_rows():
     assert rows["a"].tolist() != rows["other seed"].tolist()
     assert source_of(rows["a"]).tolist() != source_of(rows["other mix"]).tolist()
     assert sorted(rows["a"]) == sorted(rows["other mix"])
+
+
+def test_a_source_may_have_no_row_in_an_epoch():
+    made = loader([0.0001, 0.9999], [SOURCES[2], SOURCES[0]], epochs=None)
+    assert (made[0]["x"] < 10_000).all()
+    assert 4 < sum((source_of(made[step]["x"]) == 2).sum() for step in range(4000)) < 9
 
 
 def test_without_shuffle_sources_come_in_their_own_order():

@@ -168,6 +168,8 @@ class MixedSequence:
 
     def _records_run(self, source: int, start: int, count: int) -> np.ndarray:
         """Return the indices of `count` records of a source, int64 [count], from rank `start` on, counted through all sources."""
+        if not count:
+            return np.empty(0, np.int64)
         length = self._lengths[source]
         low, high = start // length, (start + count - 1) // length
         if found := self._orders(source, low, high, count):
@@ -177,7 +179,7 @@ class MixedSequence:
             records = np.concatenate([order[max(0, begin) : end] for order, (begin, end) in zip(orders, parts, strict=True)])
             records += self._starts[source]
             return records
-        if not count or not self._shuffle or high - low >= _FEW:
+        if not self._shuffle or high - low >= _FEW:
             records = self._records(source, np.arange(start, start + count))
         else:
             ends = [max(start, epoch * length) for epoch in range(low, high + 1)] + [start + count]
