@@ -17,7 +17,8 @@ from penstock._pace import Pace
 
 _AT_ONCE = 1e-3  # seconds of looking that are allowed at once,
 _LOOKS = 8  # or so many looks, if these take longer: a process with 60,000 arrays needs 15 ms for one
-_SHARE = 1.5e-3  # and the share of the time that it may take
+_SHARE = 1.5e-3  # and the share of the time that it may take,
+_LONG_STEP, _MORE = 5e-3, 3  # or so many times that share where a step takes more seconds: a short run has few such steps
 _LONG = 1000  # a wait is looked at when it has lasted for so many times the cost of a look
 _CHEAPEST = 100e-6  # seconds of a look and the polls that follow it, at least
 _DEAREST = 1e-3  # seconds that are charged at once at the most: a garbage collection may fall into a look,
@@ -40,7 +41,7 @@ class Sampling:
 
     Args:
       at_once: the largest budget, and that of the beginning, as long as looks are cheap: see `_LOOKS`.
-      share: share of the time that is added to the budget.
+      share: share of the time that is added to the budget; of long steps, `_MORE` times as much.
     """
 
     def __init__(self, at_once: float = _AT_ONCE, share: float = _SHARE):
@@ -50,13 +51,13 @@ class Sampling:
         self.awaited = self.known = self.seen = 0
         self.quickest = math.inf
         self.long = _LONG * _CHEAPEST
-        self._looks = Pace()
+        self._looks, self._made = Pace(), 0
         self._due = 0.0
         self._samples: deque[tuple[float, float]] = deque(maxlen=32)  # waits, and their seconds of starving
 
     def is_due(self, seconds: float) -> bool:
         """Return whether the budget allows a sample, when `seconds` have passed since the last call."""
-        self.budget += self._share * seconds
+        self.budget += self._share * (_MORE * seconds if seconds > _LONG_STEP else seconds)
         if self.budget > self._at_once:
             self.budget = self._at_once
         return self.budget > self._due
@@ -67,7 +68,8 @@ class Sampling:
         self.budget -= min(seconds, max(_DEAREST if self._looks.seconds else 0.0, _USUAL * cost))
         self._due, self.long = jitter(cost), _LONG * cost
         if self._share and self._at_once < _LOOKS * cost:
-            self.budget += _LOOKS * cost - self._at_once
+            if self._made <= _LOOKS:  # later on, a look that is dear for once would be followed by many
+                self.budget += _LOOKS * cost - self._at_once
             self._at_once = _LOOKS * cost
 
     def pending(self, platform: str | None, without: Set[int] = frozenset(), count: int = _ENOUGH) -> list[jax.Array]:
@@ -80,6 +82,7 @@ class Sampling:
     def note_look(self, seconds: float) -> None:
         """Note what a look has cost, in seconds."""
         self._looks.add(seconds)
+        self._made += 1
 
     def add(self, waited: float, starved: float) -> None:
         """Add a sample: the seconds of a wait, and those of them in which the devices starved."""
