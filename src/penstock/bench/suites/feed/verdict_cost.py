@@ -108,6 +108,6 @@ WORKLOAD = Workload(
             note="with the statistics less without them, the median of {pairs} pairs of blocks of {steps} steps",
         ),
     ),
-    sizes={"full": Size(arrays=200, steps=100, pairs=40), "quick": Size(arrays=200, steps=50, pairs=6)},
+    sizes={"full": Size(arrays=200, steps=100, pairs=40), "quick": Size(arrays=200, steps=50, pairs=2)},
     targets=tuple(Target("penstock", name, 10) for name in _INPUT),
 )

@@ -116,7 +116,7 @@ WORKLOAD = Workload(
     variants=(Variant("penstock", measure, note="each loop has {steps} steps"),),
     sizes={
         "full": Size(steps=40, times=((0.03, 0.01), (0.01, 0.02))),
-        "quick": Size(steps=12, times=((0.03, 0.01), (0.002, 0.01))),
+        "quick": Size(steps=6, times=((0.03, 0.01), (0.002, 0.01))),
     },
     targets=(Target("penstock", "right", 24),),
 )
