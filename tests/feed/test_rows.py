@@ -95,7 +95,7 @@ for workers in (None, 2):
     with ps.feed(loader, to=NamedSharding(mesh, P("gpu")), transform=lambda b: {"x": b["x"] * 2}) as feed:
         assert sum(wrong_elements(batch["x"], 2 * whole[s]["x"]) for s, batch in enumerate(feed)) == 0
 
-# What a plan chose.
+# Layouts that a plan chose.
 def step(state, batch):
     def loss(w):
         return ((batch["x"].astype("float32") @ w) ** 2).mean()

@@ -161,7 +161,7 @@ def check_decoder(decoder: str) -> None:
     if decoder not in get_args(Decoder):
         raise ValueError(f"decoder={decoder!r}: choose from {', '.join(get_args(Decoder))}")
     try:
-        import PIL.Image  # noqa: F401
+        import PIL.Image  # noqa: F401 - only to see whether it is there
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError('images need Pillow: pip install "penstock[images]"', name="PIL") from error
 

@@ -19,7 +19,6 @@ So slot 10 belongs to source 1, which has had 5 slots before: it is the record o
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -149,22 +148,30 @@ class MixedSequence:
         """
         indices = np.empty(count, np.int64)
         where = None
-        for source, share in enumerate(self._shares[stage]):
-            if share == 0:
-                continue
-            before, rest = divmod(share * base + _HALF, ONE)
-            start = before + self._before[stage][source]
+        for source, share, rest, start in self._sources(stage, base):
             if share == ONE:  # all that is left
                 indices[slice(None) if where is None else where] = self._records_run(source, start, count)
                 break
             grows = _grows(share, rest, count)
             mine, others = np.flatnonzero(grows), np.flatnonzero(~grows)
-            indices[mine if where is None else where.take(mine)] = self._records_run(source, start, len(mine))
-            where = others if where is None else where.take(others)
-            base, count = base - before, len(others)
+            indices[_among(where, mine)] = self._records_run(source, start, len(mine))
+            where, count = _among(where, others), len(others)
             if not count:
                 break
         return indices
+
+    def _sources(self, stage: int, base: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield each source with a share in a stage, up to a slot `base` of it.
+
+        Yields:
+          (source, share, rest, start): the share, in units of 2^-30, among the slots that the sources before it left; what is
+          left of its count up to `base` after rounding it down; the rank of its next record.
+        """
+        for source, share in enumerate(self._shares[stage]):
+            if share:
+                before, rest = divmod(share * base + _HALF, ONE)
+                yield source, share, rest, before + self._before[stage][source]
+                base -= before
 
     def _records_run(self, source: int, start: int, count: int) -> np.ndarray:
         """Return the indices of `count` records of a source, int64 [count], from rank `start` on, counted through all sources."""
@@ -179,11 +186,7 @@ class MixedSequence:
             records = np.concatenate([order[max(0, begin) : end] for order, (begin, end) in zip(orders, parts, strict=True)])
             records += self._starts[source]
             return records
-        if not self._shuffle or high - low >= _FEW:
-            records = self._records(source, np.arange(start, start + count))
-        else:
-            ends = [max(start, epoch * length) for epoch in range(low, high + 1)] + [start + count]
-            records = np.concatenate([self._records(source, np.arange(first, stop)) for first, stop in itertools.pairwise(ends)])
+        records = self._records(source, np.arange(start, start + count))
         records += self._starts[source]
         return records
 
@@ -214,11 +217,7 @@ class MixedSequence:
         """
         indices = np.empty(len(left), np.int64)
         where = None
-        for source, share in enumerate(self._shares[stage]):
-            if share == 0:
-                continue
-            before, rest = divmod(share * base + _HALF, ONE)
-            start = before + self._before[stage][source]
+        for source, share, rest, start in self._sources(stage, base):
             if share == ONE:  # all that is left
                 rest_of_slots = slice(None) if where is None else where
                 indices[rest_of_slots] = self._starts[source] + self._records(source, left + start)
@@ -229,13 +228,10 @@ class MixedSequence:
             scaled &= ONE - 1
             grows = scaled >= ONE - share  # the count is larger by 1 after this slot, so the slot is this source's
             mine, others = np.flatnonzero(grows), np.flatnonzero(~grows)
-            indices[mine if where is None else where.take(mine)] = self._starts[source] + self._records(
-                source, count.take(mine) + start
-            )
+            indices[_among(where, mine)] = self._starts[source] + self._records(source, count.take(mine) + start)
             left -= count
-            where, left = others if where is None else where.take(others), left.take(others)
-            base -= before
-            if not len(where):
+            where, left = _among(where, others), left.take(others)
+            if not len(left):
                 break
         return indices
 
@@ -314,6 +310,11 @@ def _grows(share: int, rest: int, count: int) -> np.ndarray:
     scaled += np.uint32(rest)
     scaled &= np.uint32(ONE - 1)
     return scaled >= ONE - share
+
+
+def _among(where: np.ndarray | None, chosen: np.ndarray) -> np.ndarray:
+    """Return the elements of `where` at the places `chosen`; None stands for all numbers from 0 on."""
+    return chosen if where is None else where.take(chosen)
 
 
 def _counts(shares: Sequence[int], slots: int) -> list[int]:

@@ -39,7 +39,7 @@ class Rows:
 
     def numbers(self, rows: int) -> np.ndarray:
         """Return the numbers of the rows, int64 [n], that this process reads of a global batch with `rows` rows."""
-        return self._numbers[rows]  # type: ignore[attr-defined]
+        return self._numbers[rows]  # type: ignore[attr-defined]  # set in __post_init__, as it follows from `ranges`
 
     @property
     def cover_all(self) -> bool:
@@ -48,7 +48,8 @@ class Rows:
 
     def global_rows(self, local: int) -> int | None:
         """Return the number of rows of the global batch of which this process has `local` rows; None if there is none."""
-        return next((rows for rows, numbers in self._numbers.items() if len(numbers) == local), None)  # type: ignore[attr-defined]
+        found = self._numbers.items()  # type: ignore[attr-defined]  # as above
+        return next((rows for rows, numbers in found if len(numbers) == local), None)
 
     def local(self, rows: int, part: slice) -> slice:
         """Return where a shard's rows are among the rows of this process.

@@ -299,14 +299,14 @@ def _cache_name(store: Store, file: RemoteFile) -> str:
     return f"{hashlib.sha256(made_from.encode()).hexdigest()[:32]}-{readable}"
 
 
-def in_parallel(function: Callable[[T], R], items: Sequence[T] | range) -> list[R]:
+def in_parallel(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Call a function for each item on a few daemon threads, and return the results in order.
 
     Raises:
       BaseException: the first error, without waiting for the calls that are still running.
     """
     if len(items) == 1:
-        return [function(items[0])]  # type: ignore[arg-type]
+        return [function(items[0])]
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, R | None, BaseException | None]] = queue.SimpleQueue()
     for index in range(len(items)):
@@ -320,7 +320,7 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T] | range) -> list[
             except queue.Empty:
                 return
             try:
-                done.put((index, function(items[index]), None))  # type: ignore[arg-type]
+                done.put((index, function(items[index]), None))
             except BaseException as error:
                 done.put((index, None, error))
 
@@ -332,7 +332,7 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T] | range) -> list[
             index, result, error = done.get()
             if error is not None:
                 raise error
-            results[index] = result  # type: ignore[assignment]
+            results[index] = result  # type: ignore[assignment]  # without an error, there is a result
     finally:
         ended.set()
     return [results[index] for index in range(len(items))]

@@ -71,8 +71,8 @@ class Patience:
             before = f"; the attempt before it failed with {reason(self._last)}" if self._last else ""
             raise NoAnswerError(f"no answer within timeout={self._timeout:g} s{before}") from None
         if done:
-            return result  # type: ignore[return-value]
-        raise result  # type: ignore[misc]
+            return result  # type: ignore[return-value]  # `done` tells which of the two it is
+        raise result  # type: ignore[misc]  # likewise
 
     def failed(self, error: Exception) -> None:
         """Sleep before the next attempt.

@@ -26,7 +26,7 @@ from penstock.data.remote.url import file_name, fixed_part, is_http, is_pattern,
 _SMALLEST_PART, _FIRST_PART, _LARGEST_PART = 1 << 16, 1 << 20, 32 << 20  # bytes of one request to a store other than HTTP
 _PART_SECONDS = 2.0  # the wanted duration of one request
 _BLOCK, _BLOCK_SECONDS = 1 << 20, 0.5  # the most bytes and time that are gathered before they are written
-# What tells two versions of a file apart, the most telling first. Times come last: they also change without the content.
+# Properties that tell versions of a file apart, the most telling first. Times come last: they also change without the content.
 _VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "lfs", "blob_id", "generation", "version_id")
 _TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created")
 

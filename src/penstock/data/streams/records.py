@@ -161,7 +161,7 @@ class _OpenFile:
         return raw
 
     def close(self) -> None:
-        self._records.close()  # type: ignore[attr-defined]
+        self._records.close()  # type: ignore[attr-defined]  # each format's `records` is a generator
         self._stack.close()
 
 

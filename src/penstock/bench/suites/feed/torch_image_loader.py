@@ -22,8 +22,13 @@ class Images(Dataset):
 
 def data_loader(images: np.ndarray, labels: np.ndarray, batch_size: int, seed: int, workers: int) -> DataLoader:
     """Yield shuffled batches (images float32, labels int64), without the remainder."""
+    return shuffled(Images(images, labels), batch_size, seed, workers)
+
+
+def shuffled(dataset: Dataset, batch_size: int, seed: int, workers: int) -> DataLoader:
+    """Yield shuffled batches of a `Dataset`, without the remainder."""
     return DataLoader(
-        Images(images, labels),
+        dataset,
         batch_size=batch_size,
         shuffle=True,
         drop_last=True,

@@ -10,6 +10,8 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 
+from penstock.bench.suites.feed.torch_image_loader import shuffled
+
 
 class Photos(Dataset):
     def __init__(self, folder: Path, size: int):
@@ -27,14 +29,4 @@ class Photos(Dataset):
 
 def data_loader(folder: Path, size: int, batch_size: int, seed: int, workers: int) -> DataLoader:
     """Yield shuffled batches (images uint8 [B, size, size, 3], labels int64 [B]), without the remainder."""
-    return DataLoader(
-        Photos(folder, size),
-        batch_size=batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=workers,
-        generator=torch.Generator().manual_seed(seed),
-        # Forked children of a process in which JAX has started its threads may hang, and JAX warns of it.
-        multiprocessing_context="spawn" if workers else None,
-        persistent_workers=workers > 0,
-    )
+    return shuffled(Photos(folder, size), batch_size, seed, workers)
