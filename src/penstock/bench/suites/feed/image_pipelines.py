@@ -82,6 +82,11 @@ def torch(records: Records, device: jax.Device, seed: int, workers: int) -> Epoc
     from penstock.bench.suites.feed.torch_image_loader import data_loader
 
     loader = data_loader(records.images, records.labels, BATCH, seed, workers)
+    return epochs_of_torch(loader, device)
+
+
+def epochs_of_torch(loader: Any, device: jax.Device) -> Epoch:
+    """Return a function that yields the batches of one pass over a `DataLoader`, on the device."""
 
     def epoch(number: int) -> Iterator[Batch]:
         for images, labels in loader:  # each pass is shuffled anew

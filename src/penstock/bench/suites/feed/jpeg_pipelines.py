@@ -10,6 +10,7 @@ import jax
 
 import penstock as ps
 from penstock.bench.suites.feed.batch import Batch
+from penstock.bench.suites.feed.image_pipelines import epochs_of_torch
 from penstock.bench.suites.feed.throughput import Epoch
 
 BATCH = 64
@@ -21,12 +22,7 @@ def torch(folder: Path, device: jax.Device, seed: int) -> Epoch:
     from penstock.bench.suites.feed.torch_jpeg_loader import data_loader
 
     loader = data_loader(folder, SIZE, BATCH, seed, _WORKERS)
-
-    def epoch(number: int) -> Iterator[Batch]:
-        for images, labels in loader:  # each pass is shuffled anew
-            yield jax.device_put({"image": images.numpy(), "label": labels.numpy()}, device)
-
-    return epoch
+    return epochs_of_torch(loader, device)
 
 
 def tf_data(folder: Path, device: jax.Device, seed: int) -> Epoch:
