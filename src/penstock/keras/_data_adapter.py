@@ -99,7 +99,7 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
     def explain(self, error: BaseException) -> None:
         """Add a note to an error of Keras if its cause may be that batches without labels reached it."""
         noted = any(note.startswith("penstock") for note in getattr(error, "__notes__", ()))
-        if self._x_alone and isinstance(error, (ValueError, TypeError, KeyError, RuntimeError)) and not noted:
+        if self._x_alone and isinstance(error, (ValueError, TypeError, KeyError, AttributeError, RuntimeError)) and not noted:
             error.add_note(f"penstock: Keras took each batch as x alone, without labels. {self._x_alone}")
 
     def check_steps(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.keras._session import Session, ThreadedEpochs
-from penstock.keras._versions import behaviour, require_keras
+from penstock.keras._versions import behaviour, build_method, require_keras
 
 _VARIABLE = "KERAS_JAX_EPOCH_ITERATOR"
 _CHOICES = ("default", "threaded")
@@ -115,13 +115,8 @@ def _install() -> None:
     from penstock.keras._epoch_iterator import ThreadedEpochIterator
 
     Session.original, trainer.JAXEpochIterator = trainer.JAXEpochIterator, ThreadedEpochIterator
-    owner = _owner_of_build(trainer)
-    owner._symbolic_build = _with_notes(owner._symbolic_build)
-
-
-def _owner_of_build(trainer: Any) -> Any:
-    """Return the class that defines how the trainer builds a model: itself or a base class."""
-    return next(kind for kind in trainer.JAXTrainer.__mro__ if "_symbolic_build" in vars(kind))
+    owner, name = build_method()
+    setattr(owner, name, _with_notes(getattr(owner, name)))
 
 
 def _with_notes(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,8 +138,8 @@ def _restore_original() -> None:
     if Session.original is not None:
         trainer = _trainer_module()
         trainer.JAXEpochIterator = Session.original
-        owner = _owner_of_build(trainer)
-        owner._symbolic_build = owner._symbolic_build.__wrapped__
+        owner, name = build_method()
+        setattr(owner, name, getattr(owner, name).__wrapped__)
         Session.original = None
 
 

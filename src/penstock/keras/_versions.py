@@ -10,7 +10,8 @@
 |                              | batch each time                           | [n, B, ...] for a `lax.scan`; a                 |
 |                              |                                           | `PartialBatchList` of fewer batches, or of n    |
 |                              |                                           | batches with different shapes                   |
-| a model that is not built    | takes a batch from the epoch iterator     | takes a batch from the data adapter             |
+| a model that is not built    | takes a batch from the epoch iterator,    | takes a batch from the data adapter,            |
+|                              | in `_symbolic_build`                      | in `_maybe_symbolic_build`                      |
 | `get_jax_iterator` of data   | has no arguments                          | has the argument `super_batch`, n or None       |
 | arrays are shuffled          | by NumPy's global generator               | by the number of the epoch                      |
 | running out of data          | always warns                              | warns if there is a `steps_per_epoch`           |
@@ -76,6 +77,18 @@ def behaviour() -> Behaviour:
         tested = next(one for one in KERAS.tested if numbers(one)[:2] == numbers(version)[:2])
         raise without_traceback(KERAS.refuse(version, f"whose trainer takes batches in another way than that of {tested}"))
     return known
+
+
+def build_method() -> tuple[type, str]:
+    """Return the method with which `fit` and `evaluate` build a model from an epoch iterator: its class, and its name there."""
+    import keras
+
+    return next(
+        (kind, name)
+        for name in ("_maybe_symbolic_build", "_symbolic_build")
+        for kind in keras.Model.__mro__
+        if name in vars(kind)
+    )
 
 
 def partial_batches(batches: Iterable[Any]) -> Any:
