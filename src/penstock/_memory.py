@@ -3,20 +3,54 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import numpy as np
 
-# The largest block from which glibc learns (DEFAULT_MMAP_THRESHOLD_MAX, 32 MB), without what it adds to a block.
-_LARGEST = (32 << 20) - (64 << 10)
+_MB = 1 << 20
+
+# The largest block that glibc may keep (DEFAULT_MMAP_THRESHOLD_MAX), and without what it adds to a block.
+_LARGEST = 32 * _MB
+_LARGEST_ARRAY = _LARGEST - (_MB >> 4)
+
+# Parameters of mallopt, from glibc's malloc.h, and the names by which users set them before a program starts.
+_TRIM_THRESHOLD, _TOP_PAD = -1, -2
+_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
+_TUNABLES = ("malloc.trim_threshold", "malloc.top_pad")
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Free one large block, once in a process.
+    """Let glibc keep freed blocks of up to 32 MB for the next batch, from now on in this process.
 
     Memory that a program gets from the system costs a page fault for every 4 KB, which is several times the cost of copying them.
-    glibc returns free memory at the end of its heap to the system, from a threshold on. The threshold is twice the size of the
-    largest block of up to 32 MB that was freed (`man mallopt`, M_MMAP_THRESHOLD). So freeing one such block, which is never
-    written to, makes all later batches keep their memory. Other C libraries ignore it.
+    Three rules of glibc (`man mallopt`) return freed memory to the system:
+
+    - A block above M_MMAP_THRESHOLD is returned when it is freed. The threshold is the size of the largest block of up to 32 MB
+      that was freed, by default 128 KB. So one such block is freed here, which is never written to.
+    - Free memory at the end of the heap of the main thread is returned from M_TRIM_THRESHOLD on, up to M_TOP_PAD.
+    - Other threads, such as those of XLA, have heaps of 64 MB. One that is free is returned if the one before it has M_TOP_PAD
+      free (`heap_trim` in malloc/arena.c), by default 128 KB. So a few batches of 12 MB would get and return a heap again and
+      again. With 32 MB, a heap is returned only if the largest block still fits into the one before it.
+
+    Settings of the user for the last two stay. Other C libraries are left as they are.
     """
-    np.empty(_LARGEST, np.uint8)
+    np.empty(_LARGEST_ARRAY, np.uint8)
+    if _is_glibc() and not _user_has_set_them():
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_TOP_PAD, _LARGEST)
+        libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST + _LARGEST)  # twice the largest block, as glibc has it, besides the pad
+
+
+def _is_glibc() -> bool:
+    try:
+        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (AttributeError, ValueError):  # Windows, and other C libraries
+        return False
+
+
+def _user_has_set_them() -> bool:
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return any(name in os.environ for name in _VARIABLES) or any(name in tunables for name in _TUNABLES)
