@@ -49,6 +49,12 @@ def test_variants_get_the_size_that_was_asked_for(suite):
     assert {s.variant: s.values["speed"] for s in outcome.samples} == {"one": 0.5, "three": 1.5}
 
 
+def test_quick_sizes_of_which_nothing_is_judged_have_no_control(suite):
+    (outcome,) = _run(suite, "plain", size="quick", rounds=2)
+    assert [s.again for s in outcome.samples] == [False] * 4
+    assert outcome.control is None
+
+
 def test_rounds_go_over_all_workloads(suite):
     plain, marks = _run(suite, "plain", "marks", rounds=2)
     assert max(s.started for s in marks.samples if s.round == 0) < min(s.started for s in plain.samples if s.round == 1)

@@ -303,7 +303,7 @@ class Outcome:
 
     Attributes:
       workload, size: the workload that ran, and its size.
-      control: the variant that ran twice in each round; None if no variant could run, or the workload is scored.
+      control: the variant that ran twice in each round; None if no variant could run, in quick sizes, and if it is scored.
       samples: one for each run, or for each part of a run, in the order of running.
       failures: the variants that failed.
       missing: the variants that were not run.

@@ -49,7 +49,7 @@ class Progress:
     Attributes:
       module: the module of the workload's suite; worker processes import it by this name.
       running: names of the variants that take part in the next round.
-      control: the variant that runs twice in each round; None before the first one, and in a scored workload.
+      control: the variant that runs twice in each round; None before the first one, in quick sizes, and in a scored workload.
     """
 
     module: str
@@ -200,7 +200,7 @@ class Harness:
         """Return the runs of a round in their order: the variant's name, and whether it is the control's second run."""
         # Order all variants, also the failed ones, so that a failure does not change the order of the others.
         runs = [(variant.name, False) for variant in progress.workload.variants]
-        if progress.workload.scored:
+        if progress.workload.scored or self.size == "quick":  # of quick sizes nothing is judged
             return runs
         progress.control = _control(progress)
         runs += [(progress.control, True)] if progress.control else []
