@@ -247,12 +247,7 @@ def test_all_suites_make_one_report(suite, tmp_path, monkeypatch):
     assert json.loads(path.read_text())["suite"] == "all"
 
 
-_SLOW = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("images", "jpeg-folder", "tokens", "overlap", "overhead", "memory")
-]
-
-
-@pytest.mark.parametrize("workload", ["restore", *_SLOW])
+@pytest.mark.parametrize("workload", ["restore", pytest.param("overhead", marks=pytest.mark.slow)])  # .ci/run runs all others
 def test_feed_suite_runs_and_every_variant_passes_its_verification(workload, tmp_path, capsys):
     path = tmp_path / "out.json"
     status = command.run(_args("feed", "--quick", "--only", workload, "--json", str(path)))
@@ -260,5 +255,4 @@ def test_feed_suite_runs_and_every_variant_passes_its_verification(workload, tmp
     (outcome,) = json.loads(path.read_text())["workloads"]
     ran = {sample["variant"] for sample in outcome["samples"]} | {missing["variant"] for missing in outcome["missing"]}
     assert ran == set(outcome["notes"])
-    assert sum(sample["again"] for sample in outcome["samples"]) == 1
     assert all(value >= 0 for sample in outcome["samples"] for value in sample["values"].values())
