@@ -190,7 +190,7 @@ def test_pixels_without_a_fixed_scale_are_refused(dtype, kind, message):
         (io.BytesIO(), r"a BytesIO: .*read\(\)"),
         (None, "a NoneType: .*needs the contents"),
     ],
-    ids=repr,
+    ids=["path as text", "path", "pixels", "image", "stream", "nothing"],
 )
 def test_only_bytes_are_decoded(data, remedy):
     with pytest.raises(TypeError, match=remedy):
