@@ -221,7 +221,7 @@ def test_interrupted_run_keeps_what_was_measured_and_says_that_it_is_partial(sui
     assert status == 130
     assert document["partial"] == "interrupted in round 1"
     plain, _ = document["workloads"]
-    assert len(plain["samples"]) == 3
+    assert len(plain["samples"]) == 2
     assert "PARTIAL: interrupted in round 1" in capsys.readouterr().out
 
 
