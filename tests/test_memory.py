@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 
 import pytest
-
-from penstock import _memory
 
 # Rounds in which a thread holds several arrays of 12 MB at once. Eight are more than one heap of a thread, which has 64 MB; the
 # main thread keeps up to 64 MB.
@@ -48,7 +47,7 @@ def faults(keep, on_thread, **environment):
     return json.loads(done.stdout)
 
 
-pytestmark = pytest.mark.skipif(not _memory._is_glibc(), reason="how glibc keeps memory")
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the memory of no other C library is touched")
 
 
 @pytest.mark.parametrize("on_thread", [False, True])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 
 import numpy as np
 
 _MB = 1 << 20
 
-# The largest block that glibc may keep (DEFAULT_MMAP_THRESHOLD_MAX), and without what it adds to a block.
+# The largest block that glibc may keep (DEFAULT_MMAP_THRESHOLD_MAX), and the bytes of it that a program may use.
 _LARGEST = 32 * _MB
-_LARGEST_ARRAY = _LARGEST - (_MB >> 4)
+LARGEST_KEPT = _LARGEST - (_MB >> 4)
 
 # Parameters of mallopt, from glibc's malloc.h, and the names by which users set them before a program starts.
 _TRIM_THRESHOLD, _TOP_PAD = -1, -2
@@ -35,20 +36,13 @@ def keep_freed_memory() -> None:
 
     Settings of the user for the last two stay. Other C libraries are left as they are.
     """
-    np.empty(_LARGEST_ARRAY, np.uint8)
-    if _is_glibc() and not _user_has_set_them():
+    np.empty(LARGEST_KEPT, np.uint8)
+    if platform.libc_ver()[0] == "glibc" and not _user_has_set_them():
         import ctypes
 
         libc = ctypes.CDLL(None)
         libc.mallopt(_TOP_PAD, _LARGEST)
         libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST + _LARGEST)  # twice the largest block, as glibc has it, besides the pad
-
-
-def _is_glibc() -> bool:
-    try:
-        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
-    except (AttributeError, ValueError):  # Windows, and other C libraries
-        return False
 
 
 def _user_has_set_them() -> bool:

@@ -255,4 +255,5 @@ def test_feed_suite_runs_and_every_variant_passes_its_verification(workload, tmp
     (outcome,) = json.loads(path.read_text())["workloads"]
     ran = {sample["variant"] for sample in outcome["samples"]} | {missing["variant"] for missing in outcome["missing"]}
     assert ran == set(outcome["notes"])
+    assert not any(sample["again"] for sample in outcome["samples"])  # a quick run has no control
     assert all(value >= 0 for sample in outcome["samples"] for value in sample["values"].values())

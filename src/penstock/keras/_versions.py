@@ -16,7 +16,7 @@
 | arrays are shuffled          | by NumPy's global generator               | by the number of the epoch                      |
 | running out of data          | always warns                              | warns if there is a `steps_per_epoch`           |
 
-The last two rows and the third need no code of ours, because Keras's own code runs there in both versions.
+The last two rows need no code of ours, because Keras's own code runs there in both versions.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ import platform
 
 import numpy as np
 
-# The largest freed block that glibc may keep, in bytes: the maximum of M_MMAP_THRESHOLD, see mallopt(3), less the overhead of
-# malloc. Larger blocks are requested from the system each time, unless they fit into a hole of the kept memory.
-LARGEST_KEPT = (32 << 20) - (64 << 10)
+# Larger blocks are requested from the system each time, unless they fit into a hole of the kept memory.
+from penstock._memory import LARGEST_KEPT as LARGEST_KEPT
 
 
 def free_a_large_block() -> None:
