@@ -22,6 +22,7 @@ from penstock.shard.hlo.analysis import Measured
 from penstock.shard.jit import check_step, jit_step
 from penstock.shard.memory_check import enforce_limit
 from penstock.shard.mesh import shapes as mesh_shapes
+from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.own_copy import put_copy
@@ -97,7 +98,7 @@ def plan(
     named = given_roles(roles, traced.inputs)
     state = {output: index for output, index in traced.state.items() if named.get(index) not in ("batch", "other")}
     traced = replace(traced, state=state)
-    prepared = prepare_meshes(traced, shapes, chosen, constraints, named)
+    prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[chosen.platform])
 
     def compile_record(record: PlanRecord) -> tuple[Measured, str]:
         return compile_plan(record, traced, given)

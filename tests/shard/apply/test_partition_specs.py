@@ -13,6 +13,7 @@ from tests.shard.steps import STEPS
 
 from penstock.shard.apply.partition_specs import write_layouts
 from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.search.problem import build_problem
 from penstock.shard.search.solver import solve
 from penstock.shard.trace.step import trace
@@ -74,7 +75,7 @@ def test_every_spec_divides_its_shape_and_names_no_axis_twice(seed, mesh, search
 def test_the_specs_of_steps_of_all_forms_divide_their_shapes(make):
     step, state, batch = make()
     traced = trace(step, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (*state, batch)))
-    model, mesh = build_step_model(traced, {}), MESHES[STEPS.index(make) % 3]
+    model, mesh = build_step_model(traced, {}, CPU), MESHES[STEPS.index(make) % 3]
     problem = build_problem(model, mesh, FAST_LINKS)
     for assignment in (found(problem), anything(problem, 0), anything(problem, 1)):
         layouts = written(model, problem, assignment, traced.state)

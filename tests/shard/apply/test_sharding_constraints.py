@@ -13,6 +13,7 @@ from tests.shard.steps import STEPS
 
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
 from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.shapes import concrete_mesh
 from penstock.shard.search.problem import build_problem
 from penstock.shard.trace.step import trace
@@ -23,7 +24,7 @@ SMALL = (4, 8, 6, 5)
 def planned(step, args, mesh, seed):
     """The traced step, and any constraints for it."""
     traced = trace(step, args)
-    model = build_step_model(traced, {})
+    model = build_step_model(traced, {}, CPU)
     problem = build_problem(model, mesh, FAST_LINKS)
     return traced, written(model, problem, anything(problem, seed), traced.state).sharding_constraints
 

@@ -6,11 +6,12 @@ from tests.shard.steps import array, mlp, mlp_loss, rows
 
 from penstock.shard.graph.batch_dims import find_batch_dims, first_shardable_dim
 from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.trace.step import trace
 
 
 def model_of(step, *args):
-    return build_step_model(trace(step, args), {})
+    return build_step_model(trace(step, args), {}, CPU)
 
 
 def test_the_batch_dimension_is_followed_through_products_and_not_into_weights():

@@ -9,12 +9,13 @@ from penstock.shard.apply.axis_order import axis_orders
 from penstock.shard.graph.decisions import Graph
 from penstock.shard.graph.folding import fold_layers
 from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.trace.step import trace
 
 
 def graph(step, *args) -> Graph:
-    return build_step_model(trace(step, args), {}).graph
+    return build_step_model(trace(step, args), {}, CPU).graph
 
 
 def stack(layers):

@@ -1,9 +1,11 @@
-"""Materialized values and HBM traffic, counted by hand."""
+"""Stored values and HBM traffic, counted by hand."""
 
 import jax
 import jax.numpy as jnp
+import pytest
 
-from penstock.shard.graph.fusion import hbm_traffic, materialized_values
+from penstock.shard.graph.fusion import fuse, hbm_traffic
+from penstock.shard.mesh.compiler_models import CPU, TPU
 from penstock.shard.trace.step import trace
 
 MB = 1 << 20
@@ -16,7 +18,18 @@ def square(dtype=jnp.float32):
 
 def traffic(step, *args):
     program = trace(step, args).program
-    return {op.primitive: size for op, size in zip(program.ops, hbm_traffic(program), strict=True)}
+    sizes = hbm_traffic(program, fuse(program, (), CPU))
+    return {op.primitive: size for op, size in zip(program.ops, sizes, strict=True)}
+
+
+def stored(compiler, step, *args):
+    """Return the primitives of the stored values, with the fraction of their bytes that is stored."""
+    traced = trace(step, args)
+    writer = {result: op.primitive for op in traced.program.ops for result in op.results}
+    found = fuse(traced.program, traced.state, compiler).buffers
+    return sorted(
+        (writer.get(each.value, "loop"), each.share) for each in found if traced.program.values[each.value].bytes >= MB / 2
+    )
 
 
 def test_a_product_reads_its_operands_and_writes_its_result():
@@ -40,11 +53,64 @@ def test_a_lookup_reads_only_the_rows_that_it_takes():
     assert traffic(lambda table, rows: table[rows], table, rows)["gather"] == 2 * 128 * 64 * 4
 
 
-def test_a_value_with_many_readers_is_materialized():
-    def step(x):
-        shared = jnp.exp(x)
-        return shared @ x, jnp.sum(shared * 2), jnp.max(shared), jnp.min(shared)
+def softmax_gradient(x, y):
+    return jax.grad(lambda x: jnp.sum(jax.nn.softmax(x @ x) * y))(x)
 
-    program = trace(step, (square(),)).program
-    (exp,) = (op for op in program.ops if op.primitive == "exp")
-    assert exp.results[0] in materialized_values(program)[0]
+
+def test_a_tpu_computes_the_exponentials_of_a_softmax_again_and_a_cpu_stores_them():
+    assert "exp" not in dict(stored(TPU, softmax_gradient, square(), square()))
+    assert "exp" in dict(stored(CPU, softmax_gradient, square(), square()))
+
+
+def test_a_tpu_keeps_half_of_what_only_products_read():
+    def step(x, y):
+        hidden = x @ y
+        return (hidden @ y) @ hidden
+
+    assert ("dot_general", 0.5) in stored(TPU, step, square(), square())
+    assert {share for _, share in stored(CPU, step, square(), square())} == {1.0}
+
+
+@pytest.mark.parametrize("precision", ["highest", "bfloat16_3x"])
+def test_operands_of_precise_products_are_not_rounded(precision):
+    def step(x, y):
+        hidden = jnp.matmul(x, y, precision=precision)
+        return jnp.matmul(jnp.matmul(hidden, y, precision=precision), hidden, precision=precision)
+
+    assert {share for _, share in stored(TPU, step, square(), square())} == {1.0}
+
+
+def test_a_tpu_stores_the_sum_of_a_residual_connection_once():
+    def step(x, w):
+        for _ in range(3):
+            x = x + jnp.tanh(x) @ w
+        return jnp.sum(x**2)
+
+    def gradient(x, w):
+        return jax.grad(step)(x, w)
+
+    # Two sums are read by the next layer, forward and backward. The third is part of the loss.
+    assert len([name for name, share in stored(TPU, gradient, square(), square()) if (name, share) == ("add", 1.0)]) <= 3
+
+
+def test_new_state_and_removed_operations_take_no_memory():
+    def step(w, x):
+        unused = jnp.exp(x) @ x
+        del unused
+        return w - 0.1 * jnp.sin(x), jnp.sum(x)
+
+    for compiler in (CPU, TPU):
+        assert stored(compiler, step, square(), square()) == []
+
+
+def test_the_largest_stored_value_of_a_cross_entropy_is_stored_once_on_tpu():
+    def step(w, x, labels):
+        def loss(w):
+            logits = jax.nn.log_softmax(x @ w)
+            return -jnp.take_along_axis(logits, labels[:, None], axis=1).mean()
+
+        return w - jax.grad(loss)(w)
+
+    rows = jax.ShapeDtypeStruct((512,), jnp.int32)
+    whole = [share for _, share in stored(TPU, step, square(), square(), rows) if share == 1.0]
+    assert len(whole) <= 2  # the logits, and the gradient of the weights

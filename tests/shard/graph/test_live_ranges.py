@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from penstock.shard.graph.live_ranges import TEMP_FACTOR
 from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.search.problem import build_problem
 from penstock.shard.trace.step import trace
@@ -21,14 +21,14 @@ def square(dtype=jnp.float32):
 
 
 def build(step, *args):
-    return build_problem(build_step_model(trace(step, args), {}), {"data": 2}, find_hardware("tpu-v5e"))
+    return build_problem(build_step_model(trace(step, args), {}, CPU), {"data": 2}, find_hardware("tpu-v5e"))
 
 
 def temporary_peak(step, *args):
     """Return the bytes beside stored arrays at the peak, if nothing is sharded."""
     built = build(step, *args)
     start = built.start()
-    return (built.memory(start)[0] - built.local_bytes(start)[1]) / TEMP_FACTOR
+    return built.memory(start)[0] - built.local_bytes(start)[1]
 
 
 def test_a_result_lives_beside_the_stored_inputs():

@@ -14,6 +14,7 @@ from penstock.shard.graph.decisions import Edge, Graph, Node
 from penstock.shard.graph.folding import fold_layers
 from penstock.shard.graph.live_ranges import LiveRanges
 from penstock.shard.graph.step_model import StepModel, build_step_model
+from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.mesh.resharding import MeshLinks
@@ -178,7 +179,7 @@ def _apply(name: str, x: Any, y: Any) -> Any:
 
 def model_of(step: Step) -> StepModel:
     """Return the model of a step."""
-    return build_step_model(trace(*step), {})
+    return build_step_model(trace(*step), {}, CPU)
 
 
 def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4, overlapped: float = 0.0) -> Problem:
@@ -209,11 +210,12 @@ def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4, overlapped: 
         start,
         np.minimum(start + rng.integers(0, 3, nodes), nodes - 1),
         np.full(nodes, -1),
+        np.zeros(nodes, int),
         nodes,
     )
     bandwidth, latency = 10 ** rng.uniform(9.5, 11.5, len(mesh)), rng.choice([0, 1e-5], len(mesh)) * (1 - overlapped)
     links = MeshLinks(tuple(mesh), tuple(mesh.values()), tuple(bandwidth), tuple(latency))
-    return Problem(graph, fold_layers(graph), links, SLOW_LINKS.overlapping(overlapped), live, stored)
+    return Problem(graph, fold_layers(graph), links, SLOW_LINKS.overlapping(overlapped), live, stored, CPU)
 
 
 def _random_work(rng: np.random.Generator, rank: int) -> tuple[str, float, tuple]:

@@ -5,6 +5,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tests.shard.search.programs import FAST_LINKS, steps
 
+from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
 from penstock.shard.search.solver import solve
 from penstock.shard.trace.step import trace
@@ -13,7 +14,7 @@ SHAPES = [{"data": 8}, {"data": 2, "model": 4}, {"data": 2, "fsdp": 2, "model": 
 
 
 def prepared(name="two_layers", constraints=None, shapes=SHAPES):
-    return prepare_meshes(trace(*steps(shapes[0])[name]), shapes, FAST_LINKS, constraints, {})
+    return prepare_meshes(trace(*steps(shapes[0])[name]), shapes, FAST_LINKS, constraints, {}, CPU)
 
 
 def alone(each, limit):
@@ -56,5 +57,5 @@ def test_each_mesh_has_the_batch_and_the_baselines_and_the_same_model():
 
 
 def test_a_step_without_operations_has_a_plan():
-    meshes = prepare_meshes(trace(lambda x: x, (jax.ShapeDtypeStruct((8,), "float32"),)), SHAPES, FAST_LINKS, None, {})
+    meshes = prepare_meshes(trace(lambda x: x, (jax.ShapeDtypeStruct((8,), "float32"),)), SHAPES, FAST_LINKS, None, {}, CPU)
     assert search_meshes(meshes, 1e9).candidate.seconds == 0

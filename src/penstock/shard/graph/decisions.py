@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.shard.graph.axis_groups import AxisGroups
-from penstock.shard.graph.fusion import CONTRACTIONS, hbm_traffic
+from penstock.shard.graph.fusion import CONTRACTIONS
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
 Dims = tuple[int | None, ...]
@@ -97,7 +97,13 @@ class Graph:
     op: tuple[int, ...]
 
 
-def build_graph(program: FlatProgram, groups: AxisGroups, state: Mapping[int, int], fixed_layouts: Mapping[int, tuple]) -> Graph:
+def build_graph(
+    program: FlatProgram,
+    groups: AxisGroups,
+    state: Mapping[int, int],
+    fixed_layouts: Mapping[int, tuple],
+    traffic: Sequence[float],
+) -> Graph:
     """Build the decision graph of a program.
 
     Args:
@@ -105,20 +111,21 @@ def build_graph(program: FlatProgram, groups: AxisGroups, state: Mapping[int, in
       groups: its axis groups.
       state: index of each output that replaces an input → index of that input.
       fixed_layouts: index of each input whose layout the user prescribes → the mesh axes of each dimension.
+      traffic: the HBM traffic of each operation, if nothing is sharded (`fusion.hbm_traffic`).
     """
-    return _GraphBuilder(program, groups).build(state, fixed_layouts)
+    return _GraphBuilder(program, groups, traffic).build(state, fixed_layouts)
 
 
 class _GraphBuilder:
     """A graph that is being built, with its program."""
 
-    def __init__(self, program: FlatProgram, groups: AxisGroups):
+    def __init__(self, program: FlatProgram, groups: AxisGroups, traffic: Sequence[float]):
         self.program, self.groups = program, groups
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.leaf: dict[int, int] = {}
         self.shared_reshard: dict[tuple[int, float], int] = {}
-        self.hbm_traffic = hbm_traffic(program)
+        self.hbm_traffic = traffic
         self.op_index = {id(op): index for index, op in enumerate(program.ops)}
         self.group_of: dict[int, int] = {}
 

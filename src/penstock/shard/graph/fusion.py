@@ -1,170 +1,453 @@
-"""Predict which values are materialized in HBM, and the HBM traffic of each operation, with a simple model of XLA's fusion.
+"""Predict which values of a step XLA stores, and which it computes again for each reader.
 
-- Elementwise operations are fused into the operations that read them. They take no memory, and are computed again from their
-  sources, whose live ranges become longer.
-- Matrix products, convolutions, lookups and the like read materialized operands and write materialized results.
-- Reductions write materialized results, and may compute their operands on the fly.
-- Reshapes and transposes are aliases of the same memory.
+In: a flat program, and how a compiler fuses. Out: `Fusion`: the stored values with the operations between which each is needed,
+and the stored values from which every other value is computed.
+
+XLA fuses an elementwise operation into the operations that read it, so that only the values at both ends of a fusion are stored.
+On TPU, the forward pass of a softmax stores the scores and not their exponentials, and the backward pass computes these again.
+We decide from the last operation to the first, so that we know until when the result of an operation is needed. A result that is
+stored takes memory until then. If it is computed again, its operands do. On TPU, the cheaper of the two is taken, which
+approximates a minimal cut between the forward and the backward pass.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
-from penstock.shard.trace.flat_program import FlatProgram
+from penstock.shard.mesh.compiler_models import CPU, CompilerModel
+from penstock.shard.trace.flat_program import FlatProgram, Loop, Op, Value
 
-_ALIASES = frozenset(
+ALIASES = frozenset(
     [
-        "reshape",
-        "squeeze",
-        "expand_dims",
-        "transpose",
-        "copy",
-        "copy_p",
-        "stop_gradient",
-        "optimization_barrier",
-        "sharding_constraint",
+        *("reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "optimization_barrier"),
+        *("sharding_constraint", "reshard", "name"),
     ]
 )
+"""Primitives whose results are the memory of their operands, perhaps read in another order."""
 CONTRACTIONS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
-_READS_FROM_HBM = frozenset(
+_EXPENSIVE = frozenset(
     [
-        "dot_general",
-        "ragged_dot_general",
-        "conv_general_dilated",
-        "gather",
-        "scatter",
-        "scatter-add",
-        "scatter_add",
-        "sort",
-        "top_k",
-        "cumsum",
-        "cumlogsumexp",
-        "cumprod",
-        "cummax",
-        "cummin",
-        "dynamic_update_slice",
-        "select_and_scatter_add",
-        "select_and_gather_add",
-        "reduce_window_sum",
-        "reduce_window_max",
-        "fft",
-        "cholesky",
-        "triangular_solve",
-        "shard_map",
+        *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "sin", "cos", "tan", "erf", "erfc", "erf_inv", "sqrt"),
+        *("rsqrt", "cbrt", "pow", "div", "rem", "atan2", "lgamma", "digamma", "sinh", "cosh", "asin", "acos", "atan", "asinh"),
+        *("acosh", "atanh"),
     ]
 )
-"""Primitives whose operands and results are materialized."""
-_WRITES_TO_HBM = frozenset(
-    [
-        "reduce_sum",
-        "reduce_max",
-        "reduce_min",
-        "reduce_prod",
-        "reduce_and",
-        "reduce_or",
-        "argmax",
-        "argmin",
-        "concatenate",
-        "random_bits",
-    ]
-)
-"""Primitives whose results are materialized, while operands may be fused into them."""
+"""Elementwise primitives that XLA does not compute twice on CPU and GPU (`InstructionFusion::IsExpensive`)."""
+_MOVES = frozenset(["broadcast_in_dim", "iota", "slice", "pad", "rev", "split", "tile", "dynamic_slice", "bitcast_convert_type"])
+"""Primitives that move or create elements, which fuse like elementwise ones."""
 _LOOKUPS = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
 """Primitives that read and write only the elements that they take or put."""
-_MOST_SOURCES = 12
-"""The most materialized values that one fusion reads: a value with more sources is materialized."""
-_CHEAP = frozenset(
+_REDUCTIONS = frozenset(
     [
-        "broadcast_in_dim",
-        "iota",
-        "convert_element_type",
-        "select_n",
-        "eq",
-        "ne",
-        "lt",
-        "gt",
-        "le",
-        "ge",
-        "and",
-        "or",
-        "not",
+        *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin"),
+        *("concatenate", "stack"),
     ]
 )
-"""Primitives that are computed again for each reader, however many there are."""
-_MANY_READERS = 3
-"""A value that this many operations read is materialized, unless its primitive is cheap."""
+"""Primitives whose results are stored, while their operands may be computed on the way into them."""
+_IN_PLACE = frozenset(["dynamic_update_slice", "scatter", "scatter-add", "scatter_add"])
+"""Primitives that write into the memory of their first operand, if nothing needs it later."""
+_SURPLUS = 1.1
+"""A value is stored only if this saves more than a tenth: while it is written, its operands are in memory too."""
+_DEEPEST = 24
+"""The longest chain of operations that is looked at to find from what a value can be computed again."""
 
 
-def materialized_values(program: FlatProgram) -> tuple[set[int], dict[int, frozenset[int]]]:
-    """Return the materialized values of a program, and the sources of all values.
+@dataclass(frozen=True)
+class Buffer:
+    """A stored value during a part of its life.
+
+    Attributes:
+      value: index of the value in the program.
+      share: the bytes that are stored, as a fraction of those of the value: 0.5 for a bfloat16 copy of float32.
+      start, end: indices of the first and the last operation at which it is in memory.
+    """
+
+    value: int
+    share: float
+    start: int
+    end: int
+
+
+@dataclass
+class Need:
+    """Who needs a value, as far as the operations after it say.
+
+    Attributes:
+      last: index of the last operation that needs it as it is; -1 if none does.
+      last_product: index of the last product that reads it; -1 if none does.
+      first: index of the first operation that needs it.
+      readers: the operations that store something computed from it; not more than two are kept.
+    """
+
+    last: int = -1
+    last_product: int = -1
+    first: int = 1 << 60
+    readers: set[int] = field(default_factory=set)
+
+    @property
+    def end(self) -> int:
+        """Return the index of the last operation that needs it in any form; -1 if none does."""
+        return max(self.last, self.last_product)
+
+
+@dataclass
+class Fusion:
+    """Which values are stored.
+
+    Attributes:
+      stored: the stored values; inputs and constants are among them.
+      sources: for each value, the stored values from which a reader computes it.
+      buffers: the stored values other than inputs and constants.
+      reads: who needs each input and each constant.
+    """
+
+    stored: set[int] = field(default_factory=set)
+    sources: dict[int, frozenset[int]] = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+    reads: dict[int, Need] = field(default_factory=dict)
+    compiler: CompilerModel = CPU
+
+    def rounds(self, value: Value, need: Need) -> bool:
+        """Return whether only a bfloat16 copy of a value is needed in the end."""
+        return self.compiler.rounds_products and str(value.dtype) == "float32" and need.last_product > need.last
+
+
+def fuse(program: FlatProgram, state: Collection[int], compiler: CompilerModel) -> Fusion:
+    """Predict which values a compiler stores.
 
     Args:
       program: the step.
-
-    Returns:
-      The indices of the materialized values; and for each value, the materialized values from which a reader computes it.
+      state: indices of the outputs that replace inputs. They are written to the memory of the inputs, which are donated.
+      compiler: how the compiler fuses.
     """
-    inputs = {*program.inputs, *program.constants}
-    alias_of: dict[int, int] = {}
-    needed_in_hbm: set[int] = set()
-    readers: Counter[int] = Counter()
-    for op in program.ops:
-        if op.primitive in _ALIASES and op.operands[0] is not None:
-            for operand, result in zip(op.operands, op.results, strict=False):
-                if operand is not None:
-                    alias_of[result] = alias_of.get(operand, operand)
-            continue
-        operands = {alias_of.get(operand, operand) for operand in op.operands if operand is not None}
-        readers.update(operands)
-        if op.primitive in _READS_FROM_HBM:
-            needed_in_hbm |= operands
-    needed_in_hbm |= {alias_of.get(value, value) for loop in program.loops for value in loop.read}
-    materialized: set[int] = set(inputs)
+    return _Fuser(program, state, compiler).run()
+
+
+class _Fuser:
+    """The decisions for one program, from its last operation to its first."""
+
+    def __init__(self, program: FlatProgram, state: Collection[int], compiler: CompilerModel):
+        self.program, self.compiler = program, compiler
+        self.ops, self.bytes = program.ops, [value.bytes for value in program.values]
+        self.inputs = {*program.inputs, *program.constants}
+        self.needs: defaultdict[int, Need] = defaultdict(Need)
+        self.found = Fusion(stored=set(self.inputs), compiler=compiler)
+        self.alias_of = {
+            result: operand
+            for op in self.ops
+            if op.primitive in ALIASES
+            for operand, result in zip(op.operands, op.results, strict=False)
+            if operand is not None
+        }
+        outputs = [(index, self.root(output)) for index, output in enumerate(program.outputs) if output is not None]
+        self.replaced = {output for index, output in outputs if index in state}
+        self.returned = {output for _, output in outputs} - self.replaced
+        for output in self.returned:
+            self.needs[output].last = len(self.ops) - 1
+        self.reader_count = self._count_readers()
+        self.births, self.around = _find_births(program, self.inputs)
+        self.written = self._find_written()
+        self.products = {result for op in self.ops if op.primitive in CONTRACTIONS for result in op.results}
+        self.fusible_op = {op.results[0]: op for op in self.ops if len(op.results) == 1 and self._is_fusible(op)}
+
+    def root(self, value: int) -> int:
+        """Return the value whose memory a value shares."""
+        while value in self.alias_of:
+            value = self.alias_of[value]
+        return value
+
+    def run(self) -> Fusion:
+        """Decide for all operations, from the last to the first."""
+        ends: defaultdict[int, list[Loop]] = defaultdict(list)
+        starts: defaultdict[int, list[Loop]] = defaultdict(list)
+        for loop in self.program.loops:
+            if loop.end > loop.start:
+                ends[loop.end - 1].append(loop)
+                starts[loop.start].append(loop)
+        branches = {each.end - 1: each for each in self.program.conditionals if each.end > each.start}
+        for time in range(len(self.ops) - 1, -1, -1):
+            for loop in reversed(ends[time]):  # inner loops come before outer ones in the list
+                self._leave(loop)
+            if time in branches:
+                self._merge_branches(branches[time].start, branches[time].results)
+            self._decide(time, self.ops[time])
+            for loop in starts[time]:
+                self._enter(loop)
+        self.found.reads = {value: self.needs[value] for value in self.inputs if self.needs[value].end >= 0}
+        self._find_sources()
+        return self.found
+
+    def _count_readers(self) -> Counter[int]:
+        readers: Counter[int] = Counter()
+        for op in self.ops:
+            if op.primitive not in ALIASES:
+                readers.update({self.root(operand) for operand in op.operands if operand is not None})
+        return readers
+
+    def _find_written(self) -> dict[int, int]:
+        """Return the values that are written to memory that exists already, with the value that owns the memory."""
+        owners: dict[int, int] = {}
+        for loop in self.program.loops:
+            owners.update({self.root(inside): stack for inside, stack in loop.stacks if inside is not None})
+        for each in self.program.conditionals:
+            owners.update({self.root(inside): result for inside, result in each.results if inside is not None})
+        return owners
+
+    def _read(self, value: int, time: int, *, product: bool = False, reader: int | None = None) -> None:
+        """Note that an operation needs a value. If it is inside of a loop and the value outside, the whole loop needs it."""
+        value = self.root(value)
+        birth = self.births.get(value, -1)
+        loops = [loop for loop in self.around[time] if birth < loop.start]
+        end = max([time, *(loop.end - 1 for loop in loops)])
+        need = self.needs[value]
+        if product:
+            need.last_product = max(need.last_product, end)
+        else:
+            need.last = max(need.last, end)
+        need.first = min([need.first, time, *(loop.start for loop in loops)])
+        if len(need.readers) < 2:
+            need.readers.add(time if reader is None else reader)
+
+    def _store(self, value: int, start: int, need: Need, *, fused: bool = False) -> None:
+        """Note that a value is in memory from an operation on, until nothing needs it.
+
+        A float32 value whose last readers are products is kept as bfloat16 for them, where the compiler rounds.
+        """
+        self.found.stored.add(value)
+        if fused:
+            return
+        rounds = self.found.rounds(self.program.values[value], need)
+        if rounds and need.last > start:
+            self.found.buffers.append(Buffer(value, 1.0, start, need.last))
+            self.found.buffers.append(Buffer(value, 0.5, need.last + 1, need.last_product))
+        else:
+            self.found.buffers.append(Buffer(value, 0.5 if rounds else 1.0, start, max(start, need.end)))
+
+    def _leave(self, loop: Loop) -> None:
+        """Store the results of a loop. A stack exists from the start of the loop; a carry only after its end."""
+        end = loop.end - 1
+        for inside, stack in loop.stacks:
+            need = self.needs[stack]
+            if need.end >= 0 or stack in self.replaced:
+                self._store(stack, loop.start, Need(max(need.last, end), need.last_product), fused=stack in self.replaced)
+            elif inside is not None:
+                self.written.pop(self.root(inside), None)
+        for carry in loop.carries:
+            need = self.needs[carry.result]
+            if need.end > end and carry.result not in self.replaced:
+                self._store(carry.result, end, need)
+            self.found.stored.add(carry.result)
+            if carry.after is not None:
+                self._read(carry.after, end)
+
+    def _enter(self, loop: Loop) -> None:
+        """Store the values with which an iteration begins, and note what the loop reads from outside."""
+        start, end = loop.start, loop.end - 1
+        for carry in loop.carries:
+            need = self.needs[carry.before]
+            self.found.stored.add(carry.before)
+            if need.end >= 0 and carry.result not in self.replaced:
+                self._store(carry.before, start, need)
+            if carry.initial is not None:
+                self._read(carry.initial, start)
+        for stack, piece in loop.slices:
+            need = self.needs[piece]
+            if need.end < 0 or stack is None:
+                continue
+            self.found.stored.add(piece)
+            if not self.compiler.fuses_products or need.last_product >= 0:
+                self._store(piece, min(need.first, need.end), need)
+            self._read(stack, end)
+            self.needs[self.root(stack)].first = min(self.needs[self.root(stack)].first, start)
+
+    def _merge_branches(self, start: int, results: Iterable[tuple[int | None, int]]) -> None:
+        """Store the results of a conditional, which exist from its first branch on."""
+        for _, result in dict.fromkeys((None, result) for _, result in results):
+            need = self.needs[result]
+            if need.end >= 0 and result not in self.found.stored:
+                self._store(result, start, need, fused=result in self.replaced)
+
+    def _decide(self, time: int, op: Op) -> None:
+        """Decide whether the results of an operation are stored, and note what it needs."""
+        if op.primitive in ALIASES:
+            return
+        needed = [result for result in op.results if self._is_needed(result)]
+        if op.results and not needed:
+            return  # XLA removes it
+        if len(op.results) == 1 and self._is_fusible(op):
+            self._decide_fusible(time, op, op.results[0])
+            return
+        product = op.primitive in CONTRACTIONS
+        in_place = self._updated_in_place(op, time)
+        for result in needed:
+            need = self.needs[result]
+            owned = result in self.replaced or (result in self.written and need.end <= time)
+            self._store(result, time, need, fused=owned or in_place or (product and self._is_epilogue(need)))
+        for position, operand in enumerate(op.operands):
+            if operand is not None:
+                until = self.needs[op.results[0]].end if in_place and position == 0 else time
+                self._read(operand, max(until, time), product=product and op.rounded)
+
+    def _is_needed(self, result: int) -> bool:
+        return self.needs[result].end >= 0 or result in self.replaced or result in self.written
+
+    def _updated_in_place(self, op: Op, time: int) -> bool:
+        """Return whether an operation writes its result into the memory of its first operand, which nothing needs later."""
+        if op.primitive not in _IN_PLACE or op.operands[0] is None:
+            return False
+        updated = self.root(op.operands[0])
+        return updated not in self.fusible_op and updated not in self.inputs and self.needs[updated].end < time
+
+    def _is_epilogue(self, need: Need) -> bool:
+        """Return whether the only reader of a product is an elementwise operation or a reduction, which is fused into it."""
+        if not self.compiler.fuses_products or len(need.readers) != 1 or need.last_product >= 0:
+            return False
+        op = self.ops[next(iter(need.readers))]
+        return op.primitive not in CONTRACTIONS and (self._is_fusible(op) or op.primitive in _REDUCTIONS)
+
+    def _is_fusible(self, op: Op) -> bool:
+        if self.compiler.computes_again and _is_one_hot(op):
+            return True
+        return op.primitive in _MOVES or (op.rule.identity and op.primitive not in CONTRACTIONS)
+
+    def _decide_fusible(self, time: int, op: Op, result: int) -> None:
+        """Store the result of an elementwise operation, or compute it again for each reader."""
+        need = self.needs[result]
+        operands = list(dict.fromkeys(self.root(operand) for operand in op.operands if operand is not None))
+        if result in self.replaced or result in self.written:
+            self.found.stored.add(result)
+            if need.end > time:
+                self._store(result, time, need, fused=result in self.replaced)
+            for operand in operands:
+                self._read(operand, time)
+        elif self._is_stored(time, op, result, need, operands):
+            replaces = any(self.needs[each].end < 0 and self._holds(each) >= self.bytes[result] for each in operands)
+            self._store(result, min(time + replaces, need.end), need)
+            for operand in operands:
+                self._read(operand, time)
+        else:
+            for operand in operands:
+                for reader in need.readers:
+                    self._read(operand, max(need.end, time), reader=reader)
+                own = self.needs[operand]
+                own.first = min(own.first, need.first)
+
+    def _is_stored(self, time: int, op: Op, result: int, need: Need, operands: list[int]) -> bool:
+        """Return whether it is cheaper to store a result than to compute it again for each reader."""
+        if result in self.returned:
+            return True
+        size = self.bytes[result]
+        if self.compiler.computes_again:
+            # What only products read is fused into all of them, unless it is fused into the product that it comes from.
+            halved = self.found.rounds(self.program.values[result], need) and self._ends_product(operands, size)
+            kept = size * (0.5 if halved else 1.0) * (need.end - time)
+            return _SURPLUS * kept < self._cost_until(operands, need.end, time)
+        if need.last_product >= 0:
+            return True
+        if self.reader_count[result] < 2:
+            return False
+        return op.primitive in _EXPENSIVE or self._cost_until(operands, need.end, time) > 0
+
+    def _cost_until(self, values: Iterable[int], until: int, now: int) -> float:
+        """Return how much memory it takes to have values until an operation, in bytes times operations.
+
+        Values that are needed until then anyway cost nothing. For each of the others, either it is kept, or what it is computed
+        from.
+        """
+        seen: set[int] = set()
+
+        def cost(value: int, depth: int) -> float:
+            end = self.needs[value].end
+            if value in seen or value in self.inputs or end >= until:
+                return 0.0
+            seen.add(value)
+            kept = float(self.bytes[value] * (until - max(end, now)))
+            op = self.fusible_op.get(value)
+            if op is None or depth == _DEEPEST:
+                return kept
+            operands = {self.root(operand) for operand in op.operands if operand is not None}
+            return min(kept, sum(cost(operand, depth + 1) for operand in operands))
+
+        return sum(cost(value, 0) for value in values)
+
+    def _ends_product(self, operands: Iterable[int], size: int) -> bool:
+        """Return whether an operation is the last of a chain from a product, so that it can be fused into it."""
+        large = [operand for operand in operands if operand not in self.inputs and 2 * self.bytes[operand] >= size]
+        if len(large) != 1:
+            return False
+        op = self.fusible_op.get(large[0])
+        if op is None:
+            return large[0] in self.products
+        return self._ends_product({self.root(operand) for operand in op.operands if operand is not None}, size)
+
+    def _holds(self, value: int) -> int:
+        """Return the bytes of memory of a value that is certain to be stored; 0 for any other."""
+        return 0 if value in self.inputs or value in self.fusible_op else self.bytes[value]
+
+    def _find_sources(self) -> None:
+        """Find the stored values from which every value is computed."""
+        stored, sources = self.found.stored, self.found.sources
+        for op in self.ops:
+            read = frozenset().union(*(self._sources_of(value) for value in op.operands if value is not None))
+            for operand, result in zip((*op.operands, *[None] * len(op.results)), op.results, strict=False):
+                if op.primitive in ALIASES and operand is not None:
+                    sources[result] = self._sources_of(operand)
+                else:
+                    sources[result] = frozenset((result,)) if result in stored else read
+
+    def _sources_of(self, value: int) -> frozenset[int]:
+        return self.found.sources.get(value, frozenset((value,)) if value in self.found.stored else frozenset())
+
+
+def _is_one_hot(op: Op) -> bool:
+    """Return whether a scatter puts one element into each row, as the gradient of a cross-entropy does.
+
+    The TPU compiler makes it a comparison of indices, which it fuses.
+    """
+    if op.primitive not in ("scatter-add", "scatter_add"):
+        return False
+    table, indices = op.rule.operands[:2]
+    return sum(factor is None or factor not in indices for factor in table) == 1
+
+
+def _find_births(program: FlatProgram, inputs: Iterable[int]) -> tuple[dict[int, int], list[list[Loop]]]:
+    """Return the operation at which each value is first written, and the loops around each operation."""
+    births = dict.fromkeys(inputs, -1)
+    around: list[list[Loop]] = [[] for _ in program.ops]
+    for time, op in enumerate(program.ops):
+        births.update(dict.fromkeys(op.results, time))
     for loop in program.loops:
-        materialized.update(loop.results)
-        materialized.update(loop.carries)
-    read_by_many = {value for value, count in readers.items() if count >= _MANY_READERS}
-    sources: dict[int, frozenset[int]] = {value: frozenset((value,)) for value in materialized}
-    for op in program.ops:
-        read = frozenset().union(*(sources.get(value, frozenset()) for value in op.operands if value is not None))
-        for result in op.results:
-            if op.primitive in _ALIASES:
-                sources[result] = read
-            elif (
-                op.primitive in _READS_FROM_HBM
-                or op.primitive in _WRITES_TO_HBM
-                or result in needed_in_hbm
-                or len(read) > _MOST_SOURCES
-                or (result in read_by_many and read and op.primitive not in _CHEAP)
-            ):
-                materialized.add(result)
-                sources[result] = frozenset((result,))
-            else:
-                sources[result] = read
-    return materialized, sources
+        births.update({carry.result: loop.start for carry in loop.carries} | {carry.before: loop.start for carry in loop.carries})
+        births.update({stack: loop.start for _, stack in loop.stacks} | {piece: loop.start for _, piece in loop.slices})
+        for time in range(loop.start, loop.end):
+            around[time].append(loop)
+    for each in program.conditionals:
+        births.update({result: each.start for _, result in each.results})
+    return births, around
 
 
-def hbm_traffic(program: FlatProgram) -> list[float]:
+def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[float]:
     """Return the bytes that each operation reads from and writes to HBM in one run, if nothing is sharded.
 
     Fused operations have none: their sources are read by the operation that they are fused into.
 
     Args:
       program: the step.
+      fusion: which values are stored.
 
     Returns:
       Bytes, in the order of `program.ops`.
     """
-    materialized, sources = materialized_values(program)
-    materialized |= {output for output in program.outputs if output is not None}
+    stored = fusion.stored | {output for output in program.outputs if output is not None}
     value_bytes = [value.bytes for value in program.values]
     traffic = []
     for op in program.ops:
-        if op.primitive in _ALIASES or not any(result in materialized for result in op.results):
+        if op.primitive in ALIASES or not any(result in stored for result in op.results):
             traffic.append(0.0)
             continue
-        read = frozenset().union(*(sources.get(value, frozenset()) for value in op.operands if value is not None))
+        read = frozenset().union(*(fusion.sources.get(value, frozenset((value,))) for value in op.operands if value is not None))
         if op.primitive in _LOOKUPS:
             updates = op.operands[2] if op.primitive.startswith("scatter") else None
             traffic.append(2.0 * value_bytes[op.results[0] if updates is None else updates])

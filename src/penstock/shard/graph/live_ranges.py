@@ -6,31 +6,28 @@ donates.
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.shard.graph.decisions import Graph
-from penstock.shard.graph.fusion import materialized_values
+from penstock.shard.graph.fusion import ALIASES, CONTRACTIONS, Fusion
 from penstock.shard.trace.flat_program import FlatProgram
-
-TEMP_FACTOR = 1.25
-"""The ratio of XLA's temporary memory to the bytes that must be live. XLA keeps copies with other orders of dimensions, and its
-order of operations is not optimal. The ratio is 1.05 to 1.5 on 17 training steps compiled for CPU (`penstock bench shard`)."""
 
 
 @dataclass(frozen=True)
 class LiveRanges:
-    """The live ranges of the materialized arrays of a step, as NumPy arrays of equal length with one entry per live range.
+    """The live ranges of the stored arrays of a step, as NumPy arrays of equal length with one entry per live range.
 
     Attributes:
       value: index of the value in the program.
       node: index of the graph node whose layout shards it.
-      bytes: bytes of the global array, times `TEMP_FACTOR`.
+      bytes: bytes of the global array, as they are stored.
       start, end: indices of the first and the last operation at which it is live.
       edge: index of the graph edge if the array exists only where this edge reshards; else -1.
+      form: what must hold if it exists only where an edge reshards: 0 nothing more, 1 a reduce-scatter, 2 an all-reduce.
       steps: number of operations in the program.
     """
 
@@ -40,122 +37,107 @@ class LiveRanges:
     start: np.ndarray
     end: np.ndarray
     edge: np.ndarray
+    form: np.ndarray
     steps: int
 
 
-def find_live_ranges(program: FlatProgram, graph: Graph, state: frozenset[int]) -> LiveRanges:
+Row = tuple[int, int, float, int, int, int, int]
+"""The entries of a live range, in the order of the attributes of `LiveRanges`."""
+
+
+def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> LiveRanges:
     """Find the live ranges of a step.
 
     Args:
       program: the step.
       graph: its decisions.
-      state: indices of the outputs that replace inputs.
+      fusion: which values are stored.
     """
-    inputs = {*program.inputs, *program.constants}
-    materialized, sources = materialized_values(program)
-    births = _find_births(program, inputs)
-    last_reads = _find_last_reads(program, materialized, sources, births, inputs, state)
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    for value in materialized:
-        if value not in inputs:
-            start = births.get(value, 0)
-            end = max(last_reads.get(value, start), start)
-            rows.append((value, graph.group[value], program.values[value].bytes, start, end, -1))
-    first_reads = _find_first_reads(program, inputs)
+    rows: list[Row] = []
+    for each in fusion.buffers:
+        size = program.values[each.value].bytes * each.share
+        rows.append((each.value, graph.group[each.value], size, each.start, each.end, -1, 0))
     for index, edge in enumerate(graph.edges):
-        if edge.kind == "use" and graph.group.get(edge.value) == edge.b and edge.value in last_reads:
-            rows.append((edge.value, edge.b, edge.bytes, first_reads.get(edge.value, 0), last_reads[edge.value], index))
-    rows += _reshard_rows(graph)
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
-    columns[2] = columns[2] * TEMP_FACTOR
-    return LiveRanges(columns[0], columns[1], columns[2], columns[3], columns[4], columns[5], len(program.ops))
+        if edge.kind == "use" and graph.group.get(edge.value) == edge.b and edge.value in fusion.reads:
+            need = fusion.reads[edge.value]
+            share = 0.5 if fusion.rounds(program.values[edge.value], need) else 1.0
+            rows.append((edge.value, edge.b, edge.bytes * share, min(need.first, need.end), need.end, index, 0))
+    rows += _reshard_rows(graph) + _partial_rows(program, graph, fusion.compiler.combines_all_reduces)
+    columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
+    whole = columns.astype(np.int64)
+    return LiveRanges(whole[0], whole[1], columns[2], whole[3], whole[4], whole[5], whole[6], len(program.ops))
 
 
-def _find_births(program: FlatProgram, inputs: set[int]) -> dict[int, int]:
-    """Return the operation at which each value is first written: -1 for inputs, the start of the loop for its results."""
-    births: dict[int, int] = dict.fromkeys(inputs, -1)
-    for time, op in enumerate(program.ops):
-        for result in op.results:
-            births[result] = time
-    for loop in program.loops:
-        births.update(dict.fromkeys((*loop.results, *loop.carries), loop.start))
-    return births
-
-
-def _find_last_reads(
-    program: FlatProgram,
-    materialized: set[int],
-    sources: Mapping[int, frozenset[int]],
-    births: Mapping[int, int],
-    inputs: set[int],
-    state: frozenset[int],
-) -> dict[int, int]:
-    """Return the last operation that reads each materialized value, directly or through operations that are fused into it.
-
-    A value from outside of a loop that is read inside lives until the end of the loop. An output lives until the end of the
-    step, unless it is new state, which takes the memory of the old state.
-    """
-    loops_around: list[list[tuple[int, int]]] = [[] for _ in program.ops]
-    for loop in program.loops:
-        for time in range(loop.start, loop.end):
-            loops_around[time].append((loop.start, loop.end - 1))
-    last_reads: dict[int, int] = {}
-
-    def read(value: int, time: int) -> None:
-        for source in sources.get(value, ()):
-            ends = [end for start, end in loops_around[time] if births.get(source, 0) < start]
-            last_reads[source] = max(last_reads.get(source, -1), time, *ends)
-
-    for time, op in enumerate(program.ops):
-        if any(result in materialized for result in op.results):
-            for operand in op.operands:
-                if operand is not None:
-                    read(operand, time)
-    for loop in program.loops:
-        for value in loop.read:
-            if loop.end > loop.start:
-                read(value, loop.end - 1)
-        for value in loop.results:
-            last_reads[value] = max(last_reads.get(value, -1), loop.end - 1)
-    for index, output in enumerate(program.outputs):
-        if output is None or output in inputs:
-            continue
-        if index in state:
-            read(output, min(births.get(output, 0), len(program.ops) - 1))
-        else:
-            for source in sources.get(output, ()):
-                last_reads[source] = len(program.ops) - 1
-    return last_reads
-
-
-def _reshard_rows(graph: Graph) -> list[tuple[int, int, int, int, int, int]]:
-    """Return the live ranges of arrays that exist only if an edge of a non-elementwise operation reshards."""
+def _reshard_rows(graph: Graph) -> list[Row]:
+    """Return the live ranges of arrays that exist only if an edge to an operation reshards."""
     time_of = {node: graph.nodes[node].label for node in graph.op}
     operands = defaultdict(list)
     for edge in graph.edges:
         if edge.kind == "operand":
             operands[edge.a].append(edge)
-    rows = []
+    rows: list[Row] = []
     for index, edge in enumerate(graph.edges):
         if edge.kind == "shared_reshard":
             reads = [time_of[operand.b] for operand in operands[edge.b]]
-            rows.append((edge.value, edge.b, edge.bytes, min(reads), max(reads), index))
+            rows.append((edge.value, edge.b, edge.bytes, min(reads), max(reads), index, 0))
         elif edge.kind == "operand":
-            rows.append((edge.value, edge.b, edge.bytes, time_of[edge.b], time_of[edge.b], index))
-        elif edge.kind == "result" and edge.partial:
-            rows.append((edge.value, edge.a, edge.bytes, time_of[edge.a], time_of[edge.a], index))
+            rows.append((edge.value, edge.b, edge.bytes, time_of[edge.b], time_of[edge.b], index, 0))
     return rows
 
 
-def _find_first_reads(program: FlatProgram, inputs: set[int]) -> dict[int, int]:
-    """Return the first operation that reads each input."""
-    first: dict[int, int] = {}
-    for time, op in enumerate(program.ops):
+def _partial_rows(program: FlatProgram, graph: Graph, combines: bool) -> list[Row]:
+    """Return the live ranges of partial results, until they are summed.
+
+    Args:
+      program: the step.
+      graph: its decisions.
+      combines: whether the compiler combines independent sums into one collective. Partial results then wait for each other, and
+        a sum exists in full before it is sliced.
+    """
+    time_of = {node: graph.nodes[node].label for node in graph.op}
+    partial = [(time_of[edge.a], index) for index, edge in enumerate(graph.edges) if edge.kind == "result" and edge.partial]
+    if not combines:
+        return [
+            (graph.edges[index].value, graph.edges[index].a, graph.edges[index].bytes, time, time, index, 0)
+            for time, index in partial
+        ]
+    first_read = _find_first_reads(program)
+    products = [time for time, op in enumerate(program.ops) if op.primitive in CONTRACTIONS]
+    rows: list[Row] = []
+    waiting: list[tuple[int, int]] = []
+    until = len(program.ops)
+
+    def add(time: int, index: int, end: int) -> None:
+        edge = graph.edges[index]
+        rows.append((edge.value, edge.a, edge.bytes, time, time, index, 1))
+        rows.append((edge.value, edge.a, edge.bytes, time, end, index, 2))
+
+    for time, index in sorted(partial):
+        edge = graph.edges[index]
+        read = first_read[edge.value]
+        following = bisect.bisect_right(products, time)
+        if read <= (products[following] if following < len(products) else time):
+            add(time, index, time)  # the next product depends on it
+            continue
+        if waiting and (time >= until or edge.count != graph.edges[waiting[-1][1]].count):
+            for each in waiting:
+                add(*each, waiting[-1][0])
+            waiting, until = [], len(program.ops)
+        waiting.append((time, index))
+        until = min(until, read)
+    for each in waiting:
+        add(*each, waiting[-1][0])
+    return rows
+
+
+def _find_first_reads(program: FlatProgram) -> list[int]:
+    """Return, for each value, the first operation that reads it other than to reshape it."""
+    never = len(program.ops)
+    first = [never] * len(program.values)
+    for time in range(never - 1, -1, -1):
+        op = program.ops[time]
         for operand in op.operands:
-            if operand in inputs:
-                first.setdefault(operand, time)
-    for loop in program.loops:
-        for value in loop.read:
-            if value in inputs:
-                first[value] = min(first.get(value, loop.start), loop.start)
+            if operand is not None:
+                through = first[op.results[0]] if op.primitive in ALIASES and op.results else time
+                first[operand] = min(first[operand], through)
     return first

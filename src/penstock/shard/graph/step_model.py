@@ -9,7 +9,9 @@ from penstock.shard.graph.axis_groups import AxisGroups, find_axis_groups
 from penstock.shard.graph.constraints import FixedLayout
 from penstock.shard.graph.decisions import Graph, build_graph
 from penstock.shard.graph.folding import FoldedGraph, fold_layers
+from penstock.shard.graph.fusion import fuse, hbm_traffic
 from penstock.shard.graph.live_ranges import LiveRanges, find_live_ranges
+from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.trace.flat_program import FlatProgram
 from penstock.shard.trace.step import TracedStep
 
@@ -24,6 +26,7 @@ class StepModel:
       graph: its decisions.
       folded: the decisions with repeated layers folded.
       live_ranges: the operations during which each array is in memory.
+      compiler: how the compiler fuses and uses memory.
     """
 
     program: FlatProgram
@@ -31,6 +34,7 @@ class StepModel:
     graph: Graph
     folded: FoldedGraph
     live_ranges: LiveRanges
+    compiler: CompilerModel
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -38,14 +42,16 @@ class StepModel:
         return tuple(self.graph.leaf[value] for value in self.program.inputs)
 
 
-def build_step_model(traced: TracedStep, fixed: Mapping[int, FixedLayout]) -> StepModel:
+def build_step_model(traced: TracedStep, fixed: Mapping[int, FixedLayout], compiler: CompilerModel) -> StepModel:
     """Build the model of a step.
 
     Args:
       traced: the step.
       fixed: layouts that the user prescribes for inputs, by the index of the input.
+      compiler: how the compiler fuses.
     """
     program = traced.program
     groups = find_axis_groups(program)
-    graph = build_graph(program, groups, traced.state, fixed)
-    return StepModel(program, groups, graph, fold_layers(graph), find_live_ranges(program, graph, frozenset(traced.state)))
+    fusion = fuse(program, frozenset(traced.state), compiler)
+    graph = build_graph(program, groups, traced.state, fixed, hbm_traffic(program, fusion))
+    return StepModel(program, groups, graph, fold_layers(graph), find_live_ranges(program, graph, fusion), compiler)

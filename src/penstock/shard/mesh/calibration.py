@@ -102,7 +102,8 @@ def measure_devices(devices: list[Any]) -> Hardware:
     source = f"measured on {platform.node()}"
     source += "" if len(devices) > 1 else "; the links are unknown, and taken to be as fast as the memory"
     memory = device_memory(device, len(devices))
-    return Hardware(THIS_MACHINE, flops, memory, memory_bandwidth, link_bandwidth, link_latency, source)
+    compiled_as = device.platform if device.platform in ("tpu", "cpu") else "gpu"
+    return Hardware(THIS_MACHINE, flops, memory, memory_bandwidth, link_bandwidth, link_latency, source, platform=compiled_as)
 
 
 def _seconds(function: Callable[..., Any], *arguments: Any) -> float:

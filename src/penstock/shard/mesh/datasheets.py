@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from penstock.shard.mesh.hardware import Hardware
 
 _GB = 10**9
-_GIB = 2**30
+_GIB, _MIB = 2**30, 2**20
 _TERA = 1e12
+
+# MiB of vector memory (VMEM) that a program of one device uses: Google, "How to scale your model", part 2.
+_VMEM = {"v4": 32, "v5e": 128, "v5p": 64, "v6e": 128}
 
 # Seconds of one step of a ring, as an order of magnitude. No datasheet gives them. A hop over ICI takes about 1 µs (Google,
 # "How to scale your model", part 2). NCCL takes some µs for a step over NVLink or PCIe, most of it to start kernels
@@ -38,6 +41,8 @@ def _tpu(
         link_bandwidth=gbps_links / 8 / links * _GB,
         link_latency=_ICI_LATENCY,
         source=page,
+        platform="tpu",
+        fast_memory=_VMEM[version] * _MIB,
     )
 
 

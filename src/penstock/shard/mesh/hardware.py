@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
+from penstock.shard.mesh.compiler_models import COMPILER_MODELS
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -27,6 +29,8 @@ class Hardware:
         the active axis use all of them. PCIe: the bus.
       link_latency: seconds of a step from one device to the next; an order of magnitude.
       source: the datasheet.
+      platform: the compiler that makes its programs: "tpu", "gpu" or "cpu" (`compiler_models.py`).
+      fast_memory: bytes of memory on the chip in which the compiler keeps temporary arrays: VMEM on TPUs.
       axis_bandwidth: bytes/s by mesh axis, where it is not `link_bandwidth`, such as for an axis between nodes.
       axis_latency: seconds by mesh axis, where it is not `link_latency`.
     """
@@ -40,14 +44,19 @@ class Hardware:
     source: str
     axis_bandwidth: Mapping[str, float] = field(default_factory=dict)
     axis_latency: Mapping[str, float] = field(default_factory=dict)
+    platform: str = "gpu"
+    fast_memory: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers.
 
         Raises:
           TypeError: a figure is not a number, or a mapping is not a dict.
-          ValueError: a size or a speed is not above 0, the memory is infinite, or a latency is negative or infinite.
+          ValueError: the platform is unknown, a size or speed is not above 0, the memory is infinite, or a latency is negative or
+            infinite.
         """
+        if self.platform not in COMPILER_MODELS:
+            raise ValueError(f"Hardware {self.name!r}: platform={self.platform!r} is none of {', '.join(COMPILER_MODELS)}")
         numbers: dict[str, Any] = {
             name: getattr(self, name) for name in ("memory", "memory_bandwidth", "link_bandwidth", "link_latency")
         }

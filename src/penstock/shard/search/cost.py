@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.shard.graph.batch_dims import find_batch_dims
-from penstock.shard.graph.live_ranges import TEMP_FACTOR
 from penstock.shard.mesh.resharding import union
 from penstock.shard.search.problem import Assignment, Problem
 
@@ -138,7 +137,7 @@ def predict_cost(
     total = problem.memory(assignment)[0]
     stored = dict.fromkeys(("parameters", "optimizer", "batch", "other"), 0.0)
     for role, leaf, (_, size) in zip(roles, inputs, problem.stored, strict=True):
-        stored[role] += size / problem.links.shards(union(assignment[leaf]))
+        stored[role] += problem.stored_bytes(leaf, size, assignment[leaf])
     sizes = {role: int(size) for role, size in stored.items()}
     memory = Memory(**sizes, activations=max(0, int(total) - sum(sizes.values())))
     collectives = [PlannedCollective(kind, axes, *entry) for (kind, axes), entry in totals.items()]
@@ -167,7 +166,7 @@ def largest_live_values(problem: Problem, assignment: Assignment, count: int) ->
     _, time = problem.memory(assignment)
     alive = np.flatnonzero((problem.live_ranges.start <= time) & (problem.live_ranges.end >= time))
     order = alive[np.argsort(-each[alive], kind="stable")][:count]
-    return [(int(problem.live_ranges.value[row]), float(each[row]) / TEMP_FACTOR) for row in order]
+    return [(int(problem.live_ranges.value[row]), float(each[row])) for row in order]
 
 
 def axis_work(problem: Problem, assignment: Assignment, batch: Sequence[int]) -> dict[str, dict[str, float]]:

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.shard.graph.constraints import FixedLayout, fixed_layouts
 from penstock.shard.graph.roles import infer_roles
 from penstock.shard.graph.step_model import StepModel, build_step_model
+from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.search.baselines import data_parallel, fully_sharded
 from penstock.shard.search.problem import Assignment, Problem, build_problem
@@ -64,6 +65,7 @@ def prepare_meshes(
     hardware: Hardware,
     constraints: Mapping[str, Any] | None,
     given_roles: Mapping[int, str],
+    compiler: CompilerModel,
 ) -> list[PreparedMesh]:
     """Build the search problem of each mesh that the user's constraints allow.
 
@@ -73,6 +75,7 @@ def prepare_meshes(
       hardware: the devices.
       constraints: path pattern → `PartitionSpec`.
       given_roles: index of an input → the role that the user gives it.
+      compiler: how the compiler that decides fuses and uses memory.
 
     Returns:
       The meshes that the constraints allow, in the order of the shapes.
@@ -91,7 +94,7 @@ def prepare_meshes(
             errors.append(error)
             continue
         if model is None or fixed != last:
-            model, last = build_step_model(traced, fixed), fixed
+            model, last = build_step_model(traced, fixed, compiler), fixed
             roles = [given_roles.get(index, role) for index, role in enumerate(infer_roles(model, traced.state))]
         prepared.append(_prepare(model, shape, hardware, roles))
     if not prepared:

@@ -7,6 +7,7 @@ peak; `solver.py` raises it until the plan fits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,8 +17,10 @@ from penstock.shard.graph.decisions import Edge, Graph, Node
 from penstock.shard.graph.folding import FoldedGraph
 from penstock.shard.graph.live_ranges import LiveRanges
 from penstock.shard.graph.step_model import StepModel
+from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
+from penstock.shard.mesh.tiles import tiled_bytes
 from penstock.shard.search.bucket_elimination import bucket_eliminate
 
 Assignment = list[Layout]
@@ -25,6 +28,8 @@ Assignment = list[Layout]
 
 _ROW_ELEMENTS = 128
 """Elements in a row of a TPU tile. A GPU memory transaction has 32 to 128 elements."""
+_FORMS = ("", "reduce-scatter", "all-reduce")
+"""The first collective of an edge, where a live range depends on it (`LiveRanges.form`)."""
 _STORAGE_PRICE = 1e-3
 """Cost of storing all inputs replicated, as a fraction of the compute seconds. It breaks ties in favour of less memory."""
 
@@ -40,6 +45,7 @@ class Problem:
       hardware: the device.
       live_ranges: the operations during which each array is in memory.
       stored: (node, bytes of the global array) of each stored input.
+      compiler: how the compiler uses memory.
     """
 
     graph: Graph
@@ -48,6 +54,7 @@ class Problem:
     hardware: Hardware
     live_ranges: LiveRanges
     stored: tuple[tuple[int, int], ...]
+    compiler: CompilerModel
     _tables: dict = field(default_factory=dict, repr=False)
     _work: dict = field(default_factory=dict, repr=False)
 
@@ -170,13 +177,29 @@ class Problem:
         each = live_ranges.bytes / shards[live_ranges.node]
         for row in np.flatnonzero(live_ranges.edge >= 0):
             edge = self.graph.edges[live_ranges.edge[row]]
-            if not self.reshard_steps(edge, assignment):
+            steps = self.reshard_steps(edge, assignment)
+            if not steps or (live_ranges.form[row] and steps[0].kind != _FORMS[live_ranges.form[row]]):
                 each[row] = 0.0
             elif edge.kind in ("operand", "result"):
                 dims = edge.target if edge.kind == "operand" else edge.source
                 each[row] = live_ranges.bytes[row] / self.links.shards(union(project(dims, assignment[live_ranges.node[row]])))
-        stored = sum(size / shards[node] for node, size in self.stored)
+        stored = sum(self.stored_bytes(node, size, assignment[node]) for node, size in self.stored)
         return each, stored
+
+    def stored_bytes(self, node: int, size: int, layout: Layout) -> float:
+        """Return the bytes that one device stores of an input, with the padding of its tiles.
+
+        Args:
+          node: index of the input's node.
+          size: bytes of the global array.
+          layout: the layout of the node.
+        """
+        if not self.compiler.tiles:
+            return size / self.links.shards(union(layout))
+        shape = self.graph.nodes[node].sizes
+        elements = math.prod(shape)
+        local = tuple(dim // self.links.shards(mask) for dim, mask in zip(shape, layout, strict=True))
+        return tiled_bytes(local, size // elements) if elements else 0
 
     def memory(self, assignment: Assignment) -> tuple[float, int]:
         """Return the peak memory of one device in bytes, and the operation at which it is reached.
@@ -192,7 +215,9 @@ class Problem:
         if not len(live):
             return stored, 0
         time = int(np.argmax(live))
-        return stored + float(live[time]), time
+        fast = self.hardware.fast_memory / 2 if self.compiler.tiles else 0.0
+        held = max(0.0, float(live[time]) - fast)
+        return stored + held + self.compiler.reserve * len(live), time
 
     def improve(self, assignment: Assignment, axis: int, prices: np.ndarray) -> Assignment:
         """Find the best use of one mesh axis, given how the others are used.
@@ -309,7 +334,7 @@ def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware)
     )
     program = model.program
     stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
-    return Problem(model.graph, model.folded, links, hardware, model.live_ranges, stored)
+    return Problem(model.graph, model.folded, links, hardware, model.live_ranges, stored, model.compiler)
 
 
 def project(dims: Sequence[int | None], layout: Layout) -> Layout:

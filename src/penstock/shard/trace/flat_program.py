@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -25,6 +25,9 @@ from penstock.shard.unknown_costs import about_loops, about_operations
 
 Path = tuple[int | str, ...]
 """The position of an equation: its index in the step's jaxpr, then its index in each nested jaxpr."""
+
+CHECKPOINTS = frozenset(["checkpoint", "remat", "remat2"])
+"""Primitives of `jax.checkpoint`."""
 
 INLINED = {
     "jit": "jaxpr",
@@ -69,6 +72,8 @@ class Op:
         each operand, then for each result. A layout has one entry per dimension: a tuple of mesh axes, or None if it is
         unconstrained.
       unknown: names of the primitives in the operation whose cost is unknown.
+      region: the path of the innermost `jax.checkpoint` that it is in; () if it is in none.
+      rounded: whether a TPU rounds its float32 operands to bfloat16, as it does for products of the default precision.
     """
 
     path: Path
@@ -80,6 +85,8 @@ class Op:
     flops: float
     fixed: tuple[tuple[tuple[str, ...] | None, ...], ...] | None = None
     unknown: tuple[str, ...] = ()
+    region: Path = ()
+    rounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,22 @@ class SameSharding:
 
 
 @dataclass(frozen=True)
+class Carry:
+    """A value that each iteration of a loop passes to the next. None stands for a literal.
+
+    Attributes:
+      initial: the value before the loop.
+      before, after: the values inside of the body with which an iteration starts and ends.
+      result: the value after the loop.
+    """
+
+    initial: int | None
+    before: int
+    after: int | None
+    result: int
+
+
+@dataclass(frozen=True)
 class Loop:
     """A loop, whose body is a range of operations.
 
@@ -105,23 +128,39 @@ class Loop:
       path: the position of the loop in the jaxpr.
       start, end: indices of the first operation of the body, and of the first after it.
       operands: the values from outside that it reads; None for literals.
-      results: its results, whose memory is taken when it starts.
-      carries: the values inside of the body that each iteration starts from: carries and slices.
       length: the number of iterations; None if it is unknown.
+      carries: the values that iterations pass on.
+      slices: pairs (stack outside, slice inside) of the values of which each iteration reads a slice.
+      stacks: pairs (slice inside, stack outside) of the results of which each iteration writes a slice.
     """
 
     path: Path
     start: int
     end: int
     operands: tuple[int | None, ...]
-    results: tuple[int, ...]
-    carries: tuple[int, ...]
     length: int | None
+    carries: tuple[Carry, ...]
+    slices: tuple[tuple[int | None, int], ...] = ()
+    stacks: tuple[tuple[int | None, int], ...] = ()
 
     @property
     def read(self) -> tuple[int, ...]:
         """Return the operands that are values and not literals."""
         return tuple(operand for operand in self.operands if operand is not None)
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """A `cond`, whose branches are ranges of operations, one after the other.
+
+    Attributes:
+      start, end: indices of the first operation of the branches, and of the first after them.
+      results: pairs (result of a branch, result of the `cond`), for each branch.
+    """
+
+    start: int
+    end: int
+    results: tuple[tuple[int | None, int], ...]
 
 
 @dataclass
@@ -132,6 +171,7 @@ class FlatProgram:
       values: all arrays.
       ops: all operations in program order; the body of a loop stands where the loop is.
       loops: all loops, inner ones before those that contain them.
+      conditionals: all conditionals.
       same_sharding: constraints between values inside of loops and branches and values outside.
       inputs: the arguments of the step, flattened.
       constants: the values that the step closes over.
@@ -141,6 +181,7 @@ class FlatProgram:
     values: list[Value] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)
+    conditionals: list[Conditional] = field(default_factory=list)
     same_sharding: list[SameSharding] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
@@ -176,7 +217,7 @@ def flatten(closed: ClosedJaxpr) -> FlatProgram:
         for variable in variables:
             environment[variable] = _new_value(program, variable.aval)
             numbers.append(environment[variable])
-    _flatten_jaxpr(program, closed.jaxpr, environment, (), 1.0)
+    _flatten_jaxpr(program, closed.jaxpr, environment, _Place())
     program.outputs = [_read(environment, atom) for atom in closed.jaxpr.outvars]
     return program
 
@@ -209,32 +250,50 @@ def _read(environment: Mapping[Any, int], atom: Any) -> int | None:
     return None if isinstance(atom, core.Literal) else environment[atom]
 
 
-def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+@dataclass(frozen=True)
+class _Place:
+    """Where an equation or a jaxpr stands.
+
+    Attributes:
+      path: its position.
+      count: how often it runs in a step.
+      region: the path of the innermost `jax.checkpoint` around it.
+    """
+
+    path: Path = ()
+    count: float = 1.0
+    region: Path = ()
+
+    def inside(self, part: int | str, times: float = 1.0) -> _Place:
+        """Return the place of a part that runs `times` as often."""
+        return replace(self, path=(*self.path, part), count=self.count * times)
+
+
+def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int], place: _Place) -> None:
     """Append the operations of a jaxpr to the program.
 
     Args:
       program: the program to append to.
       jaxpr: an open jaxpr.
       environment: variable → index of its value; extended here.
-      path: the position of the jaxpr.
-      count: how often it runs in a step.
+      place: where the jaxpr stands.
     """
     for index, equation in enumerate(jaxpr.eqns):
-        here = (*path, index)
+        here = place.inside(index)
         name = equation.primitive.name
         if name in INLINED and INLINED[name] in equation.params:
-            _inline_call(program, equation, environment, here, count)
+            _inline_call(program, equation, environment, replace(here, region=here.path) if name in CHECKPOINTS else here)
         elif name == "scan":
-            _inline_scan(program, equation, environment, here, count)
+            _inline_scan(program, equation, environment, here)
         elif name == "while":
-            _inline_while(program, equation, environment, here, count)
+            _inline_while(program, equation, environment, here)
         elif name == "cond":
-            _inline_cond(program, equation, environment, here, count)
+            _inline_cond(program, equation, environment, here)
         else:
-            _append_op(program, equation, environment, here, count)
+            _append_op(program, equation, environment, here)
 
 
-def _append_op(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+def _append_op(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
     operands = [atom.aval for atom in equation.invars]
     results = [variable.aval for variable in equation.outvars]
     for variable in equation.outvars:
@@ -244,17 +303,26 @@ def _append_op(program: FlatProgram, equation: Any, environment: dict[Any, int],
     rule = independent_dims(operands, results) if name == "shard_map" else find_rule(name, equation.params, operands, results)
     program.ops.append(
         Op(
-            path,
+            place.path,
             name,
             rule,
             tuple(_read(environment, atom) for atom in equation.invars),
             tuple(environment[variable] for variable in equation.outvars),
-            count,
+            place.count,
             count_flops(equation),
             fixed,
             find_unknown_costs(equation),
+            place.region,
+            _is_rounded(equation),
         )
     )
+
+
+def _is_rounded(equation: Any) -> bool:
+    """Return whether a TPU rounds the float32 operands of an equation to bfloat16: of products, unless more is asked for."""
+    precision = equation.params.get("precision", jax.lax.Precision.HIGHEST)
+    each = precision if isinstance(precision, tuple) else (precision,)
+    return all(one in (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT) for one in each)
 
 
 def _open_jaxpr(jaxpr: Any) -> Any:
@@ -274,85 +342,85 @@ def _bind_operands(program: FlatProgram, jaxpr: Any, operands: Sequence[int | No
     return body, environment
 
 
-def _inline_call(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+def _inline_call(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
     operands = [_read(environment, atom) for atom in equation.invars]
     body, inner = _bind_operands(program, equation.params[INLINED[equation.primitive.name]], operands)
-    _flatten_jaxpr(program, body, inner, path, count)
+    _flatten_jaxpr(program, body, inner, place)
     for variable, result in zip(equation.outvars, body.outvars, strict=True):
         value = _read(inner, result)
         environment[variable] = _new_value(program, variable.aval) if value is None else value
 
 
-def _inline_scan(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+def _inline_scan(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
     """Append the body of a scan, which counts `length` times.
 
     A carry has the sharding of its initial and its final value. A slice [...] has that of the stack [length, ...].
     """
-    consts, carries = scan_counts(equation.params)
+    consts, carried = scan_counts(equation.params)
+    length = equation.params["length"]
     outer = [_read(environment, atom) for atom in equation.invars]
     body = _open_jaxpr(equation.params["jaxpr"])
-    operands: list[int | None] = list(outer[:consts])
-    for index, variable in enumerate(body.invars[consts:]):
-        operands.append(_new_value(program, variable.aval))
-        _share_sharding(program, outer[consts + index], operands[-1], skip=0 if index < carries else 1)
-    body, inner = _bind_operands(program, equation.params["jaxpr"], operands)
+    own = [_new_value(program, variable.aval) for variable in body.invars[consts:]]
+    for index, (outside, value) in enumerate(zip(outer[consts:], own, strict=True)):
+        _share_sharding(program, outside, value, skip=0 if index < carried else 1)
+    body, inner = _bind_operands(program, equation.params["jaxpr"], [*outer[:consts], *own])
     start = len(program.ops)
-    _flatten_jaxpr(program, body, inner, (*path, "body"), count * equation.params["length"])
-    end = len(program.ops)
-    for index, (variable, result) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
-        environment[variable] = _new_value(program, variable.aval)
-        _share_sharding(program, environment[variable], _read(inner, result), skip=0 if index < carries else 1)
-        if index < carries:
-            _share_sharding(program, environment[variable], operands[consts + index])
-    _append_loop(program, equation, environment, path, (start, end), operands[consts:], equation.params["length"])
+    _flatten_jaxpr(program, body, inner, place.inside("body", length))
+    carries, stacks = [], []
+    for index, (variable, atom) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
+        result = environment[variable] = _new_value(program, variable.aval)
+        after = _read(inner, atom)
+        _share_sharding(program, result, after, skip=0 if index < carried else 1)
+        if index < carried:
+            _share_sharding(program, result, own[index])
+            carries.append(Carry(outer[consts + index], own[index], after, result))
+        else:
+            stacks.append((after, result))
+    slices = tuple(zip(outer[consts + carried :], own[carried:], strict=True))
+    operands = tuple(outer)
+    program.loops.append(Loop(place.path, start, len(program.ops), operands, length, tuple(carries), slices, tuple(stacks)))
 
 
-def _inline_while(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+def _inline_while(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
     """Append the condition and the body of a while loop. They count once, and `FlatProgram.unknown` reports this."""
     cond_consts, body_consts = equation.params["cond_nconsts"], equation.params["body_nconsts"]
     outer = [_read(environment, atom) for atom in equation.invars]
-    carries = [_new_value(program, variable.aval) for variable in equation.outvars]
-    for initial, carry in zip(outer[cond_consts + body_consts :], carries, strict=True):
-        _share_sharding(program, initial, carry)
+    own = [_new_value(program, variable.aval) for variable in equation.outvars]
+    initial = outer[cond_consts + body_consts :]
+    for outside, value in zip(initial, own, strict=True):
+        _share_sharding(program, outside, value)
     start = len(program.ops)
-    body, inner = _bind_operands(program, equation.params["cond_jaxpr"], [*outer[:cond_consts], *carries])
-    _flatten_jaxpr(program, body, inner, (*path, "cond"), count)
-    operands = [*outer[cond_consts : cond_consts + body_consts], *carries]
+    body, inner = _bind_operands(program, equation.params["cond_jaxpr"], [*outer[:cond_consts], *own])
+    _flatten_jaxpr(program, body, inner, place.inside("cond"))
+    operands = [*outer[cond_consts : cond_consts + body_consts], *own]
     body, inner = _bind_operands(program, equation.params["body_jaxpr"], operands)
-    _flatten_jaxpr(program, body, inner, (*path, "body"), count)
-    for variable, carry, result in zip(equation.outvars, carries, body.outvars, strict=True):
-        environment[variable] = _new_value(program, variable.aval)
-        _share_sharding(program, environment[variable], carry)
-        _share_sharding(program, environment[variable], _read(inner, result))
-    _append_loop(program, equation, environment, path, (start, len(program.ops)), carries, None)
+    _flatten_jaxpr(program, body, inner, place.inside("body"))
+    carries = []
+    for variable, outside, before, atom in zip(equation.outvars, initial, own, body.outvars, strict=True):
+        result = environment[variable] = _new_value(program, variable.aval)
+        after = _read(inner, atom)
+        _share_sharding(program, result, before)
+        _share_sharding(program, result, after)
+        carries.append(Carry(outside, before, after, result))
+    program.loops.append(Loop(place.path, start, len(program.ops), tuple(outer), None, tuple(carries)))
 
 
-def _append_loop(
-    program: FlatProgram,
-    equation: Any,
-    environment: Mapping[Any, int],
-    path: Path,
-    operations: tuple[int, int],
-    carries: Sequence[int | None],
-    length: int | None,
-) -> None:
-    operands = tuple(_read(environment, atom) for atom in equation.invars)
-    results = tuple(environment[variable] for variable in equation.outvars)
-    known_carries = tuple(carry for carry in carries if carry is not None)
-    program.loops.append(Loop(path, *operations, operands, results, known_carries, length))
-
-
-def _inline_cond(program: FlatProgram, equation: Any, environment: dict[Any, int], path: Path, count: float) -> None:
+def _inline_cond(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
     """Append the branches of a cond. Each counts 1 / (number of branches), as if all ran equally often."""
     operands = [_read(environment, atom) for atom in equation.invars[1:]]
     for variable in equation.outvars:
         environment[variable] = _new_value(program, variable.aval)
     branches = equation.params["branches"]
+    start = len(program.ops)
+    results = []
     for index, branch in enumerate(branches):
         body, inner = _bind_operands(program, branch, operands)
-        _flatten_jaxpr(program, body, inner, (*path, f"branch{index}"), count / len(branches))
-        for variable, result in zip(equation.outvars, body.outvars, strict=True):
-            _share_sharding(program, environment[variable], _read(inner, result))
+        _flatten_jaxpr(program, body, inner, place.inside(f"branch{index}", 1 / len(branches)))
+        for variable, atom in zip(equation.outvars, body.outvars, strict=True):
+            result = _read(inner, atom)
+            _share_sharding(program, environment[variable], result)
+            results.append((result, environment[variable]))
+    program.conditionals.append(Conditional(start, len(program.ops), tuple(results)))
 
 
 def _share_sharding(program: FlatProgram, outer: int | None, inner: int | None, skip: int = 0) -> None:

@@ -1,0 +1,43 @@
+"""How the compilers of TPUs, GPUs and CPUs fuse operations and use memory, as far as a plan needs it.
+
+The rules are those of XLA's sources where they are open, and were read from compiled programs where they are not (TPU).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class CompilerModel:
+    """A model of what a compiler does.
+
+    Attributes:
+      name: "tpu", "gpu" or "cpu".
+      computes_again: whether an elementwise operation of any cost may be computed again for each reader, if that saves memory.
+        Otherwise only cheap operations are.
+      fuses_products: whether elementwise operations are fused into the products that read them, and the operations that read a
+        product into the product.
+      rounds_products: whether products of the default precision read float32 operands as bfloat16, so that an operand that only
+        products read is stored in half of its bytes.
+      combines_all_reduces: whether it combines all all-reduces that do not depend on each other, so that their operands are live
+        at the same time.
+      tiles: whether arrays are stored in tiles of 8 × 128 elements (`tiles.py`).
+      reserve: bytes of temporary memory that a program takes for each of its operations.
+    """
+
+    name: str
+    computes_again: bool
+    fuses_products: bool
+    rounds_products: bool
+    combines_all_reduces: bool
+    tiles: bool
+    reserve: int = 0
+
+
+CPU = CompilerModel("cpu", False, False, False, combines_all_reduces=True, tiles=False)
+GPU = replace(CPU, name="gpu", combines_all_reduces=False)
+TPU = CompilerModel("tpu", True, True, True, combines_all_reduces=False, tiles=True, reserve=2600)
+
+COMPILER_MODELS = {each.name: each for each in (TPU, GPU, CPU)}
+"""The models by platform."""
