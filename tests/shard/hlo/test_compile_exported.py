@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from tests.shard.hlo.train_step import MESH, PARAMETERS, directly, elsewhere, here, train
 
-from penstock.shard.errors import CompileError
+from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError
 from penstock.shard.hlo import compile_exported, compile_worker
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.compile_exported import export_program, measure_exported
@@ -86,8 +86,25 @@ def test_a_crash_of_the_compiler_affects_one_program_only(monkeypatch):
 
     monkeypatch.setattr(compile_exported, "_start", dies_first)
     dead, alive = measure_exported([doubled()] * 2)
-    assert str(dead) == "the process that compiled it ended with signal 9: last words"
+    assert isinstance(dead, CompilerFailedError)
+    first, last = str(dead).splitlines()
+    assert first.startswith("the process that compiled it was killed (signal 9), perhaps because the machine ran out of memory")
+    assert last == "last words"
     assert alive.arguments == 64 * 64 * 4 // 8
+
+
+def test_a_compiler_that_takes_too_long_is_ended():
+    found = measure_exported([doubled()] * 2, processes=2, timeout=0.01)
+    assert all(isinstance(each, CompilerFailedError) and "gave no answer in" in str(each) for each in found)
+
+
+@pytest.mark.parametrize(
+    "error", [CompileError("no"), CompilerFailedError("killed"), CompilerMemoryError("full", 17), CompilerMemoryError("full")]
+)
+def test_errors_cross_processes(error, tmp_path):
+    compile_exported.write_result(tmp_path, 0, error)
+    found = compile_exported._read_result(tmp_path / "0.json")
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
 def test_a_process_that_cannot_start_is_an_error_of_its_programs(monkeypatch, tmp_path):
