@@ -63,7 +63,7 @@ LEAST = 4 * (2 * 64 * 128 + 128 + 2 * 64 * 64) // 8
 """Bytes of the arguments of that MLP on each of 8 devices, if all are sharded."""
 
 
-# What compiles, and when.
+# The rule of what is compiled.
 
 
 def test_a_plan_far_below_its_limit_is_compiled_on_request_only():
