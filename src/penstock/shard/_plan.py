@@ -115,7 +115,7 @@ def plan(
         write=lambda mesh, decisions: write_record(mesh, decisions, traced, chosen, limit),
         choose_compiler=lambda: choose_compiler(check, chosen.name, math.prod(shapes[0].values()), traced, given),
         traced=traced,
-        least_arguments=min(map(least_arguments, prepared)),
+        least_arguments=lambda: min(map(least_arguments, prepared)),
         limit=limit,
         check=check,
     )

@@ -8,6 +8,7 @@ by prediction; only stored arguments are counted exactly.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
@@ -23,7 +24,7 @@ from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import NEAR_LIMIT, PlanRecord
 from penstock.shard.search.cost import largest_live_values
 from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
-from penstock.shard.search.problem import Assignment, Problem
+from penstock.shard.search.problem import Assignment
 from penstock.shard.trace.step import TracedStep
 
 _LARGEST = 6000
@@ -50,7 +51,7 @@ def enforce_limit(
     write: Write,
     choose_compiler: Callable[[], Compiler],
     traced: TracedStep,
-    least_arguments: float,
+    least_arguments: Callable[[], float],
     limit: int,
     check: bool | str | None,
 ) -> PlanRecord:
@@ -61,7 +62,7 @@ def enforce_limit(
       write: writes decisions as a record.
       choose_compiler: returns the compiler that decides.
       traced: the step.
-      least_arguments: the fewest bytes of stored arguments that any layout has on a device.
+      least_arguments: returns the fewest bytes of stored arguments that any layout has on a device.
       limit: bytes that one device may hold.
       check: as in `ps.plan`.
 
@@ -75,10 +76,10 @@ def enforce_limit(
     """
     found = search(limit)
     plan = write(found.prepared, found.candidate.assignment)
-    if least_arguments > limit:
-        raise PlanError(_describe_arguments(found, traced, limit, least_arguments))
-    small = len(plan.sharding_constraints.results) <= _LARGEST
     above = plan.cost.memory.total > limit
+    if above and (least := least_arguments()) > limit:
+        raise PlanError(_describe_arguments(found, traced, limit, least))
+    small = len(plan.sharding_constraints.results) <= _LARGEST
     if not check and not above and not (check is None and small and plan.unchecked):
         return plan
     compiler = choose_compiler()
@@ -86,7 +87,7 @@ def enforce_limit(
         return _warn_unchecked(plan, compiler.remark)
     trials = _Trials(search, write, compiler.compile, plan)
     try:
-        trials.run(found)
+        trials.run(found, plan)
     except CompileError as error:
         if trials.fastest is not None:
             return trials.fastest
@@ -105,7 +106,8 @@ def least_arguments(prepared: PreparedMesh) -> float:
       prepared: the mesh, with its search problem.
     """
     problem = prepared.problem
-    return sum(size / _most_shards(problem, node) for node, size in problem.stored)
+    names, lengths, nodes = problem.links.names, problem.links.sizes, problem.graph.nodes
+    return sum(size / _most_shards(nodes[node].sizes, nodes[node].fixed, names, lengths) for node, size in problem.stored)
 
 
 @dataclass(frozen=True)
@@ -154,32 +156,29 @@ class _Trials:
         """Return the number of plans that were compiled."""
         return len(self._done)
 
-    def run(self, found: MeshPlan) -> None:
+    def run(self, found: MeshPlan, plan: PlanRecord) -> None:
         """Compile what the first search found, and then what searches with corrected limits find.
 
         If none of these fits, compile the baselines too.
 
         Args:
           found: the decisions that the first search found.
+          plan: the same as a record.
         """
-        self._compile_and_correct(found.prepared, found.candidate.assignment)
+        self._try(found.prepared, found.candidate.assignment, plan)
+        self._correct()
         if not self._fitting:
             self._compile_baselines(found.prepared)
             if self._fitting:
                 self._correct()
 
-    def _compile_and_correct(self, prepared: PreparedMesh, assignment: Assignment) -> None:
-        """Compile a plan, and search again with a corrected limit as long as that finds a better one."""
-        self._try(prepared, assignment)
-        self._correct()
-
     def _correct(self) -> None:
         """Search again with a corrected limit, and compile what is found, as long as it may be better."""
         while len(self._done) < _COMPILATIONS:
-            found = self._search_again()
-            if found is None:
+            better = self._search_again()
+            if better is None:
                 return
-            self._try(found.prepared, found.candidate.assignment)
+            self._try(*better)
 
     def _compile_baselines(self, prepared: PreparedMesh) -> None:
         """Compile the baselines that may fit, those of least predicted memory first, until one fits and the others are slower."""
@@ -189,11 +188,11 @@ class _Trials:
             if plan.cost.memory.arguments > self._limit or self._was_tried(plan):
                 continue
             if best is None or (plan.cost.seconds < best.cost.seconds and len(self._done) < _COMPILATIONS):
-                self._try(prepared, prepared.baselines[name])
+                self._try(prepared, prepared.baselines[name], plan)
 
-    def _try(self, prepared: PreparedMesh, assignment: Assignment) -> None:
-        """Compile a plan."""
-        plan = self.current = self._write(prepared, assignment)
+    def _try(self, prepared: PreparedMesh, assignment: Assignment, plan: PlanRecord) -> None:
+        """Compile a plan, which is given as decisions and as a record."""
+        self.current = plan
         try:
             measured = self._compile(plan)
         except CompilerMemoryError as error:
@@ -207,7 +206,7 @@ class _Trials:
     def _fitting(self) -> list[_Trial]:
         return [each for each in self._done if each.fits]
 
-    def _search_again(self) -> MeshPlan | None:
+    def _search_again(self) -> tuple[PreparedMesh, Assignment, PlanRecord] | None:
         """Return what a search with a corrected limit finds, if it was not compiled yet and may be better; else None."""
         too_large = [each for each in self._done if not each.fits]
         within = min((_CLOSER * _predicted(each) * min(1.0, self._limit / each.needed) for each in too_large), default=math.inf)
@@ -220,9 +219,10 @@ class _Trials:
             if within < _WORTHWHILE * max(best.cost.memory.total, self._limit):
                 return None
         found = self._search(within)
-        plan = self._write(found.prepared, found.candidate.assignment)
+        prepared, assignment = found.prepared, found.candidate.assignment
+        plan = self._write(prepared, assignment)
         slower = best is not None and plan.cost.seconds > _FASTER * best.cost.seconds
-        return None if slower or self._was_tried(plan) else found
+        return None if slower or self._was_tried(plan) else (prepared, assignment, plan)
 
     def _was_tried(self, plan: PlanRecord) -> bool:
         """Return whether a plan with the same layouts was compiled."""
@@ -255,10 +255,17 @@ def _warn_unchecked(plan: PlanRecord, reason: str) -> PlanRecord:
     return plan
 
 
-def _most_shards(problem: Problem, node: int) -> int:
-    """Return over how many devices a stored leaf can be sharded at most, given the layout that the user prescribes."""
-    sizes, fixed = problem.graph.nodes[node].sizes, problem.graph.nodes[node].fixed
-    names, lengths = problem.links.names, problem.links.sizes
+@functools.lru_cache(maxsize=4096)
+def _most_shards(
+    sizes: tuple[int, ...], fixed: tuple[tuple[str, ...] | None, ...] | None, names: tuple[str, ...], lengths: tuple[int, ...]
+) -> int:
+    """Return over how many devices a stored leaf can be sharded at most.
+
+    Args:
+      sizes: sizes of its dimensions.
+      fixed: for each dimension, the mesh axes that the user prescribes; None if there are none.
+      names, lengths: the mesh axes.
+    """
     most = 1
     for dims in itertools.product(range(-1, len(sizes)), repeat=len(names)):  # the dimension that each mesh axis shards, or none
         shards = [math.prod(length for length, at in zip(lengths, dims, strict=True) if at == dim) for dim in range(len(sizes))]
