@@ -28,6 +28,7 @@ class Verified:
       measured: the compiler's figures.
       limit: bytes that one device may hold.
 
+    >>> import jax
     >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
     >>> plan = ps.plan(lambda x: x @ x, x, mesh={"data": 1}, hardware="tpu-v5e", check=False)
     >>> verified = plan.verify()
