@@ -17,7 +17,7 @@ from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.drawing import layout_drawing
 from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
-from penstock.shard.present.text import about_check, memory_parts, share_of_limit
+from penstock.shard.present.text import about_check, is_over, memory_parts, share_of_limit
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
 from penstock.shard.units import format_seconds, format_spec
@@ -103,7 +103,7 @@ def _memory(plan: PlanRecord) -> Content:
 def _memory_total(plan: PlanRecord, cost: Cost) -> Content:
     """Return the peak memory in words, marked if it exceeds the limit."""
     words = f"{format_bytes(cost.memory.total)} ({share_of_limit(plan, cost.memory.total)})"
-    return tag("span", f"{words}, over the limit", class_="over") if cost.memory.total > plan.limit else words
+    return tag("span", f"{words}, over the limit", class_="over") if is_over(plan, cost) else words
 
 
 def _costs(plan: PlanRecord) -> dict[str, Cost]:

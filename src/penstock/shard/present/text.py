@@ -77,6 +77,17 @@ def about_check(plan: PlanRecord) -> str:
     return ""
 
 
+def is_over(plan: PlanRecord, cost: Cost) -> bool:
+    """Return whether a row of the table is over the limit: by prediction, unless the compiler has shown that the plan fits.
+
+    Args:
+      plan: the plan.
+      cost: the cost of the plan or of a baseline.
+    """
+    fits = cost is plan.cost and plan.checked is not None and plan.checked.memory <= plan.limit
+    return cost.memory.total > plan.limit and not fits
+
+
 def share_of_limit(plan: PlanRecord, size: float) -> str:
     """Return bytes as a share of the memory limit: "31%".
 
@@ -123,7 +134,7 @@ def _costs(plan: PlanRecord) -> list[str]:
                 format_bytes(cost.memory.arguments),
             )
         )
-    over = ["", *("  over the limit" if cost.memory.total > plan.limit else "" for _, cost in rows)]
+    over = ["", *("  over the limit" if is_over(plan, cost) else "" for _, cost in rows)]
     return [row + end for row, end in zip(_aligned(table, ">"), over, strict=True)]
 
 
