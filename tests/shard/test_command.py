@@ -117,7 +117,7 @@ def test_a_role_is_used(planned, tmp_path):
 def test_verify_compiles_for_the_devices_present(planned):
     status, out, _ = planned("jobs_to_plan:job", *ON, "--verify")
     assert status == 0
-    assert "compiled for 8 of this process's devices (cpu)" in out
+    assert "compiled by the CPU compiler for 8 of this process's devices in" in out
     assert out.endswith("kept\n")
 
 
@@ -131,9 +131,20 @@ def test_unknown_costs_are_printed_for_the_prediction_and_for_the_compiler(plann
     ]
 
 
-def test_without_verify_nothing_is_compiled(planned, monkeypatch):
+def test_a_plan_far_below_its_limit_is_compiled_only_if_asked_for(planned, monkeypatch):
+    status, out, _ = planned("jobs_to_plan:job", *ON, "--check", "yes")
+    assert status == 0
+    assert "compiled by" in out
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)
     assert planned("jobs_to_plan:job", *ON)[0] == 0
+
+
+def test_without_a_check_a_plan_above_its_limit_is_printed_with_a_warning(planned):
+    status, out, err = planned("jobs_to_plan:job", *ON, "--check", "no", "--memory", "600KiB")
+    assert status == 0
+    assert "unchecked: the memory is predicted" in out
+    assert err.startswith("penstock plan: warning: the plan is unchecked: it is predicted to need ")
+    assert err.count("\n") == 1
 
 
 def test_the_command_runs_as_a_process_in_its_folder(folder):
@@ -142,7 +153,7 @@ def test_the_command_runs_as_a_process_in_its_folder(folder):
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     # The process has one device, not eight.
-    assert "compiled for 8 virtual CPU devices" in done.stdout
+    assert "compiled by the CPU compiler for 8 virtual devices in" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["Jobs.small", "sizes.small"])
@@ -172,6 +183,9 @@ def test_unknown_hardware_lists_the_known_names_once(planned):
         (["jobs_to_plan:job", "--devices", "4"], 2, ["devices=4"]),
         (["jobs_to_plan:job", "--memory", "100KiB"], 1, ["no layout fits 100 KiB"]),
         (["jobs_to_plan:job", "--memory", "much"], 2, ["--memory", "'much' is not a number of bytes"]),
+        (["jobs_to_plan:job", "--check", "v5e:3x3"], 2, ["--check", "'v5e:3x3'", "v5e:2x4"]),
+        (["jobs_to_plan:job", "--check", "v5e:4x4"], 2, ["v5e:4x4 has 16 devices", "needs 8", "v5e:2x4"]),
+        (["jobs_to_plan:job", "--check", "v4:2x2x2"], 2, ["tpu-v4", 'check="v5e:2x4"']),
         (["jobs_to_plan:job", "--devices", "0"], 2, ["--devices", "0: needs an integer >= 1"]),
         (["jobs_to_plan:job", "--mesh", "data"], 2, ["--mesh", "data=2,model=4"]),
         (["jobs_to_plan:job", "--mesh", "a=2,a=4"], 2, ["--mesh", "different names"]),
@@ -216,7 +230,7 @@ def test_a_module_that_cannot_be_imported_shows_why(planned):
 def test_help_has_a_worked_example(planned):
     status, out, _ = planned("--help")
     assert status == 0
-    for words in ("module:name", "def job():", "return step, state", "--verify v5e:2x4", "exit status", "nothing is compiled"):
+    for words in ("module:name", "def job():", "return step, state", "--verify v5e:2x4", "exit status", "--check v5e:2x4"):
         assert words in out
 
 

@@ -1,5 +1,7 @@
 """Planned steps of all forms train on a mesh as they do on one device, within the memory limit."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -42,18 +44,19 @@ def test_a_plan_with_a_low_memory_limit_computes_the_same_as_one_device(make):
     limit = planned(step, *args, mesh=mesh).cost.memory.total
     plan = None
     while plan is None or limit > 64:
-        try:
-            plan = planned(step, *args, mesh=mesh, memory=limit)
-        except PlanError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the last plan is above its limit
+            lower = planned(step, *args, mesh=mesh, memory=limit)
+        if lower.cost.memory.total > limit:
             break
-        limit = int(0.8 * plan.cost.memory.total)
+        plan, limit = lower, int(0.8 * lower.cost.memory.total)
     assert any(any(leaf.stored) for leaf in plan.inputs)
     assert matches_one_device(plan, step, *args)
 
 
 def test_the_error_says_how_much_is_too_much_and_what_is_largest():
-    with pytest.raises(PlanError, match="no layout fits 1 KiB a device on mesh data 2 × model 4") as raised:
-        planned(mlp_step, mlp(), rows(), mesh=MESHES[1], memory="1KiB")
+    with pytest.raises(PlanError, match="no layout that was found fits 1 KiB a device on mesh data 2 × model 4") as raised:
+        planned(mlp_step, mlp(), rows(), mesh=MESHES[1], memory="1KiB", check=True)
     for said in ("too much", "of 'params/in' float32[16, 32]", "of an activation float32[", "jax.checkpoint"):
         assert said in str(raised.value)
 

@@ -44,7 +44,11 @@ def test_the_compilers_figures_are_saved_too(tmp_path):
     plan = plan_of(mlp_step, mlp(), rows(), check=True)
     plan.save(tmp_path / "plan.json")
     assert plan.checked is not None
-    assert ps.Plan.load(tmp_path / "plan.json").checked == plan.checked
+    assert plan.checked.compiled_for == "the CPU compiler for 8 of this process's devices"
+    assert plan.checked.seconds_to_compile > 0
+    loaded = ps.Plan.load(tmp_path / "plan.json")
+    assert loaded.checked == plan.checked
+    assert str(loaded) == str(plan)
 
 
 def test_a_file_is_json_and_nothing_is_left_beside_it(saved):

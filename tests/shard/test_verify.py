@@ -34,7 +34,7 @@ def test_without_unknown_costs_there_is_no_sentence():
 def test_a_guessed_collective_is_marked_in_its_row():
     axes = ("a_long_name", "another")
     made = Measured(1, 1, 1, 1, 1e9, (Collective("reduce-scatter", 512, 8, 1.0, axes, guessed=True),), 0.0)
-    text = str(Verified(cost(collective("all-reduce", axes, 1)), replace(made, unknown=about_collectives(1)), "here", 2**30))
+    text = str(Verified(cost(collective("all-reduce", axes, 1)), replace(made, unknown=about_collectives(1)), 2**30))
     assert "reduce-scatter over a_long_name, another (guessed) " in text
     assert "compiler: unknown whether 1 collective is an all-reduce or a reduce-scatter, taken by size" in text
     assert len({len(line) for line in text.splitlines()[1:7]}) == 1

@@ -6,6 +6,8 @@ into decisions, `search/` decides, `apply/` turns the decisions into layouts, an
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,10 +19,10 @@ from jax.sharding import Mesh
 
 from penstock._bytes import parse_bytes
 from penstock.shard.arguments import find_argument, select_batch
+from penstock.shard.compiler import choose_compiler, match_topology, read_check
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
-from penstock.shard.hlo.analysis import Measured
 from penstock.shard.jit import check_step, jit_step
-from penstock.shard.memory_check import enforce_limit
+from penstock.shard.memory_check import enforce_limit, least_arguments
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.hardware import Hardware
@@ -32,7 +34,7 @@ from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.prescribed_layouts import find_meshes
 from penstock.shard.trace.step import TracedStep, trace
-from penstock.shard.verify import Verified, compile_plan, verify
+from penstock.shard.verify import Verified, verify
 from penstock.shard.write_record import write_record
 
 _DECIDED_BY_PLAN = frozenset(["in_shardings", "out_shardings", "static_argnums", "static_argnames", "donate_argnames"])
@@ -47,7 +49,7 @@ def plan(
     memory: int | str | None = None,
     constraints: Mapping[str, Any] | None = None,
     roles: Mapping[str, str] | None = None,
-    check: bool | None = None,
+    check: bool | str | None = None,
 ) -> Plan:
     """Find a sharding of all arguments and intermediates of a step, so that it runs fast and fits the memory.
 
@@ -64,14 +66,19 @@ def plan(
       constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
       roles: the roles of leaves, where the planner infers them wrongly, {path pattern: role}. A role is "parameters",
         "optimizer", "batch" or "other".
-      check: whether to compile the plan, and to search again if the compiler needs more memory than the limit. None compiles if
-        the prediction is near the limit and the program compiles in a few seconds.
+      check: the compiler that decides whether plans fit. True takes that of this process's devices, or of a TPU topology if the
+        plan is for TPUs that are not here. A string names the topology: "v5e:2x4". It also gives the hardware and the number of
+        devices if these are not given. Both compile the plan that is returned. None compiles if the prediction is near the limit
+        or above. A plan for TPUs is not judged by the CPU's compiler: without the TPU's (`pip install "penstock[tpu]"`), None
+        returns it unchecked, with a warning. False compiles nothing; if no plan is predicted to fit, it returns the one of least
+        memory, with a warning. If a compiled plan does not fit, or needs less than predicted, the search is repeated.
 
     Returns:
       A `Plan`.
 
     Raises:
-      PlanError: no layout fits the memory limit.
+      PlanError: no plan fits the memory limit once compiled, or the arguments alone exceed it.
+      CompileError: `check` asks to compile the plan, and it does not compile.
       TypeError: an argument has a wrong type; the message names it.
       ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
 
@@ -91,6 +98,10 @@ def plan(
     >>> [leaf.path for leaf in plan.inputs if leaf.role == "batch"]
     ['batch/x']
     """
+    topology = read_check(check)
+    if topology is not None:
+        hardware = topology.hardware if hardware is None else hardware
+        devices = topology.devices if mesh is None and devices is None else devices
     traced = trace(step, args)
     chosen = find_hardware(hardware) if hardware is not None else detect_hardware()
     limit = parse_bytes(memory) if memory is not None else chosen.memory
@@ -98,18 +109,22 @@ def plan(
     named = given_roles(roles, traced.inputs)
     state = {output: index for output, index in traced.state.items() if named.get(index) not in ("batch", "other")}
     traced = replace(traced, state=state)
-    prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[chosen.platform])
-
-    def compile_record(record: PlanRecord) -> tuple[Measured, str]:
-        return compile_plan(record, traced, given)
-
-    def search_again(within: float) -> PlanRecord | None:
-        found = search_meshes(prepared, within)
-        return write_record(found, traced, chosen, limit) if found.candidate.memory <= within else None
-
-    found = search_meshes(prepared, limit)
-    record = write_record(found, traced, chosen, limit)
-    record = enforce_limit(found, record, traced, compile_record, search_again, check)
+    if topology is not None:
+        match_topology(topology, shapes[0], chosen.name)
+    count = math.prod(shapes[0].values())
+    compiler = functools.cache(lambda: choose_compiler(check, chosen.name, count, traced, given))
+    # The prediction of memory is for the compiler that decides.
+    platform = compiler().platform if check else chosen.platform
+    prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
+    record = enforce_limit(
+        search=lambda within: search_meshes(prepared, within),
+        write=lambda mesh, decisions: write_record(mesh, decisions, traced, chosen, limit),
+        choose_compiler=compiler,
+        traced=traced,
+        least_arguments=lambda: min(map(least_arguments, prepared)),
+        limit=limit,
+        check=check,
+    )
     return Plan._from_record(record, traced, given)
 
 
@@ -282,8 +297,9 @@ class Plan(PlanRecord):
           The predicted cost and the compiler's figures; `print` shows them side by side.
 
         Raises:
-          ValueError: the plan was loaded, and is not bound to its step.
-          CompileError: the step does not compile, or the topology has another number of devices.
+          ValueError: the plan was loaded and is not bound to its step, there is no such topology, or it has another number of
+            devices.
+          CompileError: the step does not compile, or the compiler gave no answer.
         """
         return verify(self, self.traced, self.devices, topology)
 

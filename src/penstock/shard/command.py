@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -26,10 +27,13 @@ from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock.shard._plan import plan
 from penstock.shard.errors import CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
+from penstock.shard.hlo.topologies import find_topology
+from penstock.shard.memory_check import UNCHECKED
 
 DESCRIPTION = """\
 Find a sharding of all arguments and intermediates of a train step. The step is traced on shapes: nothing is allocated, nothing
-runs, and without --verify nothing is compiled. The planned devices need not be present.
+runs. It is compiled if its memory is predicted near the limit or above, or with --check or --verify. The planned devices need not
+be present.
 
 FUNCTION is module:name: train:job for the function job of train.py, or train:Jobs.small for an attribute of a class or an object
 in it. The current folder is searched first, as with python -m. The function takes no arguments and returns the step and its
@@ -46,6 +50,7 @@ exit status: 0; 1 if no layout fits the memory, the function or the step fails, 
 
 examples:
   penstock plan train:job --devices 8 --hardware tpu-v5e
+  penstock plan train:job --check v5e:2x4 --memory 12GiB
   penstock plan train:job --mesh data=2,model=4 --hardware tpu-v5e --memory 12GiB --html plan.html
   penstock plan train:job --devices 8 --hardware tpu-v5e --constraint 'params/embed=P("model", None)' --verify v5e:2x4"""
 
@@ -86,6 +91,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the role of the leaves of a path, if the step misleads: {', '.join(ROLES)}; may be given several times",
     )
     parser.add_argument(
+        "--check",
+        type=_check,
+        metavar="yes|no|TOPOLOGY",
+        help="the compiler that decides whether the plan fits: yes compiles it always, no never, and a TPU topology, as v5e:2x4, "
+        "with the TPU compiler (default: if the memory is predicted near the limit or above)",
+    )
+    parser.add_argument(
         "--verify",
         nargs="?",
         const="",
@@ -110,17 +122,20 @@ def run(args: argparse.Namespace) -> int:
         _check_files(args)
         step, *arguments = _load(args.function)
         warn_of_known_faults()
-        planned = plan(
-            step,
-            *arguments,
-            mesh=args.mesh,
-            devices=args.devices,
-            hardware=args.hardware,
-            memory=args.memory,
-            constraints=dict(args.constraint),
-            roles=dict(args.role),
-            check=False if args.verify is None else None,
-        )
+        with warnings.catch_warnings():
+            warnings.showwarning = _print_warning
+            warnings.filterwarnings("always", UNCHECKED)
+            planned = plan(
+                step,
+                *arguments,
+                mesh=args.mesh,
+                devices=args.devices,
+                hardware=args.hardware,
+                memory=args.memory,
+                constraints=dict(args.constraint),
+                roles=dict(args.role),
+                check=args.check,
+            )
         print(planned)
         if args.save:
             planned.save(args.save)
@@ -149,6 +164,11 @@ def _failed(message: str, status: int) -> int:
     """Print an error, and return the exit status."""
     print(f"penstock plan: error: {message}", file=sys.stderr)
     return status
+
+
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning without the place in the code from which it comes."""
+    print(f"penstock plan: warning: {message}", file=sys.stderr)
 
 
 def _load(name: str) -> tuple[Any, ...]:
@@ -213,6 +233,13 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text}: needs an integer >= 1")
     return int(text)
+
+
+def _check(text: str) -> bool | str:
+    """Parse yes, no, or a TPU topology."""
+    if text in ("yes", "no"):
+        return text == "yes"
+    return _or_refused(lambda name: find_topology(name).name, text)
 
 
 def _mesh(text: str) -> dict[str, int]:

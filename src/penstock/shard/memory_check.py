@@ -1,125 +1,322 @@
 """Enforce the memory limit.
 
-In: a plan record, and functions that compile a plan and search again. Out: a record that fits the limit. A plan is compiled if
-its prediction is near the limit; if the compiler needs more memory, the search is repeated with a lower limit.
+In: functions that search for plans, write them as records and compile them. Out: a record that fits the limit. A plan is compiled
+if its prediction is near the limit. The ratio of the prediction and the compiler's figure then corrects the limit of the next
+search: down if the plan does not fit, and up if it needs less than predicted, so that a faster plan is found. Nothing is refused
+by prediction; only stored arguments are counted exactly.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from penstock._bytes import format_bytes
-from penstock.shard.errors import CompileError, PlanError
+from penstock._bytes import counted, format_bytes
+from penstock.shard.compiler import Compiler
+from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.resharding import union
 from penstock.shard.mesh.shapes import describe_mesh
-from penstock.shard.record import PlanRecord
-from penstock.shard.search.cost import largest_live_values, predict_cost
-from penstock.shard.search.mesh_search import MeshPlan
+from penstock.shard.record import NEAR_LIMIT, PlanRecord
+from penstock.shard.search.cost import largest_live_values
+from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
+from penstock.shard.search.problem import Assignment
 from penstock.shard.trace.step import TracedStep
 
-_NEAR = 0.6
-"""A plan predicted below this fraction of the limit is compiled only on request. Few predictions are off by more
-(`penstock bench shard`)."""
-_ABOVE = 1.1
-"""A plan predicted above this multiple of the limit is refused without compiling."""
 _LARGEST = 6000
-"""Steps with more sharding constraints than this are compiled only on request. A step at this size compiles in some seconds."""
-_ATTEMPTS = 3
-"""The most plans that are compiled."""
+"""Steps with more sharding constraints than this are compiled only on request, or before they are refused. A step at this size
+compiles in some seconds."""
+_COMPILATIONS = 4
+"""The most plans that are compiled, other than the baselines before a refusal."""
+_CLOSER = 0.98
+"""Factor on a corrected limit, so that the search does not find the same plan again."""
+_WORTHWHILE = 1.05
+"""A search is repeated with a higher limit if it is higher by this factor."""
+_FASTER = 0.98
+"""A plan is compiled for its speed if it is predicted to take less than this fraction of the time of one that fits."""
 
-Compile = Callable[[PlanRecord], tuple[Measured, str]]
+UNCHECKED = "the plan is unchecked"
+"""The first words of the warning about a plan that is not known to fit."""
+
+Search = Callable[[float], MeshPlan]
+Write = Callable[[PreparedMesh, Assignment], PlanRecord]
 
 
 def enforce_limit(
-    found: MeshPlan,
-    plan: PlanRecord,
+    search: Search,
+    write: Write,
+    choose_compiler: Callable[[], Compiler],
     traced: TracedStep,
-    compile_plan: Compile,
-    search_again: Callable[[float], PlanRecord | None],
-    check: bool | None,
+    least_arguments: Callable[[], float],
+    limit: int,
+    check: bool | str | None,
 ) -> PlanRecord:
-    """Return a plan that fits its memory limit; raise if none is found.
+    """Return the fastest plan that was found to fit its memory limit; raise if none was.
 
     Args:
-      found: the decisions of the search.
-      plan: the same decisions as a record.
+      search: returns the best decisions for a limit in bytes; those of least memory if none fit by prediction.
+      write: writes decisions as a record.
+      choose_compiler: returns the compiler that decides.
       traced: the step.
-      compile_plan: returns the compiler's figures for a plan, and what it was compiled for.
-      search_again: returns a plan for a limit in bytes; None if there is none.
-      check: True always compiles, False never does; None compiles if the prediction is near the limit and the program is small.
+      least_arguments: returns the fewest bytes of stored arguments that any layout has on a device.
+      limit: bytes that one device may hold.
+      check: as in `ps.plan`.
 
     Returns:
-      The plan, or another one, with the compiler's figures if it was compiled.
+      The plan, with the compiler's figures if it was compiled. If it is near its limit or above, and could not or should not be
+      compiled, a warning says so.
 
     Raises:
-      PlanError: no layout fits the limit, by prediction or once compiled.
-      CompileError: the plan does not compile, and `check` is True.
+      PlanError: no plan fits once compiled, or the stored arguments alone exceed the limit.
+      CompileError: the plan does not compile, and `check` asks for it.
     """
-    if found.candidate.memory <= plan.limit:
-        return _check_memory(plan, compile_plan, search_again, check)
-    fitting = _compile_before_refusing(plan, compile_plan, check)
-    if fitting is None:
-        raise PlanError(_describe_excess(found, traced, plan.limit))
-    return fitting
-
-
-def _check_memory(
-    plan: PlanRecord, compile_plan: Compile, search_again: Callable[[float], PlanRecord | None], check: bool | None
-) -> PlanRecord:
-    """Return a plan that fits its memory limit when it is compiled.
-
-    If the plan does not fit, the limit of the search is lowered by the error of the prediction, and the search is repeated.
-    """
-    if not _is_worth_compiling(plan, _NEAR, check):
+    found = search(limit)
+    plan = write(found.prepared, found.candidate.assignment)
+    above = plan.cost.memory.total > limit
+    if above and (least := least_arguments()) > limit:
+        raise PlanError(_describe_arguments(found, traced, limit, least))
+    small = len(plan.sharding_constraints.results) <= _LARGEST
+    if not check and not above and not (check is None and small and plan.unchecked):
         return plan
-    limit, tried = float(plan.limit), []
-    for _ in range(_ATTEMPTS):
-        measured, where = _measure_or_warn(plan, compile_plan, check)
-        if measured is None:
-            return plan
-        tried.append(replace(plan, checked=measured))
-        if measured.memory <= plan.limit:
-            return tried[-1]
-        # Slightly below the corrected limit, so that the search does not find the same plan again.
-        limit = min(limit, float(plan.cost.memory.total)) * min(0.98, 0.98 * plan.limit / measured.memory)
-        other = search_again(limit)
-        if other is None:
-            break
-        plan = other
-    smallest = min(tried, key=lambda each: each.checked.memory if each.checked else 0)
-    assert smallest.checked is not None
-    raise PlanError(
-        f"no layout that was found fits {format_bytes(plan.limit)} a device once compiled ({where}): the smallest needs "
-        f"{format_bytes(smallest.checked.memory)}, {format_bytes(smallest.checked.memory - plan.limit)} too much, "
-        f"of which {format_bytes(smallest.checked.arguments)} are arguments; it was predicted to need "
-        f"{format_bytes(smallest.cost.memory.total)}. More devices, a smaller batch, or jax.checkpoint around each layer would "
-        "help."
+    compiler = choose_compiler()
+    if compiler.compile is None:
+        return _warn_unchecked(plan, compiler.remark)
+    trials = _Trials(search, write, compiler.compile, plan)
+    try:
+        trials.run(found, plan)
+    except CompileError as error:
+        if trials.fastest is not None:
+            return trials.fastest
+        if check and not isinstance(error, CompilerFailedError):
+            raise
+        return _warn_unchecked(trials.current, f"could not be compiled here to check that it fits: {error}")
+    if trials.fastest is None:
+        raise PlanError(_describe_excess(trials.smallest, trials.count, traced, compiler))
+    return trials.fastest
+
+
+def least_arguments(prepared: PreparedMesh) -> float:
+    """Return the fewest bytes of stored arguments that a device has in any layout on a mesh.
+
+    Args:
+      prepared: the mesh, with its search problem.
+    """
+    problem = prepared.problem
+    names, lengths, nodes = problem.links.names, problem.links.sizes, problem.graph.nodes
+    return sum(size / _most_shards(nodes[node].sizes, nodes[node].fixed, names, lengths) for node, size in problem.stored)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A plan that was compiled.
+
+    Attributes:
+      prepared: its mesh.
+      assignment: its decisions.
+      plan: the same as a record, with the compiler's figures unless the compiler refused it.
+      needed: the bytes that it needs, as the compiler says.
+      fits: whether it fits the limit.
+    """
+
+    prepared: PreparedMesh
+    assignment: Assignment
+    plan: PlanRecord
+    needed: float
+    fits: bool
+
+
+class _Trials:
+    """Plans that are compiled one after the other, to find the fastest that fits.
+
+    Attributes:
+      current: the plan that was compiled last, or is being compiled.
+    """
+
+    def __init__(self, search: Search, write: Write, compile_record: Callable[[PlanRecord], Measured], plan: PlanRecord) -> None:
+        self._search, self._write, self._compile, self._limit = search, write, compile_record, plan.limit
+        self._done: list[_Trial] = []
+        self.current = plan
+
+    @property
+    def fastest(self) -> PlanRecord | None:
+        """Return the fastest plan that fits; None if there is none."""
+        return min((each.plan for each in self._fitting), key=lambda plan: plan.cost.seconds, default=None)
+
+    @property
+    def smallest(self) -> _Trial:
+        """Return the trial that needs the least memory."""
+        return min(self._done, key=lambda each: each.needed)
+
+    @property
+    def count(self) -> int:
+        """Return the number of plans that were compiled."""
+        return len(self._done)
+
+    def run(self, found: MeshPlan, plan: PlanRecord) -> None:
+        """Compile what the first search found, and then what searches with corrected limits find.
+
+        If none of these fits, compile the baselines too.
+
+        Args:
+          found: the decisions that the first search found.
+          plan: the same as a record.
+        """
+        self._try(found.prepared, found.candidate.assignment, plan)
+        self._correct()
+        if not self._fitting:
+            self._compile_baselines(found.prepared)
+            if self._fitting:
+                self._correct()
+
+    def _correct(self) -> None:
+        """Search again with a corrected limit, and compile what is found, as long as it may be better."""
+        while len(self._done) < _COMPILATIONS:
+            better = self._search_again()
+            if better is None:
+                return
+            self._try(*better)
+
+    def _compile_baselines(self, prepared: PreparedMesh) -> None:
+        """Compile the baselines that may fit, those of least predicted memory first, until one fits and the others are slower."""
+        baselines = {name: self._write(prepared, assignment) for name, assignment in prepared.baselines.items()}
+        for name in sorted(baselines, key=lambda name: baselines[name].cost.memory.total):
+            plan, best = baselines[name], self.fastest
+            if plan.cost.memory.arguments > self._limit or self._was_tried(plan):
+                continue
+            if best is None or (plan.cost.seconds < best.cost.seconds and len(self._done) < _COMPILATIONS):
+                self._try(prepared, prepared.baselines[name], plan)
+
+    def _try(self, prepared: PreparedMesh, assignment: Assignment, plan: PlanRecord) -> None:
+        """Compile a plan, which is given as decisions and as a record."""
+        self.current = plan
+        try:
+            measured = self._compile(plan)
+        except CompilerMemoryError as error:
+            needed = error.needed or max(plan.cost.memory.total, self._limit + 1)
+            self._done.append(_Trial(prepared, assignment, plan, needed, fits=False))
+            return
+        fits = measured.memory <= self._limit
+        self._done.append(_Trial(prepared, assignment, replace(plan, checked=measured), measured.memory, fits))
+
+    @property
+    def _fitting(self) -> list[_Trial]:
+        return [each for each in self._done if each.fits]
+
+    def _search_again(self) -> tuple[PreparedMesh, Assignment, PlanRecord] | None:
+        """Return what a search with a corrected limit finds, if it was not compiled yet and may be better; else None."""
+        too_large = [each for each in self._done if not each.fits]
+        within = min((_CLOSER * _predicted(each) * min(1.0, self._limit / each.needed) for each in too_large), default=math.inf)
+        best = self.fastest
+        if best is not None:
+            assert best.checked is not None
+            if not _is_limited(best):
+                return None
+            within = min(within, best.cost.memory.total * self._limit / max(best.checked.memory, 1))
+            if within < _WORTHWHILE * max(best.cost.memory.total, self._limit):
+                return None
+        found = self._search(within)
+        prepared, assignment = found.prepared, found.candidate.assignment
+        plan = self._write(prepared, assignment)
+        slower = best is not None and plan.cost.seconds > _FASTER * best.cost.seconds
+        return None if slower or self._was_tried(plan) else (prepared, assignment, plan)
+
+    def _was_tried(self, plan: PlanRecord) -> bool:
+        """Return whether a plan with the same layouts was compiled."""
+        return any(replace(each.plan, checked=None) == plan for each in self._done)
+
+
+def _predicted(trial: _Trial) -> float:
+    """Return the bytes that a plan was predicted to need."""
+    return float(trial.plan.cost.memory.total)
+
+
+def _is_limited(plan: PlanRecord) -> bool:
+    """Return whether a plan may be slower than others because of its limit: it is near it, or a baseline is faster."""
+    return plan.cost.memory.total > NEAR_LIMIT * plan.limit or any(
+        each.seconds < plan.cost.seconds for each in plan.baselines.values()
     )
 
 
-def _compile_before_refusing(plan: PlanRecord, compile_plan: Compile, check: bool | None) -> PlanRecord | None:
-    """Return a plan that is predicted to exceed its limit, if the compiler needs less; else None."""
-    if plan.cost.memory.total > _ABOVE * plan.limit or not _is_worth_compiling(plan, 0.0, check):
-        return None
-    measured, _ = _measure_or_warn(plan, compile_plan, check)
-    return replace(plan, checked=measured) if measured is not None and measured.memory <= plan.limit else None
+def _warn_unchecked(plan: PlanRecord, reason: str) -> PlanRecord:
+    """Warn that a plan was not compiled, and return it."""
+    needs = plan.cost.memory.total
+    share = f"{format_bytes(needs - plan.limit)} more than" if needs > plan.limit else f"{needs / plan.limit:.0%} of"
+    lines = reason.splitlines() or [""]
+    words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
+    warnings.warn(
+        f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit, and {words[:400]}. "
+        "A prediction may be off by a factor of two: the plan may not fit, or a faster one may",
+        stacklevel=4,
+    )
+    return plan
 
 
-def _describe_excess(found: MeshPlan, traced: TracedStep, limit: int) -> str:
-    """Describe by how much the smallest plan exceeds the limit, and what takes the most memory in it.
+@functools.lru_cache(maxsize=4096)
+def _most_shards(
+    sizes: tuple[int, ...], fixed: tuple[tuple[str, ...] | None, ...] | None, names: tuple[str, ...], lengths: tuple[int, ...]
+) -> int:
+    """Return over how many devices a stored leaf can be sharded at most.
 
     Args:
-      found: the plan of least memory.
-      traced: the step.
-      limit: bytes that one device may hold.
+      sizes: sizes of its dimensions.
+      fixed: for each dimension, the mesh axes that the user prescribes; None if there are none.
+      names, lengths: the mesh axes.
     """
-    prepared, assignment = found.prepared, found.candidate.assignment
-    problem, program = prepared.problem, prepared.model.program
-    memory = predict_cost(problem, assignment, prepared.roles, prepared.model.inputs, program.unknown).memory
+    most = 1
+    for dims in itertools.product(range(-1, len(sizes)), repeat=len(names)):  # the dimension that each mesh axis shards, or none
+        shards = [math.prod(length for length, at in zip(lengths, dims, strict=True) if at == dim) for dim in range(len(sizes))]
+        kept = fixed is None or all(
+            entry is None or set(entry) == {name for name, at in zip(names, dims, strict=True) if at == dim}
+            for dim, entry in enumerate(fixed)
+        )
+        if kept and all(size % count == 0 for size, count in zip(sizes, shards, strict=True)):
+            most = max(most, math.prod(shards))
+    return most
+
+
+def _describe_arguments(found: MeshPlan, traced: TracedStep, limit: int, least: float) -> str:
+    """Describe that the stored arguments alone exceed the limit, whatever the layout."""
+    prepared = found.prepared
+    return (
+        f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the arguments alone take "
+        f"{format_bytes(least)} if each is sharded as far as it divides, {format_bytes(least - limit)} too much. The largest on "
+        f"each device: {'; '.join(_largest_arguments(prepared, found.candidate.assignment, traced))}. "
+        f"More than {math.prod(prepared.mesh_shape.values())} devices, or arguments of a smaller dtype, would help."
+    )
+
+
+def _describe_excess(smallest: _Trial, count: int, traced: TracedStep, compiler: Compiler) -> str:
+    """Describe by how much the smallest compiled plan exceeds the limit, and what takes the most memory in it.
+
+    Args:
+      smallest: the plan of least memory.
+      count: how many plans were compiled.
+      traced: the step.
+      compiler: the compiler.
+    """
+    prepared, program, plan = smallest.prepared, smallest.prepared.model.program, smallest.plan
+    activations = [
+        f"{format_bytes(size)} of an activation {program.values[number].dtype}{list(program.values[number].shape)}"
+        for number, size in largest_live_values(prepared.problem, smallest.assignment, 3)
+    ]
+    largest = "; ".join((*_largest_arguments(prepared, smallest.assignment, traced), *activations))
+    return (
+        f"no layout that was found fits {format_bytes(plan.limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: of "
+        f"{counted(count, 'plan')} that {compiler.name} compiled, the smallest needs {format_bytes(smallest.needed)}, "
+        f"{format_bytes(smallest.needed - plan.limit)} too much; {format_bytes(plan.cost.memory.arguments)} of it are arguments. "
+        f"It was predicted to need {format_bytes(plan.cost.memory.total)}. The largest on each device: {largest}. "
+        f"More than {plan.device_count} devices, a smaller batch, or jax.checkpoint around each layer would help."
+        f"{f' Note that {compiler.remark}.' if compiler.remark else ''}"
+    )
+
+
+def _largest_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:
+    """Return the three arguments that take the most memory of a device, in words."""
+    problem = prepared.problem
     stored = sorted(
         (
             (size / problem.links.shards(union(assignment[node])), leaf)
@@ -127,35 +324,4 @@ def _describe_excess(found: MeshPlan, traced: TracedStep, limit: int) -> str:
         ),
         key=lambda each: -each[0],
     )
-    leaves = [f"{format_bytes(size)} of {leaf.path!r} {leaf.dtype}{list(leaf.shape)}" for size, leaf in stored[:3]]
-    activations = [
-        f"{format_bytes(size)} of an activation {program.values[number].dtype}{list(program.values[number].shape)}"
-        for number, size in largest_live_values(problem, assignment, 3)
-    ]
-    return (
-        f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the smallest that was "
-        f"found needs {format_bytes(memory.total)} by prediction, {format_bytes(memory.total - limit)} too much: "
-        f"{format_bytes(memory.arguments)} of arguments and {format_bytes(memory.activations)} of activations. "
-        f"The largest on each device: {'; '.join((*leaves, *activations))}. "
-        f"More than {math.prod(prepared.mesh_shape.values())} devices, a smaller batch, or jax.checkpoint around each layer "
-        "would help."
-    )
-
-
-def _is_worth_compiling(plan: PlanRecord, near: float, check: bool | None) -> bool:
-    """Return whether to compile a plan, given the fraction of the limit from which a prediction counts as near."""
-    small = len(plan.sharding_constraints.results) <= _LARGEST
-    return check is True or (check is None and small and plan.cost.memory.total > near * plan.limit)
-
-
-def _measure_or_warn(plan: PlanRecord, compile_plan: Compile, check: bool | None) -> tuple[Measured | None, str]:
-    """Return the compiler's figures, and what it compiled for; if that fails, raise if `check` is True, else warn."""
-    try:
-        return compile_plan(plan)
-    except CompileError as error:
-        if check:
-            raise
-        warnings.warn(
-            f"the plan is near its memory limit, and could not be compiled here to check that it fits: {error}", stacklevel=5
-        )
-        return None, ""
+    return [f"{format_bytes(size)} of {leaf.path!r} {leaf.dtype}{list(leaf.shape)}" for size, leaf in stored[:3]]

@@ -72,6 +72,11 @@ class LeafLayout:
         return tuple(axis for entry in self.stored for axis in entry)
 
 
+NEAR_LIMIT = 0.6
+"""The fraction of the limit from which a prediction of the memory is near it. Few predictions are too low by a larger factor
+(`penstock bench shard`)."""
+
+
 @dataclass(frozen=True)
 class PlanRecord:
     """A plan as data.
@@ -108,6 +113,11 @@ class PlanRecord:
     def device_count(self) -> int:
         """Return the number of devices of the mesh."""
         return math.prod(self.mesh_shape.values())
+
+    @property
+    def unchecked(self) -> bool:
+        """Return whether it is only predicted that the plan fits: it is near the limit or above it, and was not compiled."""
+        return self.checked is None and self.cost.memory.total > NEAR_LIMIT * self.limit
 
 
 def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int]) -> float:

@@ -21,7 +21,7 @@ from penstock.shard.search.cost import Cost, Memory, PlannedCollective
 from penstock.shard.units import format_spec
 
 FORMAT = "penstock plan"
-VERSION = 2
+VERSION = 3
 
 
 def save(plan: PlanRecord, path: Path) -> None:

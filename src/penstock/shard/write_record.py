@@ -1,6 +1,6 @@
-"""Write the result of a search as a `PlanRecord`.
+"""Write the result of a search, or a baseline, as a `PlanRecord`.
 
-In: the best decisions, and the step. Out: the layout of each leaf, the sharding constraints inside of the step, and the predicted
+In: the decisions, and the step. Out: the layout of each leaf, the sharding constraints inside of the step, and the predicted
 costs of the plan and of the baselines.
 """
 
@@ -10,21 +10,23 @@ from penstock.shard.apply.partition_specs import write_layouts
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.cost import Cost, axis_work, predict_cost
-from penstock.shard.search.mesh_search import MeshPlan
+from penstock.shard.search.mesh_search import PreparedMesh
 from penstock.shard.search.problem import Assignment
 from penstock.shard.trace.step import TracedStep
 
 
-def write_record(found: MeshPlan, traced: TracedStep, hardware: Hardware, limit: int) -> PlanRecord:
-    """Write the result of a search as a record.
+def write_record(
+    prepared: PreparedMesh, assignment: Assignment, traced: TracedStep, hardware: Hardware, limit: int
+) -> PlanRecord:
+    """Write decisions as a record.
 
     Args:
-      found: the best decisions, with their mesh.
+      prepared: the mesh.
+      assignment: the decisions: those of a search, or of a baseline.
       traced: the step.
       hardware: the device.
       limit: bytes that one device may hold.
     """
-    prepared, assignment = found.prepared, found.candidate.assignment
     model, problem, roles = prepared.model, prepared.problem, prepared.roles
     layouts = write_layouts(model.program, model.groups, model.graph, problem.links, assignment, traced.state)
 

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from tests.shard.hlo.train_step import MESH, PARAMETERS, directly, elsewhere, here, train
 
-from penstock.shard.errors import CompileError
+from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError
 from penstock.shard.hlo import compile_exported, compile_worker
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.compile_exported import export_program, measure_exported
@@ -86,8 +86,25 @@ def test_a_crash_of_the_compiler_affects_one_program_only(monkeypatch):
 
     monkeypatch.setattr(compile_exported, "_start", dies_first)
     dead, alive = measure_exported([doubled()] * 2)
-    assert str(dead) == "the process that compiled it ended with signal 9: last words"
+    assert isinstance(dead, CompilerFailedError)
+    first, last = str(dead).splitlines()
+    assert first.startswith("the process that compiled it was killed (signal 9), perhaps because the machine ran out of memory")
+    assert last == "last words"
     assert alive.arguments == 64 * 64 * 4 // 8
+
+
+def test_a_compiler_that_takes_too_long_is_ended():
+    found = measure_exported([doubled()] * 2, processes=2, timeout=0.01)
+    assert all(isinstance(each, CompilerFailedError) and "gave no answer in" in str(each) for each in found)
+
+
+@pytest.mark.parametrize(
+    "error", [CompileError("no"), CompilerFailedError("killed"), CompilerMemoryError("full", 17), CompilerMemoryError("full")]
+)
+def test_errors_cross_processes(error, tmp_path):
+    compile_exported.write_result(tmp_path, 0, error)
+    found = compile_exported._read_result(tmp_path / "0.json")
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
 def test_a_process_that_cannot_start_is_an_error_of_its_programs(monkeypatch, tmp_path):
@@ -196,6 +213,50 @@ def test_a_chip_of_v4_is_one_device(compiler, name):
     assert compiler == [{"platform": "tpu", "topology_name": name, **megacore}]
 
 
+_GATHERED_LAYERS = """
+import jax, jax.numpy as jnp
+from jax import lax
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec as P
+from penstock.shard.hlo.flops import count_flops
+
+LAYERS, WIDTH, LENGTH = 2, 1024, 512
+topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4")
+mesh = topologies.make_mesh(topology, (8,), ("data",))
+on = lambda *layout: NamedSharding(mesh, P(*layout))
+
+def layer(x, w):
+    w = {name: lax.with_sharding_constraint(each.astype(jnp.bfloat16), on()) for name, each in w.items()}
+    q, k, v = ((x @ w[name]).reshape(*x.shape[:2], 8, -1) for name in "qkv")
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32)
+    x = x + jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(x.dtype), v).reshape(x.shape)
+    return x + jnp.tanh(x @ w["up"]) @ w["down"], None
+
+def compiled(unroll):
+    def step(w, x):
+        def loss(w):
+            return jnp.mean(lax.scan(layer, x, w, unroll=unroll)[0].astype(jnp.float32) ** 2)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
+    shapes = {**{name: (WIDTH, WIDTH) for name in "qkv"}, "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+    w = {
+        name: jax.ShapeDtypeStruct((LAYERS, *shape), jnp.float32, sharding=on(None, "data"))
+        for name, shape in shapes.items()
+    }
+    x = jax.ShapeDtypeStruct((32, LENGTH, WIDTH), jnp.bfloat16, sharding=on("data"))
+    out = {name: each.sharding for name, each in w.items()}
+    return jax.jit(step, donate_argnums=0, out_shardings=out).lower(w, x).compile()
+
+unrolled, looped = compiled(LAYERS), compiled(1)
+text = unrolled.as_text()
+print(text.count("AsyncCollectiveStart"))
+print(count_flops(text), unrolled.cost_analysis()["flops"], count_flops(looped.as_text()))
+
+heads = jax.ShapeDtypeStruct((4, 512, 8, 128), jnp.float32, sharding=on())
+scores = jax.jit(lambda q, k: jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)), out_shardings=on())
+scores = scores.lower(heads, heads).compile()
+print(scores.as_text().count(" reduce-window("), count_flops(scores.as_text()), scores.cost_analysis()["flops"])
+"""
+
 # libtpu is not a dependency of the tests: where it is installed, every process that starts JAX looks for a TPU and prints
 # that there is none. `pip install --target DIR libtpu` and `PYTHONPATH=DIR` run these.
 if importlib.util.find_spec("libtpu"):
@@ -217,6 +278,18 @@ if importlib.util.find_spec("libtpu"):
     def test_a_topology_has_a_device_for_each_chip(name, devices):
         (found,) = measure_exported([tpu_program()], topology=name)
         assert f"topology {name} has {devices} devices, and the mesh data 2 × model 4 needs 8" in str(found)
+
+    def test_flops_of_tpu_programs_are_those_of_the_compiler_times_the_turns_of_loops():
+        """Gather the weights of layers with attention at their use, over 8 chips, which the compiler does asynchronously."""
+        environment = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        run = [sys.executable, "-c", _GATHERED_LAYERS]
+        done = subprocess.run(run, env=os.environ | environment, capture_output=True, text=True, check=True, timeout=300)
+        asynchronous, unrolled, of_compiler, looped, windows, counted, wanted = map(float, done.stdout.split()[-7:])
+        assert asynchronous, "this compiler starts no collective in a fusion: take a larger step"
+        assert unrolled == pytest.approx(of_compiler, rel=0.01)
+        assert looped == pytest.approx(unrolled, rel=0.1)  # the unrolled one needs no gradient of its input
+        assert windows, "this compiler writes no maximum as a window: take another softmax"
+        assert counted == pytest.approx(wanted, rel=0.01)
 
     def test_chips_of_v4():
         (found,) = measure_exported([tpu_program()], topology="v4:2x2x2")

@@ -43,6 +43,34 @@ def test_products_of_cublas():
         assert count_flops(text) == 2 * 8 * 32 * 16
 
 
+MAXIMUM = """
+%max (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %larger = f32[] maximum(%a, %b)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("window", "result", "flops"),
+    [
+        ("size=1x31 pad=0_0x15_15", "f32[8,16]", 8 * 15),
+        ("size=15x31 pad=7_7x15_15", "f32[8,16]", 8 * 16 - 1),
+        ("size=1x31 pad=0_0x30_0", "f32[8,16]", 8 * 16 * 30),
+        ("size=1x3 pad=0_0x1_1", "f32[8,16]", 8 * 16 * 2),
+        ("size=1x4 stride=1x4", "f32[8,4]", 8 * 4 * 3),
+    ],
+)
+def test_a_window_over_a_whole_dimension_is_a_reduction(window, result, flops):
+    """Check the form in which the TPU compiler writes the maximum of a softmax: each window has all elements of a row."""
+    text = program(
+        f"%zero = f32[] constant(0)\nROOT %r = {result} reduce-window(%p, %zero), window={{{window}}}, to_apply=%max",
+        before=MAXIMUM,
+    )
+    assert count_flops(text) == flops
+
+
 def call(target, more=""):
     return f'custom-call(%p), custom_call_target="{target}"{more}'
 

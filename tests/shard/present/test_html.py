@@ -63,8 +63,15 @@ def test_bars_have_a_text_alternative():
 
 
 def test_the_page_has_the_compilers_figure():
-    made = replace(megatron(), checked=Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 1.0))
-    assert "The compiler's figure for this plan is 8 GiB, 50% of the limit" in Reader(plan_page(made)).text
+    measured = Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 23.0, compiled_for="the TPU compiler for v5e:2x4")
+    text = Reader(plan_page(replace(megatron(), checked=measured))).text
+    assert "This plan is compiled by the TPU compiler for v5e:2x4 in 23 s: 8 GiB, 50% of the limit." in text
+
+
+def test_the_page_says_that_a_plan_near_its_limit_is_unchecked():
+    assert "unchecked" not in Reader(plan_page(megatron())).text
+    text = Reader(plan_page(replace(megatron(), limit=6 * GIB))).text
+    assert "This plan is unchecked: the memory is predicted, 83% of the limit" in text
 
 
 def test_the_page_has_unknown_costs_below_the_times():

@@ -28,8 +28,34 @@ def test_the_text_has_mesh_axes_costs_and_leaves():
 
 
 def test_the_text_has_the_compilers_figure():
-    made = replace(megatron(), checked=Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 1.0))
-    assert "the compiler's figure: 8 GiB, 50% of the limit" in str(made)
+    measured = Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 23.0, compiled_for="the TPU compiler for v5e:2x4")
+    lines = str(replace(megatron(), checked=measured)).splitlines()
+    assert "compiled by the TPU compiler for v5e:2x4 in 23 s: 8 GiB, 50% of the limit" in lines
+
+
+def test_the_text_says_that_the_cpu_compiler_needs_more_than_that_of_the_chip():
+    measured = Measured(GIB, GIB, 7 * GIB, GIB, 1e12, (), 2.0, compiled_for="the CPU compiler for 8 virtual devices")
+    made = replace(megatron(), checked=measured)
+    assert "8 GiB, 50% of the limit; it needs up to" in str(made)
+    assert "times the memory of the TPU compiler" in " ".join(str(made).split())
+    assert "it needs up to" not in str(replace(made, hardware="this machine"))
+
+
+@pytest.mark.parametrize("limit", [4, 6, 7])
+def test_the_text_says_that_a_plan_near_its_limit_or_above_is_unchecked(limit):
+    made = replace(megatron(), limit=limit * GIB)
+    assert f"unchecked: the memory is predicted, {5 / limit:.0%} of the limit, and no compiler has confirmed it" in str(made)
+    assert "unchecked" not in str(replace(made, checked=Measured(GIB, GIB, GIB, GIB, 1e12, (), 1.0)))
+
+
+def test_a_plan_that_fits_once_compiled_is_not_called_over_the_limit():
+    measured = Measured(GIB, GIB, GIB, GIB, 1e12, (), 1.0, compiled_for="the TPU compiler for v5e:2x4")
+    lines = str(replace(megatron(), limit=4 * GIB, checked=measured)).splitlines()
+    assert ["over the limit" in line for line in lines if line.startswith(("  this plan", "  replicated"))] == [False, True]
+
+
+def test_a_plan_far_below_its_limit_needs_no_check():
+    assert "unchecked" not in str(megatron())
 
 
 @pytest.mark.parametrize("sentence", ["1 loop of unknown length counts once", "words " * 40])

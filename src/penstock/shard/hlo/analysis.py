@@ -32,6 +32,7 @@ class Measured:
       collectives: the collectives, in the order of the program (`penstock.shard.hlo.collectives.find_collectives`).
       seconds_to_compile: seconds without tracing and lowering; 0 if they were not measured.
       unknown: sentences about costs that `flops` and `collectives` leave out; () if there are none. Bytes of memory are exact.
+      compiled_for: the compiler and its devices, in words: "the TPU compiler for v5e:2x4"; "" if that was not recorded.
 
     >>> sent = Collective("all-reduce", 1 << 20, group=4, count=2.0, axes=("data",))
     >>> measured = Measured(1000, 600, 400, 500, 1e12, (sent,), seconds_to_compile=0.0)
@@ -51,6 +52,7 @@ class Measured:
     collectives: tuple[Collective, ...]
     seconds_to_compile: float
     unknown: tuple[str, ...] = ()
+    compiled_for: str = ""
 
     @property
     def memory(self) -> int:

@@ -7,19 +7,33 @@ reads from the `compile_worker` processes that it starts.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.shard.errors import CompileError
+from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError
 from penstock.shard.hlo.analysis import Measured
+
+COMPILING = "penstock compiles"
+"""The line in the log of a process after which all is about the program that it compiles."""
+
+_WITHOUT_TPU = {
+    # The compilers need no device, and a device that is present may be in use.
+    "JAX_PLATFORMS": "cpu",
+    # Otherwise libtpu asks the network's metadata server for the TPU of this machine.
+    "TPU_SKIP_MDS_QUERY": "1",
+    # Otherwise libtpu lets only one process run at a time, to protect a TPU that is not used here.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platform: str = "cpu") -> bytes:
@@ -46,7 +60,7 @@ def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platfo
 
 
 def measure_exported(
-    programs: Sequence[bytes], *, topology: str | None = None, processes: int = 1
+    programs: Sequence[bytes], *, topology: str | None = None, processes: int = 1, timeout: float | None = None
 ) -> list[Measured | CompileError]:
     """Compile programs in other processes, and return the compiler's figures for each.
 
@@ -57,9 +71,11 @@ def measure_exported(
       topology: a TPU topology, as `jax.experimental.topologies` names it: "v5e:2x4" has 8 chips. It needs `pip install libtpu`,
         and no TPU. None compiles for virtual CPU devices.
       processes: the number of processes that share the programs.
+      timeout: the seconds after which a process is ended, and its programs have failed. None waits for as long as it takes.
 
     Returns:
-      For each program, in order, the compiler's figures, or the error if it could not be compiled.
+      For each program, in order, the compiler's figures, or the error if it could not be compiled: a `CompilerFailedError` if
+      the compiler gave no answer.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         folder = Path(name)
@@ -68,18 +84,23 @@ def measure_exported(
         left = list(range(len(programs)))
         while left:  # if the compiler crashes, so does its process; the remaining programs go to a new one
             shares = [share for share in (left[first::processes] for first in range(processes)) if share]
-            left = sorted(position for share in _run_workers(folder, shares, topology) for position in share)
+            left = sorted(position for share in _run_workers(folder, shares, topology, timeout) for position in share)
         return [_read_result(folder / f"{position}.json") for position in range(len(programs))]
 
 
-def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None) -> list[list[int]]:
+def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None, timeout: float | None) -> list[list[int]]:
     """Run a process for each share of the programs, and return the programs that have to be tried again."""
     workers = []
+    latest = None if timeout is None else time.monotonic() + timeout
     try:
         for share in shares:
             workers.append(_start(folder, share, topology))
         for worker in workers:
-            worker.wait()
+            worker.wait(None if latest is None else max(0.0, latest - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        for position in itertools.chain.from_iterable(shares):
+            if not (folder / f"{position}.json").exists():
+                write_result(folder, position, CompilerFailedError(f"the compiler gave no answer in {timeout:,.0f} s"))
     finally:
         for worker in workers:
             _kill(worker)
@@ -92,12 +113,7 @@ def _start(folder: Path, share: Sequence[int], topology: str | None) -> subproce
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root])),
-        # The compilers need no device, and a device that is present may be in use.
-        "JAX_PLATFORMS": "cpu",
-        # Otherwise libtpu asks the network's metadata server for the TPU of this machine.
-        "TPU_SKIP_MDS_QUERY": "1",
-        # Otherwise libtpu lets only one process run at a time, to protect a TPU that is not used here.
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        **_WITHOUT_TPU,
     }
     # -P: nothing is imported from the current folder.
     command = [sys.executable, "-P", "-m", "penstock.shard.hlo.compile_worker", str(folder), topology or "", *map(str, share)]
@@ -123,15 +139,17 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 def _undone(folder: Path, share: Sequence[int], status: int) -> list[int]:
     """Return the programs to try again after a process has ended.
 
-    If the process crashed, the error of the program that it was compiling is the end of its log. If it exited with an error, this
-    holds for all programs without a result.
+    If the process crashed, the error of the program that it was compiling has the end of its log. If it exited with an error,
+    this holds for all programs without a result.
     """
     missing = [position for position in share if not (folder / f"{position}.json").exists()]
     crashed = status < 0
-    end = f"signal {-status}" if crashed else f"status {status}"
-    log = (folder / f"{share[0]}.log").read_text(errors="replace")[-2000:].strip()
+    end = f"crashed (signal {-status})" if crashed else f"ended with status {status}"
+    if status == -signal.SIGKILL:
+        end = f"was killed (signal {-status}), perhaps because the machine ran out of memory: free some, and plan again"
+    log = (folder / f"{share[0]}.log").read_text(errors="replace").rpartition(COMPILING)[2][-2000:].strip()
     for position in missing[:1] if crashed else missing:
-        write_result(folder, position, CompileError(f"the process that compiled it ended with {end}: {log}"))
+        write_result(folder, position, CompilerFailedError(f"the process that compiled it {end}\n{log}".strip()))
     return missing[1:] if crashed else []
 
 
@@ -143,7 +161,11 @@ def write_result(folder: Path, position: int, result: Measured | CompileError) -
       position: number of the program.
       result: the figures, or the error.
     """
-    text = result.to_json() if isinstance(result, Measured) else json.dumps({"error": str(result)})
+    if isinstance(result, Measured):
+        text = result.to_json()
+    else:
+        needed = {"needed": result.needed} if isinstance(result, CompilerMemoryError) else {}
+        text = json.dumps({"error": str(result), "kind": type(result).__name__, **needed})
     part = folder / f"{position}.part"
     part.write_text(text)
     part.replace(folder / f"{position}.json")
@@ -152,5 +174,9 @@ def write_result(folder: Path, position: int, result: Measured | CompileError) -
 def _read_result(path: Path) -> Measured | CompileError:
     """Read a result that `write_result` wrote."""
     text = path.read_text()
-    error = json.loads(text).get("error")
-    return Measured.from_json(text) if error is None else CompileError(error)
+    read = json.loads(text)
+    if "error" not in read:
+        return Measured.from_json(text)
+    if read["kind"] == CompilerMemoryError.__name__:
+        return CompilerMemoryError(read["error"], read["needed"])
+    return (CompilerFailedError if read["kind"] == CompilerFailedError.__name__ else CompileError)(read["error"])

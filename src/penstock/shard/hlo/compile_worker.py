@@ -22,9 +22,9 @@ import jax.export
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from penstock.shard.errors import CompileError
+from penstock.shard.errors import CompileError, compile_error
 from penstock.shard.hlo.analysis import Measured, measure
-from penstock.shard.hlo.compile_exported import write_result
+from penstock.shard.hlo.compile_exported import COMPILING, write_result
 from penstock.shard.mesh.shapes import describe_mesh
 
 _Meshes = Callable[[Mapping[str, int]], Mesh]
@@ -49,7 +49,7 @@ def main(folder: Path, topology: str, positions: list[int]) -> None:
         try:
             result = _compile_and_measure(header, serialised, topology)
         except Exception as error:  # any error is the result of this program, and is reported to the caller
-            result = CompileError(str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}")
+            result = error if isinstance(error, CompileError) else compile_error(f"{type(error).__name__}: {error}")
         write_result(folder, position, result)
 
 
@@ -70,6 +70,7 @@ def _compile_and_measure(header: Mapping[str, Any], serialised: bytes, topology:
     sizes: dict[str, int] = header["mesh"]
     mesh = tpu_mesh(sizes, topology) if topology else _cpu_mesh(sizes)
     lowered = _lower(jax.export.deserialize(bytearray(serialised)), mesh, header["donated"])
+    print(COMPILING, file=sys.stderr, flush=True)
     start = time.perf_counter()
     compiled = lowered.compile()
     return measure(compiled, sizes, seconds_to_compile=time.perf_counter() - start)
@@ -101,7 +102,7 @@ def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
         topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **chips)
     except RuntimeError as error:
         if "not installed" not in str(error):
-            raise CompileError(f'topology "{name}": {error}') from None
+            raise compile_error(f'topology "{name}": {error}') from None
         raise CompileError(f'topology "{name}" needs the TPU compiler, which is not here: pip install libtpu') from None
     needed = math.prod(sizes.values())
     if len(topology.devices) != needed:

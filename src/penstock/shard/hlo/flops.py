@@ -159,13 +159,25 @@ def _applications(where: Computation, instruction: Instruction) -> int | None:
     if opcode == "reduce":
         return where.operand(instruction).elements - instruction.arrays[0].elements
     if opcode == "reduce-window":
-        size = math.prod(part[0] for part in _window(instruction))
-        return instruction.arrays[0].elements * (size - 1)
+        return _window_applications(instruction, where.operand(instruction).arrays[0])
     if opcode == "select-and-scatter":
         return where.operand(instruction, 1).elements
     if opcode == "scatter":
         return where.operand(instruction, len(instruction.operands) - 1).elements
     return instruction.elements if opcode == "map" else None
+
+
+def _window_applications(instruction: Instruction, image: Array) -> int:
+    """Return how often a `reduce-window` applies its function: once less than its window has elements, for each result.
+
+    The TPU compiler writes a reduction whose result is broadcast to the shape of its operand, such as the maximum of a softmax,
+    as a window that has the whole dimension in it everywhere: 2·N − 1 elements, with N − 1 of padding. It runs as a reduction.
+    """
+    result, window = instruction.arrays[0], _window(instruction)
+    wide = [(size, low, image.dims[axis]) for axis, (size, _, low, _, _) in enumerate(window) if size > 1]
+    if result.dims == image.dims and all((size, low) == (2 * length - 1, length - 1) for size, low, length in wide):
+        return image.elements - image.elements // math.prod(length for _, _, length in wide)
+    return result.elements * (math.prod(size for size, *_ in window) - 1)
 
 
 def _dot(instruction: Instruction, left: Array, contracted: Iterable[int]) -> int:

@@ -17,7 +17,7 @@ from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.drawing import layout_drawing
 from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
-from penstock.shard.present.text import memory_parts, share_of_limit
+from penstock.shard.present.text import about_check, is_over, memory_parts, share_of_limit
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
 from penstock.shard.units import format_seconds, format_spec
@@ -91,9 +91,8 @@ def _memory(plan: PlanRecord) -> Content:
     totals = {name: _memory_total(plan, cost) for name, cost in costs.items()}
     largest = max(plan.limit, *(cost.memory.total for cost in costs.values()))
     words = f"The vertical line is the limit, {format_bytes(plan.limit)}."
-    if plan.checked:
-        share = share_of_limit(plan, plan.checked.memory)
-        words += f" The compiler's figure for this plan is {format_bytes(plan.checked.memory)}, {share} of the limit."
+    if sentence := about_check(plan):
+        words += f" This plan is {sentence}."
     return [
         tag("h2", "Peak memory"),
         *_bars("memory", rows, totals, largest, plan.limit),
@@ -104,7 +103,7 @@ def _memory(plan: PlanRecord) -> Content:
 def _memory_total(plan: PlanRecord, cost: Cost) -> Content:
     """Return the peak memory in words, marked if it exceeds the limit."""
     words = f"{format_bytes(cost.memory.total)} ({share_of_limit(plan, cost.memory.total)})"
-    return tag("span", f"{words}, over the limit", class_="over") if cost.memory.total > plan.limit else words
+    return tag("span", f"{words}, over the limit", class_="over") if is_over(plan, cost) else words
 
 
 def _costs(plan: PlanRecord) -> dict[str, Cost]:

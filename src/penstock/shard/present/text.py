@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Sequence
 
 from penstock._bytes import format_bytes
+from penstock.shard.compiler import describe_excess_of_cpu
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
@@ -57,6 +58,36 @@ def memory_parts(cost: Cost) -> list[tuple[str, int]]:
     return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
 
 
+def about_check(plan: PlanRecord) -> str:
+    """Return the compiler's figure for the memory in words; "unchecked" if the plan needs one and has none; else "".
+
+    Args:
+      plan: the plan.
+    """
+    made = plan.checked
+    if made is not None:
+        took = format_seconds(made.seconds_to_compile)
+        return (
+            f"compiled by {made.compiled_for} in {took}: {format_bytes(made.memory)}, {share_of_limit(plan, made.memory)} of the "
+            f"limit{describe_excess_of_cpu(plan.hardware, made.compiled_for)}"
+        )
+    if plan.unchecked:
+        predicted = share_of_limit(plan, plan.cost.memory.total)
+        return f"unchecked: the memory is predicted, {predicted} of the limit, and no compiler has confirmed it"
+    return ""
+
+
+def is_over(plan: PlanRecord, cost: Cost) -> bool:
+    """Return whether a row of the table is over the limit: by prediction, unless the compiler has shown that the plan fits.
+
+    Args:
+      plan: the plan.
+      cost: the cost of the plan or of a baseline.
+    """
+    fits = cost is plan.cost and plan.checked is not None and plan.checked.memory <= plan.limit
+    return cost.memory.total > plan.limit and not fits
+
+
 def share_of_limit(plan: PlanRecord, size: float) -> str:
     """Return bytes as a share of the memory limit: "31%".
 
@@ -74,11 +105,9 @@ def _axis(plan: PlanRecord, axis: str) -> list[str]:
 
 
 def _compiled(plan: PlanRecord) -> list[str]:
-    """Return the line with the compiler's figure for the memory, if the plan was compiled."""
-    if plan.checked is None:
-        return []
-    memory = plan.checked.memory
-    return [f"the compiler's figure: {format_bytes(memory)}, {share_of_limit(plan, memory)} of the limit"]
+    """Return the lines with the compiler's figure for the memory, or one that says that it is missing where it matters."""
+    sentence = about_check(plan)
+    return textwrap.wrap(sentence, _COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _wrapped(words: str) -> list[str]:
@@ -105,7 +134,7 @@ def _costs(plan: PlanRecord) -> list[str]:
                 format_bytes(cost.memory.arguments),
             )
         )
-    over = ["", *("  over the limit" if cost.memory.total > plan.limit else "" for _, cost in rows)]
+    over = ["", *("  over the limit" if is_over(plan, cost) else "" for _, cost in rows)]
     return [row + end for row, end in zip(_aligned(table, ">"), over, strict=True)]
 
 

@@ -17,8 +17,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bench.suites.shard.zoo import Model
+from penstock.shard.compile_plan import FAST_COMPILE
 from penstock.shard.hlo.analysis import Measured, measure
-from penstock.shard.verify import FAST_COMPILE
 
 Axes = tuple[str, ...]
 Shape = tuple[int, ...]

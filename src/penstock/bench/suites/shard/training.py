@@ -13,7 +13,7 @@ from penstock.bench.suites.shard.scores import Losses
 from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.zoo import Model, load
 from penstock.shard import Plan, PlanError, plan
-from penstock.shard.verify import FAST_COMPILE
+from penstock.shard.compile_plan import FAST_COMPILE
 
 _STEPS = 3
 # Eight copies of the published table do not fit into the memory of a common machine.
@@ -61,6 +61,6 @@ def _plan_anew(model: Model, task: Task) -> tuple[Plan, str]:
     layout = baselines.baselines(model, state, batch, task.axes)[0]
     half = baselines.compiled(model, state, batch, layout, measure.mesh_of(task.axes)).memory // 2
     try:
-        return plan(model.step, state, batch, mesh=task.axes, hardware=task.hardware, memory=half), "half"
+        return plan(model.step, state, batch, mesh=task.axes, hardware=measure.hardware_of(task), memory=half), "half"
     except PlanError:
-        return plan(model.step, state, batch, mesh=task.axes, hardware=task.hardware), "loose"
+        return plan(model.step, state, batch, mesh=task.axes, hardware=measure.hardware_of(task)), "loose"
