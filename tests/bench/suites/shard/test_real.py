@@ -45,7 +45,7 @@ def find(case, name: str):
 
 @functools.cache
 def losses_alone(name: str, unrolled: bool = False) -> list[float]:
-    """The losses of some steps on one device."""
+    """Return the losses of some steps on one device."""
     case = small(name, unrolled=unrolled)
     state, losses = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(case.init)), first_state(case)), []
     step = jax.jit(case.step).lower(state, case.batch).compile(FAST)
@@ -56,7 +56,7 @@ def losses_alone(name: str, unrolled: bool = False) -> list[float]:
 
 
 def losses_in(case, layout) -> list[float]:
-    """The losses of the same steps in a layout, on 8 devices."""
+    """Return the losses of the same steps in a layout, on 8 devices."""
     jitted, arguments = jit_layout(case, layout, concrete_mesh(layout.mesh))
     step = jitted.lower(*arguments).compile(FAST)
     state, losses = first_state(case), []
@@ -131,14 +131,14 @@ def test_fsdp_gathers_the_weights_of_a_layer_in_the_loops_over_layers():
     program = parse_hlo(program_text(compiled("llama-7b-8", "FSDP")))
     loops = [each for computation in program.computations.values() for each in computation if each.opcode == "while"]
     inside = [gathers(program, [part.name for part in program.loop_computations(loop)]) for loop in loops]
-    # wqkv, wo, w_gate_up and w_down, in the forward pass and again in the backward pass.
+    # The forward loop gathers wqkv, wo, w_gate_up and w_down, and the backward loop gathers them again.
     weights = sorted([64 * 4 * 32, 64 * 64, 64 * 2 * 128, 128 * 64])
     assert [sizes for sizes in inside if sizes] == [weights, weights]
     assert gathers(program, [program.entry.name]) == [64 * 256]  # the head
 
 
 def gathers(program, names: list[str]) -> list[int]:
-    """The elements of the matrices that computations gather, without the loops in them, sorted."""
+    """Return the elements of the matrices that computations gather, without the loops in them, sorted."""
     found = []
     for name in names:
         for each in program.computations[name]:
@@ -159,7 +159,7 @@ def test_sequence_parallelism_stores_a_part_of_the_tokens_between_layers():
     def carried(layout: str) -> list[str]:
         return re.findall(r"= \((?:[^()]|\([^()]*\))*\) while\(", program_text(compiled("llama-7b-8", layout)))
 
-    full, part = "f32[2,8,32,64]", "f32[2,8,8,64]"  # of each layer, a half of the batch, and all tokens or a quarter
+    full, part = "f32[2,8,32,64]", "f32[2,8,8,64]"  # 2 layers, a half of the batch, all tokens or a quarter of them
     assert any(full in each for each in carried("Megatron 4 + FSDP"))
     split = carried("Megatron 4 with sequence parallelism + FSDP")
     assert any(part in each for each in split)
@@ -169,7 +169,7 @@ def test_sequence_parallelism_stores_a_part_of_the_tokens_between_layers():
 def test_experts_are_reached_by_all_to_all():
     found = measure(compiled("moe-sorted-8", "experts over 4 + FSDP"), {"data": 2, "model": 4}).collectives
     sent = [each for each in found if each.kind == "all-to-all" and each.axes == ("model",)]
-    # Of 2 sequences of a device, 8 experts with room for 10 tokens each.
+    # A device has 2 sequences, and each of 8 experts has room for 10 tokens of each.
     assert sum(each.count for each in sent if each.bytes == 4 * 2 * 8 * 10 * 64) >= 2 * 6
 
 
