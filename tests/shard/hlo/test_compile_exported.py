@@ -257,6 +257,24 @@ scores = scores.lower(heads, heads).compile()
 print(scores.as_text().count(" reduce-window("), count_flops(scores.as_text()), scores.cost_analysis()["flops"])
 """
 
+
+class Chip(types.SimpleNamespace):
+    """A chip at a place of a topology, as libtpu describes it."""
+
+    __hash__ = object.__hash__
+
+
+def test_a_mesh_axis_may_be_a_part_of_a_physical_axis(monkeypatch):
+    kind = {"platform": "tpu", "device_kind": "TPU v5 lite", "core_on_chip": 0, "process_index": 0}
+    chips = [Chip(id=4 * y + x, coords=(x, y, 0), **kind) for y in range(4) for x in range(4)]
+    monkeypatch.setattr(topologies, "get_topology_desc", lambda **_: types.SimpleNamespace(devices=chips))
+    mesh = compile_worker.tpu_mesh({"data": 8, "model": 2}, "v5e:4x4")
+    assert dict(mesh.shape) == {"data": 8, "model": 2}
+    assert {chip.id for chip in mesh.devices.flat} == set(range(16))
+    for near, far in mesh.devices:  # the two chips of the inner axis have a link
+        assert sum(abs(a - b) for a, b in zip(near.coords, far.coords, strict=True)) == 1
+
+
 # libtpu is not a dependency of the tests: where it is installed, every process that starts JAX looks for a TPU and prints
 # that there is none. `pip install --target DIR libtpu` and `PYTHONPATH=DIR` run these.
 if importlib.util.find_spec("libtpu"):

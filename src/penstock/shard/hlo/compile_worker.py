@@ -93,7 +93,7 @@ def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
     Raises:
       CompileError: there is no such topology, no TPU compiler, or the topology has another number of devices than the mesh.
     """
-    from jax.experimental import topologies
+    from jax.experimental import mesh_utils, topologies
 
     # JAX uses the two cores of a TPU v4 chip as one device ("megacore"). By default, the compiler treats them as two. Other
     # chips do not need the setting, and most do not have it.
@@ -110,7 +110,9 @@ def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
             f"topology {name} has {len(topology.devices)} devices, and the mesh {describe_mesh(sizes)} needs {needed}: "
             f"name a topology of {needed} devices"
         )
-    return topologies.make_mesh(topology, tuple(sizes.values()), tuple(sizes))
+    # An axis may be a part of a physical axis, as with 8 × 2 devices of "v5e:4x4".
+    devices = mesh_utils.create_device_mesh(tuple(sizes.values()), list(topology.devices), allow_split_physical_axes=True)
+    return Mesh(devices, tuple(sizes))
 
 
 def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any:
