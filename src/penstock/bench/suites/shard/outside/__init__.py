@@ -31,7 +31,7 @@ _MAKERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "clip": ("clip:clip", _TRANSFORMERS),
     "vit-tiny": ("vit:vit", _TRANSFORMERS),
     "regnet": ("regnet:regnet", _TRANSFORMERS),
-    "brax-ppo": ("brax_ppo:ppo", ("brax", "flax", "optax")),
+    "brax-ppo": ("brax_ppo:ppo", ("brax", "optax")),
     "jraph-graph-net": ("jraph_graph_net:graph_net", ("jraph", "flax", "optax")),
     "haiku-lstm": ("haiku_lstm:lstm", ("haiku", "optax")),
     "haiku-resnet": ("haiku_resnet:resnet", ("haiku", "optax")),

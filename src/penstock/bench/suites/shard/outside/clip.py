@@ -16,7 +16,7 @@ from penstock.bench.suites.shard.outside.training_transformers import transforme
 from penstock.bench.suites.shard.zoo.model import Layout, Model, PyTree
 from penstock.bench.suites.shard.zoo.training import pictures
 
-_BATCH, _SIZE, _LENGTH, _VOCABULARY = 32, 224, 77, 16384
+_BATCH, _SIZE, _LENGTH, _VOCABULARY = 16, 224, 77, 16384
 _PART = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
 _CONFIG = CLIPConfig(
     text_config={**_PART, "vocab_size": _VOCABULARY, "num_hidden_layers": 3, "eos_token_id": 2},

@@ -41,7 +41,7 @@ class _NeuralODE(eqx.Module):
             dt0=_TIMES[1],
             y0=start,
             stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-6),
-            saveat=diffrax.SaveAt(ts=_TIMES),
+            saveat=diffrax.SaveAt(ts=jnp.asarray(_TIMES)),
         )
         return solution.ys
 

@@ -6,6 +6,8 @@ network have the size of NequIP's published models of small molecules, which hav
 
 from __future__ import annotations
 
+from typing import Any
+
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from penstock.bench.suites.shard.zoo.training import SEED, init_state, train_ste
 
 _MOLECULES, _ATOMS, _SPECIES = 16, 16, 4
 _CUTOFF, _RADIAL = 4.0, 8
-_HIDDEN = e3nn.Irreps("64x0e + 64x1o + 64x2e")
+_GATED = e3nn.Irreps("192x0e + 64x1o + 64x2e")  # 64 scalars, and a gate for each vector and each tensor
 _LAYERS = 3
 
 
@@ -48,9 +50,8 @@ class _Interaction(nn.Module):
         messages = e3nn.tensor_product(e3nn.flax.Linear(nodes.irreps)(nodes)[senders], directions, filter_ir_out="0e + 1o + 2e")
         mlp = e3nn.flax.MultiLayerPerceptron((64, 64, messages.irreps.num_irreps), jax.nn.silu, output_activation=False)
         received = e3nn.scatter_sum(messages * mlp(radial), dst=receivers, output_size=len(nodes.array))
-        gates = e3nn.Irreps("128x0e")  # one for each vector and each tensor
-        kept = e3nn.flax.Linear(gates + _HIDDEN, force_irreps_out=True)(nodes)
-        heard = e3nn.flax.Linear(gates + _HIDDEN)(received / _ATOMS**0.5)
+        kept = e3nn.flax.Linear(_GATED, force_irreps_out=True)(nodes)
+        heard = e3nn.flax.Linear(_GATED, force_irreps_out=True)(received / _ATOMS**0.5)
         return e3nn.gate(kept + heard)
 
 
@@ -64,7 +65,7 @@ def force_field() -> Model:
 
     def loss(params: PyTree, batch: PyTree) -> Array:
         def total(positions: Array) -> tuple[Array, Array]:
-            energies = module.apply(params, positions, batch["species"], batch["senders"], batch["receivers"])
+            energies: Any = module.apply(params, positions, batch["species"], batch["senders"], batch["receivers"])
             by_molecule = jax.ops.segment_sum(energies, batch["molecule"], num_segments=_MOLECULES)
             return by_molecule.sum(), by_molecule
 

@@ -6,6 +6,7 @@ The width is twice the example's.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import haiku as hk
 import jax
@@ -20,7 +21,8 @@ _BATCH, _LENGTH, _VOCABULARY, _WIDTH = 32, 128, 128, 512
 
 
 def lstm() -> Model:
-    network, optimizer = hk.without_apply_rng(hk.transform(_logits)), optax.adam(1e-3)
+    network: Any = hk.without_apply_rng(hk.transform(_logits))
+    optimizer = optax.adam(1e-3)
 
     def init() -> PyTree:
         return init_state(network.init(jax.random.PRNGKey(SEED), jnp.zeros((1, _LENGTH), jnp.int32)), optimizer)
@@ -35,6 +37,6 @@ def lstm() -> Model:
 def _logits(tokens: Array) -> Array:
     """Return the logits of the next character at each: [B, T] → [B, T, V]."""
     core = hk.DeepRNN([hk.LSTM(_WIDTH), jax.nn.relu, hk.LSTM(_WIDTH), hk.nets.MLP([_WIDTH, _VOCABULARY])])
-    inputs = hk.one_hot(tokens.T, _VOCABULARY)
+    inputs = jax.nn.one_hot(tokens.T, _VOCABULARY)
     logits, _ = hk.dynamic_unroll(core, inputs, core.initial_state(len(tokens)))
     return jnp.swapaxes(logits, 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import haiku as hk
 import jax
@@ -17,7 +18,7 @@ _BATCH, _SIZE, _CLASSES = 16, 64, 1000
 
 
 def resnet() -> Model:
-    network = hk.without_apply_rng(hk.transform_with_state(_logits))
+    network: Any = hk.without_apply_rng(hk.transform_with_state(_logits))
     optimizer = optax.sgd(0.05, momentum=0.9, nesterov=True)
 
     def init() -> PyTree:

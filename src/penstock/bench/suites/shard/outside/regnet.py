@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.training.train_state import TrainState
@@ -15,6 +14,7 @@ from transformers import FlaxRegNetForImageClassification, RegNetConfig
 from penstock.bench.suites.shard.outside.batches import Batch
 from penstock.bench.suites.shard.zoo.model import Model, PyTree
 from penstock.bench.suites.shard.zoo.training import SEED, cross_entropy, pictures
+from penstock.bench.suites.shard.zoo.training_linen import create
 
 _BATCH, _SIZE, _CLASSES = 32, 128, 1000
 _CONFIG = RegNetConfig(
@@ -27,7 +27,7 @@ _CONFIG = RegNetConfig(
 )
 
 
-class _State(TrainState):
+class _State(TrainState):  # type: ignore[no-untyped-call]  # Flax's own, without annotations
     batch_stats: PyTree
 
 
@@ -36,9 +36,7 @@ def regnet() -> Model:
     optimizer = optax.sgd(0.05, momentum=0.9, nesterov=True)
 
     def init() -> _State:
-        variables = model.init_weights(jax.random.PRNGKey(SEED), model.input_shape)
-        state: Any = _State.create(apply_fn=model.__call__, tx=optimizer, **variables)
-        return state.replace(step=jnp.zeros((), jnp.int32))
+        return create(_State, model.module, optimizer, model.init_weights(jax.random.PRNGKey(SEED), model.input_shape))
 
     def step(state: Any, batch: PyTree) -> tuple[_State, Array]:
         def loss(params: PyTree) -> tuple[Array, PyTree]:

@@ -10,19 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
-from flax.training.common_utils import onehot
 from flax.training.train_state import TrainState
 from jax import Array
 
 from penstock.bench.suites.shard.zoo.model import Layout, Model, PyTree
 from penstock.bench.suites.shard.zoo.training import SEED, adamw
+from penstock.bench.suites.shard.zoo.training_linen import create
 
 Loss = Callable[[PyTree, PyTree, Array], Array]  # parameters, batch, key → []
 
 
-class DropoutState(TrainState):
+class DropoutState(TrainState):  # type: ignore[no-untyped-call]  # Flax's own, without annotations
     """A train state with the raw key of the next step's dropout, uint32 [2]."""
 
     dropout_rng: Array
@@ -49,8 +48,7 @@ def transformers_model(
     def init() -> DropoutState:
         params = model.init_weights(jax.random.PRNGKey(SEED), model.input_shape)
         key = jax.random.PRNGKey(SEED + 1)
-        state: Any = DropoutState.create(apply_fn=model.__call__, params=params, tx=optimizer, dropout_rng=key)
-        return state.replace(step=jnp.zeros((), jnp.int32))  # Flax begins with a Python 0
+        return create(DropoutState, model.module, optimizer, {"params": params, "dropout_rng": key})
 
     def step(state: Any, batch: PyTree) -> tuple[DropoutState, Array]:
         key, next_key = jax.random.split(state.dropout_rng)
@@ -88,5 +86,5 @@ def next_token_loss(model: Any) -> Loss:
 def labelled_cross_entropy(logits: Array, labels: Array) -> Array:
     """Return the mean over the labels that are not -100: logits [B, T, V], labels [B, T] → []."""
     labelled = (labels != -100).astype(logits.dtype)
-    losses = optax.softmax_cross_entropy(logits, onehot(labels, logits.shape[-1])) * labelled
+    losses = optax.softmax_cross_entropy(logits, jax.nn.one_hot(labels, logits.shape[-1])) * labelled
     return losses.sum() / labelled.sum()
