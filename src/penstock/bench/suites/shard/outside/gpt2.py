@@ -26,6 +26,12 @@ _LAYOUT: Layout = (
     ("mlp/c_proj/kernel$", (None, "model")),
     ("wte/embedding$", ("model", None)),
 )
+# Adafactor keeps the sums along the smaller dimension of a matrix in `v_col`, which follow the larger one: the one that is split.
+_LAYOUT_OF_SUMS: Layout = (
+    *(("^params/.*" + pattern, spec) for pattern, spec in _LAYOUT),
+    ("/v_col/.*(c_fc/kernel|mlp/c_proj/kernel|wte/embedding)$", ("model",)),
+    ("/v/.*c_fc/bias$", ("model",)),
+)
 
 
 def muon() -> Model:
@@ -35,7 +41,7 @@ def muon() -> Model:
 
 def adafactor() -> Model:
     """Make the step with Adafactor (Shazeer and Stern 2018, arXiv:1804.04235), which keeps sums of rows and of columns."""
-    return _gpt2("gpt2-adafactor", optax.adafactor(1e-3))
+    return _gpt2("gpt2-adafactor", optax.adafactor(1e-3), _LAYOUT_OF_SUMS)
 
 
 def schedule_free() -> Model:
@@ -43,10 +49,10 @@ def schedule_free() -> Model:
     return _gpt2("gpt2-schedule-free", contrib.schedule_free_adamw(1e-3, warmup_steps=2))
 
 
-def _gpt2(name: str, optimizer: optax.GradientTransformation) -> Model:
+def _gpt2(name: str, optimizer: optax.GradientTransformation, layout: Layout = _LAYOUT) -> Model:
     model = FlaxGPT2LMHeadModel(_CONFIG, _do_init=False)
     batch = partial(causal_text, batch=_BATCH, length=_LENGTH, vocabulary=_CONFIG.vocab_size)
-    return transformers_model(name, model, next_token_loss(model), batch, _LAYOUT, optimizer)
+    return transformers_model(name, model, next_token_loss(model), batch, layout, optimizer)
 
 
 def _hidden_matrices(params: PyTree) -> PyTree:
