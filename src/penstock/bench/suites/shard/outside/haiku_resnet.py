@@ -40,5 +40,5 @@ def resnet() -> Model:
 
 
 def _logits(images: Array) -> Array:
-    """[B, S, S, 3] → [B, classes]."""
+    """Classify images: [B, S, S, 3] → [B, classes]."""
     return hk.nets.ResNet18(_CLASSES)(images, is_training=True)

@@ -40,7 +40,7 @@ class _Decoder(nn.Module):
 
 
 def _model(images: Array) -> None:
-    """Declare how an image is generated."""
+    """Describe how an image is generated."""
     decode = flax_module("decoder", _Decoder(), input_shape=(1, _LATENT))
     with numpyro.plate("batch", len(images)):
         latent = numpyro.sample("latent", distributions.Normal(jnp.zeros(_LATENT), 1).to_event(1))
@@ -48,7 +48,7 @@ def _model(images: Array) -> None:
 
 
 def _guide(images: Array) -> None:
-    """Declare the approximate posterior of what an image was generated from."""
+    """Describe the approximate posterior of what an image was generated from."""
     encode = flax_module("encoder", _Encoder(), input_shape=(1, _PIXELS))
     means, scales = encode(images)
     with numpyro.plate("batch", len(images)):
