@@ -16,7 +16,7 @@ from penstock.bench.suites.shard.zoo.model import Model, PyTree
 from penstock.bench.suites.shard.zoo.training import SEED, cross_entropy, pictures
 from penstock.bench.suites.shard.zoo.training_linen import create
 
-_BATCH, _SIZE, _CLASSES = 32, 128, 1000
+_BATCH, _SIZE, _CLASSES = 16, 128, 1000
 _CONFIG = RegNetConfig(
     embedding_size=32,
     hidden_sizes=[24, 56, 152, 368],
