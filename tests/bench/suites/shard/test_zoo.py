@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from tests.bench.suites.shard.layouts import assert_layout_fits, paths
 
 from penstock.bench.suites.shard.zoo import ZOO, Model, load
 
@@ -46,7 +47,6 @@ TRANSFORMERS = [
     "dit",
     "lora",
 ]
-MODEL_AXIS = 8  # the most devices that a hand-written layout has to divide over
 WHOLE = ["graph"]  # whose batch has no dimension of records to take a part of
 
 
@@ -79,11 +79,6 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: isinstance(x, (Jaxpr, ClosedJaxpr))):
             if isinstance(inner, (Jaxpr, ClosedJaxpr)):
                 yield from equations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
-
-
-def paths(tree) -> dict[str, jax.ShapeDtypeStruct]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -134,19 +129,9 @@ def test_init_is_one_computation(name):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_hand_written_layouts_fit_what_they_name(name):
-    model, leaves = trace(name).model, paths(trace(name).state)
+    model, state = trace(name).model, trace(name).state
     assert bool(model.megatron) == (name in TRANSFORMERS)
-    taken = set()
-    for pattern, spec in model.megatron:
-        matched = {path for path in leaves if re.search(pattern, path)}
-        assert matched - taken, f"{pattern} finds nothing that is not found before"
-        for path in matched - taken:
-            shape = leaves[path].shape
-            assert len(spec) == len(shape), f"{pattern}: {path} is {shape}"
-            split = [size for size, axis in zip(shape, spec, strict=True) if axis == "model"]
-            assert len(split) == 1, f"{pattern}: {spec}"
-            assert split[0] % MODEL_AXIS == 0, f"{pattern}: {path} is {shape}"
-        taken |= matched
+    assert_layout_fits(model, state)
 
 
 @pytest.mark.parametrize("name", [name for name in TRANSFORMERS if name != "lora"])

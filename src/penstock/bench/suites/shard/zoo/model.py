@@ -1,4 +1,4 @@
-"""Define a model of the zoo: a complete train step with its state and its batches."""
+"""Define a model of the zoo, or of other packages: a complete train step with its state and its batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Model:
 
     Attributes:
       name: such as "llama-gqa".
-      front_end: "NNX", "Linen", "Equinox" or "JAX".
+      front_end: "NNX", "Linen", "Equinox" or "JAX"; outside of the zoo also "Haiku" or "NumPyro".
       init: () → state: parameters, optimizer state and what else the step carries along. Its leaves are arrays only, and the
         same ones at each call. Jitted; `jax.eval_shape(init)` allocates nothing.
       batch: seed → batch, a pytree of NumPy arrays, always the same one for a seed.
