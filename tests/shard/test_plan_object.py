@@ -1,5 +1,7 @@
 """Arguments are created, put and fed in the shardings of a plan, on its devices."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -77,3 +79,10 @@ def test_a_loaded_plan_refuses_another_number_of_devices(tmp_path):
     plan_of(mlp_step, mlp(), rows()).save(tmp_path / "plan.json")
     with pytest.raises(ValueError, match=r"is for 8 devices \(data 2 × model 4\), and 4 were given"):
         ps.Plan.load(tmp_path / "plan.json", jax.devices()[:4])
+
+
+def test_the_representation_of_a_plan_is_one_line():
+    shown = repr(plan_of(mlp_step, mlp(), rows()))
+    assert re.fullmatch(
+        r"<Plan: 8 × tpu-v5e, mesh data 2 × model 4, [\d.]+ [KMG]iB of 16 GiB a device, [\d.]+ \w+ a step>", shown
+    )

@@ -25,7 +25,7 @@ from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.own_copy import put_copy
-from penstock.shard.present.text import plan_text
+from penstock.shard.present.text import plan_line, plan_text
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
 from penstock.shard.serialization import load, save
@@ -339,6 +339,9 @@ class Plan(PlanRecord):
 
     def __str__(self) -> str:
         return plan_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Plan: {plan_line(self)}>"
 
     def _devices_mesh(self) -> Mesh:
         """Return the mesh of devices; raise a `ValueError` if there are too few."""

@@ -46,6 +46,18 @@ def plan_text(plan: PlanRecord) -> str:
     return "\n".join(_cut(line.rstrip(), _COLUMNS) for line in lines)
 
 
+def plan_line(plan: PlanRecord) -> str:
+    """Return a plan as one line: devices, mesh, memory and time.
+
+    Args:
+      plan: the plan.
+    """
+    return (
+        f"{plan.device_count} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
+        f"{format_bytes(plan.cost.memory.total)} of {format_bytes(plan.limit)} a device, {format_seconds(plan.cost.seconds)} a step"
+    )
+
+
 def memory_parts(cost: Cost) -> list[tuple[str, int]]:
     """Return the parts of the peak memory, each as a name and bytes.
 
