@@ -52,10 +52,9 @@ def plan_line(plan: PlanRecord) -> str:
     Args:
       plan: the plan.
     """
-    return (
-        f"{plan.device_count} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
-        f"{format_bytes(plan.cost.memory.total)} of {format_bytes(plan.limit)} a device, {format_seconds(plan.cost.seconds)} a step"
-    )
+    memory = f"{format_bytes(plan.cost.memory.total)} of {format_bytes(plan.limit)} a device"
+    mesh = describe_mesh(plan.mesh_shape)
+    return f"{plan.device_count} × {plan.hardware}, mesh {mesh}, {memory}, {format_seconds(plan.cost.seconds)} a step"
 
 
 def memory_parts(cost: Cost) -> list[tuple[str, int]]:

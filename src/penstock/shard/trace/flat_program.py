@@ -26,16 +26,21 @@ from penstock.shard.unknown_costs import about_loops, about_operations
 Path = tuple[int | str, ...]
 """The position of an equation: its index in the step's jaxpr, then its index in each nested jaxpr."""
 
+CUSTOM_DERIVATIVES = ("custom_jvp_call", "custom_vjp_call")
+"""Primitives that call a function with a derivative of its own."""
+
 INLINED = {
     "jit": "jaxpr",
     "call": "call_jaxpr",
     "closed_call": "call_jaxpr",
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
+    **dict.fromkeys(CUSTOM_DERIVATIVES, "call_jaxpr"),
 }
 """Primitives that call a jaxpr on their own operands → the parameter that holds the jaxpr."""
+
+DEBUG = frozenset(["debug_callback", "debug_print"])
+"""Primitives of `jax.debug`. They are not operations of the flat program, so that they change no plan."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,8 @@ def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int]
     for index, equation in enumerate(jaxpr.eqns):
         here = (*path, index)
         name = equation.primitive.name
+        if name in DEBUG:
+            continue
         if name in INLINED and INLINED[name] in equation.params:
             _inline_call(program, equation, environment, here, count)
         elif name == "scan":

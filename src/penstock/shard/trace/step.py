@@ -72,7 +72,7 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
 
     Raises:
       TypeError: an argument holds a leaf that is not an array.
-      ValueError: the step has side effects, or a mesh with explicit axes is set.
+      ValueError: the step has side effects other than unordered ones of `jax.debug`, or a mesh with explicit axes is set.
       Exception: errors that the step raises while it is traced are passed on.
 
     >>> step = trace(lambda w, x: w - x, (jax.ShapeDtypeStruct((4,), "float32"),) * 2)
@@ -97,9 +97,11 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
     closed, out = jax.make_jaxpr(step, return_shape=True)(*abstract)
     if isinstance(step, _JITTED) and _only_calls_jit(closed):  # Trace the step without `jax.jit`.
         return trace(inspect.unwrap(step, stop=lambda function: not isinstance(function, _JITTED)), args, weak)
-    if closed.effects:
-        effects = ", ".join(sorted(str(effect) for effect in closed.effects))
-        raise ValueError(f"the step has side effects ({effects}), which a plan cannot keep in order; take them out of the step")
+    if effects := sorted({str(effect) for effect in closed.effects} - {_UNORDERED_DEBUG}):
+        raise ValueError(
+            f"the step has side effects ({', '.join(effects)}), which a plan cannot keep in order; take them out of the step. "
+            "It keeps jax.debug.print and jax.debug.callback with ordered=False"
+        )
     flat, tree = jax.tree_util.tree_flatten(abstract)
     inputs = tuple(
         Leaf(path, tuple(leaf.shape), leaf.dtype, leaf.weak_type)
@@ -112,6 +114,9 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> Tr
 
 
 _JITTED = type(jax.jit(lambda: None))
+
+_UNORDERED_DEBUG = "Debug"
+"""The effect of `jax.debug.print` and `jax.debug.callback`, unless they are ordered."""
 
 
 def _only_calls_jit(closed: ClosedJaxpr) -> bool:
