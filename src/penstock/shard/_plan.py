@@ -205,6 +205,9 @@ class Plan(PlanRecord):
           step: the step.
           *args: its arguments, as `plan` takes them.
 
+        A step that differs only in numbers written in it, such as a learning rate, is accepted. The logger "penstock.shard" notes
+        it at the level INFO.
+
         Raises:
           ValueError: the plan was made for another step or other arguments; the message says what differs.
         """

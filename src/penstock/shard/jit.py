@@ -6,6 +6,7 @@ sharding constraints inside of the step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from penstock.shard.apply.sharding_constraints import insert_constraints
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.trace.fingerprint import describe_difference
 from penstock.shard.trace.step import TracedStep, trace
+
+_LOGGER = logging.getLogger("penstock.shard")
 
 
 def jit_step(plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: Any, **settings: Any) -> Any:
@@ -54,6 +57,9 @@ def jit_step(plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: 
 def check_step(plan: PlanRecord, traced: TracedStep) -> None:
     """Check that a plan was made for this step and these arguments.
 
+    A step that differs only in numbers written in it, such as a learning rate, is accepted. This is logged by the logger
+    "penstock.shard", at the level INFO.
+
     Args:
       plan: the plan.
       traced: the step.
@@ -64,6 +70,10 @@ def check_step(plan: PlanRecord, traced: TracedStep) -> None:
     if traced.fingerprint() != plan.fingerprint:
         difference = describe_difference(plan.inputs, plan.outputs, traced.inputs, traced.outputs)
         raise ValueError(f"the plan is for another step: {difference}")
+    if traced.numbers() != plan.numbers:
+        _LOGGER.info(
+            "the plan was made for a step with other numbers written in it, such as another learning rate; it fits this step too"
+        )
 
 
 def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:

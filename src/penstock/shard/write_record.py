@@ -52,4 +52,5 @@ def write_record(found: MeshPlan, traced: TracedStep, hardware: Hardware, limit:
         axis_work=axis_work(problem, assignment, prepared.batch),
         baselines={name: cost(decisions) for name, decisions in prepared.baselines.items()},
         fingerprint=traced.fingerprint(),
+        numbers=traced.numbers(),
     )

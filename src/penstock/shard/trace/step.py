@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from penstock._jax import ClosedJaxpr
-from penstock.shard.trace.fingerprint import fingerprint
+from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
 from penstock.shard.trace.flat_program import FlatProgram, flatten
 from penstock.shard.trace.state import find_state
 
@@ -57,6 +57,10 @@ class TracedStep:
     def fingerprint(self) -> str:
         """Return the fingerprint of the arguments and the program (`penstock.shard.trace.fingerprint`)."""
         return fingerprint(self.inputs, self.closed.jaxpr)
+
+    def numbers(self) -> str:
+        """Return a hash of the numbers written in the program, which the fingerprint leaves out."""
+        return hash_numbers(self.closed.jaxpr)
 
 
 def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> TracedStep:
