@@ -56,8 +56,8 @@ def plan(
         to be on the mesh of the plan.
       *args: its positional arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated.
       mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}. One to three axes.
-      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too. Without both, all devices
-        are used.
+      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with axes data, model and
+        fsdp, and those that the hardware names (`Hardware.axis_bandwidth`). Without both, all devices are used.
       hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes that of JAX's default device.
       memory: the memory limit of one device, in bytes or as "16GiB". None takes that of the hardware.
       constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
@@ -117,10 +117,13 @@ def _mesh_shapes(
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
     """Return the mesh shapes to search, and the devices if they were given."""
     axes, inner = axes_in_constraints(constraints, traced.inputs), find_meshes(traced.closed.jaxpr)
-    own_links = {*hardware.axis_bandwidth, *hardware.axis_latency}  # names of axes whose links differ from the others
-    shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, own_links)
+    machine = {axis: hardware.axis_size.get(axis) for axis in hardware.named_axes}
+    shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, machine)
     shapes, given = mesh_shapes.match_step_meshes(shapes, given, inner, mesh is None)
-    return (mesh_shapes.keep_with_axes(shapes, axes) if mesh is None and not inner else shapes), given
+    if mesh is None and not inner:
+        shapes = mesh_shapes.keep_with_axes(shapes, axes, machine)
+    mesh_shapes.check_machine_axes(shapes, machine)
+    return shapes, given
 
 
 @dataclass(frozen=True)
