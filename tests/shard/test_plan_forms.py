@@ -250,12 +250,6 @@ def test_a_step_on_another_mesh_than_the_plan_is_refused(mesh):
             planned(step, mlp(), rows(), mesh=mesh)
 
 
-def test_explicit_axes_around_the_call_are_refused():
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"mesh with explicit axes .*AxisType\.Auto"):
-        planned(mlp_step, like(mlp()), like(rows()), mesh=mesh)
-
-
 def with_debugging(seen):
     """Return a step that calls back in every kind of nested program."""
 
