@@ -6,6 +6,7 @@ into decisions, `search/` decides, `apply/` turns the decisions into layouts, an
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.call import refuse_option_names
+from penstock.shard.trace.gradients import LOST_GRADIENTS, loses_gradients
 from penstock.shard.trace.modules import Shared, put_shared_back, take_shared_out
 from penstock.shard.trace.prescribed_layouts import find_meshes
 from penstock.shard.trace.step import TracedStep, trace
@@ -82,7 +84,8 @@ def plan(
       TypeError: an argument has a wrong type; the message names it.
       ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
 
-    Errors that the step raises while it is traced are passed on.
+    Errors that the step raises while it is traced are passed on. A step that computes gradients, and returns no array that
+    depends on them, gets a `UserWarning`.
 
     >>> def step(params, batch):
     ...     def loss(params):
@@ -123,6 +126,8 @@ def _plan(
     check: bool | None,
 ) -> Plan:
     """Find a plan of a traced step; the options are those of `plan`."""
+    if loses_gradients(traced):
+        warnings.warn(LOST_GRADIENTS, stacklevel=3)
     chosen = find_hardware(hardware) if hardware is not None else detect_hardware()
     limit = parse_bytes(memory) if memory is not None else chosen.memory
     shapes, given = _mesh_shapes(traced, mesh, devices, constraints, chosen)
