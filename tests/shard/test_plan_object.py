@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -53,6 +54,57 @@ def test_a_batch_that_does_not_divide_is_named():
     plan = plan_of(mlp_step, mlp(), rows())
     with ps.feed([host_rows(7)], to=plan) as batches, pytest.raises(ValueError, match=r"leaf 'x' of shape \(7, 16\) does not"):
         next(batches)
+
+
+def masked_step(params, batch):
+    def loss(params):
+        hidden = jax.nn.relu(batch["x"] @ params["in"] + params["bias"])
+        return jnp.mean(((hidden @ params["out"] - batch["y"]) ** 2).mean(-1), where=batch["mask"])
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return sgd(params, gradients), value
+
+
+@pytest.mark.parametrize("transform", [None, lambda batch: {**batch, "x": batch["x"] * 1.0}], ids=["as read", "transformed"])
+def test_the_mask_of_padded_batches_is_sharded_as_the_rows(transform):
+    plan = plan_of(mlp_step, mlp(), rows(), constraints={"batch/x": P("data"), "batch/y": P(("data", "model"))})
+    more = {name: np.concatenate([leaf, leaf[:3]]) for name, leaf in host_rows().items()}
+    whole, short = (ps.Loader(data, 16, epochs=1, remainder="pad", shuffle=False) for data in (host_rows(), more))
+    train = plan.jit(mlp_step)
+    for each, filled in ((whole, [16]), (short, [16, 3])):
+        with ps.feed(each, to=plan, transform=transform) as batches:
+            masks = []
+            for batch in batches:
+                masks.append(batch.pop("mask"))
+                assert_laid_out(batch, plan.batch_shardings)
+                train(plan.put(mlp()), batch)
+        assert [int(mask.sum()) for mask in masks] == filled
+        assert {mask.sharding.spec for mask in masks} == {P(("data", "model"))}
+
+
+def test_a_step_that_takes_the_mask_gets_it():
+    batch = {**host_rows(), "mask": np.ones(16, bool)}
+    plan = plan_of(masked_step, mlp(), batch)
+    with ps.feed(ps.Loader(host_rows(11), batch_size=16, epochs=1, remainder="pad"), to=plan) as batches:
+        for batch in batches:
+            assert_laid_out(batch, plan.batch_shardings)
+            _, loss = plan.jit(masked_step)(mlp(), batch)
+            assert float(loss) == pytest.approx(float(mlp_loss(mlp(), jax.tree.map(lambda leaf: leaf[:11], host_rows(11)))))
+
+
+def test_batches_that_the_step_does_not_take_are_described_in_a_few_words():
+    deep = {f"layer {number}": {"x": leaf} for number in range(200) for leaf in host_rows().values()}
+    plan = plan_of(lambda batch: batch["layer 0"]["x"].sum(), deep, constraints={})
+    for batch in ({"other": host_rows()["x"]}, {**deep, "one more": host_rows()["x"]}):
+        with pytest.raises(ValueError, match=r"not a prefix of .*; the batch has '(other|one more)', which `to` lacks") as caught:
+            next(ps.feed([batch], to=plan))
+        assert len(str(caught.value)) < 1000
+    with pytest.raises(TypeError, match=r"neither a jax.Device nor a Sharding") as wrong:
+        ps.feed([deep], to={"a": deep})
+    assert len(str(wrong.value)) < 1000
+    with pytest.raises(ValueError, match="no argument of the step is a batch") as none:
+        ps.feed([deep], to=plan_of(lambda w: w * 2.0, deep["layer 0"]["x"], constraints={}))
+    assert len(str(none.value)) < 1000
 
 
 def test_a_plan_without_its_devices_or_its_step_refuses_to_feed(tmp_path):
