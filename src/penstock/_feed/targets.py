@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from penstock._arguments import brief
 from penstock.data.collate import MASK
 from penstock.data.order.rows import local_parts
 from penstock.data.tree import Batch, leaves_with_names
@@ -32,17 +33,17 @@ def shardings_of(to: To) -> Any:
     to = getattr(to, "batch_shardings", to)  # of a Plan
     if isinstance(to, str) or not jax.tree_util.tree_leaves(to):
         raise TypeError(
-            f"to={_brief(to)} is not a place for a batch: give None, a jax.Device, a Sharding, a pytree of Shardings or a Plan"
+            f"to={brief(to)} is not a place for a batch: give None, a jax.Device, a Sharding, a pytree of Shardings or a Plan"
         )
 
     def sharding(leaf: Any) -> Sharding:
         if isinstance(leaf, jax.Device):
             leaf = SingleDeviceSharding(leaf)
         if not isinstance(leaf, Sharding):
-            raise TypeError(f"to={_brief(to)} holds {_brief(leaf)}, which is neither a jax.Device nor a Sharding")
+            raise TypeError(f"to={brief(to)} holds {brief(leaf)}, which is neither a jax.Device nor a Sharding")
         if not leaf.addressable_devices:
             raise ValueError(
-                f"to={_brief(to)} has no device of process {jax.process_index()}, so this process cannot put a batch there: give "
+                f"to={brief(to)} has no device of process {jax.process_index()}, so this process cannot put a batch there: give "
                 "a sharding over the devices of all processes (jax.devices()); or, for a batch of its own in each process, over "
                 "jax.local_devices(); or feed in the processes that have the devices only"
             )
@@ -88,19 +89,9 @@ def map_prefix(fn: Callable[[Sharding, Any], Any], to: Any, batch: Batch) -> Any
         return jax.tree.map(lambda sharding, part: jax.tree.map(lambda leaf: fn(sharding, leaf), part), to, batch)
     except ValueError:
         raise ValueError(
-            f"`to` has the structure {_brief(jax.tree_util.tree_structure(to))}, which is not a prefix of the batch's: "
-            f"{_brief(jax.tree_util.tree_structure(batch))}{_first_difference(to, batch)}"
+            f"`to` has the structure {brief(jax.tree_util.tree_structure(to))}, which is not a prefix of the batch's: "
+            f"{brief(jax.tree_util.tree_structure(batch))}{_first_difference(to, batch)}"
         ) from None
-
-
-_LONGEST = 300
-"""The most characters of an object in an error."""
-
-
-def _brief(shown: Any) -> str:
-    """Return the representation of an object, cut where it is long."""
-    text = repr(shown)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 
 def _first_difference(to: Any, batch: Batch) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from penstock._arguments import brief
+
 _AXIS_NAMES = (("data",), ("data", "model"), ("data", "fsdp", "model"))
 """The names of the axes of searched meshes, for one, two and three axes."""
 _MOST_SHAPES = 12
@@ -102,13 +104,13 @@ def candidate_shapes(
     elif devices is not None:
         given = list(devices) if isinstance(devices, Iterable) else [devices]
         if not all(hasattr(device, "device_kind") for device in given):
-            raise TypeError(f"devices={devices!r} is not a number of devices nor a list of devices such as jax.devices()")
+            raise TypeError(f"devices={brief(devices)} is not a number of devices nor a list of devices such as jax.devices()")
         repeated = [device for device, times in Counter(given).items() if times > 1]
         if repeated:
             raise ValueError(f"devices has {repeated[0]} twice; each device of a mesh is another one")
         count = len(given)
     if count is not None and count < 1:
-        raise ValueError(f"devices={devices!r}: a plan needs at least one device")
+        raise ValueError(f"devices={brief(devices)}: a plan needs at least one device")
     if mesh is None:
         if count is None:
             count = jax.device_count()
@@ -239,7 +241,7 @@ def _read_shape(mesh: Any) -> dict[str, int]:
         shape = {name: int(size) if _is_integer(size) else size for name, size in mesh.items()}
     else:
         raise TypeError(
-            f"mesh={mesh!r} is not a jax.sharding.Mesh, AbstractMesh or dict of axis sizes such as {{'data': 2, 'model': 4}}"
+            f"mesh={brief(mesh)} is not a jax.sharding.Mesh, AbstractMesh or dict of axis sizes such as {{'data': 2, 'model': 4}}"
         )
     for name, size in shape.items():
         if not isinstance(name, str) or not _is_integer(size) or size < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +115,7 @@ def trace_form(
     """
     names = argument_names(step, form, len(values))
     abstract = tuple(
-        jax.tree_util.tree_map_with_path(lambda path, leaf, name=name: _abstract(name, path, leaf), value)
+        jax.tree_util.tree_map_with_path(lambda path, leaf, name=name, value=value: _abstract(name, path, leaf, value), value)
         for name, value in zip(names, values, strict=True)
     )
     if weak is not None and len(weak) == len(jax.tree_util.tree_leaves(abstract)):
@@ -215,14 +216,30 @@ def _key_name(key: Any) -> str:
     return re.sub(r"^[.\[]|\]$", "", str(key))
 
 
-def _abstract(name: str, path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a leaf of the argument `name`."""
+def _abstract(name: str, path: Any, leaf: Any, argument: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a leaf of an argument."""
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = jax.eval_shape(lambda: jax.numpy.asarray(leaf))
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         where = "/".join([name, *map(_key_name, path)])
+        if _has_equinox_module(argument):
+            raise TypeError(
+                f"the argument {name!r} is an equinox.Module, or has one, with a leaf at {where!r} that is not an array: "
+                f"{'a function' if callable(leaf) else type(leaf).__name__}. Split it, params, static = eqx.partition({name}, "
+                "eqx.is_array), and plan a step of params that begins with eqx.combine(params, static); where the step does not "
+                f"call it, eqx.filter({name}, eqx.is_array) leaves the arrays"
+            )
         raise TypeError(f"an argument has a leaf at {where!r} that is not an array: {type(leaf).__name__}; close over it instead")
     return jax.ShapeDtypeStruct(leaf.shape, canonical_dtype(leaf), weak_type=getattr(leaf, "weak_type", False))
+
+
+def _has_equinox_module(tree: Any) -> bool:
+    """Return whether a tree is an `equinox.Module` or contains one."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:
+        return False
+    found = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, equinox.Module))
+    return any(isinstance(node, equinox.Module) for node in found)
 
 
 def as_array(leaf: Any) -> Any:
