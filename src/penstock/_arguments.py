@@ -5,6 +5,22 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+_LONGEST = 300
+"""The most characters of an object in an error."""
+
+
+def brief(shown: Any) -> str:
+    """Return the representation of an object for an error, cut where it is long.
+
+    Args:
+      shown: any object.
+
+    >>> brief([1, 2])
+    '[1, 2]'
+    """
+    text = repr(shown)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
+
 
 def at_least(least: int, name: str, value: Any) -> int:
     """Return a value as an int.

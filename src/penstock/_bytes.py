@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from penstock._arguments import brief
+
 
 def format_bytes(number: float) -> str:
     """Return a number of bytes as text, in units of powers of 1024.
@@ -63,7 +65,7 @@ def parse_bytes(memory: int | float | str, name: str = "memory") -> int:
         try:
             number = float(memory)
         except (TypeError, ValueError, OverflowError):
-            raise TypeError(f"{name}={memory!r} is not a number of bytes nor a text such as '16GiB'") from None
+            raise TypeError(f"{name}={brief(memory)} is not a number of bytes nor a text such as '16GiB'") from None
     if isinstance(memory, bool) or not 1 <= number < float("inf"):
         raise ValueError(f"{name}={memory!r}: a limit is at least 1 byte")
     return int(number)

@@ -1,10 +1,14 @@
 """The jitted step of a plan follows it, and refuses any other step."""
 
+import logging
+
 import jax
 import pytest
 from tests.shard.assertions import assert_close
 from tests.shard.example import plan_of
-from tests.shard.steps import array, mlp, mlp_loss, mlp_step, rows
+from tests.shard.steps import array, mlp, mlp_loss, mlp_step, rows, sgd
+
+import penstock as ps
 
 
 def test_donated_state_is_deleted_and_the_new_state_is_accepted():
@@ -31,13 +35,32 @@ def test_the_error_names_the_argument_or_result_that_differs():
     plan = plan_of(mlp_step, mlp(), rows())
     others = {
         "the step has the result '1/more'": lambda params, batch: (params, {"more": mlp_loss(params, batch)}),
-        "in a number written in it": lambda params, batch: mlp_step(params, jax.tree.map(lambda leaf: leaf * 2.0, batch)),
+        "the program differs: in an operation": lambda params, batch: mlp_step(params, jax.tree.map(jax.numpy.sin, batch)),
     }
     for said, step in others.items():
         with pytest.raises(ValueError, match=said):
             plan.jit(step)(mlp(), rows())
     with pytest.raises(ValueError, match="the step has the argument 'batch/z', which the plan has not"):
         plan.bind(mlp_step, mlp(), {**rows(), "z": array(4)})
+
+
+def test_a_plan_fits_a_step_with_other_numbers_and_notes_it(caplog, tmp_path):
+    def step(rate):
+        def run(params, batch):
+            loss, gradients = jax.value_and_grad(mlp_loss)(params, batch)
+            return sgd(params, gradients, rate), loss
+
+        return run
+
+    plan_of(step(0.1), mlp(), rows()).save(tmp_path / "plan.json")
+    plan = ps.Plan.load(tmp_path / "plan.json")
+    with caplog.at_level(logging.INFO, "penstock.shard"):
+        plan.bind(step(0.1), mlp(), rows())
+        assert not caplog.records
+        for use in (plan, plan.bind(step(0.3), mlp(), rows())):
+            caplog.clear()
+            assert_close(use.jit(step(0.2))(mlp(), rows()), step(0.2)(mlp(), rows()))
+            assert "a step with other numbers" in caplog.text
 
 
 def test_arguments_in_another_order_are_named():

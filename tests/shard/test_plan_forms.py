@@ -1,5 +1,6 @@
 """Steps, arguments and meshes of all forms are planned; sharding constraints of the step itself are kept."""
 
+import collections
 import functools
 
 import jax
@@ -249,17 +250,70 @@ def test_a_step_on_another_mesh_than_the_plan_is_refused(mesh):
             planned(step, mlp(), rows(), mesh=mesh)
 
 
-def test_explicit_axes_around_the_call_are_refused():
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"mesh with explicit axes .*AxisType\.Auto"):
-        planned(mlp_step, like(mlp()), like(rows()), mesh=mesh)
+def with_debugging(seen):
+    """Return a step that calls back in every kind of nested program."""
+
+    @jax.jit
+    def inner(h):
+        jax.debug.callback(lambda h: seen.append(("jit", h)), h)
+        return h * 2.0
+
+    def body(h, w):
+        jax.debug.callback(lambda h: seen.append(("scan in checkpoint", h)), h)
+        return jnp.tanh(h @ w), None
+
+    def branch(h):
+        jax.debug.callback(lambda h: seen.append(("cond", h)), h[0])
+        return h + 1.0
+
+    def step(params, batch):
+        def loss(params):
+            h = lax.scan(jax.checkpoint(body, policy=jax.checkpoint_policies.everything_saveable), batch["x"], params["layers"])[
+                0
+            ]
+            h = lax.cond(h[0, 0] < 2.0, branch, lambda h: h, inner(h))
+            jax.debug.callback(lambda h: seen.append(("hidden", h)), h)
+            return jnp.mean((h - batch["y"]) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        jax.debug.print("loss {value}", value=value)
+        return sgd(params, gradients), value
+
+    return step
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_debugging_callbacks_are_kept(mesh, capfd):
+    seen, expected = [], []
+    args = ({"layers": array(3, 16, 16)}, rows())
+    plan = planned(with_debugging(seen), *args, mesh=mesh, constraints={"batch/*": P("data")})
+    assert not seen
+    assert_close(plan.jit(with_debugging(seen))(*args), jax.jit(with_debugging(expected))(*args))
+    jax.effects_barrier()
+    calls, expected_calls = (collections.Counter(name for name, _ in each) for each in (seen, expected))
+    assert calls == expected_calls == {"jit": 1, "cond": 1, "scan in checkpoint": 6, "hidden": 1}
+    hidden, alone = (value for each in (seen, expected) for name, value in each if name == "hidden")
+    assert_close(hidden, alone)
+    printed = [line for line in capfd.readouterr().out.splitlines() if line.startswith("loss ")]
+    assert len(printed) == 2
+    assert plan.verify().measured.memory > 0
+
+
+def test_debugging_changes_no_plan():
+    def debugged(params, batch):
+        jax.debug.callback(lambda x: None, batch["x"])
+        return mlp_step(params, batch)
+
+    with_, without = (planned(step, mlp(), rows(64), mesh=MESHES[1]) for step in (debugged, mlp_step))
+    assert with_.cost == without.cost
+    assert [leaf.stored for leaf in with_.inputs] == [leaf.stored for leaf in without.inputs]
 
 
 @pytest.mark.parametrize("effect", ["print", "callback"])
-def test_a_step_with_side_effects_is_refused(effect):
+def test_a_step_with_ordered_side_effects_is_refused(effect):
     def step(params, batch):
         if effect == "print":
-            jax.debug.print("{}", batch["x"][0, 0])
+            jax.debug.print("{}", batch["x"][0, 0], ordered=True)
         else:
             io_callback(print, None, batch["x"][0, 0], ordered=True)
         return mlp_step(params, batch)

@@ -1,6 +1,9 @@
 """Arguments are created, put and fed in the shardings of a plan, on its devices."""
 
+import re
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -53,6 +56,57 @@ def test_a_batch_that_does_not_divide_is_named():
         next(batches)
 
 
+def masked_step(params, batch):
+    def loss(params):
+        hidden = jax.nn.relu(batch["x"] @ params["in"] + params["bias"])
+        return jnp.mean(((hidden @ params["out"] - batch["y"]) ** 2).mean(-1), where=batch["mask"])
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return sgd(params, gradients), value
+
+
+@pytest.mark.parametrize("transform", [None, lambda batch: {**batch, "x": batch["x"] * 1.0}], ids=["as read", "transformed"])
+def test_the_mask_of_padded_batches_is_sharded_as_the_rows(transform):
+    plan = plan_of(mlp_step, mlp(), rows(), constraints={"batch/x": P("data"), "batch/y": P(("data", "model"))})
+    more = {name: np.concatenate([leaf, leaf[:3]]) for name, leaf in host_rows().items()}
+    whole, short = (ps.Loader(data, 16, epochs=1, remainder="pad", shuffle=False) for data in (host_rows(), more))
+    train = plan.jit(mlp_step)
+    for each, filled in ((whole, [16]), (short, [16, 3])):
+        with ps.feed(each, to=plan, transform=transform) as batches:
+            masks = []
+            for batch in batches:
+                masks.append(batch.pop("mask"))
+                assert_laid_out(batch, plan.batch_shardings)
+                train(plan.put(mlp()), batch)
+        assert [int(mask.sum()) for mask in masks] == filled
+        assert {mask.sharding.spec for mask in masks} == {P(("data", "model"))}
+
+
+def test_a_step_that_takes_the_mask_gets_it():
+    batch = {**host_rows(), "mask": np.ones(16, bool)}
+    plan = plan_of(masked_step, mlp(), batch)
+    with ps.feed(ps.Loader(host_rows(11), batch_size=16, epochs=1, remainder="pad"), to=plan) as batches:
+        for batch in batches:
+            assert_laid_out(batch, plan.batch_shardings)
+            _, loss = plan.jit(masked_step)(mlp(), batch)
+            assert float(loss) == pytest.approx(float(mlp_loss(mlp(), jax.tree.map(lambda leaf: leaf[:11], host_rows(11)))))
+
+
+def test_batches_that_the_step_does_not_take_are_described_in_a_few_words():
+    deep = {f"layer {number}": {"x": leaf} for number in range(200) for leaf in host_rows().values()}
+    plan = plan_of(lambda batch: batch["layer 0"]["x"].sum(), deep, constraints={})
+    for batch in ({"other": host_rows()["x"]}, {**deep, "one more": host_rows()["x"]}):
+        with pytest.raises(ValueError, match=r"not a prefix of .*; the batch has '(other|one more)', which `to` lacks") as caught:
+            next(ps.feed([batch], to=plan))
+        assert len(str(caught.value)) < 1000
+    with pytest.raises(TypeError, match=r"neither a jax.Device nor a Sharding") as wrong:
+        ps.feed([deep], to={"a": deep})
+    assert len(str(wrong.value)) < 1000
+    with pytest.raises(ValueError, match="no argument of the step is a batch") as none:
+        ps.feed([deep], to=plan_of(lambda w: w * 2.0, deep["layer 0"]["x"], constraints={}))
+    assert len(str(none.value)) < 1000
+
+
 def test_a_plan_without_its_devices_or_its_step_refuses_to_feed(tmp_path):
     with pytest.raises(ValueError, match="the plan is for 16 devices"):
         ps.feed([host_rows()], to=plan_of(mlp_step, mlp(), rows(), mesh={"data": 4, "model": 4}))
@@ -77,3 +131,10 @@ def test_a_loaded_plan_refuses_another_number_of_devices(tmp_path):
     plan_of(mlp_step, mlp(), rows()).save(tmp_path / "plan.json")
     with pytest.raises(ValueError, match=r"is for 8 devices \(data 2 × model 4\), and 4 were given"):
         ps.Plan.load(tmp_path / "plan.json", jax.devices()[:4])
+
+
+def test_the_representation_of_a_plan_is_one_line():
+    shown = repr(plan_of(mlp_step, mlp(), rows()))
+    assert re.fullmatch(
+        r"<Plan: 8 × tpu-v5e, mesh data 2 × model 4, [\d.]+ [KMG]iB of 16 GiB a device, [\d.]+ \w+ a step>", shown
+    )

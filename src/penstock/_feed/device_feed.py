@@ -52,7 +52,8 @@ def feed(
         other iterable of batches (pytrees of arrays [B, ...]). With several processes, a Loader reads the rows that the devices
         of this process need under `to`. Any other iterable brings them: the rows of this process.
       to: where a batch goes: None (JAX's default device), a `jax.Device`, a `Sharding`, a pytree of these that is a prefix of the
-        batch, or a `Plan` (the sharding that its step has for the batch).
+        batch, or a `Plan` (the sharding that its step has for the batch; the mask of a Loader with remainder="pad" is sharded as
+        the rows, if the step does not take it).
       host_buffer: host batches that may be in work or waiting. A Loader gets at least one for each worker.
       device_buffer: device batches that may be in work or waiting.
       transform: a function from batch to batch, which is jitted and runs on the device. Cast and scale here, so that small dtypes

@@ -16,8 +16,18 @@ import numpy as np
 from jax.sharding import Sharding
 
 from penstock._feed.replicas import ReplicaCheck, replicas
-from penstock._feed.targets import To, check_divides, in_default_memory, map_prefix, partitions, setting, shardings_of
+from penstock._feed.targets import (
+    To,
+    check_divides,
+    in_default_memory,
+    map_prefix,
+    mask_sharding,
+    partitions,
+    setting,
+    shardings_of,
+)
 from penstock._jax import thread_settings
+from penstock.data.collate import MASK
 from penstock.data.order.rows import Rows
 from penstock.data.tree import Batch, describe_array, is_numeric, leaves_with_names
 
@@ -143,10 +153,15 @@ class Placement:
                 f"to={to!r} puts leaves on different devices, where no one program, such as transform, can take them together: "
                 "leave out transform, or give all leaves the same devices"
             )
-        self._transform = transform and self._jit(transform)
+        self._given_transform = transform
+        self._mask = mask_sharding(to, self._to, row_dim)
         self._signatures: dict[Hashable, _Signature] = {}
         self._last: _Signature | None = None
         self._x64 = setting("jax_enable_x64")
+
+    @functools.cached_property
+    def _transform(self) -> Callable[[Batch], Batch] | None:
+        return self._given_transform and self._jit(self._given_transform)
 
     @functools.cached_property
     def _identity(self) -> Callable[[Batch], Batch]:
@@ -282,6 +297,8 @@ class Placement:
 
     def _checked(self, batch: Batch, structure: Any) -> _Signature:
         """Check dtypes and shapes of the first batch with a signature."""
+        if self._mask is not None and isinstance(batch, dict) and MASK in batch:
+            self._to, self._mask = {**self._to, MASK: self._mask}, None
         named = leaves_with_names(batch)
         for name, leaf in named:
             if not is_numeric(leaf.dtype):

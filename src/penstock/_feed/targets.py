@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from penstock._arguments import brief
+from penstock.data.collate import MASK
 from penstock.data.order.rows import local_parts
-from penstock.data.tree import Batch
+from penstock.data.tree import Batch, leaves_with_names
 
 To = Any  # None, a jax.Device, a Sharding, a pytree of these that is a prefix of the batch, or a Plan
 
@@ -31,23 +33,43 @@ def shardings_of(to: To) -> Any:
     to = getattr(to, "batch_shardings", to)  # of a Plan
     if isinstance(to, str) or not jax.tree_util.tree_leaves(to):
         raise TypeError(
-            f"to={to!r} is not a place for a batch: give None, a jax.Device, a Sharding, a pytree of Shardings or a Plan"
+            f"to={brief(to)} is not a place for a batch: give None, a jax.Device, a Sharding, a pytree of Shardings or a Plan"
         )
 
     def sharding(leaf: Any) -> Sharding:
         if isinstance(leaf, jax.Device):
             leaf = SingleDeviceSharding(leaf)
         if not isinstance(leaf, Sharding):
-            raise TypeError(f"to={to!r} holds {leaf!r}, which is neither a jax.Device nor a Sharding")
+            raise TypeError(f"to={brief(to)} holds {brief(leaf)}, which is neither a jax.Device nor a Sharding")
         if not leaf.addressable_devices:
             raise ValueError(
-                f"to={to!r} has no device of process {jax.process_index()}, so this process cannot put a batch there: give a "
-                "sharding over the devices of all processes (jax.devices()); or, for a batch of its own in each process, over "
+                f"to={brief(to)} has no device of process {jax.process_index()}, so this process cannot put a batch there: give "
+                "a sharding over the devices of all processes (jax.devices()); or, for a batch of its own in each process, over "
                 "jax.local_devices(); or feed in the processes that have the devices only"
             )
         return leaf
 
     return jax.tree.map(sharding, to, is_leaf=lambda leaf: leaf is None)
+
+
+def mask_sharding(to: To, shardings: Any, row_dim: int) -> NamedSharding | None:
+    """Return the sharding of the mask of rows, for batches of a plan whose step does not take it.
+
+    A Loader with remainder="pad" adds the mask to its batches.
+
+    Args:
+      to: the target of a feed.
+      shardings: what `shardings_of` returned for it.
+      row_dim: the dimension of the rows in each leaf.
+
+    Returns:
+      The sharding of the rows of the leaf that has them in most parts; None if `to` is no plan of a dict batch, or has a mask.
+    """
+    if not hasattr(to, "batch_shardings") or not isinstance(shardings, dict) or MASK in shardings or not shardings:
+        return None
+    leaves = jax.tree_util.tree_leaves(shardings)
+    finest = max(leaves, key=lambda sharding: math.prod(partitions(sharding)[0][: row_dim + 1]))
+    return NamedSharding(finest.mesh, PartitionSpec(*finest.spec[: row_dim + 1]))
 
 
 def setting(name: str) -> Any:
@@ -65,11 +87,21 @@ def map_prefix(fn: Callable[[Sharding, Any], Any], to: Any, batch: Batch) -> Any
     """Map `fn(sharding, leaf)` over a batch. `to` is a prefix of the batch."""
     try:
         return jax.tree.map(lambda sharding, part: jax.tree.map(lambda leaf: fn(sharding, leaf), part), to, batch)
-    except ValueError as error:
+    except ValueError:
         raise ValueError(
-            f"`to` has the structure {jax.tree_util.tree_structure(to)}, which is not a prefix of the batch's: "
-            f"{jax.tree_util.tree_structure(batch)}"
-        ) from error
+            f"`to` has the structure {brief(jax.tree_util.tree_structure(to))}, which is not a prefix of the batch's: "
+            f"{brief(jax.tree_util.tree_structure(batch))}{_first_difference(to, batch)}"
+        ) from None
+
+
+def _first_difference(to: Any, batch: Batch) -> str:
+    """Return a leaf that only one of two trees has, as the end of a sentence; "" if they have leaves of the same names."""
+    in_to, in_batch = ([name for name, _ in leaves_with_names(tree)] for tree in (to, batch))
+    more = [name for name in in_batch if not any(f"{name}/".startswith(f"{place}/") for place in in_to)]
+    less = [name for name in in_to if not any(f"{leaf}/".startswith(f"{name}/") for leaf in in_batch)]
+    if more:
+        return f"; the batch has {more[0]!r}, which `to` lacks"
+    return f"; `to` has {less[0]!r}, which the batch lacks" if less else ""
 
 
 def partitions(sharding: Sharding) -> tuple[list[int], list[str]]:

@@ -120,6 +120,10 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
         return add_mask(batch, self._mask, mask, f"pad_to(mask={self._mask!r})")
 
 
+MASK = "mask"
+"""The leaf that a Loader with remainder="pad" adds to each batch."""
+
+
 def add_mask(batch: Batch, name: str, mask: Any, why: str) -> dict[str, Any]:
     """Return a dict batch with one more leaf.
 

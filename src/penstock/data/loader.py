@@ -24,7 +24,7 @@ from penstock._clock import Clock
 from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, Producers
 from penstock.data.arrays import ArraySource
-from penstock.data.collate import add_mask, pad_to
+from penstock.data.collate import MASK, add_mask, pad_to
 from penstock.data.concatenation import ConcatSource
 from penstock.data.lengths import record_lengths
 from penstock.data.order.batch_order import Order, RecordSequence, Remainder, Shuffled
@@ -324,7 +324,7 @@ def _check(reader: BatchReader) -> None:
         and reader.transform is None
         and reader.collate is None
     ):
-        add_mask(reader.source.arrays, "mask", None, "remainder='pad'")  # every batch would fail
+        add_mask(reader.source.arrays, MASK, None, "remainder='pad'")  # every batch would fail
     parts = reader.source.source if isinstance(reader.source, Mixture) else reader.source
     pad = reader.collate if isinstance(reader.collate, pad_to) else None
     changes_records = reader.transform is not None and reader.transform.each_record

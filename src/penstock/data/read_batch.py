@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock._clock import Clock
 from penstock._producers import Exhausted, Producers
-from penstock.data.collate import add_mask, pad_to, stack
+from penstock.data.collate import MASK, add_mask, pad_to, stack
 from penstock.data.gather import Gather
 from penstock.data.order.batch_order import Block, Order
 from penstock.data.order.rows import Rows
@@ -76,7 +76,7 @@ class BatchReader:
             self._reuse(step, batch, self._last_function())
         if self.order.remainder != "pad":
             return batch
-        return add_mask(batch, "mask", rows < self.order.rows(step), "remainder='pad'")
+        return add_mask(batch, MASK, rows < self.order.rows(step), "remainder='pad'")
 
     def _collated(self, records: list[Record], step: int) -> Batch:
         if isinstance(self.collate, pad_to) and self.knows_longest:

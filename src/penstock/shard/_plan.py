@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -21,17 +22,21 @@ from penstock._bytes import parse_bytes
 from penstock.shard.arguments import find_argument, select_batch
 from penstock.shard.compiler import choose_compiler, match_topology, read_check
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
-from penstock.shard.jit import check_step, jit_step
+from penstock.shard.jit import PlannedStep, check_step
 from penstock.shard.memory_check import enforce_limit, least_arguments
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
+from penstock.shard.mesh.explicit_axes import automatic_axes, to_automatic, to_explicit
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.own_copy import put_copy
-from penstock.shard.present.text import plan_text
+from penstock.shard.present.text import plan_line, plan_text
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
 from penstock.shard.serialization import load, save
+from penstock.shard.trace.call import refuse_option_names
+from penstock.shard.trace.gradients import LOST_GRADIENTS, loses_gradients
+from penstock.shard.trace.modules import Shared, put_shared_back, take_shared_out
 from penstock.shard.trace.prescribed_layouts import find_meshes
 from penstock.shard.trace.step import TracedStep, trace
 from penstock.shard.verify import Verified, verify
@@ -42,6 +47,7 @@ _DECIDED_BY_PLAN = frozenset(["in_shardings", "out_shardings", "static_argnums",
 
 def plan(
     step: Callable,
+    /,
     *args: Any,
     mesh: Any = None,
     devices: Any = None,
@@ -50,17 +56,21 @@ def plan(
     constraints: Mapping[str, Any] | None = None,
     roles: Mapping[str, str] | None = None,
     check: bool | str | None = None,
+    **kwargs: Any,
 ) -> Plan:
     """Find a sharding of all arguments and intermediates of a step, so that it runs fast and fits the memory.
 
     Args:
       step: a function that `jax.jit` accepts: (state, batch) → (state, loss), or (params, optimizer, batch) → (params, optimizer,
         loss), or any other. It is traced and never run. Its own `with_sharding_constraint` and `shard_map` are kept; they have
-        to be on the mesh of the plan.
-      *args: its positional arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated.
+        to be on the mesh of the plan. Flax NNX objects among its arguments may be changed by it, with `nnx.jit` or without:
+        (model, optimizer, batch) → loss. Such arguments are state.
+      *args, **kwargs: its arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated. An argument whose
+        name is that of an option below has to be given by position.
       mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}. One to three axes.
-      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too. Without both, all devices
-        are used.
+        Explicit axes count as automatic ones, inside of `jax.set_mesh` too.
+      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with axes data, model and
+        fsdp, and those that the hardware names (`Hardware.axis_bandwidth`). Without both, all devices are used.
       hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes that of JAX's default device.
       memory: the memory limit of one device, in bytes or as "16GiB". None takes that of the hardware.
       constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
@@ -82,7 +92,8 @@ def plan(
       TypeError: an argument has a wrong type; the message names it.
       ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
 
-    Errors that the step raises while it is traced are passed on.
+    Errors that the step raises while it is traced are passed on. A step that computes gradients, and returns no array that
+    depends on them, gets a `UserWarning`.
 
     >>> def step(params, batch):
     ...     def loss(params):
@@ -98,11 +109,37 @@ def plan(
     >>> [leaf.path for leaf in plan.inputs if leaf.role == "batch"]
     ['batch/x']
     """
+    options = {
+        "mesh": mesh,
+        "devices": devices,
+        "hardware": hardware,
+        "memory": memory,
+        "constraints": constraints,
+        "roles": roles,
+        "check": check,
+    }
+    refuse_option_names(step, args, kwargs, options)
+    with automatic_axes():
+        return _plan(trace(step, args, kwargs=kwargs), **options)
+
+
+def _plan(
+    traced: TracedStep,
+    mesh: Any,
+    devices: Any,
+    hardware: str | Hardware | None,
+    memory: int | str | None,
+    constraints: Mapping[str, Any] | None,
+    roles: Mapping[str, str] | None,
+    check: bool | str | None,
+) -> Plan:
+    """Find a plan of a traced step; the options are those of `plan`."""
+    if loses_gradients(traced):
+        warnings.warn(LOST_GRADIENTS, stacklevel=3)
     topology = read_check(check)
     if topology is not None:
         hardware = topology.hardware if hardware is None else hardware
         devices = topology.devices if mesh is None and devices is None else devices
-    traced = trace(step, args)
     chosen = find_hardware(hardware) if hardware is not None else detect_hardware()
     limit = parse_bytes(memory) if memory is not None else chosen.memory
     shapes, given = _mesh_shapes(traced, mesh, devices, constraints, chosen)
@@ -133,10 +170,13 @@ def _mesh_shapes(
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
     """Return the mesh shapes to search, and the devices if they were given."""
     axes, inner = axes_in_constraints(constraints, traced.inputs), find_meshes(traced.closed.jaxpr)
-    own_links = {*hardware.axis_bandwidth, *hardware.axis_latency}  # names of axes whose links differ from the others
-    shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, own_links)
+    machine = {axis: hardware.axis_size.get(axis) for axis in hardware.named_axes}
+    shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, machine)
     shapes, given = mesh_shapes.match_step_meshes(shapes, given, inner, mesh is None)
-    return (mesh_shapes.keep_with_axes(shapes, axes) if mesh is None and not inner else shapes), given
+    if mesh is None and not inner:
+        shapes = mesh_shapes.keep_with_axes(shapes, axes, machine)
+    mesh_shapes.check_machine_axes(shapes, machine)
+    return shapes, given
 
 
 @dataclass(frozen=True)
@@ -184,7 +224,7 @@ class Plan(PlanRecord):
 
     @property
     def shardings(self) -> tuple[Any, ...]:
-        """Return a `NamedSharding` for each leaf of the arguments, as one tree for each argument.
+        """Return a `NamedSharding` for each leaf of the arguments, as one tree for each argument, those by keyword last.
 
         Raises:
           ValueError: the plan was loaded, and is not bound to its step.
@@ -198,7 +238,8 @@ class Plan(PlanRecord):
         Raises:
           ValueError: the plan was loaded, and is not bound to its step.
         """
-        return jax.tree_util.tree_unflatten(self._bound().out_tree, named_shardings(self.outputs, self.mesh))
+        structure = self._bound().out_tree
+        return jax.tree_util.tree_unflatten(structure, named_shardings(self.outputs[: structure.num_leaves], self.mesh))
 
     @property
     def batch_shardings(self) -> Any:
@@ -214,42 +255,49 @@ class Plan(PlanRecord):
         shardings = named_shardings(self.inputs, self._devices_mesh())
         return select_batch(self.inputs, self._bound().tree, shardings)
 
-    def bind(self, step: Callable, *args: Any) -> Plan:
+    def bind(self, step: Callable, /, *args: Any, **kwargs: Any) -> Plan:
         """Return a loaded plan together with the step that it was made for, so that all its methods work.
 
         Args:
           step: the step.
-          *args: its arguments, as `plan` takes them.
+          *args, **kwargs: its arguments, as `plan` takes them.
+
+        A step that differs only in numbers written in it, such as a learning rate, is accepted. The logger "penstock.shard" notes
+        it at the level INFO.
 
         Raises:
           ValueError: the plan was made for another step or other arguments; the message says what differs.
         """
-        traced = trace(step, args, [leaf.weak for leaf in self.inputs])
+        with automatic_axes():
+            traced = trace(step, args, [leaf.weak for leaf in self.inputs], kwargs)
         check_step(self, traced)
         return replace(self, traced=traced)
 
-    def jit(self, step: Callable, *, donate_argnums: int | tuple[int, ...] = (), **settings: Any) -> Any:
-        """Return `jax.jit` of the step with the shardings of the plan: of arguments, results and intermediates.
+    def jit(self, step: Callable, *, donate_argnums: int | tuple[int, ...] = (), **settings: Any) -> PlannedStep:
+        """Return the jitted step, with the shardings of the plan: of arguments, results and intermediates.
 
         Args:
-          step: the function that the plan was made for. Its arguments are positional, as `jax.jit` requires with shardings.
-          donate_argnums: the arguments to donate, as in `jax.jit`. The predicted memory assumes that the state is donated.
+          step: the function that the plan was made for.
+          donate_argnums: the arguments to donate, as in `jax.jit`; arguments by keyword only are numbered after the others. The
+            predicted memory assumes that the state is donated.
           **settings: other settings of `jax.jit`, `compiler_options` for example. `keep_unused` is True unless it is given.
 
         Returns:
-          The result of `jax.jit`. A call traces the step, as always when shapes are new.
+          A function that is called as the step is, and has `lower`, as the result of `jax.jit`. A call traces the step, as always
+          when shapes are new. Flax NNX objects among the arguments have their new values after the call. If such an argument is
+          donated, no other object may hold its old arrays. Where `jax.set_mesh` has explicit axes, the results are on its mesh.
 
         Raises:
-          TypeError: a setting of `jax.jit` is one that the plan decides (shardings), or is for keyword or static arguments.
+          TypeError: a setting of `jax.jit` is one that the plan decides (shardings), or is for names or static arguments.
           ValueError: there are fewer devices than the plan needs. A call or `lower` raises it if the step or its arguments are
             not those of the plan.
         """
         if refused := _DECIDED_BY_PLAN & set(settings):
             raise TypeError(
                 f"plan.jit takes no {', '.join(sorted(refused))}: the plan lays out all arguments and results, which are "
-                "positional arrays. Fix a layout with constraints= when planning; close over static values; use donate_argnums"
+                "arrays. Fix a layout with constraints= when planning; close over static values; use donate_argnums"
             )
-        return jit_step(self, self.traced, step, self._devices_mesh(), donate_argnums=donate_argnums, **settings)
+        return PlannedStep(self, self.traced, step, self._devices_mesh(), donate_argnums=donate_argnums, **settings)
 
     def init(self, init: Callable, *args: Any, argument: str | None = None) -> Any:
         """Run a function that creates an argument of the step, so that each device creates only its shards.
@@ -266,8 +314,18 @@ class Plan(PlanRecord):
           ValueError: no argument of the step has the structure of the result; the message says what differs from the nearest.
             Or there are fewer devices than the plan needs.
         """
-        created = jax.eval_shape(init, *args)
-        return jax.jit(init, out_shardings=self._shardings_like(created, argument))(*args)
+        shared: Shared = ()
+
+        def create(*args: Any) -> Any:
+            nonlocal shared
+            created, shared = take_shared_out(init(*args))
+            return created
+
+        with automatic_axes() as surrounding:
+            args = to_automatic(args)
+            shardings = self._shardings_like(jax.eval_shape(create, *args), argument)
+            created = jax.jit(create, out_shardings=shardings)(*args)
+        return put_shared_back(created if surrounding is None else to_explicit(created, surrounding), shared)
 
     def put(self, tree: Any, *, argument: str | None = None) -> Any:
         """Put an argument of the step on the devices, with the shardings of the plan.
@@ -275,7 +333,7 @@ class Plan(PlanRecord):
         The result shares no memory with `tree`. So a step that donates it deletes nothing of the caller's.
 
         Args:
-          tree: arrays on the host or on devices.
+          tree: arrays on the host or on devices, or a Flax NNX object, of which this returns a copy.
           argument: the name of the step's argument, if several have the same structure and different layouts.
 
         Returns:
@@ -284,7 +342,10 @@ class Plan(PlanRecord):
         Raises:
           ValueError: no argument has this structure and these shapes, or there are fewer devices than the plan needs.
         """
-        return put_copy(tree, self._shardings_like(tree, argument))
+        tree, shared = take_shared_out(tree)
+        with automatic_axes() as surrounding:
+            put = put_copy(to_automatic(tree), self._shardings_like(tree, argument))
+        return put_shared_back(put if surrounding is None else to_explicit(put, surrounding), shared)
 
     def verify(self, topology: str | None = None) -> Verified:
         """Compile the step with the plan, and compare the compiler's figures with the prediction.
@@ -301,7 +362,8 @@ class Plan(PlanRecord):
             devices.
           CompileError: the step does not compile, or the compiler gave no answer.
         """
-        return verify(self, self.traced, self.devices, topology)
+        with automatic_axes():
+            return verify(self, self.traced, self.devices, topology)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file, as JSON.
@@ -356,6 +418,9 @@ class Plan(PlanRecord):
 
     def __str__(self) -> str:
         return plan_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Plan: {plan_line(self)}>"
 
     def _devices_mesh(self) -> Mesh:
         """Return the mesh of devices; raise a `ValueError` if there are too few."""

@@ -1,24 +1,50 @@
 """Jit a step so that it follows a plan.
 
-In: a plan record, a step and a mesh. Out: the result of `jax.jit`, with the plan's shardings of arguments and results, and its
-sharding constraints inside of the step.
+In: a plan record, a step and a mesh. Out: a `PlannedStep`, with the plan's shardings of arguments and results, and its sharding
+constraints inside of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from penstock.shard.apply.sharding_constraints import insert_constraints
+from penstock.shard.mesh.explicit_axes import (
+    ExplicitAxesError,
+    automatic_axes,
+    refuse_explicit,
+    to_automatic,
+    to_explicit,
+)
 from penstock.shard.record import PlanRecord, named_shardings
+from penstock.shard.trace.call import CallForm, read_call
 from penstock.shard.trace.fingerprint import describe_difference
-from penstock.shard.trace.step import TracedStep, trace
+from penstock.shard.trace.modules import has_variables, write_back
+from penstock.shard.trace.step import TracedStep, trace_form
+
+_LOGGER = logging.getLogger("penstock.shard")
 
 
-def jit_step(plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: Any, **settings: Any) -> Any:
-    """Return `jax.jit` of a step that follows a plan.
+class StepResult(NamedTuple):
+    """The results of the jitted program of a step that writes to some of its arguments.
+
+    Attributes:
+      result: the result of the step.
+      written: index of an argument that holds Flax NNX objects → its new leaves.
+    """
+
+    result: Any
+    written: dict[int, list[Any]]
+
+
+class PlannedStep:
+    """A jitted step that follows a plan. It is called as the step is.
 
     Args:
       plan: the layouts.
@@ -27,32 +53,151 @@ def jit_step(plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: 
       step: the step, which is traced again at each call with new shapes.
       mesh: a mesh of devices.
       **settings: settings of `jax.jit`.
-
-    Raises:
-      ValueError: a call or `lower` of the result raises it, if the step or its arguments are not those of the plan.
     """
 
-    def planned(*args: Any) -> Any:
-        called = trace(step, args, [leaf.weak for leaf in plan.inputs])
+    def __init__(self, plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: Any, **settings: Any):
+        functools.update_wrapper(self, step, ("__module__", "__name__", "__qualname__", "__doc__"), ())
+        self._plan, self._traced, self._step, self._mesh, self._settings = plan, traced, step, mesh, settings
+        self._jitted: dict[tuple[CallForm, Any], Any] = {}
+        self._plain = traced is not None and not has_variables(jax.tree_util.tree_unflatten(traced.tree, traced.inputs))
+        self._explicit = False  # whether arguments were on a mesh with explicit axes
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step, and give Flax NNX objects among its arguments their new values.
+
+        Returns:
+          The result of the step.
+
+        Raises:
+          ValueError: the step or the arguments are not those of the plan.
+        """
+        jitted, given, values = self._read(args, kwargs)
+        with automatic_axes() as surrounding:
+            if surrounding is None and not self._explicit:
+                try:
+                    results = jitted(*given)
+                except ExplicitAxesError:
+                    self._explicit = True
+            if surrounding is not None or self._explicit:
+                results = jitted(*to_automatic(given))
+        if surrounding is not None:
+            results = to_explicit(results, surrounding)
+        if not isinstance(results, StepResult):
+            return results
+        for index, new in results.written.items():
+            write_back(values[index], jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(values[index]), new))
+        return results.result
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Lower the step, as the result of `jax.jit`.
+
+        The compiled program takes all arguments by position, those by keyword last. If some are Flax NNX objects, it takes the
+        leaves of all arguments, as many arguments. If the step writes to them, it returns a `StepResult` and leaves them as they
+        are.
+        """
+        jitted, given, _ = self._read(args, kwargs)
+        with automatic_axes():
+            return jitted.lower(*to_automatic(given))
+
+    def _read(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, tuple, tuple]:
+        """Return the jitted program for a call, what it takes, and the arguments of the call as one tuple."""
+        form, values = (_POSITIONAL, args) if self._plain and not kwargs else read_call(self._step, args, kwargs)
+        structure, given = None, values
+        if not self._plain and has_variables(values):
+            leaves, structure = jax.tree_util.tree_flatten(values)
+            given = tuple(leaves)
+        key = (form, structure)
+        if key not in self._jitted:
+            self._jitted[key] = _jit_form(self._plan, self._traced, self._step, self._mesh, form, structure, self._settings)
+        return self._jitted[key], given, values
+
+
+_POSITIONAL = CallForm()
+
+
+def _jit_form(
+    plan: PlanRecord,
+    traced: TracedStep | None,
+    step: Callable,
+    mesh: Any,
+    form: CallForm,
+    structure: Any,
+    settings: Mapping[str, Any],
+) -> Any:
+    """Return `jax.jit` of a step that follows a plan, as a function of a call's arguments in one form.
+
+    Args:
+      plan, traced, step, mesh, settings: as in `PlannedStep`.
+      form: the form of the call.
+      structure: the structure of the arguments, if the function takes their leaves. Trees of Flax NNX objects cannot be compared
+        with those that were planned: they contain functions, such as those of an optimizer, which differ each time it is made.
+    """
+
+    traced = traced if traced is not None and traced.form == form else None
+
+    def planned(*given: Any) -> Any:
+        refuse_explicit(given)
+        values = given if structure is None else jax.tree_util.tree_unflatten(structure, given)
+        called = trace_form(step, form, values, [leaf.weak for leaf in plan.inputs])
         check_step(plan, called)
-        flat = jax.tree_util.tree_leaves(args)
+        flat = jax.tree_util.tree_leaves(values)
         if traced is None:
             flat = list(map(jax.lax.with_sharding_constraint, flat, named_shardings(plan.inputs, mesh)))
         results = insert_constraints(called.closed, plan.sharding_constraints, mesh)(*flat)
         if traced is None:
             results = list(map(jax.lax.with_sharding_constraint, results, named_shardings(plan.outputs, mesh)))
-        return jax.tree_util.tree_unflatten(called.out_tree, results)
+        return unflatten_results(called, results)
 
     planned.__name__ = planned.__qualname__ = getattr(step, "__name__", "step")
-    settings.setdefault("keep_unused", True)  # otherwise jit drops unused arguments, which the plan counts
+    settings = {"keep_unused": True, **settings}  # otherwise jit drops unused arguments, which the plan counts
+    if structure is not None:
+        settings["donate_argnums"] = _leaf_numbers(structure, settings.get("donate_argnums", ()))
     if traced is not None:
-        settings["in_shardings"] = jax.tree_util.tree_unflatten(traced.tree, named_shardings(plan.inputs, mesh))
-        settings["out_shardings"] = jax.tree_util.tree_unflatten(traced.out_tree, named_shardings(plan.outputs, mesh))
+        shardings = named_shardings(plan.inputs, mesh)
+        settings["in_shardings"] = (
+            tuple(shardings) if structure is not None else jax.tree_util.tree_unflatten(traced.tree, shardings)
+        )
+        settings["out_shardings"] = unflatten_results(traced, named_shardings(plan.outputs, mesh))
     return jax.jit(planned, **settings)
+
+
+def unflatten_results(traced: TracedStep, flat: Sequence[Any]) -> Any:
+    """Return the results of a step as its jitted program has them: a `StepResult` if it writes to arguments.
+
+    Args:
+      traced: the step.
+      flat: a value for each of its outputs.
+    """
+    count = traced.out_tree.num_leaves
+    result = jax.tree_util.tree_unflatten(traced.out_tree, flat[:count])
+    if not traced.written:
+        return result
+    written = {}
+    for index in traced.written:
+        leaves = traced.tree.children()[index].num_leaves
+        written[index] = list(flat[count : count + leaves])
+        count += leaves
+    return StepResult(result, written)
+
+
+def _leaf_numbers(structure: Any, arguments: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of the leaves of some arguments.
+
+    Args:
+      structure: the structure of the tuple of arguments.
+      arguments: the number of an argument, or several; negative ones count from the end.
+    """
+    counts = [each.num_leaves for each in structure.children()]
+    chosen = {range(len(counts))[each] for each in np.atleast_1d(np.asarray(arguments, int))}
+    owners = np.repeat(np.arange(len(counts)), counts)
+    return tuple(number for number, owner in enumerate(owners) if owner in chosen)
 
 
 def check_step(plan: PlanRecord, traced: TracedStep) -> None:
     """Check that a plan was made for this step and these arguments.
+
+    A step that differs only in numbers written in it, such as a learning rate, is accepted. This is logged by the logger
+    "penstock.shard", at the level INFO.
 
     Args:
       plan: the plan.
@@ -64,10 +209,16 @@ def check_step(plan: PlanRecord, traced: TracedStep) -> None:
     if traced.fingerprint() != plan.fingerprint:
         difference = describe_difference(plan.inputs, plan.outputs, traced.inputs, traced.outputs)
         raise ValueError(f"the plan is for another step: {difference}")
+    if traced.numbers() != plan.numbers:
+        _LOGGER.info(
+            "the plan was made for a step with other numbers written in it, such as another learning rate; it fits this step too"
+        )
 
 
 def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
-    """Return the step as a jitted function of its flat arguments, with the state donated.
+    """Return the step as a jitted function of its flat arguments, with the state donated, to be compiled and not run.
+
+    It leaves out `jax.debug.print` and `jax.debug.callback`, because a program that calls back cannot be exported.
 
     Args:
       plan: the layouts.
@@ -75,7 +226,7 @@ def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
       mesh: a `Mesh` or an `AbstractMesh`.
     """
     return jax.jit(
-        insert_constraints(traced.closed, plan.sharding_constraints, mesh),
+        insert_constraints(traced.closed, plan.sharding_constraints, mesh, debug=False),
         in_shardings=named_shardings(plan.inputs, mesh),
         out_shardings=named_shardings(plan.outputs, mesh),
         donate_argnums=tuple(sorted(set(plan.state.values()))),

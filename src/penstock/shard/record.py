@@ -92,7 +92,8 @@ class PlanRecord:
       axis_work: for each mesh axis, the fractions of the compute that it shards along the batch ("batch"), along other
         dimensions ("tensor"), or not at all ("idle").
       baselines: the predicted cost of data parallelism and fully sharded data parallelism.
-      fingerprint: a hash of the step and of the signature of its arguments.
+      fingerprint: a hash of the step and of the signature of its arguments, without the numbers written in the step.
+      numbers: a hash of these numbers. The plan fits a step with other numbers as well.
       checked: the compiler's figures, if the plan was compiled while it was made.
     """
 
@@ -107,6 +108,7 @@ class PlanRecord:
     axis_work: dict[str, dict[str, float]]
     baselines: dict[str, Cost]
     fingerprint: str
+    numbers: str = ""
     checked: Measured | None = None
 
     @property

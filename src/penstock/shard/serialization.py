@@ -35,6 +35,7 @@ def save(plan: PlanRecord, path: Path) -> None:
         "format": FORMAT,
         "version": VERSION,
         "fingerprint": plan.fingerprint,
+        "numbers": plan.numbers,
         "mesh": plan.mesh_shape,
         "hardware": plan.hardware,
         "limit": plan.limit,
@@ -97,6 +98,7 @@ def _plan(read: dict[str, Any]) -> PlanRecord:
         axis_work={axis: {kind: float(part) for kind, part in parts.items()} for axis, parts in read["axis_work"].items()},
         baselines={name: _cost(cost) for name, cost in read["baselines"].items()},
         fingerprint=read["fingerprint"],
+        numbers=read["numbers"],
         checked=None if read["checked"] is None else Measured.from_json(json.dumps(read["checked"])),
     )
 

@@ -54,4 +54,5 @@ def write_record(
         axis_work=axis_work(problem, assignment, prepared.batch),
         baselines={name: cost(decisions) for name, decisions in prepared.baselines.items()},
         fingerprint=traced.fingerprint(),
+        numbers=traced.numbers(),
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
 from tests.shard.apply.test_partition_specs import anything, written
 from tests.shard.search.programs import FAST_LINKS, MESHES, random_step, steps
 from tests.shard.steps import STEPS
@@ -77,7 +78,7 @@ def written_in(jaxpr):
     return found
 
 
-FORMS = ("scanned_layers", "custom_derivatives", "while_loop")
+FORMS = ("scanned_layers", "custom_derivatives", "custom_derivatives_forward", "while_loop")
 
 
 @pytest.mark.parametrize("make", [make for make in STEPS if make.__name__ in FORMS], ids=lambda make: make.__name__)
@@ -90,6 +91,36 @@ def test_constraints_reach_into_loops_choices_and_what_is_computed_again(make):
     assert written_in(jax.make_jaxpr(constrained)(*flat).jaxpr) >= constraints_of(constraints)
     for one, other in zip(constrained(*flat), jax.tree.leaves(jax.jit(step)(*args)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@jax.custom_vjp
+def product_with_vjp(x, w):
+    return x @ w
+
+
+product_with_vjp.defvjp(lambda x, w: (x @ w, (x, w)), lambda _, g: (g, g * 0.0 + 7.0))
+
+
+@jax.custom_jvp
+def product_with_jvp(x, w):
+    return x @ w
+
+
+product_with_jvp.defjvp(lambda primals, tangents: (primals[0] @ primals[1], 7.0 * (tangents[0] + tangents[1])))
+
+
+@pytest.mark.parametrize("product", [product_with_vjp, product_with_jvp], ids=["vjp", "jvp"])
+def test_constraints_hold_inside_of_a_function_with_its_own_derivative(product):
+    traced = trace(product, (jax.ShapeDtypeStruct((8, 8), "float32"),) * 2)
+    (equation,) = traced.closed.jaxpr.eqns
+    assert equation.primitive.name.startswith("custom_")
+    inside = ShardingConstraints(results={(0, 0): (((("data",), ("model",)),),)})
+    mesh = concrete_mesh({"data": 2, "model": 4})
+    run, args = insert_constraints(traced.closed, inside, mesh), arrays(traced.closed.in_avals)
+    compiled = jax.jit(run, out_shardings=NamedSharding(mesh, PartitionSpec())).lower(*args).compile()
+    assert re.search(r"= f32\[4,2\]\S* dot\(", compiled.as_text())
+    np.testing.assert_allclose(compiled(*args)[0], args[0] @ args[1], rtol=1e-5)
+    np.testing.assert_array_equal(jax.grad(lambda w: run(args[0], w)[0].sum())(args[1]), np.full((8, 8), 7.0))
 
 
 def test_without_constraints_the_program_is_the_step():

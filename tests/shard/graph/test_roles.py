@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend.random import threefry_2x32
+from jax.sharding import PartitionSpec as P
 from tests.shard.steps import array, mlp, mlp_loss, mlp_step, rows, sgd
 
 import penstock as ps
@@ -108,6 +110,70 @@ def test_images_and_labels_are_the_batch_and_frozen_kernels_are_not():
 
     args = array(16, 10), array(3, 3, 4, 16), array(32, 8, 8, 4), jnp.zeros(32, jnp.int32)
     assert roles(plan_of(step, *args)) == {"head": "parameters", "kernel": "other", "images": "batch", "labels": "batch"}
+
+
+def noisy(key, batch):
+    return {**batch, "y": batch["y"] + 0.1 * jax.random.normal(key, batch["y"].shape)}
+
+
+def drop(key, batch):
+    return {**batch, "x": batch["x"] * jax.random.bernoulli(key, 0.9, batch["x"].shape)}
+
+
+def noisy_in_a_loop(keys, batch):
+    return jax.lax.scan(lambda carry, key: (drop(key, noisy(key, carry)), None), batch, keys)[0]
+
+
+def generated(key, batch):
+    bits = threefry_2x32(key, jnp.arange(batch["y"].size, dtype=jnp.uint32)).reshape(batch["y"].shape)
+    return {**batch, "y": batch["y"] + bits.astype(jnp.float32) * 1e-12}
+
+
+KEYS = {
+    "raw": (noisy, lambda: jax.random.PRNGKey(0)),
+    "typed": (noisy, lambda: jax.random.key(0)),
+    "split": (lambda key, batch: drop(jax.random.split(key)[1], batch), lambda: jax.random.PRNGKey(0)),
+    "stacked": (lambda keys, batch: drop(keys[0], noisy(keys[1], batch)), lambda: jax.random.split(jax.random.PRNGKey(0), 16)),
+    "mapped": (
+        lambda keys, batch: {**batch, "x": jax.vmap(lambda key, x: x + jax.random.normal(key, x.shape))(keys, batch["x"])},
+        lambda: jax.random.split(jax.random.PRNGKey(0), 16),
+    ),
+    "scanned": (noisy_in_a_loop, lambda: jax.random.split(jax.random.PRNGKey(0), 8)),
+    "generator": (generated, lambda: jax.random.PRNGKey(0)),
+    "another generator": (noisy, lambda: jax.random.PRNGKey(0, impl="rbg")),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_key_of_random_numbers_is_no_batch(kind):
+    use, make = KEYS[kind]
+    if kind == "another generator":
+        jax.config.update("jax_default_prng_impl", "rbg")
+
+    def step(params, batch, data):
+        return mlp_step(params, use(data["any name"], batch))
+
+    plan = plan_of(step, mlp(), rows(), {"any name": make()}, constraints={"batch/*": P("x")})
+    assert roles(plan)["data/any name"] == "other"
+    assert plan.batch_shardings == plan.shardings[1]
+
+
+def test_a_key_that_is_returned_is_state_and_no_parameter():
+    def step(state, batch):
+        key, own = jax.random.split(state["key"])
+        params, loss = mlp_step(state["params"], noisy(own, batch))
+        return {"params": params, "key": key}, loss
+
+    plan = plan_of(step, {"params": mlp(), "key": jax.random.PRNGKey(0)}, rows())
+    assert roles(plan)["state/key"] == "other"
+    assert [leaf.path for leaf in plan.inputs].index("state/key") in plan.state.values()
+
+
+def test_unsigned_integers_that_are_data_are_a_batch():
+    def step(table, tokens):
+        return table - 0.1 * jax.grad(lambda table: jnp.sum(table[tokens[:, 0]] ** 2))(table)
+
+    assert roles(plan_of(step, array(64, 16), jnp.ones((32, 2), jnp.uint32)))["tokens"] == "batch"
 
 
 def test_a_role_that_the_user_gives_counts():

@@ -26,6 +26,12 @@ def test_latencies_are_finite_and_not_negative(number):
             dataclasses.replace(find_hardware("v5e"), **changed)
 
 
+@pytest.mark.parametrize("number", [0, 1.5, float("nan"), "2"])
+def test_sizes_of_axes_are_whole_numbers(number):
+    with pytest.raises((TypeError, ValueError), match=rf"axis_size.*={number!r}"):
+        dataclasses.replace(find_hardware("v5e"), axis_size={"node": number})
+
+
 def test_zero_latency_and_infinite_bandwidth_are_allowed():
     fast = dataclasses.replace(find_hardware("v5e"), link_latency=0, memory_bandwidth=float("inf"), axis_latency={"data": 0.0})
     assert fast.latency(["data"]) == 0

@@ -2,11 +2,13 @@
 
 import collections
 
+import equinox
 import jax
 import jax.numpy as jnp
 import pytest
 from tests.shard.steps import array, mlp, mlp_step, rows
 
+import penstock as ps
 from penstock.shard.trace.step import leaf_paths, trace
 
 
@@ -32,6 +34,27 @@ def test_a_step_under_jit_traces_as_the_step_itself():
 def test_tracing_allocates_nothing():
     step = trace(lambda x: x @ x, (jax.ShapeDtypeStruct((10**6, 10**6), jnp.float32),))
     assert step.outputs[0].shape == (10**6, 10**6)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: {"nets": [model]}], ids=["module", "in a dict"])
+def test_an_equinox_module_with_functions_is_told_how_to_be_split(wrap):
+    model = equinox.nn.MLP(16, 16, 32, 20, key=jax.random.key(0))
+    with pytest.raises(
+        TypeError, match=r"'net' .* equinox\.Module.*a function\. .*eqx\.partition\(net, .*eqx\.filter\(net, "
+    ) as caught:
+        trace(lambda net, x: x, (wrap(model), array(2)))
+    assert len(str(caught.value)) < 600
+    params, static = equinox.partition(model, equinox.is_array)
+    traced = trace(lambda net, x: jax.vmap(equinox.combine(net, static))(x), (params, array(4, 16)))
+    assert "net/layers/0/weight" in [leaf.path for leaf in traced.inputs]
+
+
+def test_options_that_are_trees_of_arrays_give_short_errors():
+    tree = {f"layer {number}": array(16, 16) for number in range(50)}
+    for options in ({"mesh": [tree]}, {"devices": [tree]}, {"hardware": tree}, {"memory": tree}):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            ps.plan(mlp_step, mlp(), rows(), **{"mesh": {"x": 8}, "hardware": "v5e", "check": False, **options})
+        assert len(str(caught.value)) < 1000
 
 
 def test_the_error_for_a_leaf_that_is_no_array_has_its_path():

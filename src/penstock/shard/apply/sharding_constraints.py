@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock._faults import SCATTER_OF_A_SLICE
 from penstock._jax import ClosedJaxpr, constants_as_arguments
-from penstock.shard.trace.flat_program import INLINED, Path
+from penstock.shard.trace.flat_program import CUSTOM_DERIVATIVES, DEBUG, INLINED, Path
 
 Spec = tuple[tuple[str, ...], ...]
 """For each dimension of an array, the mesh axes that shard it, major first: (("data", "model"), ())."""
@@ -41,17 +41,20 @@ class ShardingConstraints:
     results: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
 
 
-def insert_constraints(closed: ClosedJaxpr, sharding_constraints: ShardingConstraints, mesh: Any) -> Callable[..., list[Any]]:
+def insert_constraints(
+    closed: ClosedJaxpr, sharding_constraints: ShardingConstraints, mesh: Any, debug: bool = True
+) -> Callable[..., list[Any]]:
     """Return a function from the flat arguments of a traced step to its flat results, with sharding constraints inside.
 
     Args:
       closed: the jaxpr of the step.
       sharding_constraints: the layouts inside of it.
       mesh: the mesh of the layouts.
+      debug: whether to keep the calls of `jax.debug.print` and `jax.debug.callback`.
     """
 
     def run(*flat: Any) -> list[Any]:
-        return _Evaluation(sharding_constraints, mesh).evaluate(closed.jaxpr, closed.consts, flat, (), {})
+        return _Evaluation(sharding_constraints, mesh, debug).evaluate(closed.jaxpr, closed.consts, flat, (), {})
 
     return run
 
@@ -63,7 +66,8 @@ _Constrained = dict[tuple[int, Spec], tuple[Any, Any]]
 class _Evaluation:
     """An evaluation of a jaxpr and of those nested in it, with sharding constraints."""
 
-    def __init__(self, sharding_constraints: ShardingConstraints, mesh: Any):
+    def __init__(self, sharding_constraints: ShardingConstraints, mesh: Any, debug: bool):
+        self._debug = debug
         self._sharding_constraints = sharding_constraints
         self._mesh = mesh
         may_be_cpu = not isinstance(mesh, jax.sharding.Mesh) or mesh.devices.flat[0].platform == "cpu"
@@ -99,6 +103,8 @@ class _Evaluation:
         environment.update(zip(jaxpr.constvars, consts, strict=True))
         environment.update(zip(jaxpr.invars, args, strict=True))
         for number, equation in enumerate(jaxpr.eqns):
+            if equation.primitive.name in DEBUG and not self._debug:
+                continue
             here = (*path, number)
             wanted = self._sharding_constraints.operands.get(here)
             if wanted is None:
@@ -129,13 +135,24 @@ class _Evaluation:
         with equation.ctx.manager:
             if name in ("checkpoint", "remat", "remat2"):
                 return self._checkpoint(equation, operands, path, constrained)
-            if name in INLINED and not name.startswith("custom_"):
+            if name in CUSTOM_DERIVATIVES:
+                params = self._with_own_derivative(params, path)
+            elif name in INLINED:
                 closed = params[INLINED[name]]
                 return self.evaluate(closed.jaxpr, closed.consts, operands, path, constrained)
             if name in ("scan", "while", "cond"):
                 return equation.primitive.bind(*operands, **{**params, **self._bodies(name, params, path)})
             results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
         return list(results) if equation.primitive.multiple_results else [results]
+
+    def _with_own_derivative(self, params: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """Return the parameters of a `custom_jvp` or `custom_vjp`, with constraints in the function and not in its derivative.
+
+        A step that differentiates the function itself no longer has such an equation. The derivative counts only if the caller
+        differentiates the planned step.
+        """
+        closed = params["call_jaxpr"]
+        return {**params, "call_jaxpr": self._trace_nested(closed.jaxpr, closed.consts, path)[0]}
 
     def _checkpoint(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
         """Evaluate a `jax.checkpoint`, whose body is computed again for the backward pass.

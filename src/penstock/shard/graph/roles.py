@@ -13,6 +13,7 @@ from penstock.shard.graph.decisions import connect_dims
 from penstock.shard.graph.first_use import find_first_uses
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.trace.flat_program import FlatProgram
+from penstock.shard.trace.random_keys import find_keys
 
 _CONTRACTIONS_AND_LOOKUPS = ("dot_general", "ragged_dot_general", "conv_general_dilated", "gather")
 
@@ -24,7 +25,7 @@ def infer_roles(model: StepModel, state: Mapping[int, int]) -> list[str]:
     - "optimizer": the other state.
     - "batch": an input that is not state, and whose first dimension is connected with no dimension of the state. At the first
       non-elementwise use of the input, this dimension is neither contracted nor looked up.
-    - "other": the other inputs, such as frozen weights and learning rates.
+    - "other": the other inputs, such as frozen weights and learning rates. Keys of random numbers are "other" in the state too.
 
     Args:
       model: the step.
@@ -34,10 +35,12 @@ def infer_roles(model: StepModel, state: Mapping[int, int]) -> list[str]:
     replaced = set(state.values())
     results = [output for index, output in enumerate(program.outputs) if index not in state and output is not None]
     needed = _find_dependencies(program, results) if results else set(program.inputs)
-    batch = _find_batch(model, replaced)
+    batch, keys = _find_batch(model, replaced), find_keys(program)
     roles = []
     for index, value in enumerate(program.inputs):
-        if index in replaced:
+        if index in keys:
+            roles.append("other")
+        elif index in replaced:
             roles.append("parameters" if value in needed and program.values[value].shape else "optimizer")
         else:
             roles.append("batch" if index in batch else "other")

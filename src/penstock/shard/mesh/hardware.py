@@ -29,10 +29,14 @@ class Hardware:
         the active axis use all of them. PCIe: the bus.
       link_latency: seconds of a step from one device to the next; an order of magnitude.
       source: the datasheet.
-      platform: the compiler that makes its programs: "tpu", "gpu" or "cpu" (`compiler_models.py`).
-      fast_memory: bytes of memory on the chip in which the compiler keeps temporary arrays: VMEM on TPUs.
       axis_bandwidth: bytes/s by mesh axis, where it is not `link_bandwidth`, such as for an axis between nodes.
       axis_latency: seconds by mesh axis, where it is not `link_latency`.
+      axis_size: the number of devices along a mesh axis, where the machine decides it: {"node": 2} for two nodes.
+      platform: the compiler that makes its programs: "tpu", "gpu" or "cpu" (`compiler_models.py`).
+      fast_memory: bytes of memory on the chip in which the compiler keeps temporary arrays: VMEM on TPUs.
+
+    A mesh has all axes that `axis_bandwidth`, `axis_latency` and `axis_size` name. If the planner chooses the mesh, it adds these
+    axes, in the size that `axis_size` gives. Without one, each factor of the number of devices is searched.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Hardware:
     source: str
     axis_bandwidth: Mapping[str, float] = field(default_factory=dict)
     axis_latency: Mapping[str, float] = field(default_factory=dict)
+    axis_size: Mapping[str, int] = field(default_factory=dict)
     platform: str = "gpu"
     fast_memory: int = 0
 
@@ -60,7 +65,8 @@ class Hardware:
         numbers: dict[str, Any] = {
             name: getattr(self, name) for name in ("memory", "memory_bandwidth", "link_bandwidth", "link_latency")
         }
-        for name, key in (("flops", "dtype"), ("axis_bandwidth", "mesh axis"), ("axis_latency", "mesh axis")):
+        axes = ("axis_bandwidth", "axis_latency", "axis_size")
+        for name, key in (("flops", "dtype"), *((name, "mesh axis") for name in axes)):
             given = getattr(self, name)
             if not isinstance(given, Mapping):
                 raise TypeError(f"Hardware {self.name!r}: {name}={given!r} is not a dict by {key}")
@@ -70,11 +76,19 @@ class Hardware:
             if isinstance(number, bool) or not isinstance(number, Real):
                 raise TypeError(f"{shown} is not a number")
             size = float(number)
-            if name.startswith(("link_latency", "axis_latency")):
+            if name.startswith("axis_size"):
+                if not (1 <= size < math.inf and size == int(size)):
+                    raise ValueError(f"{shown}: it is a number of devices, 1 or more")
+            elif name.startswith(("link_latency", "axis_latency")):
                 if not 0 <= size < math.inf:
                     raise ValueError(f"{shown}: it is in seconds, 0 or more")
             elif not size > 0 or (name == "memory" and size == math.inf):
                 raise ValueError(f"{shown}: it has to be above 0{', and finite' if name == 'memory' else ''}")
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        """Return the mesh axes that the machine names, because their links or their sizes are given."""
+        return tuple(dict.fromkeys((*self.axis_size, *self.axis_bandwidth, *self.axis_latency)))
 
     def peak(self, dtype: Any) -> float:
         """Return the peak FLOP/s of matrix products of a dtype.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
+from penstock._arguments import brief
 from penstock.shard.mesh.calibration import THIS_MACHINE, this_machine
 from penstock.shard.mesh.datasheets import DATASHEETS
 from penstock.shard.mesh.hardware import Hardware
@@ -27,7 +28,7 @@ def find_hardware(which: str | Hardware) -> Hardware:
     if isinstance(which, Hardware):
         return which
     if not isinstance(which, str):
-        raise TypeError(f"hardware={which!r} is neither a name, such as 'tpu-v5e', nor a penstock.shard.Hardware")
+        raise TypeError(f"hardware={brief(which)} is neither a name, such as 'tpu-v5e', nor a penstock.shard.Hardware")
     name = which.strip().lower().replace("_", "-").replace(" ", "-")
     if name == THIS_MACHINE.replace(" ", "-"):
         return this_machine()

@@ -1,6 +1,7 @@
 """List the mesh shapes to plan for: the mesh that the user gives, or the shapes that a number of devices allows.
 
-If the planner chooses the shape, the mesh has one to three axes: data, model and fsdp.
+If the planner chooses the shape, the mesh has one to three axes: first those that only the `Hardware` names, such as "node", then
+data, model and fsdp.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from penstock._arguments import brief
 
 _AXIS_NAMES = (("data",), ("data", "model"), ("data", "fsdp", "model"))
 """The names of the axes of searched meshes, for one, two and three axes."""
@@ -70,7 +73,10 @@ def describe_mesh(shape: Mapping[str, int]) -> str:
 
 
 def candidate_shapes(
-    mesh: Any, devices: Any, constrained_axes: Collection[str] = (), distinct_axes: Collection[str] = ()
+    mesh: Any,
+    devices: Any,
+    constrained_axes: Collection[str] = (),
+    machine_axes: Mapping[str, int | None] | None = None,
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
     """Return the mesh shapes to plan for, and the devices if they are given.
 
@@ -78,17 +84,19 @@ def candidate_shapes(
       mesh: a `Mesh`, an `AbstractMesh`, a dict of axis sizes, or None to search shapes of one to three axes.
       devices: a number of devices, a list of devices, or None for all devices of this process.
       constrained_axes: axes that the user's constraints name. A searched mesh has them if their names are searched.
-      distinct_axes: axes that differ from the others for another reason, such as slower links.
+      machine_axes: axes that the hardware names, with their sizes, or None where it gives none. A searched mesh has them all.
 
     Returns:
       The shapes, and the list of devices or None.
 
     Raises:
       TypeError: `mesh` is not a mesh, or `devices` are neither a number nor devices.
-      ValueError: a mesh has no devices, more than three axes, or devices other than `devices`.
+      ValueError: a mesh has no devices, more than three axes, devices other than `devices`, or not the axes of the hardware.
 
     >>> candidate_shapes(None, 4)
     ([{'data': 4}, {'data': 2, 'model': 2}], None)
+    >>> candidate_shapes(None, 8, machine_axes={"node": 2})
+    ([{'node': 2, 'data': 4}, {'node': 2, 'data': 2, 'model': 2}], None)
     """
     given, count = None, None
     if _is_integer(devices):
@@ -96,17 +104,17 @@ def candidate_shapes(
     elif devices is not None:
         given = list(devices) if isinstance(devices, Iterable) else [devices]
         if not all(hasattr(device, "device_kind") for device in given):
-            raise TypeError(f"devices={devices!r} is not a number of devices nor a list of devices such as jax.devices()")
+            raise TypeError(f"devices={brief(devices)} is not a number of devices nor a list of devices such as jax.devices()")
         repeated = [device for device, times in Counter(given).items() if times > 1]
         if repeated:
             raise ValueError(f"devices has {repeated[0]} twice; each device of a mesh is another one")
         count = len(given)
     if count is not None and count < 1:
-        raise ValueError(f"devices={devices!r}: a plan needs at least one device")
+        raise ValueError(f"devices={brief(devices)}: a plan needs at least one device")
     if mesh is None:
         if count is None:
             count = jax.device_count()
-        return list(_factorisations(count, constrained_axes, distinct_axes)), given
+        return list(_factorisations(count, constrained_axes, machine_axes or {})), given
     shape = _read_shape(mesh)
     if count is not None and math.prod(shape.values()) != count:
         raise ValueError(
@@ -124,22 +132,57 @@ def candidate_shapes(
     return [shape], given
 
 
-def keep_with_axes(shapes: list[dict[str, int]], constrained_axes: Collection[str]) -> list[dict[str, int]]:
+def check_machine_axes(shapes: Sequence[Mapping[str, int]], machine_axes: Mapping[str, int | None]) -> None:
+    """Check that meshes have the axes that the hardware names, in their sizes.
+
+    Args:
+      shapes: the shapes to plan for.
+      machine_axes: name of an axis → its size, or None if the hardware gives none.
+
+    Raises:
+      ValueError: an axis is missing, or has another size.
+    """
+    for shape in shapes:
+        missing = [axis for axis in machine_axes if axis not in shape]
+        if missing:
+            raise ValueError(
+                f"the hardware names the mesh {'axis' if len(missing) == 1 else 'axes'} {', '.join(map(repr, missing))} "
+                f"(axis_bandwidth, axis_latency or axis_size), and the mesh is {describe_mesh(shape)}, with the axes "
+                f"{', '.join(map(repr, shape))}: give both the same names"
+            )
+        for axis, size in machine_axes.items():
+            if size not in (None, shape[axis]):
+                raise ValueError(
+                    f"the hardware has axis_size {size} for the mesh axis {axis!r}, and the mesh is {describe_mesh(shape)}: "
+                    "make them equal"
+                )
+
+
+def keep_with_axes(
+    shapes: list[dict[str, int]], constrained_axes: Collection[str], machine_axes: Collection[str] = ()
+) -> list[dict[str, int]]:
     """Return the shapes that have all axes that the user's constraints name.
 
     Args:
       shapes: shapes of a searched mesh.
       constrained_axes: names of axes.
+      machine_axes: axes that the hardware names.
 
     Raises:
       ValueError: no shape has them all.
     """
     kept = [shape for shape in shapes if set(constrained_axes) <= set(shape)]
     if not kept:
-        other = min((axis for axis in constrained_axes if axis not in _AXIS_NAMES[-1]), key=str)
+        named = (*_own_axes(machine_axes), *_AXIS_NAMES[-1])
+        other = min((axis for axis in constrained_axes if axis not in named), key=str, default="")
+        if not other:
+            raise ValueError(
+                f"a mesh has at most three axes, and constraints and hardware name "
+                f"{', '.join(sorted({*constrained_axes, *machine_axes}))}: give mesh= with fewer"
+            )
         raise ValueError(
             f"constraints name the mesh axis {other!r}, and the axes of a mesh that is searched are "
-            f"{', '.join(_AXIS_NAMES[-1])}: use these, or give mesh= with axes of your own, as "
+            f"{', '.join(named)}: use these, or give mesh= with axes of your own, as "
             f"mesh={{{other!r}: {math.prod(shapes[0].values())}}}"
         )
     return kept
@@ -198,7 +241,7 @@ def _read_shape(mesh: Any) -> dict[str, int]:
         shape = {name: int(size) if _is_integer(size) else size for name, size in mesh.items()}
     else:
         raise TypeError(
-            f"mesh={mesh!r} is not a jax.sharding.Mesh, AbstractMesh or dict of axis sizes such as {{'data': 2, 'model': 4}}"
+            f"mesh={brief(mesh)} is not a jax.sharding.Mesh, AbstractMesh or dict of axis sizes such as {{'data': 2, 'model': 4}}"
         )
     for name, size in shape.items():
         if not isinstance(name, str) or not _is_integer(size) or size < 1:
@@ -213,26 +256,55 @@ def _is_integer(number: Any) -> bool:
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 
-def _factorisations(
-    count: int, constrained_axes: Collection[str] = (), distinct_axes: Collection[str] = ()
-) -> Iterator[dict[str, int]]:
-    """Yield the mesh shapes of a number of devices: one axis, then two and three.
+def _own_axes(machine_axes: Iterable[str]) -> tuple[str, ...]:
+    """Return the axes that the hardware names and that are not among those of every search."""
+    return tuple(axis for axis in machine_axes if axis not in _AXIS_NAMES[-1])
 
-    Equivalent axes have ascending sizes, so that the last is the largest. Axes that constraints name, or whose links differ, are
-    not equivalent to the others, and take each of the sizes.
+
+def _name_sets(constrained_axes: Collection[str], machine_axes: Collection[str]) -> list[tuple[str, ...]]:
+    """Return the sets of axis names to search: those that have all axes that constraints and the hardware name.
+
+    If there are none, those that the hardware needs are returned, for `keep_with_axes` to say what is wrong.
     """
-    name_sets = [axes for axes in _AXIS_NAMES if set(constrained_axes) <= set(axes)] or list(_AXIS_NAMES)
-    shapes = [sizes for axes in name_sets for sizes in _ascending_factors(count, len(axes))]
-    if not shapes:  # The count has too few factors for the axes that the mesh must have: allow axes of size 1.
-        shapes = _ascending_factors(count, len(name_sets[0]), 1)
-    orders: Iterator[dict[str, int]] = (
-        dict(zip(axes, order, strict=True))
-        for sizes in shapes[:_MOST_SHAPES]
-        for axes in (_AXIS_NAMES[len(sizes) - 1],)
-        for order in dict.fromkeys(itertools.permutations(sizes))
-        if _is_ascending(
-            [size for axis, size in zip(axes, order, strict=True) if axis not in constrained_axes and axis not in distinct_axes]
+    own = _own_axes(machine_axes)
+    name_sets = [(*own, *axes) for axes in ((), *_AXIS_NAMES) if len(own) + len(axes) <= 3 and (axes or len(own) == 3)]
+    name_sets = [axes for axes in name_sets if set(machine_axes) <= set(axes)]
+    if not name_sets:
+        raise ValueError(
+            f"a mesh has at most three axes, and the hardware names {', '.join(machine_axes)} (axis_bandwidth, axis_latency or "
+            f"axis_size), beside those that are searched, {', '.join(_AXIS_NAMES[-1])}: name fewer, or give mesh="
         )
+    return [axes for axes in name_sets if set(constrained_axes) <= set(axes)] or name_sets
+
+
+def _factorisations(
+    count: int, constrained_axes: Collection[str] = (), machine_axes: Mapping[str, int | None] | None = None
+) -> Iterator[dict[str, int]]:
+    """Yield the mesh shapes of a number of devices, with few axes first.
+
+    Equivalent axes have ascending sizes, so that the last is the largest. Axes that constraints or the hardware name are not
+    equivalent to the others, and take each of the sizes, unless the hardware gives them one.
+
+    Raises:
+      ValueError: the sizes that the hardware gives do not divide the number of devices, or it names too many axes.
+    """
+    machine_axes = machine_axes or {}
+    fixed = {axis: size for axis, size in machine_axes.items() if size is not None}
+    name_sets = _name_sets(constrained_axes, machine_axes)
+    rest, left = divmod(count, math.prod(fixed.values()))
+    if left:
+        raise ValueError(f"{count} devices are not a multiple of the hardware's axis_size, {describe_mesh(fixed)}")
+    searched = [(axes, tuple(axis for axis in axes if axis not in fixed)) for axes in name_sets]
+    found = [(axes, free, sizes) for axes, free in searched for sizes in _ascending_factors(rest, len(free))]
+    if not found:  # The count has too few factors for the axes that the mesh must have: allow axes of size 1.
+        axes, free = next(((axes, free) for axes, free in searched if free), searched[0])
+        found = [(axes, free, sizes) for sizes in _ascending_factors(rest, len(free), 1)]
+    distinct = {*constrained_axes, *machine_axes}
+    orders = (
+        {axis: {**fixed, **dict(zip(free, order, strict=True))}[axis] for axis in axes}
+        for axes, free, sizes in found[:_MOST_SHAPES]
+        for order in dict.fromkeys(itertools.permutations(sizes))
+        if _is_ascending([size for axis, size in zip(free, order, strict=True) if axis not in distinct])
     )
     return itertools.islice(orders, _MOST_ORDERS)
 
@@ -242,12 +314,14 @@ def _ascending_factors(count: int, axes: int, least: int = 2) -> list[tuple[int,
 
     Args:
       count: the number.
-      axes: how many factors, one to three.
+      axes: how many factors, none to three.
       least: the smallest factor that is allowed.
 
     Returns:
       The factors; of three, those that are closest to each other come first.
     """
+    if axes == 0:
+        return [()] if count == 1 else []
     if axes == 1:
         return [(count,)] if count >= least else []
     products = [

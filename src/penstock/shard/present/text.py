@@ -47,6 +47,17 @@ def plan_text(plan: PlanRecord) -> str:
     return "\n".join(_cut(line.rstrip(), _COLUMNS) for line in lines)
 
 
+def plan_line(plan: PlanRecord) -> str:
+    """Return a plan as one line: devices, mesh, memory and time.
+
+    Args:
+      plan: the plan.
+    """
+    memory = f"{format_bytes(plan.cost.memory.total)} of {format_bytes(plan.limit)} a device"
+    mesh = describe_mesh(plan.mesh_shape)
+    return f"{plan.device_count} × {plan.hardware}, mesh {mesh}, {memory}, {format_seconds(plan.cost.seconds)} a step"
+
+
 def memory_parts(cost: Cost) -> list[tuple[str, int]]:
     """Return the parts of the peak memory, each as a name and bytes.
 

@@ -1,12 +1,13 @@
 """Identify a step by a hash of its program and its arguments, and describe in words how two steps differ.
 
-A plan stores the fingerprint of its step, so that it is not used for another step.
+A plan stores the fingerprint of its step, so that it is not used for another step. Numbers written in the program, such as a
+learning rate, change no layout. They are not in the fingerprint, and have a hash of their own (`hash_numbers`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -30,6 +31,8 @@ class LeafLike(Protocol):
 def fingerprint(inputs: Sequence[LeafLike], jaxpr: Any) -> str:
     """Return 16 hexadecimal digits that identify the paths, shapes and dtypes of the arguments, and the program.
 
+    Shapes, axes and lengths of loops are parts of the program; the values of numbers written in it are not.
+
     Args:
       inputs: leaves of all arguments, in order.
       jaxpr: the open jaxpr of the step.
@@ -40,6 +43,20 @@ def fingerprint(inputs: Sequence[LeafLike], jaxpr: Any) -> str:
     leaves = [f"{leaf.path}{leaf.shape}{leaf.dtype}" for leaf in inputs]
     hasher = hashlib.sha256("\n".join(leaves).encode())
     _hash_jaxpr(hasher, jaxpr)
+    return hasher.hexdigest()[:16]
+
+
+def hash_numbers(jaxpr: Any) -> str:
+    """Return 16 hexadecimal digits that identify the numbers written in a program, in order.
+
+    Args:
+      jaxpr: the open jaxpr of the step.
+
+    Returns:
+      The beginning of a SHA-256 hash. It is the same in every process.
+    """
+    hasher = hashlib.sha256()
+    _hash_numbers(hasher, jaxpr)
     return hasher.hexdigest()[:16]
 
 
@@ -64,8 +81,8 @@ def describe_difference(
     ]
     if not differences:
         return (
-            "arguments and results are the same, and the program differs: in an operation, or in a number written in it, such as "
-            "a learning rate; plan it again"
+            "arguments and results are the same, and the program differs: in an operation, an axis or the length of a loop; plan "
+            "it again"
         )
     more = f", and {len(differences) - 3} differences more" if len(differences) > 3 else ""
     return "; ".join(differences[:3]) + more
@@ -103,12 +120,14 @@ _PRESCRIBES_LAYOUT = frozenset(["sharding_constraint", "reshard", "device_put"])
 
 
 def _stable_text(value: Any) -> str:
-    """Return a parameter of an equation as text that is the same in every process.
+    """Return a parameter of an equation as text that is the same in every process, without the values of floating-point numbers.
 
     Functions and similar objects give an empty text, because theirs would differ between processes. Two steps that differ in
     nothing else therefore have the same fingerprint.
     """
-    if value is None or isinstance(value, (bool, int, float, complex, str, Enum)):
+    if isinstance(value, (float, complex)):
+        return type(value).__name__
+    if value is None or isinstance(value, (bool, int, str, Enum)):
         return str(value)
     if isinstance(value, (np.dtype, np.generic, jax.sharding.PartitionSpec, type)):
         return str(value)
@@ -131,15 +150,37 @@ def _hash_jaxpr(hasher: Any, jaxpr: Any) -> None:
     for variable in (*jaxpr.constvars, *jaxpr.invars):
         number[variable] = len(number)
     for equation in jaxpr.eqns:
-        operands = [str(atom) if isinstance(atom, core.Literal) else str(number[atom]) for atom in equation.invars]
+        operands = [_operand_text(atom, number) for atom in equation.invars]
         results = [f"{variable.aval.str_short()}" for variable in equation.outvars]
         ignored = _IGNORED_PARAMS if equation.primitive.name in _PRESCRIBES_LAYOUT else _IGNORED_WITHOUT_LAYOUT
         params = _stable_text({key: value for key, value in equation.params.items() if key not in ignored})
         hasher.update(f"{equation.primitive.name} {' '.join(operands)} {' '.join(results)} {params}\n".encode())
         for variable in equation.outvars:
             number[variable] = len(number)
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
-                    _hash_jaxpr(hasher, getattr(inner, "jaxpr", inner))
-    hasher.update(" ".join(str(atom) if isinstance(atom, core.Literal) else str(number[atom]) for atom in jaxpr.outvars).encode())
+        for inner in _nested(equation):
+            _hash_jaxpr(hasher, inner)
+    hasher.update(" ".join(_operand_text(atom, number) for atom in jaxpr.outvars).encode())
+
+
+def _operand_text(atom: Any, number: Mapping[Any, int]) -> str:
+    """Return the number of a variable, or the type of a literal, without its value."""
+    return f"a {atom.aval.str_short()}" if isinstance(atom, core.Literal) else str(number[atom])
+
+
+def _hash_numbers(hasher: Any, jaxpr: Any) -> None:
+    """Update a hash with the literals of a program, and with the floating-point numbers among its parameters."""
+    for equation in jaxpr.eqns:
+        literals = [str(atom) for atom in equation.invars if isinstance(atom, core.Literal)]
+        floats = [f"{key}={value}" for key, value in sorted(equation.params.items()) if isinstance(value, (float, complex))]
+        hasher.update(f"{' '.join((*literals, *floats))}\n".encode())
+        for inner in _nested(equation):
+            _hash_numbers(hasher, inner)
+    hasher.update(" ".join(str(atom) for atom in jaxpr.outvars if isinstance(atom, core.Literal)).encode())
+
+
+def _nested(equation: Any) -> Iterator[Any]:
+    """Yield the open jaxprs among the parameters of an equation."""
+    for value in equation.params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                yield getattr(inner, "jaxpr", inner)

@@ -28,6 +28,8 @@ Path = tuple[int | str, ...]
 
 CHECKPOINTS = frozenset(["checkpoint", "remat", "remat2"])
 """Primitives of `jax.checkpoint`."""
+CUSTOM_DERIVATIVES = ("custom_jvp_call", "custom_vjp_call")
+"""Primitives that call a function with a derivative of its own."""
 
 INLINED = {
     "jit": "jaxpr",
@@ -35,10 +37,12 @@ INLINED = {
     "closed_call": "call_jaxpr",
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
+    **dict.fromkeys(CUSTOM_DERIVATIVES, "call_jaxpr"),
 }
 """Primitives that call a jaxpr on their own operands → the parameter that holds the jaxpr."""
+
+DEBUG = frozenset(["debug_callback", "debug_print"])
+"""Primitives of `jax.debug`. They are not operations of the flat program, so that they change no plan."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +285,8 @@ def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int]
     for index, equation in enumerate(jaxpr.eqns):
         here = place.inside(index)
         name = equation.primitive.name
+        if name in DEBUG:
+            continue
         if name in INLINED and INLINED[name] in equation.params:
             _inline_call(program, equation, environment, replace(here, region=here.path) if name in CHECKPOINTS else here)
         elif name == "scan":

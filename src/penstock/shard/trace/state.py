@@ -19,20 +19,21 @@ _MOST_VALUES = 400
 """The most values that are visited when a result is traced back."""
 
 
-def find_state(program: FlatProgram, args: tuple, out: Any) -> dict[int, int]:
+def find_state(program: FlatProgram, args: tuple, out: Any, known: Mapping[int, int]) -> dict[int, int]:
     """Return the results that are state.
 
     Args:
       program: the step.
       args: its abstract arguments.
       out: its abstract results.
+      known: state that is certain, as the result: of results that follow those of `out`.
 
     Returns:
       Index of each flattened result that replaces an input → index of that input.
     """
     elementwise = _ElementwiseDistances(program)
-    state: dict[int, int] = {}
-    replaced: set[int] = set()
+    state = dict(known)
+    replaced = set(known.values())
     by_signature: dict[Any, list[tuple[int, bool]]] = {}
     for start, arg in _children(args):
         by_signature.setdefault(_signature(arg), []).append((start, True))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from penstock._jax import ClosedJaxpr
-from penstock.shard.trace.fingerprint import fingerprint
+from penstock.shard.trace.call import CallForm, argument_names, read_call
+from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
 from penstock.shard.trace.flat_program import FlatProgram, flatten
+from penstock.shard.trace.modules import explain_closure, has_variables, is_variable
 from penstock.shard.trace.state import find_state
 
 
@@ -44,6 +47,9 @@ class TracedStep:
       tree: tree definition of the tuple of arguments.
       out_tree: tree definition of the results.
       state: index of each output that replaces an input → index of that input.
+      form: how the arguments are passed to the step.
+      written: the indices of the arguments that the step writes to (Flax NNX objects). Their new leaves follow those of the
+        results in `outputs`, and are not in `out_tree`.
     """
 
     closed: ClosedJaxpr
@@ -53,65 +59,123 @@ class TracedStep:
     tree: Any
     out_tree: Any
     state: dict[int, int]
+    form: CallForm = field(default_factory=CallForm)
+    written: tuple[int, ...] = ()
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the arguments and the program (`penstock.shard.trace.fingerprint`)."""
         return fingerprint(self.inputs, self.closed.jaxpr)
 
+    def numbers(self) -> str:
+        """Return a hash of the numbers written in the program, which the fingerprint leaves out."""
+        return hash_numbers(self.closed.jaxpr)
 
-def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None) -> TracedStep:
+
+def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None, kwargs: Mapping[str, Any] | None = None) -> TracedStep:
     """Trace a step with abstract arguments.
 
     Args:
       step: any function that jax.jit takes.
       args: its positional arguments: pytrees of arrays, or of anything with a shape and a dtype. Nothing is allocated.
+      weak, kwargs: as in `trace_form`; and its keyword arguments.
+
+    Returns, raises:
+      As `trace_form`.
+
+    >>> step = trace(lambda w, x: w - x, (jax.ShapeDtypeStruct((4,), "float32"),) * 2)
+    >>> [leaf.path for leaf in step.inputs], step.state
+    (['w', 'x'], {0: 0})
+    """
+    return trace_form(step, *read_call(step, args, kwargs or {}), weak)
+
+
+def trace_form(
+    step: Callable,
+    form: CallForm,
+    values: tuple,
+    weak: Sequence[bool] | None = None,
+    read_only: frozenset[int] = frozenset(),
+) -> TracedStep:
+    """Trace a step with abstract arguments in one tuple.
+
+    Args:
+      step: any function that jax.jit takes.
+      form, values: its arguments, as `read_call` returns them.
       weak: for each leaf, whether its type is weak, as that of a Python number; None takes this from the leaves.
+      read_only: indices of arguments that the step does not change, although it returns their variables.
 
     Returns:
       The traced step. A step under `jax.jit` gives the same as the step without it.
 
     Raises:
       TypeError: an argument holds a leaf that is not an array.
-      ValueError: the step has side effects, or a mesh with explicit axes is set.
+      ValueError: the step has side effects other than unordered ones of `jax.debug`, or it writes to Flax NNX objects that are
+        not arguments.
       Exception: errors that the step raises while it is traced are passed on.
-
-    >>> step = trace(lambda w, x: w - x, (jax.ShapeDtypeStruct((4,), "float32"),) * 2)
-    >>> [leaf.path for leaf in step.inputs], step.state
-    (['w', 'x'], {0: 0})
     """
-    if jax.sharding.AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
-        raise ValueError(
-            "under jax.set_mesh of a mesh with explicit axes the types of arrays say how they are laid out, which a plan is to "
-            "decide; leave that context, or make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...)"
-        )
-    names = _argument_names(step, len(args))
+    names = argument_names(step, form, len(values))
     abstract = tuple(
-        jax.tree_util.tree_map_with_path(lambda path, leaf, name=name: _abstract(name, path, leaf), arg)
-        for name, arg in zip(names, args, strict=True)
+        jax.tree_util.tree_map_with_path(lambda path, leaf, name=name, value=value: _abstract(name, path, leaf, value), value)
+        for name, value in zip(names, values, strict=True)
     )
     if weak is not None and len(weak) == len(jax.tree_util.tree_leaves(abstract)):
         types = iter(weak)
         abstract = jax.tree_util.tree_map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=next(types)), abstract
         )
-    closed, out = jax.make_jaxpr(step, return_shape=True)(*abstract)
-    if isinstance(step, _JITTED) and _only_calls_jit(closed):  # Trace the step without `jax.jit`.
-        return trace(inspect.unwrap(step, stop=lambda function: not isinstance(function, _JITTED)), args, weak)
-    if closed.effects:
-        effects = ", ".join(sorted(str(effect) for effect in closed.effects))
-        raise ValueError(f"the step has side effects ({effects}), which a plan cannot keep in order; take them out of the step")
+    inner = inspect.unwrap(step, stop=lambda function: not isinstance(function, _JITTED))
+    if has_variables(values):
+        step = inner  # `jax.jit` would lose what the step writes to modules
+
+    def call(*values: Any) -> Any:
+        return form.call(step, values, names, read_only)
+
+    try:
+        closed, (out, written) = jax.make_jaxpr(call, return_shape=True)(*abstract)
+    except Exception as error:
+        if advice := explain_closure(error, step):
+            raise ValueError(advice) from error
+        raise
+    if inner is not step and _only_calls_jit(closed):  # Trace the step without `jax.jit`.
+        return trace_form(inner, form, values, weak)
+    if effects := sorted({str(effect) for effect in closed.effects} - {_UNORDERED_DEBUG}):
+        raise ValueError(
+            f"the step has side effects ({', '.join(effects)}), which a plan cannot keep in order; take them out of the step. "
+            "It keeps jax.debug.print and jax.debug.callback with ordered=False"
+        )
     flat, tree = jax.tree_util.tree_flatten(abstract)
     inputs = tuple(
         Leaf(path, tuple(leaf.shape), leaf.dtype, leaf.weak_type)
         for path, leaf in zip(_argument_paths(names, abstract), flat, strict=True)
     )
     out_flat, out_tree = jax.tree_util.tree_flatten(out)
-    outputs = tuple(Leaf(path, tuple(leaf.shape), leaf.dtype) for path, leaf in zip(leaf_paths(out), out_flat, strict=True))
+    outputs = [Leaf(path, tuple(leaf.shape), leaf.dtype) for path, leaf in zip(leaf_paths(out), out_flat, strict=True)]
+    replaced: dict[int, int] = {}
+    for argument in sorted(written):
+        first = len(jax.tree_util.tree_leaves(abstract[:argument]))
+        for index in range(first, first + len(jax.tree_util.tree_leaves(abstract[argument]))):
+            replaced[len(outputs)] = index
+            outputs.append(inputs[index])
     program = flatten(closed)
-    return TracedStep(closed, program, inputs, outputs, tree, out_tree, find_state(program, abstract, out))
+    # `nnx.jit` returns all variables of its arguments, also those that it does not change.
+    unchanged = {index for index in written if _is_unchanged(program, replaced, abstract, index)}
+    if unchanged - read_only:
+        return trace_form(step, form, values, weak, frozenset(unchanged))
+    state = find_state(program, abstract, out, replaced)
+    return TracedStep(closed, program, inputs, tuple(outputs), tree, out_tree, state, form, tuple(sorted(written)))
 
 
 _JITTED = type(jax.jit(lambda: None))
+
+_UNORDERED_DEBUG = "Debug"
+"""The effect of `jax.debug.print` and `jax.debug.callback`, unless they are ordered."""
+
+
+def _is_unchanged(program: FlatProgram, replaced: Mapping[int, int], args: tuple, argument: int) -> bool:
+    """Return whether all leaves of an argument come back as they went in, of those that outputs replace."""
+    first = len(jax.tree_util.tree_leaves(args[:argument]))
+    leaves = range(first, first + len(jax.tree_util.tree_leaves(args[argument])))
+    return all(program.outputs[output] == program.inputs[index] for output, index in replaced.items() if index in leaves)
 
 
 def _only_calls_jit(closed: ClosedJaxpr) -> bool:
@@ -132,23 +196,17 @@ def leaf_paths(tree: Any) -> list[str]:
     >>> leaf_paths({"a": [1.0, 2.0]})
     ['a/0', 'a/1']
     """
-    return ["/".join(_key_name(key) for key in path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    paths = []
+    for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)[0]:
+        below = [rest for rest, _ in jax.tree_util.tree_flatten_with_path(node)[0]] if is_variable(node) else [()]
+        # A variable with one array is the array to its user: "model/kernel", and not "model/kernel/value".
+        paths += ["/".join(map(_key_name, path if len(below) == 1 else (*path, *rest))) for rest in below]
+    return paths
 
 
 def _argument_paths(names: Sequence[str], args: tuple) -> list[str]:
     """Return the path of each leaf of the arguments, which begins with the name of the argument."""
     return [f"{name}/{path}" if path else name for name, arg in zip(names, args, strict=True) for path in leaf_paths(arg)]
-
-
-def _argument_names(step: Callable, count: int) -> list[str]:
-    """Return the names of the first `count` positional arguments; an argument without a name has its number."""
-    try:
-        parameters = list(inspect.signature(step).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [parameter.name for parameter in parameters if parameter.kind in positional]
-    return [names[index] if index < len(names) else str(index) for index in range(count)]
 
 
 def _key_name(key: Any) -> str:
@@ -158,14 +216,30 @@ def _key_name(key: Any) -> str:
     return re.sub(r"^[.\[]|\]$", "", str(key))
 
 
-def _abstract(name: str, path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a leaf of the argument `name`."""
+def _abstract(name: str, path: Any, leaf: Any, argument: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a leaf of an argument."""
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = jax.eval_shape(lambda: jax.numpy.asarray(leaf))
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         where = "/".join([name, *map(_key_name, path)])
+        if _has_equinox_module(argument):
+            raise TypeError(
+                f"the argument {name!r} is an equinox.Module, or has one, with a leaf at {where!r} that is not an array: "
+                f"{'a function' if callable(leaf) else type(leaf).__name__}. Split it, params, static = eqx.partition({name}, "
+                "eqx.is_array), and plan a step of params that begins with eqx.combine(params, static); where the step does not "
+                f"call it, eqx.filter({name}, eqx.is_array) leaves the arrays"
+            )
         raise TypeError(f"an argument has a leaf at {where!r} that is not an array: {type(leaf).__name__}; close over it instead")
     return jax.ShapeDtypeStruct(leaf.shape, canonical_dtype(leaf), weak_type=getattr(leaf, "weak_type", False))
+
+
+def _has_equinox_module(tree: Any) -> bool:
+    """Return whether a tree is an `equinox.Module` or contains one."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:
+        return False
+    found = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, equinox.Module))
+    return any(isinstance(node, equinox.Module) for node in found)
 
 
 def as_array(leaf: Any) -> Any:

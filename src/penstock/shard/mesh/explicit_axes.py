@@ -1,0 +1,117 @@
+"""Plan and run steps on meshes with explicit axes, as on meshes with automatic axes.
+
+With explicit axes (`jax.sharding.AxisType.Explicit`), the types of arrays say how they are laid out, which a plan decides. So a
+planned step works on the same devices in a mesh with automatic axes. Arrays change from one mesh to the other without a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+_INSIDE = (
+    "a plan is made or used inside of jax.jit or scan, on a mesh with explicit axes: do it outside, or make the mesh with "
+    "axis_types=(jax.sharding.AxisType.Auto, ...)"
+)
+
+
+class ExplicitAxesError(ValueError):
+    """The error raised if a planned step is traced with arrays on a mesh with explicit axes."""
+
+
+def has_explicit_axes(mesh: Any) -> bool:
+    """Return whether a mesh, concrete or abstract, has explicit axes.
+
+    Args:
+      mesh: the mesh; it may be empty.
+    """
+    return AxisType.Explicit in mesh.axis_types
+
+
+@contextlib.contextmanager
+def automatic_axes() -> Iterator[Any]:
+    """Enter a context in which no axis is explicit, and yield the mesh of `jax.set_mesh` if it has explicit axes, or None.
+
+    Raises:
+      ExplicitAxesError: it has explicit axes, and something is traced.
+    """
+    context = jax.sharding.get_abstract_mesh()
+    if not has_explicit_axes(context):
+        yield None
+        return
+    try:
+        surrounding = jax.sharding.get_mesh()
+    except ValueError:  # something is traced
+        raise ExplicitAxesError(_INSIDE) from None
+    with jax.sharding.use_abstract_mesh(context.update(axis_types=(AxisType.Auto,) * len(context.axis_names))):
+        yield surrounding
+
+
+def to_automatic(tree: Any) -> Any:
+    """Return a tree whose arrays are on meshes with automatic axes, in the same memory.
+
+    Args:
+      tree: a pytree of arrays, or of `jax.ShapeDtypeStruct`. Leaves of other types stay as they are.
+
+    Raises:
+      ExplicitAxesError: an array is traced, so that its type cannot change.
+    """
+    return jax.tree_util.tree_map(_automatic, tree)
+
+
+def refuse_explicit(tree: Any) -> None:
+    """Raise `ExplicitAxesError` if a traced array is on a mesh with explicit axes.
+
+    Args:
+      tree: a pytree of traced arrays.
+    """
+    for leaf in jax.tree_util.tree_leaves(tree):
+        if isinstance(leaf, jax.Array) and has_explicit_axes(jax.typeof(leaf).sharding.mesh):
+            raise ExplicitAxesError(_INSIDE)
+
+
+def to_explicit(tree: Any, mesh: Mesh) -> Any:
+    """Return a tree whose arrays are on a mesh with explicit axes, in the same memory, if they are on the same devices.
+
+    Args:
+      tree: a pytree of arrays on a mesh of other types of axes.
+      mesh: the mesh. Arrays on a mesh with other devices or axes stay as they are.
+    """
+
+    def explicit(leaf: Any) -> Any:
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh) or not _same(sharding.mesh, mesh):
+            return leaf
+        return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
+
+    return jax.tree_util.tree_map(explicit, tree)
+
+
+def _automatic(leaf: Any) -> Any:
+    """Return a leaf as `to_automatic` does."""
+    if isinstance(leaf, jax.core.Tracer):
+        refuse_explicit(leaf)
+        return leaf
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not has_explicit_axes(sharding.mesh):
+        return leaf
+    mesh = sharding.mesh
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    converted = NamedSharding(
+        Mesh(mesh.devices, mesh.axis_names, axis_types=types) if isinstance(mesh, Mesh) else mesh.update(axis_types=types),
+        sharding.spec,
+    )
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=converted, weak_type=leaf.weak_type)
+    return jax.device_put(leaf, converted)
+
+
+def _same(mesh: Mesh, other: Mesh) -> bool:
+    """Return whether two meshes have the same devices and axes, of any types."""
+    return (
+        mesh.axis_names == other.axis_names and mesh.shape == other.shape and list(mesh.devices.flat) == list(other.devices.flat)
+    )

@@ -1,0 +1,180 @@
+"""Find the Flax NNX objects among the arguments of a step, and what the step writes to them.
+
+NNX modules are mutable. JAX sees them as pytrees, so a step that changes one changes a copy, and the new values are lost. A copy
+whose leaves after the step are not those before was written to: these leaves are results of the step, which replace the old ones.
+
+Two places of the arguments may hold the same `nnx.Variable`, as tied weights do, or the same `nnx.Rngs`. A pytree would have it
+twice. `take_shared_out` leaves it in the first place only, and `put_shared_back` makes the places one again.
+
+Flax is never imported here: without it, no argument is a module of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+Shared = tuple[tuple[int, int], ...]
+"""Pairs of places that hold one variable: (the place where it is left out, the place where it stays)."""
+
+
+def is_variable(node: Any) -> bool:
+    """Return whether an object is an `nnx.Variable`, a node with an array that may be replaced.
+
+    Args:
+      node: any object.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(node, nnx.Variable)
+
+
+def has_variables(tree: Any) -> bool:
+    """Return whether a tree contains an `nnx.Variable`.
+
+    Args:
+      tree: a pytree.
+    """
+    return "flax.nnx" in sys.modules and any(map(is_variable, jax.tree_util.tree_leaves(tree, is_leaf=is_variable)))
+
+
+def take_shared_out(tree: Any) -> tuple[Any, Shared]:
+    """Return a tree that has each `nnx.Variable` once, and the places where others were.
+
+    Args:
+      tree: a pytree. Its variables stay the same objects.
+    """
+    nodes, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_place)
+    first: dict[int, int] = {}
+    for place, node in enumerate(nodes):
+        if is_variable(node):
+            first.setdefault(id(node), place)
+    shared = tuple((place, first[id(node)]) for place, node in enumerate(nodes) if first.get(id(node), place) != place)
+    if not shared:
+        return tree, ()
+    for place, _ in shared:
+        nodes[place] = None
+    return jax.tree_util.tree_unflatten(structure, nodes), shared
+
+
+def put_shared_back(tree: Any, shared: Shared) -> Any:
+    """Return a tree in which shared variables are in all their places.
+
+    Args:
+      tree: a result of `take_shared_out`, or a tree of its structure.
+      shared: the places.
+    """
+    if not shared:
+        return tree
+    nodes, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_place)
+    for place, other in shared:
+        nodes[place] = nodes[other]
+    return jax.tree_util.tree_unflatten(structure, nodes)
+
+
+def _is_place(node: Any) -> bool:
+    """Return whether a node is a variable, or None, which stands where a variable was left out."""
+    return node is None or is_variable(node)
+
+
+def written_arguments(before: tuple, after: tuple, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the indices of the arguments that hold modules to which a step has written.
+
+    Args:
+      before: for each argument, its structure and leaves before the step; None if it has no variables.
+      after: the arguments after the step.
+      names: their names, for errors.
+
+    Raises:
+      ValueError: the step has added or removed parts of a module, or replaced an array that is not in a variable.
+    """
+    written = []
+    for index, (old, tree) in enumerate(zip(before, after, strict=True)):
+        if old is None:
+            continue
+        leaves, structure = jax.tree_util.tree_flatten(tree)
+        if structure != old[1]:
+            raise ValueError(
+                f"the step changes the structure of the Flax NNX object {names[index]!r}: it adds or removes variables, as "
+                "Module.sow does, or changes an attribute that is not an array. A plan is for arguments that keep their "
+                "structure: create all variables before, and pass what changes as an array"
+            )
+        changed = [number for number, (one, other) in enumerate(zip(old[0], leaves, strict=True)) if one is not other]
+        inside = {id(leaf) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_variable) if is_variable(node)
+                  for leaf in jax.tree_util.tree_leaves(node)}  # fmt: skip
+        if any(id(leaves[number]) not in inside for number in changed):
+            raise ValueError(
+                f"the step writes to an array of the Flax NNX object {names[index]!r} that is not in an nnx.Variable, so that it "
+                "cannot be replaced: make it one, self.count = nnx.Variable(...)"
+            )
+        if changed:
+            written.append(index)
+    return tuple(written)
+
+
+def write_back(tree: Any, new: Any) -> None:
+    """Give the variables of a tree the values of another.
+
+    Args:
+      tree: the tree whose variables are written to.
+      new: a tree of the same structure.
+    """
+    pairs = zip(*(jax.tree_util.tree_leaves(each, is_leaf=is_variable) for each in (tree, new)), strict=True)
+    for variable, value in pairs:
+        if is_variable(variable):
+            variable.update_from_state(value)
+
+
+def explain_closure(error: Exception, step: Callable) -> str | None:
+    """Return what to do about an error that Flax raises if a step changes or differentiates a module from outside of it.
+
+    Args:
+      error: the error.
+      step: the step.
+
+    Returns:
+      The advice, with the names of the modules; None if the error is another one.
+    """
+    if type(error).__name__ != "TraceContextError" and "from different trace level" not in str(error):
+        return None
+    names = sorted({name for name, value in _captured(step) if has_variables(value)})
+    which = f"{' and '.join(map(repr, names))}, which it closes over" if names else "a Flax NNX object that it closes over"
+    return (
+        f"the step changes or differentiates {which}. The plan, and JAX, see only arguments and results, so the step would not "
+        f"train: make it an argument, as ps.plan(step, {', '.join(names) or 'model'}, ...), or split it with nnx.split, take the "
+        "state as an argument, nnx.merge in the step, and return the new state"
+    )
+
+
+def _captured(step: Callable) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of what a function closes over, its bound arguments, and the globals that it names."""
+    while True:
+        if isinstance(step, functools.partial):
+            yield from ((str(name), value) for name, value in (*enumerate(step.args), *step.keywords.items()))
+            step = step.func
+        elif inspect.ismethod(step):
+            yield "self", step.__self__
+            step = step.__func__
+        elif hasattr(step, "__wrapped__"):
+            step = step.__wrapped__
+        else:
+            break
+    if not inspect.isfunction(step):
+        return
+    for name, cell in zip(step.__code__.co_freevars, step.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # a variable that has no value yet
+            continue
+        yield name, value
+        if inspect.isfunction(value):
+            yield from _captured(value)
+    codes = [step.__code__]
+    while codes:
+        code = codes.pop()
+        yield from ((name, step.__globals__[name]) for name in code.co_names if name in step.__globals__)
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]

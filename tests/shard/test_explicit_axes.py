@@ -1,0 +1,74 @@
+"""A mesh with explicit axes is planned and used as one with automatic axes, inside and outside of `jax.set_mesh`."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from tests.shard.assertions import assert_close, assert_laid_out
+from tests.shard.eager import like, planned
+from tests.shard.example import CONSTRAINTS
+from tests.shard.steps import mlp, mlp_step, rows
+
+import penstock as ps
+
+EXPLICIT = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+CONTEXTS = {"outside": contextlib.nullcontext, "inside": lambda: jax.set_mesh(EXPLICIT)}
+
+
+@pytest.mark.parametrize("mesh", [EXPLICIT, {"data": 2, "model": 4}, None], ids=["explicit", "sizes", "searched"])
+@pytest.mark.parametrize("planning", CONTEXTS)
+@pytest.mark.parametrize("running", CONTEXTS)
+def test_a_step_is_planned_and_run(mesh, planning, running):
+    expected = mlp_step(mlp(), rows())
+    constraints = {"batch/*": P("data")} if mesh is None else CONSTRAINTS
+    with CONTEXTS[planning]():
+        plan = planned(mlp_step, like(mlp()), like(rows()), mesh=mesh, constraints=constraints)
+        assert plan.verify().measured.memory > 0
+    with CONTEXTS[running]():
+        state, batch = plan.put(mlp()), plan.put(rows())
+        assert_laid_out((state, batch), plan.shardings)
+        after, loss = plan.jit(mlp_step, donate_argnums=0)(state, batch)
+        assert_laid_out((after, loss), plan.out_shardings)
+        assert_close((after, loss), expected)
+        assert_laid_out(plan.init(mlp), plan.shardings[0])
+
+
+@pytest.mark.parametrize("running", CONTEXTS)
+def test_arrays_on_a_mesh_with_explicit_axes_are_taken(running):
+    plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+    shardings = jax.tree.map(lambda planned: NamedSharding(EXPLICIT, planned.spec), plan.shardings)
+    state, batch = jax.device_put((mlp(), rows()), shardings)
+    train = plan.jit(mlp_step)
+    with CONTEXTS[running]():
+        for _ in range(2):
+            assert_close(train(state, batch), mlp_step(mlp(), rows()))
+        assert_close(plan.put(state), mlp())
+        with ps.feed([jax.tree.map(np.asarray, rows())], to=plan) as batches:
+            after, _ = train(state, next(batches))
+        assert_laid_out(after, plan.shardings[0])
+        compiled = train.lower(state, batch).compile()
+    jax.tree.map(lambda leaf, wanted: leaf == wanted or pytest.fail(str(leaf)), compiled.output_shardings, plan.out_shardings)
+    plan.jit(mlp_step, donate_argnums=0)(state, batch)
+    assert jax.tree.all(jax.tree.map(lambda leaf: leaf.is_deleted(), state))
+
+
+def test_results_are_on_the_mesh_that_is_set():
+    plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+    with jax.set_mesh(EXPLICIT):
+        state, loss = plan.jit(mlp_step)(plan.put(mlp()), plan.put(rows()))
+        assert loss.sharding.mesh == EXPLICIT
+        assert_close(loss + 1.0, mlp_step(mlp(), rows())[1] + 1.0)
+        assert_close(jax.tree.map(jnp.tanh, state), jax.tree.map(jnp.tanh, mlp_step(mlp(), rows())[0]))
+    state, loss = plan.jit(mlp_step)(plan.put(mlp()), plan.put(rows()))
+    assert (state["in"].sharding, loss.sharding) == (plan.out_shardings[0]["in"], plan.out_shardings[1])
+
+
+def test_a_planned_step_inside_of_a_jitted_function_says_that_explicit_axes_cannot_be():
+    plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+    batch = jax.device_put(rows(), NamedSharding(EXPLICIT, P("data")))
+    with jax.set_mesh(EXPLICIT), pytest.raises(ValueError, match=r"used inside of jax\.jit or scan, .* explicit axes"):
+        jax.jit(plan.jit(mlp_step))(mlp(), batch)

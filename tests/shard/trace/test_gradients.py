@@ -1,0 +1,79 @@
+"""A step that computes gradients and returns no state that depends on them gets a warning."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from tests.shard.eager import MESHES, planned
+from tests.shard.steps import STEPS, array, mlp, mlp_loss, mlp_step, rows, sgd
+
+from penstock.shard.trace.gradients import loses_gradients
+from penstock.shard.trace.step import trace
+
+
+def forgets(params, batch):
+    new, loss = mlp_step(params, batch)
+    return loss, jnp.sqrt(sum(jnp.sum((new[name] - params[name]) ** 2) for name in params))
+
+
+def forgets_in_a_scan(params, batch):
+    def turn(loss, layer):
+        value, _ = jax.value_and_grad(lambda w: jnp.mean((batch["x"] @ w) ** 2))(layer)
+        return loss + value, None
+
+    return lax.scan(turn, 0.0, params)[0]
+
+
+def forgets_in_a_branch(params, batch):
+    return lax.cond(batch["x"][0, 0] > 0, lambda: forgets(params, batch)[0], lambda: 0.0)
+
+
+def forgets_some(params, frozen, batch):
+    loss, _ = jax.value_and_grad(mlp_loss)(frozen, batch)
+    return jax.tree.map(lambda w: w * 0.9, params), loss
+
+
+def gradients_themselves(params, batch):
+    return [leaf.ravel() for leaf in jax.tree.leaves(jax.grad(mlp_loss)(params, batch))]
+
+
+LOST = {
+    "forgotten": (forgets, mlp(), rows()),
+    "in jit": (jax.jit(lambda params, batch: jax.jit(forgets)(params, batch)[0]), mlp(), rows()),
+    "in a scan": (forgets_in_a_scan, array(3, 16, 16), rows()),
+    "in a branch": (forgets_in_a_branch, mlp(), rows()),
+    "of frozen weights": (forgets_some, mlp(), mlp(16, 48), rows()),
+}
+KEPT = {
+    **{make.__name__: make for make in STEPS},
+    "the loss": lambda: (mlp_loss, (mlp(),), rows()),
+    "gradients": lambda: (jax.grad(mlp_loss), (mlp(),), rows()),
+    "flat gradients": lambda: (gradients_themselves, (mlp(),), rows()),
+    "forces": lambda: (lambda x: jax.grad(lambda x: jnp.sum(jnp.tanh(x) ** 2))(x)[:, :3], (), array(16, 4)),
+    "one number": lambda: (lambda w, x: sgd(w, jax.grad(lambda w: jnp.sum(w * x["x"]))(w)), (jnp.float32(1.0),), rows()),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_lost_gradients_are_warned_of(case):
+    step, *args = LOST[case]
+    with pytest.warns(UserWarning, match="computes gradients, and neither its state .* does not train: return") as caught:
+        planned(step, *args, mesh=MESHES[0])
+    assert [each.filename for each in caught] == [__file__]
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_gradients_that_are_used_are_not_warned_of(case):
+    step, state, batch = KEPT[case]()
+    assert not loses_gradients(trace(step, (*state, batch)))
+
+
+def test_a_step_is_warned_of_when_it_is_planned_only():
+    with pytest.warns(UserWarning, match="computes gradients"):
+        plan = planned(forgets, mlp(), rows(), mesh=MESHES[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan.bind(forgets, mlp(), rows())
+        plan.jit(forgets)(mlp(), rows())
