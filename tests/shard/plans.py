@@ -47,6 +47,7 @@ def plan(
     made: dict[str, Any] = {
         "mesh_shape": mesh,
         "hardware": "tpu-v5e",
+        "platform": "cpu",
         "limit": 16 * GIB,
         "inputs": tuple(leaves),
         "outputs": (),

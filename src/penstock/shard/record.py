@@ -15,6 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.hlo.analysis import Measured
+from penstock.shard.mesh.compiler_models import COMPILER_MODELS
+from penstock.shard.mesh.tiles import tiled_bytes
 from penstock.shard.search.cost import Cost
 
 _KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
@@ -84,6 +86,7 @@ class PlanRecord:
     Attributes:
       mesh_shape: sizes of the mesh axes, in order.
       hardware: the name of the hardware that the plan was made for.
+      platform: the platform whose compiler the predicted memory is for: "tpu", "gpu" or "cpu".
       limit: bytes that one device may hold.
       inputs, outputs: layouts of the leaves of the arguments and results.
       state: index of each output that replaces an input → index of that input.
@@ -99,6 +102,7 @@ class PlanRecord:
 
     mesh_shape: dict[str, int]
     hardware: str
+    platform: str
     limit: int
     inputs: tuple[LeafLayout, ...]
     outputs: tuple[LeafLayout, ...]
@@ -122,14 +126,19 @@ class PlanRecord:
         return self.checked is None and self.cost.memory.total > NEAR_LIMIT * self.limit
 
 
-def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int]) -> float:
+def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int], platform: str) -> float:
     """Return the bytes that one device stores of a leaf.
 
     Args:
       leaf: the leaf.
       mesh_shape: sizes of the mesh axes.
+      platform: the platform of the device: TPUs pad arrays to tiles.
     """
-    return leaf.bytes / math.prod(mesh_shape[axis] for axis in leaf.mesh_axes)
+    if not COMPILER_MODELS[platform].tiles:
+        return leaf.bytes / math.prod(mesh_shape[axis] for axis in leaf.mesh_axes)
+    shards = (math.prod(mesh_shape[axis] for axis in entry) for entry in leaf.stored)
+    local = tuple(size // count for size, count in zip(leaf.shape, shards, strict=True))
+    return tiled_bytes(local, leaf.bytes // math.prod(leaf.shape)) if math.prod(leaf.shape) else 0
 
 
 def named_shardings(leaves: Sequence[LeafLayout], mesh: Any) -> list[NamedSharding]:

@@ -38,6 +38,7 @@ def save(plan: PlanRecord, path: Path) -> None:
         "numbers": plan.numbers,
         "mesh": plan.mesh_shape,
         "hardware": plan.hardware,
+        "platform": plan.platform,
         "limit": plan.limit,
         "inputs": [asdict(leaf) for leaf in plan.inputs],
         "outputs": [asdict(leaf) for leaf in plan.outputs],
@@ -89,6 +90,7 @@ def _plan(read: dict[str, Any]) -> PlanRecord:
     return PlanRecord(
         mesh_shape={str(name): int(size) for name, size in read["mesh"].items()},
         hardware=read["hardware"],
+        platform=read["platform"],
         limit=int(read["limit"]),
         inputs=tuple(_leaf(each) for each in read["inputs"]),
         outputs=tuple(_leaf(each) for each in read["outputs"]),
@@ -160,7 +162,7 @@ def _contradictions(plan: PlanRecord) -> Iterator[str]:
             yield f"{plan.outputs[index].path!r} replaces {plan.inputs[source].path!r}, and they differ in shape or layout"
     for role in ROLES:
         leaves = [leaf for leaf in plan.inputs if leaf.role == role]
-        predicted, actual = getattr(plan.cost.memory, role), sum(local_bytes(leaf, mesh) for leaf in leaves)
+        predicted, actual = getattr(plan.cost.memory, role), sum(local_bytes(leaf, mesh, plan.platform) for leaf in leaves)
         # The dtype of a random key does not always show how many bytes it has.
         keys = any(leaf.dtype.startswith("key<") for leaf in leaves)
         if not keys and not math.isclose(predicted, actual, rel_tol=1e-6, abs_tol=1):

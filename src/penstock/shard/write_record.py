@@ -45,6 +45,7 @@ def write_record(
     return PlanRecord(
         mesh_shape=dict(prepared.mesh_shape),
         hardware=hardware.name,
+        platform=problem.compiler.name,
         limit=limit,
         inputs=inputs,
         outputs=outputs,

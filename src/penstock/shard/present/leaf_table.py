@@ -57,7 +57,7 @@ def group_layers(plan: PlanRecord) -> list[LeafGroup]:
     rows = []
     for (_, layout), leaves in found.items():
         all_of_them = [*leaves, *(each for leaf in leaves for each in moments[leaf.path])]
-        size = sum(local_bytes(leaf, plan.mesh_shape) for leaf in all_of_them)
+        size = sum(local_bytes(leaf, plan.mesh_shape, plan.platform) for leaf in all_of_them)
         rows.append(LeafGroup(_starred([leaf.path for leaf in leaves]), tuple(leaves), layout[-1], size))
     return sorted(rows, key=lambda row: -row.bytes)
 

@@ -68,7 +68,7 @@ def hardware_of(task: Task) -> Hardware:
 
     Plans and baselines are scored by that compiler, also where the TPU's is installed.
     """
-    return replace(find_hardware(task.hardware), name=f"{task.hardware}, compiled for CPU")
+    return replace(find_hardware(task.hardware), name=f"{task.hardware}, compiled for CPU", platform="cpu")
 
 
 def score_of(measured: Measured, on: str) -> Score:
