@@ -4,11 +4,17 @@
 """
 
 import collections
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from penstock.shard import find_hardware
+
+# The speed of a TPU, with the memory that the CPU compiler needs: tests compile for CPUs.
+V5E_ON_CPU = replace(find_hardware("tpu-v5e"), platform="cpu")
 
 
 def array(*shape, seed=0, dtype=np.float32):

@@ -6,7 +6,7 @@ import jax
 import pytest
 from tests.shard.assertions import assert_close
 from tests.shard.example import plan_of
-from tests.shard.steps import array, mlp, mlp_loss, mlp_step, rows, sgd
+from tests.shard.steps import V5E_ON_CPU, array, mlp, mlp_loss, mlp_step, rows, sgd
 
 import penstock as ps
 
@@ -91,7 +91,7 @@ def test_unused_arguments_keep_the_predicted_bytes():
         return new | {"unused": params["unused"] * 0}, loss
 
     args = (mlp() | {"unused": array(8)}, rows())
-    plan = plan_of(step, *args)
+    plan = plan_of(step, *args, hardware=V5E_ON_CPU)
     compiled = plan.jit(step, donate_argnums=0).lower(*args).compile()
     assert compiled.memory_analysis().argument_size_in_bytes == plan.cost.memory.arguments
     assert plan.verify().measured.arguments == plan.cost.memory.arguments

@@ -21,7 +21,7 @@ from penstock.shard.errors import CompilerFailedError, CompilerMemoryError, comp
 from penstock.shard.hlo import compile_exported
 from penstock.shard.hlo.analysis import Measured
 
-AT_HAND = replace(find_hardware("tpu-v5e"), name="a chip whose compiler is that of this machine")
+AT_HAND = replace(find_hardware("tpu-v5e"), name="a chip whose compiler is that of this machine", platform="cpu")
 COMPILED_HERE = "the CPU compiler for 8 of this process's devices"
 
 

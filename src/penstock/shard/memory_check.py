@@ -250,7 +250,7 @@ def _warn_unchecked(plan: PlanRecord, reason: str) -> PlanRecord:
     warnings.warn(
         f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit, and {words[:400]}. "
         "A prediction may be off by a factor of two: the plan may not fit, or a faster one may",
-        stacklevel=4,
+        stacklevel=5,
     )
     return plan
 
