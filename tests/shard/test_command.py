@@ -140,7 +140,7 @@ def test_a_plan_far_below_its_limit_is_compiled_only_if_asked_for(planned, monke
 
 
 def test_without_a_check_a_plan_above_its_limit_is_printed_with_a_warning(planned):
-    status, out, err = planned("jobs_to_plan:job", *ON, "--check", "no", "--memory", "600KiB")
+    status, out, err = planned("jobs_to_plan:job", *ON, "--check", "no", "--memory", "150KiB")
     assert status == 0
     assert "unchecked: the memory is predicted" in out
     assert err.startswith("penstock plan: warning: the plan is unchecked: it is predicted to need ")

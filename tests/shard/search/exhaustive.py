@@ -222,8 +222,8 @@ class Exhaustive:
                 raise TooLarge(f"{math.prod(shape)} entries")
             totals, earlier = np.zeros((2, *shape)), []
             for number in numbers:
-                seconds, ideal, moves, target = (table.reshape(_grid(table, axes, scope)) for table, axes in self._spread(number))
-                again = np.zeros(shape, bool)
+                seconds, ideal, first, target = (table.reshape(_grid(table, axes, scope)) for table, axes in self._spread(number))
+                moves, again = first != "", np.zeros(shape, bool)
                 for other_moves, other_target in earlier:
                     again |= other_moves & (other_target == target)
                 totals += np.where(again, 0.0, np.stack([np.broadcast_to(seconds, shape), np.broadcast_to(ideal, shape)]))
@@ -236,15 +236,15 @@ class Exhaustive:
         return self._class[edge.a], self._class[edge.b]
 
     def _edge_tables(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return seconds, ideal seconds, and whether there is a collective [states, states], and a number of each target."""
+        """Return seconds, ideal seconds, and the first collective or "" [states, states], and a number of each target."""
         edge, links = self.problem.graph.edges[number], self.problem.links
         sources, targets = (self.layouts[end] for end in self._ends(number))
         seconds, ideal = np.zeros((2, len(sources), len(targets)))
-        moves = np.zeros(seconds.shape, bool)
+        moves = np.full(seconds.shape, "", "U16")
         for (row, source), (column, target) in itertools.product(enumerate(sources), enumerate(targets)):
             partial = union(tuple(source[dim] for dim in edge.partial))
             steps = links.reshard_steps(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
-            moves[row, column] = bool(steps)
+            moves[row, column] = steps[0].kind if steps else ""
             seconds[row, column] = edge.count * sum(links.seconds(step) for step in steps)
             ideal[row, column] = edge.count * sum(step.bytes_on_wire / links.speed(step)[0] for step in steps)
         return seconds, ideal, moves, np.array([_number(project(edge.target, target)) for target in targets])
@@ -261,7 +261,7 @@ class Exhaustive:
         self._alive = (live.start[:, None] <= times) & (live.end[:, None] >= times)
         self._stored = [((self._class[node],), size / self._shards(self._class[node])) for node, size in self.problem.stored]
         self._rows: list[Factor] = []
-        for node, size, number in zip(live.node, live.bytes, live.edge, strict=True):
+        for node, size, number, form in zip(live.node, live.bytes, live.edge, live.form, strict=True):
             kept = self._class[node]
             if number < 0:
                 self._rows.append(((kept,), size / self._shards(kept)))
@@ -271,7 +271,9 @@ class Exhaustive:
             shards = np.array(
                 [links.shards(union(layout if dims is None else project(dims, layout))) for layout in self.layouts[kept]]
             )
-            table = self._tables[number][2] * size / (shards[:, None] if kept == a and a != b else shards[None, :])
+            first = self._tables[number][2]
+            exists = first == ("", "reduce-scatter", "all-reduce")[form] if form else first != ""
+            table = exists * size / (shards[:, None] if kept == a and a != b else shards[None, :])
             self._rows.append(((a,), np.diagonal(table)) if a == b else ((a, b), table) if a < b else ((b, a), table.T))
 
 
