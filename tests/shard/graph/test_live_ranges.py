@@ -28,7 +28,7 @@ def temporary_peak(step, *args):
     """Return the bytes beside stored arrays at the peak, if nothing is sharded."""
     built = build(step, *args)
     start = built.start()
-    return built.memory(start)[0] - built.local_bytes(start)[1]
+    return (built.memory(start)[0] - built.local_bytes(start)[1]) / CPU.packing
 
 
 def test_a_result_lives_beside_the_stored_inputs():

@@ -24,7 +24,7 @@ class LiveRanges:
     Attributes:
       value: index of the value in the program.
       node: index of the graph node whose layout shards it.
-      bytes: bytes of the global array, as they are stored.
+      bytes: bytes of the global array as it is stored, times `CompilerModel.packing`.
       start, end: indices of the first and the last operation at which it is live.
       edge: index of the graph edge if the array exists only where this edge reshards; else -1.
       form: what must hold if it exists only where an edge reshards: 0 nothing more, 1 a reduce-scatter, 2 an all-reduce.
@@ -65,7 +65,8 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
     rows += _reshard_rows(graph) + _partial_rows(program, graph, fusion.compiler.combines_all_reduces)
     columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
     whole = columns.astype(np.int64)
-    return LiveRanges(whole[0], whole[1], columns[2], whole[3], whole[4], whole[5], whole[6], len(program.ops))
+    sizes = columns[2] * fusion.compiler.packing
+    return LiveRanges(whole[0], whole[1], sizes, whole[3], whole[4], whole[5], whole[6], len(program.ops))
 
 
 def _reshard_rows(graph: Graph) -> list[Row]:

@@ -166,7 +166,7 @@ def largest_live_values(problem: Problem, assignment: Assignment, count: int) ->
     _, time = problem.memory(assignment)
     alive = np.flatnonzero((problem.live_ranges.start <= time) & (problem.live_ranges.end >= time))
     order = alive[np.argsort(-each[alive], kind="stable")][:count]
-    return [(int(problem.live_ranges.value[row]), float(each[row])) for row in order]
+    return [(int(problem.live_ranges.value[row]), float(each[row]) / problem.compiler.packing) for row in order]
 
 
 def axis_work(problem: Problem, assignment: Assignment, batch: Sequence[int]) -> dict[str, dict[str, float]]:

@@ -28,6 +28,8 @@ Assignment = list[Layout]
 
 _ROW_ELEMENTS = 128
 """Elements in a row of a TPU tile. A GPU memory transaction has 32 to 128 elements."""
+_FAST_PART = 0.5
+"""The part of a TPU's vector memory in which temporary arrays are kept. The rest holds the operands of running operations."""
 _FORMS = ("", "reduce-scatter", "all-reduce")
 """The first collective of an edge, where a live range depends on it (`LiveRanges.form`)."""
 _STORAGE_PRICE = 1e-3
@@ -215,7 +217,7 @@ class Problem:
         if not len(live):
             return stored, 0
         time = int(np.argmax(live))
-        fast = self.hardware.fast_memory / 2 if self.compiler.tiles else 0.0
+        fast = _FAST_PART * self.hardware.fast_memory if self.compiler.tiles else 0.0
         held = max(0.0, float(live[time]) - fast)
         return stored + held + self.compiler.reserve * len(live), time
 
