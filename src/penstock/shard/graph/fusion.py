@@ -72,7 +72,7 @@ class Buffer:
 
 @dataclass
 class Need:
-    """Who needs a value, as far as the operations after it say.
+    """The uses of a value by the operations after the one that is decided.
 
     Attributes:
       last: index of the last operation that needs it as it is; -1 if none does.
@@ -94,13 +94,14 @@ class Need:
 
 @dataclass
 class Fusion:
-    """Which values are stored.
+    """The values that a compiler stores, and those that it computes again.
 
     Attributes:
       stored: the stored values; inputs and constants are among them.
       sources: for each value, the stored values from which a reader computes it.
       buffers: the stored values other than inputs and constants.
-      reads: who needs each input and each constant.
+      reads: the uses of each input and each constant.
+      compiler: how the compiler fuses.
     """
 
     stored: set[int] = field(default_factory=set)
@@ -288,7 +289,7 @@ class _Fuser:
         for position, operand in enumerate(op.operands):
             if operand is not None:
                 until = self.needs[op.results[0]].end if in_place and position == 0 else time
-                self._read(operand, max(until, time), product=product and op.rounded)
+                self._read(operand, max(until, time), product=product and (op.rounded or not self.compiler.rounds_products))
 
     def _is_needed(self, result: int) -> bool:
         return self.needs[result].end >= 0 or result in self.replaced or result in self.written
@@ -340,7 +341,7 @@ class _Fuser:
             return True
         size = self.bytes[result]
         if self.compiler.computes_again:
-            # What only products read is fused into all of them, unless it is fused into the product that it comes from.
+            # A value that only products read is fused into them, unless it is fused into the product that it comes from.
             halved = self.found.rounds(self.program.values[result], need) and self._ends_product(operands, size)
             kept = size * (0.5 if halved else 1.0) * (need.end - time)
             return _SURPLUS * kept < self._cost_until(operands, need.end, time)
@@ -372,15 +373,15 @@ class _Fuser:
 
         return sum(cost(value, 0) for value in values)
 
-    def _ends_product(self, operands: Iterable[int], size: int) -> bool:
+    def _ends_product(self, operands: Iterable[int], size: int, depth: int = 0) -> bool:
         """Return whether an operation is the last of a chain from a product, so that it can be fused into it."""
         large = [operand for operand in operands if operand not in self.inputs and 2 * self.bytes[operand] >= size]
         if len(large) != 1:
             return False
         op = self.fusible_op.get(large[0])
-        if op is None:
+        if op is None or depth == _DEEPEST:
             return large[0] in self.products
-        return self._ends_product({self.root(operand) for operand in op.operands if operand is not None}, size)
+        return self._ends_product({self.root(operand) for operand in op.operands if operand is not None}, size, depth + 1)
 
     def _holds(self, value: int) -> int:
         """Return the bytes of memory of a value that is certain to be stored; 0 for any other."""

@@ -12,10 +12,10 @@ import pytest
 from penstock._jax import program_text
 from penstock.bench.suites.shard.real import REAL, Size, jit_layout, load, measure_layout
 from penstock.bench.suites.shard.zoo.training import text
+from penstock.shard.compile_plan import FAST_COMPILE
 from penstock.shard.hlo.analysis import measure
 from penstock.shard.hlo.parse import parse_hlo
 from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh
-from penstock.shard.verify import FAST_COMPILE
 
 SMALL = Size(
     width=64, layers=2, heads=8, key_value_heads=4, hidden=128, vocabulary=256, length=32, dtype=jnp.float32
