@@ -169,18 +169,19 @@ def deep_step(params, batch):
 
 
 DEEP = ([array(512, 512) for _ in range(4)], array(2048, 512))
+SMALL = ([array(256, 256) for _ in range(2)], array(256, 256))
 
 
 @pytest.mark.parametrize("fraction", [0.4, 0.7])
 def test_a_plan_that_needs_less_than_predicted_is_replaced_by_a_faster_one(fraction, monkeypatch):
-    fast = plan_of(deep_step, *DEEP, check=False)
+    fast = plan_of(deep_step, *SMALL, check=False)
     limit = int(1.02 * fraction * fast.cost.memory.total)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        slow = plan_of(deep_step, *DEEP, memory=limit, check=False)
+        slow = plan_of(deep_step, *SMALL, memory=limit, check=False)
     assert slow.cost.seconds > 1.05 * fast.cost.seconds, "the limit costs nothing: take a step for which it does"
     compiled = compile_to(monkeypatch, lambda plan: fraction * plan.cost.memory.total)
-    plan = plan_of(deep_step, *DEEP, memory=limit)
+    plan = plan_of(deep_step, *SMALL, memory=limit)
     assert plan.cost.seconds <= 1.02 * fast.cost.seconds
     assert plan.checked.memory <= limit
     assert 2 <= len(compiled) <= 4

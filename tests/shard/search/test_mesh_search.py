@@ -1,6 +1,7 @@
 """Each mesh shape is searched, and the best plan of all is taken."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 from tests.shard.search.programs import FAST_LINKS, steps
@@ -59,3 +60,22 @@ def test_each_mesh_has_the_batch_and_the_baselines_and_the_same_model():
 def test_a_step_without_operations_has_a_plan():
     meshes = prepare_meshes(trace(lambda x: x, (jax.ShapeDtypeStruct((8,), "float32"),)), SHAPES, FAST_LINKS, None, {}, CPU)
     assert search_meshes(meshes, 1e9).candidate.seconds == 0
+
+
+@pytest.mark.parametrize("shape", [{"data": 8}, {"data": 2, "model": 4}])
+def test_every_leaf_of_the_batch_is_stored_by_rows_over_all_axes_that_divide_them(shape):
+    def step(w, tokens, labels, rest):
+        def loss(w):
+            return ((w[tokens] @ w.T)[jnp.arange(16), labels] ** 2).mean() + (rest @ w).sum()
+
+        return w - jax.grad(loss)(w), loss(w)
+
+    arrays = [jax.ShapeDtypeStruct(*each) for each in (((64, 8), "float32"), ((16,), "int32"), ((16,), "int32"))]
+    prepared = prepare_meshes(
+        trace(step, (*arrays, jax.ShapeDtypeStruct((12, 64), "float32"))), [shape], FAST_LINKS, None, {}, CPU
+    )
+    found = search_meshes(prepared, 1e12)
+    stored = {leaf: found.candidate.assignment[node] for leaf, node in enumerate(found.prepared.model.inputs)}
+    every = (1 << len(shape)) - 1
+    assert found.prepared.roles[1:3] == ["batch", "batch"]
+    assert stored[1] == stored[2] == (every,)

@@ -22,7 +22,7 @@ def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:
     batch_dims = find_batch_dims(problem.graph, batch)
     assignment = problem.start()
     for node, candidates in batch_dims.items():
-        if problem.graph.nodes[node].fixed is not None:
+        if problem.graph.nodes[node].fixed is not None or node in problem.pinned:
             continue
         layout, sizes = [0] * len(problem.graph.nodes[node].sizes), problem.graph.nodes[node].sizes
         for axis, n in enumerate(problem.links.sizes):

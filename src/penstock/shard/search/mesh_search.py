@@ -123,12 +123,12 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
 
 def _prepare(model: StepModel, shape: dict[str, int], hardware: Hardware, roles: Sequence[str]) -> PreparedMesh:
     """Build the search problem of one mesh, and its baselines."""
-    problem = build_problem(model, shape, hardware)
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
+    problem = build_problem(model, shape, hardware, batch)
     stored = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
     baselines = {
         "replicated, data parallel": data_parallel(problem, batch),
         "fully sharded, data parallel": fully_sharded(problem, batch, stored),
     }
-    overlapped = build_problem(model, shape, hardware.overlapping(_OVERLAPPED))
+    overlapped = build_problem(model, shape, hardware.overlapping(_OVERLAPPED), batch)
     return PreparedMesh(model, problem, overlapped, shape, roles, batch, baselines)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from penstock.shard.graph.batch_dims import first_shardable_dim
 from penstock.shard.graph.decisions import Edge, Graph, Node
 from penstock.shard.graph.folding import FoldedGraph
 from penstock.shard.graph.live_ranges import LiveRanges
@@ -48,6 +49,7 @@ class Problem:
       live_ranges: the operations during which each array is in memory.
       stored: (node, bytes of the global array) of each stored input.
       compiler: how the compiler uses memory.
+      pinned: the layouts of nodes that the search leaves as they are: how the inputs of the batch are stored.
     """
 
     graph: Graph
@@ -57,6 +59,7 @@ class Problem:
     live_ranges: LiveRanges
     stored: tuple[tuple[int, int], ...]
     compiler: CompilerModel
+    pinned: Mapping[int, Layout] = field(default_factory=dict)
     _tables: dict = field(default_factory=dict, repr=False)
     _work: dict = field(default_factory=dict, repr=False)
 
@@ -66,8 +69,11 @@ class Problem:
         self._storage_price = _STORAGE_PRICE * self.compute_seconds(self.start()) / total if total else 0.0
 
     def start(self) -> Assignment:
-        """Return the assignment that shards nothing except the dimensions that the user fixed."""
-        return [self._fixed_layout(node.fixed, len(node.sizes)) for node in self.graph.nodes]
+        """Return the assignment that shards nothing except the dimensions that the user fixed, and the stored batch."""
+        return [
+            self.pinned[number] if number in self.pinned else self._fixed_layout(node.fixed, len(node.sizes))
+            for number, node in enumerate(self.graph.nodes)
+        ]
 
     def _fixed_layout(self, fixed: Sequence[tuple[str, ...] | None] | None, rank: int) -> Layout:
         """Return the layout that a node has to have; unconstrained dimensions are replicated."""
@@ -240,7 +246,7 @@ class Problem:
         for node in folded.first:
             layout = assignment[node]
             without = tuple(mask & ~bit for mask in layout)
-            if nodes[node].fixed is not None and all(entry is not None for entry in nodes[node].fixed):
+            if node in self.pinned or (nodes[node].fixed is not None and all(entry is not None for entry in nodes[node].fixed)):
                 layouts.append([layout])
             else:
                 layouts.append([_assign_axis(without, dim, bit) for dim in self._candidate_dims(nodes[node], without, axis)])
@@ -319,13 +325,15 @@ class Problem:
         return self._tables[key]
 
 
-def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware) -> Problem:
+def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware, batch: Sequence[int] = ()) -> Problem:
     """Build the search problem of a step on one mesh.
 
     Args:
       model: the step.
       mesh: sizes of the mesh axes.
       hardware: the device.
+      batch: nodes of the inputs that are a batch. Each is stored along its batch dimension over all axes that divide it, so that
+        each process reads only its own rows.
     """
     names: Sequence[str] = tuple(mesh)
     links = MeshLinks(
@@ -336,7 +344,18 @@ def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware)
     )
     program = model.program
     stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
-    return Problem(model.graph, model.folded, links, hardware, model.live_ranges, stored, model.compiler)
+    pinned = {node: _rows_layout(model.graph, node, links) for node in batch if model.graph.nodes[node].fixed is None}
+    return Problem(model.graph, model.folded, links, hardware, model.live_ranges, stored, model.compiler, pinned)
+
+
+def _rows_layout(graph: Graph, leaf: int, links: MeshLinks) -> Layout:
+    """Return the layout of an input of the batch whose rows are sharded over all mesh axes that divide them."""
+    sizes, dim = graph.nodes[leaf].sizes, first_shardable_dim(graph, leaf)
+    layout = [0] * len(sizes)
+    for axis, n in enumerate(links.sizes):
+        if n > 1 and sizes and sizes[dim] % (n * links.shards(layout[dim])) == 0:
+            layout[dim] |= 1 << axis
+    return tuple(layout)
 
 
 def project(dims: Sequence[int | None], layout: Layout) -> Layout:
