@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from penstock.shard.mesh.compiler_models import CPU, CompilerModel
-from penstock.shard.trace.flat_program import FlatProgram, Loop, Op, Value
+from penstock.shard.trace.flat_program import Conditional, FlatProgram, Loop, Op, Value
 
 ALIASES = frozenset(
     [
@@ -112,7 +112,7 @@ class Fusion:
 
     def rounds(self, value: Value, need: Need) -> bool:
         """Return whether only a bfloat16 copy of a value is needed in the end."""
-        return self.compiler.rounds_products and str(value.dtype) == "float32" and need.last_product > need.last
+        return self.compiler.rounds(value.dtype) and need.last_product > need.last
 
 
 def fuse(program: FlatProgram, state: Collection[int], compiler: CompilerModel) -> Fusion:
@@ -172,7 +172,7 @@ class _Fuser:
             for loop in reversed(ends[time]):  # inner loops come before outer ones in the list
                 self._leave(loop)
             if time in branches:
-                self._merge_branches(branches[time].start, branches[time].results)
+                self._merge_branches(branches[time])
             self._decide(time, self.ops[time])
             for loop in starts[time]:
                 self._enter(loop)
@@ -187,14 +187,11 @@ class _Fuser:
                 readers.update({self.root(operand) for operand in op.operands if operand is not None})
         return readers
 
-    def _find_written(self) -> dict[int, int]:
-        """Return the values that are written to memory that exists already, with the value that owns the memory."""
-        owners: dict[int, int] = {}
-        for loop in self.program.loops:
-            owners.update({self.root(inside): stack for inside, stack in loop.stacks if inside is not None})
-        for each in self.program.conditionals:
-            owners.update({self.root(inside): result for inside, result in each.results if inside is not None})
-        return owners
+    def _find_written(self) -> set[int]:
+        """Return the values that are written to memory that exists already: to stacks, and to the results of conditionals."""
+        pairs = [pair for loop in self.program.loops for pair in loop.stacks]
+        pairs += [pair for each in self.program.conditionals for pair in each.results]
+        return {self.root(inside) for inside, _ in pairs if inside is not None}
 
     def _read(self, value: int, time: int, *, product: bool = False, reader: int | None = None) -> None:
         """Note that an operation needs a value. If it is inside of a loop and the value outside, the whole loop needs it."""
@@ -234,7 +231,7 @@ class _Fuser:
             if need.end >= 0 or stack in self.replaced:
                 self._store(stack, loop.start, Need(max(need.last, end), need.last_product), fused=stack in self.replaced)
             elif inside is not None:
-                self.written.pop(self.root(inside), None)
+                self.written.discard(self.root(inside))
         for carry in loop.carries:
             need = self.needs[carry.result]
             if need.end > end and carry.result not in self.replaced:
@@ -263,12 +260,12 @@ class _Fuser:
             self._read(stack, end)
             self.needs[self.root(stack)].first = min(self.needs[self.root(stack)].first, start)
 
-    def _merge_branches(self, start: int, results: Iterable[tuple[int | None, int]]) -> None:
+    def _merge_branches(self, branches: Conditional) -> None:
         """Store the results of a conditional, which exist from its first branch on."""
-        for _, result in dict.fromkeys((None, result) for _, result in results):
+        for _, result in branches.results:
             need = self.needs[result]
             if need.end >= 0 and result not in self.found.stored:
-                self._store(result, start, need, fused=result in self.replaced)
+                self._store(result, branches.start, need, fused=result in self.replaced)
 
     def _decide(self, time: int, op: Op) -> None:
         """Decide whether the results of an operation are stored, and note what it needs."""

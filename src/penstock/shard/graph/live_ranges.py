@@ -78,8 +78,7 @@ def _reshard_rows(program: FlatProgram, graph: Graph, compiler: CompilerModel) -
         """Return the bytes of a resharded array, which is rounded before it is sent if only rounding products read it."""
         ops = [program.ops[time] for time in readers]
         products = all(op.rounded and op.primitive in CONTRACTIONS for op in ops)
-        halved = compiler.rounds_products and products and str(program.values[edge.value].dtype) == "float32"
-        return edge.bytes / 2 if halved else edge.bytes
+        return edge.bytes / 2 if products and compiler.rounds(program.values[edge.value].dtype) else edge.bytes
 
     time_of = {node: graph.nodes[node].label for node in graph.op}
     operands = defaultdict(list)

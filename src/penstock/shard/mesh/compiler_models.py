@@ -6,6 +6,7 @@ The rules are those of XLA's sources where they are open, and were read from com
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,14 @@ class CompilerModel:
     tiles: bool
     packing: float = 1.05
     reserve: int = 0
+
+    def rounds(self, dtype: Any) -> bool:
+        """Return whether products of the default precision read operands of a dtype as bfloat16.
+
+        Args:
+          dtype: the dtype.
+        """
+        return self.rounds_products and str(dtype) == "float32"
 
 
 CPU = CompilerModel("cpu", False, False, False, combines_all_reduces=True, tiles=False)
