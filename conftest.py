@@ -19,5 +19,9 @@ def _names_of_doctests(doctest_namespace):
 # Runs in an interpreter of its own, which has what it imports; collecting its doctests would import it here.
 collect_ignore = ["src/penstock/bench/suites/frameworks/xla_trainer.py"]
 
-# Keeps TensorFlow and others out of the processes of its suite; collecting its doctests would keep them out of this one.
-collect_ignore_glob = ["src/penstock/bench/suites/keras/*"]
+collect_ignore_glob = [
+    # Keeps TensorFlow and others out of the processes of its suite; collecting its doctests would keep them out of this one.
+    "src/penstock/bench/suites/keras/*",
+    # Each needs packages of the extra `outside`, which is not part of `test`.
+    "src/penstock/bench/suites/shard/outside/[!_]*",
+]
