@@ -34,7 +34,7 @@ def cost(*collectives: PlannedCollective, activations: int = 2 * GIB) -> Cost:
 
 
 def collective(kind: str, axes: tuple[str, ...], count: float, bytes_on_wire: float = 1e6) -> PlannedCollective:
-    return PlannedCollective(kind, axes, count, bytes_on_wire, 0.001)
+    return PlannedCollective(kind, axes, count, bytes_on_wire, 0.001, 0.0)
 
 
 def plan(
@@ -55,7 +55,7 @@ def plan(
         "sharding_constraints": ShardingConstraints(),
         "cost": cost(*collectives),
         "axis_work": work,
-        "baselines": {"replicated, data parallel": cost(activations=20 * GIB)},
+        "baselines": {"data parallel": cost(activations=20 * GIB)},
         "fingerprint": "0" * 16,
     }
     return Plan(**(made | changed))

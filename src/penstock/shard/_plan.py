@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock._bytes import parse_bytes
+from penstock.shard.alternatives import Alternatives
 from penstock.shard.arguments import find_argument, select_batch
 from penstock.shard.compiler import choose_compiler, match_topology, read_check
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
@@ -32,7 +33,8 @@ from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.own_copy import put_copy
 from penstock.shard.present.text import plan_line, plan_text
 from penstock.shard.record import PlanRecord, named_shardings
-from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
+from penstock.shard.search.mesh_search import PreparedMesh, best_baselines, prepare_meshes, search_meshes
+from penstock.shard.search.problem import Assignment
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.call import refuse_option_names
 from penstock.shard.trace.gradients import LOST_GRADIENTS, loses_gradients
@@ -153,16 +155,23 @@ def _plan(
     # The prediction of memory is for the compiler that decides.
     platform = compiler().platform if check else chosen.platform
     prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
+    baselines = best_baselines(prepared, limit)
+
+    def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
+        return write_record(mesh, decisions, baselines, traced, chosen, limit)
+
     record = enforce_limit(
         search=lambda within: search_meshes(prepared, within),
-        write=lambda mesh, decisions: write_record(mesh, decisions, traced, chosen, limit),
+        write=write,
         choose_compiler=compiler,
         traced=traced,
         least_arguments=lambda: min(map(least_arguments, prepared)),
+        baselines=baselines,
         limit=limit,
         check=check,
     )
-    return Plan._from_record(record, traced, given)
+    writers = {name: functools.partial(write, each.prepared, each.candidate.assignment) for name, each in baselines.items()}
+    return Plan._from_record(record, traced, given, writers)
 
 
 def _mesh_shapes(
@@ -186,6 +195,7 @@ class Plan(PlanRecord):
     Attributes:
       traced: the step; None in a plan that was loaded and is not bound.
       devices: the devices of the mesh, in order, if they were given.
+      writers: for each baseline, a function that writes it as a record; None in a plan that was loaded.
 
     The other attributes are those of `PlanRecord`: `mesh_shape`, `inputs`, `outputs`, `cost`, `baselines`, …
 
@@ -208,12 +218,45 @@ class Plan(PlanRecord):
 
     traced: TracedStep | None = field(default=None, repr=False, compare=False)
     devices: tuple[Any, ...] | None = field(default=None, compare=False)
+    writers: Mapping[str, Callable[[], PlanRecord]] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def _from_record(cls, record: PlanRecord, traced: TracedStep | None, devices: Sequence[Any] | None) -> Plan:
+    def _from_record(
+        cls,
+        record: PlanRecord,
+        traced: TracedStep | None,
+        devices: Sequence[Any] | None,
+        writers: Mapping[str, Callable[[], PlanRecord]] | None = None,
+    ) -> Plan:
         """Return a plan with the data of a record."""
         data = {each.name: getattr(record, each.name) for each in fields(PlanRecord)}
-        return cls(**data, traced=traced, devices=None if devices is None else tuple(devices))
+        return cls(**data, traced=traced, devices=None if devices is None else tuple(devices), writers=writers)
+
+    @functools.cached_property
+    def alternatives(self) -> Mapping[str, Plan]:
+        """Return the baselines as plans, by the names of their rows: "data parallel", "ZeRO-1", "FSDP", "Megatron", ….
+
+        Each can be used in place of this plan. It may be over the memory limit, and its mesh may be another one if the mesh was
+        searched.
+
+        Raises:
+          ValueError: the plan was loaded; a file has only the costs of the baselines.
+
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> plan = ps.plan(lambda w, x: (w - (x @ w).mean(), 0.0), x, x, mesh={"data": 2}, hardware="tpu-v5e", check=False)
+        >>> plan.alternatives["data parallel"].shardings[0].spec
+        PartitionSpec(None, None)
+        """
+        if self.writers is None:
+            raise ValueError(
+                "this plan was loaded from a file, which has only the costs of the baselines; ps.plan(step, *args) makes a plan "
+                "that has them as plans"
+            )
+
+        def made(write: Callable[[], PlanRecord]) -> Plan:
+            return self._from_record(write(), self.traced, self.devices, self.writers)
+
+        return Alternatives({name: functools.partial(made, write) for name, write in self.writers.items()})
 
     @property
     def mesh(self) -> Any:
@@ -347,23 +390,24 @@ class Plan(PlanRecord):
             put = put_copy(to_automatic(tree), self._shardings_like(tree, argument))
         return put_shared_back(put if surrounding is None else to_explicit(put, surrounding), shared)
 
-    def verify(self, topology: str | None = None) -> Verified:
+    def verify(self, topology: str | None = None, *, baselines: bool = False) -> Verified:
         """Compile the step with the plan, and compare the compiler's figures with the prediction.
 
         Args:
           topology: a TPU topology, which need not be present: "v5e:2x4". It needs `pip install "penstock[tpu]"`. None compiles
             for the devices that are present, or for virtual CPU devices in another process if there are too few.
+          baselines: whether to compile the baselines (`alternatives`) too, one after the other.
 
         Returns:
-          The predicted cost and the compiler's figures; `print` shows them side by side.
+          The predicted cost and the compiler's figures; `print` shows them side by side, and those of the baselines below.
 
         Raises:
-          ValueError: the plan was loaded and is not bound to its step, there is no such topology, or it has another number of
-            devices.
-          CompileError: the step does not compile, or the compiler gave no answer.
+          ValueError: the plan was loaded and is not bound to its step or has no alternatives, there is no such topology, or it
+            has another number of devices.
+          CompileError: the step does not compile, or the compiler gave no answer. A baseline that does not compile raises none.
         """
         with automatic_axes():
-            return verify(self, self.traced, self.devices, topology)
+            return verify(self, self.traced, self.devices, topology, self.alternatives if baselines else {})
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file, as JSON.

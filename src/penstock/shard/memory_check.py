@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock._bytes import counted, format_bytes
@@ -52,6 +52,7 @@ def enforce_limit(
     choose_compiler: Callable[[], Compiler],
     traced: TracedStep,
     least_arguments: Callable[[], float],
+    baselines: Mapping[str, MeshPlan],
     limit: int,
     check: bool | str | None,
 ) -> PlanRecord:
@@ -63,6 +64,7 @@ def enforce_limit(
       choose_compiler: returns the compiler that decides.
       traced: the step.
       least_arguments: returns the fewest bytes of stored arguments that any layout has on a device.
+      baselines: the baselines by name.
       limit: bytes that one device may hold.
       check: as in `ps.plan`.
 
@@ -85,7 +87,7 @@ def enforce_limit(
     compiler = choose_compiler()
     if compiler.compile is None:
         return _warn_unchecked(plan, compiler.remark)
-    trials = _Trials(search, write, compiler.compile, plan)
+    trials = _Trials(search, write, compiler.compile, baselines, plan)
     try:
         trials.run(found, plan)
     except CompileError as error:
@@ -136,8 +138,16 @@ class _Trials:
       current: the plan that was compiled last, or is being compiled.
     """
 
-    def __init__(self, search: Search, write: Write, compile_record: Callable[[PlanRecord], Measured], plan: PlanRecord) -> None:
+    def __init__(
+        self,
+        search: Search,
+        write: Write,
+        compile_record: Callable[[PlanRecord], Measured],
+        baselines: Mapping[str, MeshPlan],
+        plan: PlanRecord,
+    ) -> None:
         self._search, self._write, self._compile, self._limit = search, write, compile_record, plan.limit
+        self._baselines = baselines.values()
         self._done: list[_Trial] = []
         self.current = plan
 
@@ -168,7 +178,7 @@ class _Trials:
         self._try(found.prepared, found.candidate.assignment, plan)
         self._correct()
         if not self._fitting:
-            self._compile_baselines(found.prepared)
+            self._compile_baselines()
             if self._fitting:
                 self._correct()
 
@@ -180,15 +190,14 @@ class _Trials:
                 return
             self._try(*better)
 
-    def _compile_baselines(self, prepared: PreparedMesh) -> None:
+    def _compile_baselines(self) -> None:
         """Compile the baselines that may fit, those of least predicted memory first, until one fits and the others are slower."""
-        baselines = {name: self._write(prepared, assignment) for name, assignment in prepared.baselines.items()}
-        for name in sorted(baselines, key=lambda name: baselines[name].cost.memory.total):
-            plan, best = baselines[name], self.fastest
+        for each in sorted(self._baselines, key=lambda each: each.candidate.memory):
+            plan, best = self._write(each.prepared, each.candidate.assignment), self.fastest
             if plan.cost.memory.arguments > self._limit or self._was_tried(plan):
                 continue
             if best is None or (plan.cost.seconds < best.cost.seconds and len(self._done) < _COMPILATIONS):
-                self._try(prepared, prepared.baselines[name], plan)
+                self._try(each.prepared, each.candidate.assignment, plan)
 
     def _try(self, prepared: PreparedMesh, assignment: Assignment, plan: PlanRecord) -> None:
         """Compile a plan, which is given as decisions and as a record."""

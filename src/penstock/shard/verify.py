@@ -6,12 +6,13 @@ compiled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._bytes import format_bytes
 from penstock.shard.compile_plan import compile_plan
+from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
@@ -27,6 +28,7 @@ class Verified:
       predicted: the cost that the plan predicts.
       measured: the compiler's figures.
       limit: bytes that one device may hold.
+      baselines: the same of each baseline that was compiled too, or the error that the compiler raised.
 
     >>> import jax
     >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
@@ -41,6 +43,7 @@ class Verified:
     predicted: Cost
     measured: Measured
     limit: int
+    baselines: Mapping[str, Verified | CompileError] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -77,7 +80,7 @@ class Verified:
         lines += [f"predicted: {sentence}" for sentence in cost.unknown]
         lines += [f"compiler: {sentence}" for sentence in measured.unknown]
         lines.append(f"memory limit {format_bytes(self.limit)}: {'kept' if self.fits else 'NOT KEPT'}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(_beside(self) if self.baselines else ())])
 
 
 def _count_and_bytes(entry: tuple[float, float] | None) -> str:
@@ -85,13 +88,46 @@ def _count_and_bytes(entry: tuple[float, float] | None) -> str:
     return "–" if entry is None else f"{entry[0]:.0f}× {format_bytes(entry[1])}"
 
 
-def verify(plan: PlanRecord, traced: TracedStep | None, devices: Sequence[Any] | None, topology: str | None) -> Verified:
+def verify(
+    plan: PlanRecord,
+    traced: TracedStep | None,
+    devices: Sequence[Any] | None,
+    topology: str | None,
+    baselines: Mapping[str, PlanRecord],
+) -> Verified:
     """Compile a plan, and return the compiler's figures beside the prediction.
 
     Args:
       plan, traced, devices, topology: as in `compile_plan`.
+      baselines: the baselines to compile too.
 
     Raises:
       ValueError, TypeError, CompileError: as in `compile_plan`.
     """
-    return Verified(plan.cost, compile_plan(plan, traced, devices, topology), plan.limit)
+
+    def compiled(record: PlanRecord) -> Verified | CompileError:
+        try:
+            return Verified(record.cost, compile_plan(record, traced, devices, topology), record.limit)
+        except CompileError as error:
+            return error
+
+    measured = compile_plan(plan, traced, devices, topology)
+    return Verified(plan.cost, measured, plan.limit, {name: compiled(record) for name, record in baselines.items()})
+
+
+def _beside(plan: Verified) -> list[str]:
+    """Return a table of the baselines: what was predicted, then what the compiler says."""
+    table = [("baselines: predicted, compiler", "memory", "FLOPs", "sent")]
+    for name, each in (("this plan", plan), *plan.baselines.items()):
+        if isinstance(each, Verified):
+            cost, measured = each.predicted, each.measured
+            cells = (
+                f"{format_bytes(cost.memory.total)}, {format_bytes(measured.memory)}{'' if each.fits else ' (over the limit)'}",
+                f"{cost.flops:.3g}, {measured.flops:.3g}",
+                f"{format_bytes(cost.bytes_on_wire)}, {format_bytes(measured.bytes_on_wire)}",
+            )
+        else:
+            cells = (f"does not compile: {' '.join(str(each).split())[:80]}", "", "")
+        table.append((f"  {name}", *cells))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

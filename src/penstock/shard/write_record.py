@@ -6,23 +6,31 @@ costs of the plan and of the baselines.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from penstock.shard.apply.partition_specs import write_layouts
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.cost import Cost, axis_work, predict_cost
-from penstock.shard.search.mesh_search import PreparedMesh
+from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
 from penstock.shard.search.problem import Assignment
 from penstock.shard.trace.step import TracedStep
 
 
 def write_record(
-    prepared: PreparedMesh, assignment: Assignment, traced: TracedStep, hardware: Hardware, limit: int
+    prepared: PreparedMesh,
+    assignment: Assignment,
+    baselines: Mapping[str, MeshPlan],
+    traced: TracedStep,
+    hardware: Hardware,
+    limit: int,
 ) -> PlanRecord:
     """Write decisions as a record.
 
     Args:
       prepared: the mesh.
       assignment: the decisions: those of a search, or of a baseline.
+      baselines: the baselines to compare with, each on its own mesh.
       traced: the step.
       hardware: the device.
       limit: bytes that one device may hold.
@@ -30,8 +38,8 @@ def write_record(
     model, problem, roles = prepared.model, prepared.problem, prepared.roles
     layouts = write_layouts(model.program, model.groups, model.graph, problem.links, assignment, traced.state)
 
-    def cost(decisions: Assignment) -> Cost:
-        return predict_cost(problem, decisions, roles, model.inputs, model.program.unknown)
+    def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
+        return predict_cost(mesh.problem, decisions, roles, mesh.model.inputs, model.program.unknown)
 
     used = [layouts.used.get(value) for value in model.program.inputs]
     inputs = tuple(
@@ -51,9 +59,9 @@ def write_record(
         outputs=outputs,
         state=dict(traced.state),
         sharding_constraints=layouts.sharding_constraints,
-        cost=cost(assignment),
+        cost=cost(prepared, assignment),
         axis_work=axis_work(problem, assignment, prepared.batch),
-        baselines={name: cost(decisions) for name, decisions in prepared.baselines.items()},
+        baselines={name: cost(each.prepared, each.candidate.assignment) for name, each in baselines.items()},
         fingerprint=traced.fingerprint(),
         numbers=traced.numbers(),
     )

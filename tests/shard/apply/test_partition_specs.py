@@ -32,7 +32,7 @@ def anything(problem, seed):
 
 
 def found(problem):
-    return solve(problem, problem, float("inf"), []).assignment
+    return solve(problem, float("inf"), []).assignment
 
 
 def shapes_and_specs(model, layouts):
@@ -103,7 +103,7 @@ def two_readers():
         (op, node) for op, node in zip(model.groups.non_elementwise, model.graph.op, strict=True) if op.primitive == "dot_general"
     )
     value = op.operands[0]
-    return model, problem, op, (model.graph.group[value], model.graph.shared_reshard[value, 1.0], node)
+    return model, problem, op, (model.graph.group[value], model.graph.shared_reshard[value, 1.0, ()], node)
 
 
 def test_an_operand_goes_from_its_group_by_way_of_the_shared_reshard_to_the_operation():

@@ -38,7 +38,7 @@ def test_the_page_has_the_content_of_the_text():
     for words in [
         "8 × tpu-v5e",
         "Mesh data 2 × model 4",
-        "replicated, data parallel",
+        "data parallel",
         "23 GiB (144%), over the limit",
         "5 GiB (31%)",
         "state/params/layers/*/up ×4",
@@ -56,9 +56,9 @@ def test_bars_have_a_text_alternative():
     ]
     assert said == [
         "time, this plan: compute 10 ms, all-reduce 1 ms, reduce-scatter 1 ms",
-        "time, replicated, data parallel: compute 10 ms",
+        "time, data parallel: compute 10 ms",
         "memory, this plan: parameters 1 GiB, optimizer 2 GiB, batch 1000 B, activations 2 GiB",
-        "memory, replicated, data parallel: parameters 1 GiB, optimizer 2 GiB, batch 1000 B, activations 20 GiB",
+        "memory, data parallel: parameters 1 GiB, optimizer 2 GiB, batch 1000 B, activations 20 GiB",
     ]
 
 

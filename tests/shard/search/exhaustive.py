@@ -56,12 +56,11 @@ class Costs:
     """The costs of N assignments.
 
     Attributes:
-      seconds, ideal_seconds, memory: [N], as `Problem` computes them one by one.
+      seconds, memory: [N], as `Problem` computes them one by one.
       at: memory at each time at which an array begins to live [N, times].
     """
 
     seconds: np.ndarray
-    ideal_seconds: np.ndarray
     memory: np.ndarray
     at: np.ndarray
 
@@ -82,7 +81,7 @@ class Exhaustive:
         self.layouts = [all_layouts(nodes[first], links) for first in problem.folded.first]
         self.states = [len(each) for each in self.layouts]
         self.count = math.prod(self.states)
-        self._seconds, self._ideal = self._node_factors()
+        self._seconds = self._node_factors()
         self._add_edges()
         self._add_memory()
         self._found_prices: dict[float, np.ndarray] = {}
@@ -119,7 +118,7 @@ class Exhaustive:
         for factor, alive in zip(self._rows, self._alive, strict=True):
             at[:, alive] += _look_up(factor, states)[:, None]
         at += stored[:, None]
-        return Costs(total(self._seconds), total(self._ideal), np.maximum(stored, at.max(axis=1, initial=0)), at)
+        return Costs(total(self._seconds), np.maximum(stored, at.max(axis=1, initial=0)), at)
 
     def cheapest(self, prices: np.ndarray | None = None) -> Elimination:
         """Find the assignment of least seconds, or of seconds and the bytes at each time at a price [times].
@@ -199,61 +198,58 @@ class Exhaustive:
     def _shards(self, number: int) -> np.ndarray:
         return np.array([self.problem.links.shards(union(layout)) for layout in self.layouts[number]], dtype=float)
 
-    def _node_factors(self) -> tuple[list[Factor], list[Factor]]:
-        seconds, ideal, members = [], [], np.bincount(self._class, minlength=len(self.states))
+    def _node_factors(self) -> list[Factor]:
+        seconds, members = [], np.bincount(self._class, minlength=len(self.states))
         for number, (layouts, first) in enumerate(zip(self.layouts, self.problem.folded.first, strict=True)):
             each = [self.problem.node_seconds(int(first), layout) for layout in layouts]
             seconds.append(((number,), members[number] * np.array(each)))
-            work = sum(flops / self.problem.hardware.peak(dtype) for dtype, flops, _ in self.problem.graph.nodes[first].work)
-            ideal.append(((number,), members[number] * work / self._shards(number)))
-        return seconds, ideal
+        return seconds
 
     def _add_edges(self) -> None:
         """Make tables of the collectives of each array; what is brought into one layout twice is counted once."""
         arrays: dict[tuple, list[int]] = {}
         self._tables = []
         for number, edge in enumerate(self.problem.graph.edges):
-            arrays.setdefault((edge.value, edge.count, edge.kind == "result"), []).append(number)
+            reader = edge.b if edge.kind in ("operand", "shared_reshard") else None
+            arrays.setdefault((edge.value, edge.count, edge.kind == "result", reader), []).append(number)
             self._tables.append(self._edge_tables(number))
         for numbers in arrays.values():
             scope = tuple(sorted({end for number in numbers for end in self._ends(number)}))
             shape = tuple(self.states[each] for each in scope)
             if math.prod(shape) > _LARGEST_TABLE:
                 raise TooLarge(f"{math.prod(shape)} entries")
-            totals, earlier = np.zeros((2, *shape)), []
+            totals, earlier = np.zeros(shape), []
             for number in numbers:
-                seconds, ideal, first, target = (table.reshape(_grid(table, axes, scope)) for table, axes in self._spread(number))
+                seconds, first, target = (table.reshape(_grid(table, axes, scope)) for table, axes in self._spread(number))
                 moves, again = first != "", np.zeros(shape, bool)
                 for other_moves, other_target in earlier:
                     again |= other_moves & (other_target == target)
-                totals += np.where(again, 0.0, np.stack([np.broadcast_to(seconds, shape), np.broadcast_to(ideal, shape)]))
+                totals += np.where(again, 0.0, np.broadcast_to(seconds, shape))
                 earlier.append((moves, target))
-            self._seconds.append((scope, totals[0]))
-            self._ideal.append((scope, totals[1]))
+            self._seconds.append((scope, totals))
 
     def _ends(self, number: int) -> tuple[int, int]:
         edge = self.problem.graph.edges[number]
         return self._class[edge.a], self._class[edge.b]
 
-    def _edge_tables(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return seconds, ideal seconds, and the first collective or "" [states, states], and a number of each target."""
+    def _edge_tables(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return seconds and the first collective or "" [states, states], and a number of each target."""
         edge, links = self.problem.graph.edges[number], self.problem.links
         sources, targets = (self.layouts[end] for end in self._ends(number))
-        seconds, ideal = np.zeros((2, len(sources), len(targets)))
+        seconds = np.zeros((len(sources), len(targets)))
         moves = np.full(seconds.shape, "", "U16")
         for (row, source), (column, target) in itertools.product(enumerate(sources), enumerate(targets)):
             partial = union(tuple(source[dim] for dim in edge.partial))
             steps = links.reshard_steps(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
             moves[row, column] = steps[0].kind if steps else ""
-            seconds[row, column] = edge.count * sum(links.seconds(step) for step in steps)
-            ideal[row, column] = edge.count * sum(step.bytes_on_wire / links.speed(step)[0] for step in steps)
-        return seconds, ideal, moves, np.array([_number(project(edge.target, target)) for target in targets])
+            seconds[row, column] = self.problem.edge_seconds(edge, steps)
+        return seconds, moves, np.array([_number(project(edge.target, target)) for target in targets])
 
     def _spread(self, number: int) -> Iterator[tuple[np.ndarray, Scope]]:
         a, b = self._ends(number)
-        for table in self._tables[number][:3]:
+        for table in self._tables[number][:2]:
             yield (np.diagonal(table), (a,)) if a == b else (table, (a, b)) if a < b else (table.T, (b, a))
-        yield self._tables[number][3], (b,)
+        yield self._tables[number][2], (b,)
 
     def _add_memory(self) -> None:
         live, links = self.problem.live_ranges, self.problem.links
@@ -271,7 +267,7 @@ class Exhaustive:
             shards = np.array(
                 [links.shards(union(layout if dims is None else project(dims, layout))) for layout in self.layouts[kept]]
             )
-            first = self._tables[number][2]
+            first = self._tables[number][1]
             exists = first == ("", "reduce-scatter", "all-reduce")[form] if form else first != ""
             table = exists * size / (shards[:, None] if kept == a and a != b else shards[None, :])
             self._rows.append(((a,), np.diagonal(table)) if a == b else ((a, b), table) if a < b else ((b, a), table.T))
@@ -351,6 +347,4 @@ def _look_up(factor: Factor, states: np.ndarray) -> np.ndarray:
 
 
 def _join(one: Costs, other: Costs) -> Costs:
-    return Costs(
-        *(np.concatenate([getattr(one, name), getattr(other, name)]) for name in ("seconds", "ideal_seconds", "memory", "at"))
-    )
+    return Costs(*(np.concatenate([getattr(one, name), getattr(other, name)]) for name in ("seconds", "memory", "at")))

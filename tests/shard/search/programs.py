@@ -182,14 +182,13 @@ def model_of(step: Step) -> StepModel:
     return build_step_model(trace(*step), {}, CPU)
 
 
-def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4, overlapped: float = 0.0) -> Problem:
+def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> Problem:
     """Return a random graph of decisions, of which no program is known: a chain of arrays with some shortcuts.
 
     Args:
       seed: of the graph.
       mesh: sizes of the mesh axes.
       nodes: how many decisions.
-      overlapped: the part of memory traffic and latency that the hardware hides.
     """
     rng = np.random.default_rng(seed)
     sizes = [tuple(int(each) for each in rng.choice([1, 6, 64, 96], size=rng.integers(1, 4))) for _ in range(nodes)]
@@ -213,9 +212,9 @@ def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4, overlapped: 
         np.zeros(nodes, int),
         nodes,
     )
-    bandwidth, latency = 10 ** rng.uniform(9.5, 11.5, len(mesh)), rng.choice([0, 1e-5], len(mesh)) * (1 - overlapped)
+    bandwidth, latency = 10 ** rng.uniform(9.5, 11.5, len(mesh)), rng.choice([0, 1e-5], len(mesh))
     links = MeshLinks(tuple(mesh), tuple(mesh.values()), tuple(bandwidth), tuple(latency))
-    return Problem(graph, fold_layers(graph), links, SLOW_LINKS.overlapping(overlapped), live, stored, CPU)
+    return Problem(graph, fold_layers(graph), links, SLOW_LINKS, live, stored, CPU)
 
 
 def _random_work(rng: np.random.Generator, rank: int) -> tuple[str, float, tuple]:
@@ -244,7 +243,7 @@ class Recorded(Problem):
         made.asked = []
         return made
 
-    def seconds(self, assignment: Assignment) -> float:
-        """Return the seconds of a step, and remember the assignment."""
+    def memory(self, assignment: Assignment) -> tuple[float, int]:
+        """Return the peak memory, and remember the assignment."""
         self.asked.append(assignment)
-        return super().seconds(assignment)
+        return super().memory(assignment)

@@ -1,33 +1,69 @@
-"""Layouts that are written by hand: data parallelism, and fully sharded data parallelism."""
+"""The layouts that people write by hand."""
 
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 from tests.shard.search.programs import FAST_LINKS, MESHES, array, model_of, steps, training
 
 from penstock.shard.mesh.resharding import union
-from penstock.shard.search.baselines import data_parallel, fully_sharded
-from penstock.shard.search.problem import build_problem
+from penstock.shard.search.baselines import DATA_PARALLEL, FSDP, MEGATRON, MEGATRON_FSDP, ZERO_1, data_parallel, find_baselines
+from penstock.shard.search.problem import build_problem, project
 
 meshes = pytest.mark.parametrize("mesh", MESHES, ids=str)
+TWO = {"data": 2, "model": 4}
+D, F, T, V, B, LAYERS = 64, 256, 32, 512, 16, 4
+
+
+def problem_of(step, mesh):
+    model = model_of(step)
+    *kept, batch = model.inputs
+    return model, build_problem(model, mesh, FAST_LINKS, [batch]), kept, batch
+
+
+def found(step, mesh):
+    model, problem, kept, _ = problem_of(step, mesh)
+    return problem, find_baselines(problem, model, [*["parameters"] * len(kept), "batch"])
 
 
 def two_layers(mesh, rows=4096):
-    model = model_of(
-        steps(MESHES[0])["two_layers"] if rows == 4096 else (training(lambda w, x: ((x @ w) ** 2).mean()), _odd(rows))
-    )
-    *kept, batch = model.inputs
-    return build_problem(model, mesh, FAST_LINKS), kept, batch
+    if rows == 4096:
+        return steps(MESHES[0])["two_layers"]
+    return training(lambda w, x: ((x @ w) ** 2).mean()), (array(64, 64), array(rows, 64))
 
 
-def _odd(rows):
-    return array(64, 64), array(rows, 64)
+def block(params, x):
+    h = jax.nn.relu(x @ params["up"])
+    return x + h @ params["down"]
+
+
+def layers(scanned, remat):
+    """A step of some layers over a residual stream, and its arguments."""
+    each = jax.checkpoint(block) if remat else block
+
+    def loss(params, x):
+        if scanned:
+            x, _ = jax.lax.scan(lambda x, params: (each(params, x), None), x, params)
+        else:
+            for layer in params:
+                x = each(layer, x)
+        return (x**2).mean()
+
+    one = {"up": array(D, F), "down": array(F, D)}
+    stacked = {"up": array(LAYERS, D, F), "down": array(LAYERS, F, D)}
+    return training(loss), (stacked if scanned else [one] * LAYERS, array(B * 8, D))
+
+
+def collectives(problem, assignment, kind):
+    """Return pairs (edge, number in a step) of the edges whose collectives are of a kind."""
+    return [(edge, edge.count) for edge, way in problem.all_reshard_steps(assignment) if kind in {step.kind for step in way}]
 
 
 @meshes
 def test_data_parallelism_shards_the_batch_over_all_axes_and_stores_all_else_replicated(mesh):
-    problem, kept, batch = two_layers(mesh)
-    assignment = data_parallel(problem, [batch])
+    _, problem, kept, batch = problem_of(two_layers(mesh), mesh)
+    assignment = data_parallel(problem, [batch], (1 << len(mesh)) - 1)
     assert problem.links.shards(assignment[batch][0]) == math.prod(mesh.values())
     assert not any(any(assignment[leaf]) for leaf in kept)
     kinds = {step.kind for _, way in problem.all_reshard_steps(assignment) for step in way}
@@ -35,22 +71,121 @@ def test_data_parallelism_shards_the_batch_over_all_axes_and_stores_all_else_rep
 
 
 @meshes
-def test_fully_sharded_stores_all_state_in_parts_and_gathers_it_for_use(mesh):
-    problem, kept, batch = two_layers(mesh)
-    assignment = fully_sharded(problem, [batch], kept)
-    devices = math.prod(mesh.values())
+def test_fsdp_stores_all_state_in_parts_gathers_weights_for_use_and_scatters_gradients(mesh):
+    model, problem, kept, _ = problem_of(two_layers(mesh), mesh)
+    made = find_baselines(problem, model, [*["parameters"] * len(kept), "batch"])
+    assignment, devices = made[FSDP], math.prod(mesh.values())
     assert all(problem.links.shards(union(assignment[leaf])) == devices for leaf in kept)
-    replicated = data_parallel(problem, [batch])
-    assert problem.local_bytes(assignment)[1] < problem.local_bytes(replicated)[1]
-    kinds = {step.kind for _, way in problem.all_reshard_steps(assignment) for step in way}
-    assert {"all-gather", "reduce-scatter"} <= kinds
+    kinds = {step.kind for edge, way in problem.all_reshard_steps(assignment) for step in way if edge.bytes > 4}
+    assert kinds == {"all-gather", "reduce-scatter"}
+    assert problem.compute_seconds(assignment) <= problem.compute_seconds(made[DATA_PARALLEL])
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_fsdp_gathers_the_weights_of_a_scanned_layer_inside_of_the_scan(remat):
+    problem, made = found(layers(scanned=True, remat=remat), TWO)
+    gathers = collectives(problem, made[FSDP], "all-gather")
+    assert {count for _, count in gathers} == {LAYERS}
+    assert len(gathers) == 4  # each of two weights: in the forward pass, and in the backward pass
+    assert all(edge.bytes == D * F * 4 for edge, _ in gathers)
+    scatters = collectives(problem, made[FSDP], "reduce-scatter")
+    assert [count for _, count in scatters] == [LAYERS, LAYERS]
+    # At the peak one layer is gathered, not all of them.
+    stack = 2 * LAYERS * D * F * 4
+    assert problem.memory(made[FSDP])[0] < problem.memory(made[DATA_PARALLEL])[0] - stack
+
+
+def test_fsdp_gathers_a_weight_again_where_the_backward_pass_computes_the_layer_again():
+    problem, made = found(layers(scanned=False, remat=True), TWO)
+    forward = LAYERS * 2
+    assert len(collectives(problem, made[FSDP], "all-gather")) == 2 * forward
+    problem, made = found(layers(scanned=False, remat=False), TWO)
+    assert len(collectives(problem, made[FSDP], "all-gather")) == forward
+
+
+def test_zero_1_shards_the_optimizer_and_gathers_new_parameters_once():
+    def step(params, momentum, x):
+        value, gradient = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(params)
+        momentum = 0.9 * momentum + gradient
+        return params - 0.1 * momentum, momentum, value
+
+    arguments = (array(D, F), array(D, F), array(128, D))
+    model, problem, (weight, moment), _ = problem_of((step, arguments), TWO)
+    made = find_baselines(problem, model, ["parameters", "optimizer", "batch"])
+    assignment = made[ZERO_1]
+    assert not any(assignment[weight])
+    assert problem.links.shards(union(assignment[moment])) == 8
+    sent = [(edge.kind, [step.kind for step in way]) for edge, way in problem.all_reshard_steps(assignment)]
+    assert ("result", ["reduce-scatter"]) in sent
+    assert ("store", ["all-gather"]) in sent
+    assert not [kind for kind, way in sent if kind in ("use", "operand", "shared_reshard")]
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_megatron_shards_pairs_of_weights_and_sums_once_for_each_pair_in_each_direction(scanned):
+    step = layers(scanned, remat=False)
+    problem, made = found(step, TWO)
+    assignment = made[MEGATRON]
+    tensor = {axis for axis in (0b01, 0b10) if any(union(assignment[leaf]) & axis for leaf in range(len(assignment)))}
+    leaves = [node for node in range(len(assignment)) if problem.graph.nodes[node].kind == "leaf"][:-1]
+    (axis,) = {union(assignment[leaf]) for leaf in leaves}
+    assert axis in tensor
+    for leaf in leaves:
+        sizes, layout = problem.graph.nodes[leaf].sizes, assignment[leaf]
+        assert [size for size, mask in zip(sizes, layout, strict=True) if mask] == [F]
+    sent = [(edge, way) for edge, way in problem.all_reshard_steps(assignment) if way[0].axes == axis and edge.kind != "use"]
+    assert {step.kind for _, way in sent for step in way} == {"all-reduce"}
+    # Unrolled, no gradient of the first layer's input is needed.
+    assert sum(edge.count for edge, _ in sent) == (2 * LAYERS if scanned else 2 * LAYERS - 1)
+
+
+def test_megatron_with_fsdp_shards_the_stored_weights_over_the_other_axes():
+    problem, made = found(layers(scanned=True, remat=True), TWO)
+    leaves = [node for node in range(len(made[FSDP])) if problem.graph.nodes[node].kind == "leaf"][:-1]
+    for leaf in leaves:
+        assert union(made[MEGATRON_FSDP][leaf]) == 0b11
+        assert union(made[MEGATRON][leaf]).bit_count() == 1
+    assert problem.memory(made[MEGATRON_FSDP])[0] < problem.memory(made[MEGATRON])[0]
+
+
+def test_heads_and_the_vocabulary_are_sharded_by_megatron_and_not_the_residual_stream():
+    heads = 8
+
+    def loss(params, tokens):
+        x = params["embedding"][tokens]
+        q, k, v = jnp.einsum("btd,dchk->cbthk", x, params["qkv"])
+        p = jax.nn.softmax(jnp.einsum("bqhk,bshk->bhqs", q, k))
+        x = x + jnp.einsum("bqhk,hkd->bqd", jnp.einsum("bhqs,bshk->bqhk", p, v), params["out"])
+        x = block(params, x)
+        logits = x @ params["head"]
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1).mean()
+
+    params = {
+        "embedding": array(V, D),
+        "qkv": array(D, 3, heads, D // heads),
+        "out": array(heads, D // heads, D),
+        "up": array(D, F),
+        "down": array(F, D),
+        "head": array(D, V),
+    }
+    model, problem, kept, _ = problem_of((training(loss), (params, array(B * 8, T, dtype="int32"))), TWO)
+    assignment = find_baselines(problem, model, [*["parameters"] * len(kept), "batch"])[MEGATRON]
+    sharded = [
+        [size for size, mask in zip(problem.graph.nodes[leaf].sizes, assignment[leaf], strict=True) if mask] for leaf in kept
+    ]
+    assert sharded == [[F], [], [V], [heads], [heads], [F]] or sharded == [[F], [V], [V], [heads], [heads], [F]]
+
+
+def test_a_step_without_pairs_has_no_megatron():
+    _, made = found((training(lambda w, x: ((x @ w) ** 2).mean()), (array(64, 64), array(4096, 64))), TWO)
+    assert list(made) == [DATA_PARALLEL, FSDP]
 
 
 @meshes
 @pytest.mark.parametrize("rows", [7, 6, 12], ids=str)
 def test_a_batch_is_sharded_over_those_axes_that_divide_it(mesh, rows):
-    problem, _, batch = two_layers(mesh, rows)
-    assignment = data_parallel(problem, [batch])
+    _, problem, _, batch = problem_of(two_layers(mesh, rows), mesh)
+    assignment = data_parallel(problem, [batch], (1 << len(mesh)) - 1)
     assert rows % problem.links.shards(assignment[batch][0]) == 0
     left = [size for axis, size in enumerate(mesh.values()) if not assignment[batch][0] >> axis & 1]
     assert all(rows % (size * problem.links.shards(assignment[batch][0])) for size in left)
@@ -59,11 +194,11 @@ def test_a_batch_is_sharded_over_those_axes_that_divide_it(mesh, rows):
 @meshes
 def test_every_baseline_divides_every_dimension(mesh):
     for step in steps(mesh).values():
-        model = model_of(step)
-        problem = build_problem(model, mesh, FAST_LINKS)
-        *kept, batch = model.inputs
-        for assignment in (data_parallel(problem, [batch]), fully_sharded(problem, [batch], kept)):
+        problem, made = found(step, mesh)
+        for assignment in made.values():
             for node, layout in zip(problem.graph.nodes, assignment, strict=True):
                 for size, mask in zip(node.sizes, layout, strict=True):
                     assert size % problem.links.shards(mask) == 0
                 assert sum(mask.bit_count() for mask in layout) == union(layout).bit_count()
+            for edge in problem.graph.edges:
+                project(edge.source, assignment[edge.a])

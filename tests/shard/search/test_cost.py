@@ -32,7 +32,7 @@ def test_the_parts_add_up_to_the_seconds_and_bytes_of_the_search(plan):
     assert cost.seconds == pytest.approx(problem.seconds(assignment), rel=1e-9)
     assert cost.memory.total == pytest.approx(problem.memory(assignment)[0], rel=1e-6, abs=8)
     assert cost.memory.total == cost.memory.arguments + cost.memory.activations
-    assert cost.flops_seconds <= problem.ideal_seconds(assignment) * (1 + 1e-9)
+    assert 0 <= cost.hidden <= cost.communication
     assert cost.unknown == ("a loop",)
 
 
@@ -75,5 +75,5 @@ def test_where_nothing_is_sharded_all_axes_are_idle_and_with_data_parallelism_no
     batch = [model.inputs[-1]]
     idle = axis_work(problem, problem.start(), batch)
     assert all(parts == {"batch": 0, "tensor": 0, "idle": 1} for parts in idle.values())
-    parallel = axis_work(problem, data_parallel(problem, batch), batch)
+    parallel = axis_work(problem, data_parallel(problem, batch, (1 << len(problem.links.sizes)) - 1), batch)
     assert all(parts["batch"] > 0.9 for parts in parallel.values())

@@ -16,6 +16,7 @@ from penstock.shard.search.solver import solve
 
 FREE = float("inf")
 BEST = 1.001
+NEAR = 1.0201  # times within 2 % are as good as each other
 MOST = 10_000
 meshes = pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh.values())))
 seeds = st.integers(0, 2**16)
@@ -86,7 +87,6 @@ def test_costs_of_many_assignments_are_those_of_the_problem(seed, mesh):
     for row, state in enumerate(states):
         assignment = every.assignment(state)
         assert costs.seconds[row] == pytest.approx(problem.seconds(assignment), rel=1e-9)
-        assert costs.ideal_seconds[row] == pytest.approx(problem.ideal_seconds(assignment), rel=1e-9)
         assert costs.memory[row] == pytest.approx(problem.memory(assignment)[0], rel=1e-9)
         np.testing.assert_array_equal(every.state(assignment), state)
 
@@ -129,26 +129,14 @@ def test_the_fastest_plan_of_small_steps_is_found(mesh):
 
 @settings(max_examples=30)
 @given(seeds, st.sampled_from(MESHES), st.floats(0.1, 1.2))
-def test_no_baseline_within_the_limit_computes_and_sends_less(seed, mesh, part):
+def test_no_baseline_within_the_limit_is_faster(seed, mesh, part):
     case = program_case(seed, mesh)
     limit = part * case.problem.memory(case.problem.start())[0]
-    found = solve(case.problem, case.overlapped, limit, case.baselines)
+    found = solve(case.problem, limit, case.baselines)
     for each in case.baselines:
         if case.problem.memory(each)[0] <= limit:
             assert found.memory <= limit
-            assert found.ideal_seconds <= case.problem.ideal_seconds(each) * (1 + 1e-6)
-
-
-@meshes
-@pytest.mark.parametrize("part", [0.4, 0.7, FREE])
-def test_no_baseline_within_the_limit_has_a_smaller_objective(mesh, part):
-    for name, step in steps(mesh).items():
-        case = case_of(model_of(step), mesh, HARDWARE[len(name) % len(HARDWARE)])
-        limit = part * case.problem.memory(case.problem.start())[0]
-        found = solve(case.problem, case.overlapped, limit, case.baselines)
-        for each in case.baselines:
-            if case.problem.memory(each)[0] <= limit:
-                assert found.objective <= case.problem.seconds(each) * case.problem.ideal_seconds(each) * (1 + 1e-6)
+            assert found.seconds <= NEAR * case.problem.seconds(each)
 
 
 @meshes
@@ -171,17 +159,13 @@ def test_the_same_plan_is_found_every_time(seed, mesh, part):
     model = model_of(random_step(seed, 3))
     one, other = (case_of(model, mesh, FAST_LINKS) for _ in range(2))
     limit = part * one.problem.memory(one.problem.start())[0]
-    assert solve(one.problem, one.overlapped, limit, one.baselines) == solve(
-        other.problem, other.overlapped, limit, other.baselines
-    )
+    assert solve(one.problem, limit, one.baselines) == solve(other.problem, limit, other.baselines)
 
 
 @settings(max_examples=20)
 @given(seeds, st.sampled_from(MESHES))
 def test_what_is_returned_is_the_cost_of_the_plan(seed, mesh):
     problem = build_problem(model_of(random_step(seed, 3)), mesh, FAST_LINKS)
-    found = solve(problem, problem, FREE, [])
-    assert found.seconds == problem.seconds(found.assignment)
-    assert found.ideal_seconds == problem.ideal_seconds(found.assignment)
+    found = solve(problem, FREE, [])
+    assert found.seconds == pytest.approx(problem.seconds(found.assignment), rel=1e-12)
     assert (found.memory, found.peak_op) == problem.memory(found.assignment)
-    assert found.objective == found.seconds * found.ideal_seconds

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from penstock.shard.apply.axis_order import axis_orders
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.axis_groups import AxisGroups
-from penstock.shard.graph.decisions import Graph
+from penstock.shard.graph.decisions import Graph, reading
 from penstock.shard.graph.first_use import find_first_uses
 from penstock.shard.mesh.resharding import Layout, MeshLinks
 from penstock.shard.search.problem import Assignment, project
-from penstock.shard.trace.flat_program import FlatProgram
+from penstock.shard.trace.flat_program import FlatProgram, Op
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,7 @@ class _Writer:
             layout = self.assignment[node]
             is_constraint = op.primitive == "sharding_constraint"
             operands[op.path] = tuple(
-                None
-                if operand is None or not factors or is_constraint
-                else self.operand_layouts(operand, node, factors, op.count)
+                None if operand is None or not factors or is_constraint else self.operand_layouts(operand, node, factors, op)
                 for operand, factors in zip(op.operands, op.rule.operands, strict=True)
             )
             result_layouts = []
@@ -95,7 +93,7 @@ class _Writer:
                     (self.group_layout(each),) if self.program.values[each].shape else None for each in op.results
                 )
         for loop in self.program.loops:
-            # If an operand of a loop has to be gathered, this happens once before the loop, and not in each iteration.
+            # The layout of the group: what is gathered for the group is gathered once before the loop, not in each iteration.
             operands[loop.path] = tuple(
                 None if each is None or not self.program.values[each].shape else (self.group_layout(each),)
                 for each in loop.operands
@@ -114,7 +112,7 @@ class _Writer:
         """Return the layout of the axis group that a value belongs to."""
         return self.spec(self.graph.group[value], self.groups.dims[value])
 
-    def operand_layouts(self, value: int, node: int, factors: tuple[int | None, ...], count: float) -> tuple[Spec, ...]:
+    def operand_layouts(self, value: int, node: int, factors: tuple[int | None, ...], op: Op) -> tuple[Spec, ...]:
         """Return the layouts that an operand goes through.
 
         It starts in the layout of its group, and ends in that of the operation. Between them may be the layout of a reshard that
@@ -122,8 +120,9 @@ class _Writer:
         """
         dims = self.groups.dims[value]
         layouts_on_way = [self._layout(self.graph.group[value], dims)]
-        if (value, count) in self.graph.shared_reshard:
-            layouts_on_way.append(self._layout(self.graph.shared_reshard[value, count], dims))
+        shared = self.graph.shared_reshard.get(reading(value, op))
+        if shared is not None:
+            layouts_on_way.append(self._layout(shared, dims))
         layouts_on_way.append(self._only_large(self._layout(node, factors), value))
         layouts = layouts_on_way[:1]
         for stop in layouts_on_way[1:]:

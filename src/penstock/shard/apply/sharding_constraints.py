@@ -83,7 +83,7 @@ class _Evaluation:
           consts: values of its constants.
           args: its arguments.
           path: where it is nested in the step; () for the step itself.
-          constrained: the constrained arrays that exist so far and are visible here. New ones are added.
+          constrained: the constrained arrays that exist so far in the jaxpr around it. New ones are added.
         """
         environment: dict[Any, Any] = {}
 
@@ -134,7 +134,7 @@ class _Evaluation:
         name, params = equation.primitive.name, equation.params
         with equation.ctx.manager:
             if name in ("checkpoint", "remat", "remat2"):
-                return self._checkpoint(equation, operands, path, constrained)
+                return self._checkpoint(equation, operands, path)
             if name in CUSTOM_DERIVATIVES:
                 params = self._with_own_derivative(params, path)
             elif name in INLINED:
@@ -152,58 +152,32 @@ class _Evaluation:
         differentiates the planned step.
         """
         closed = params["call_jaxpr"]
-        return {**params, "call_jaxpr": self._trace_nested(closed.jaxpr, closed.consts, path)[0]}
+        return {**params, "call_jaxpr": self._trace_nested(closed.jaxpr, closed.consts, path)}
 
-    def _checkpoint(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
-        """Evaluate a `jax.checkpoint`, whose body is computed again for the backward pass.
-
-        A weight that the forward pass has gathered is passed as an additional operand. Otherwise the body would gather it again,
-        which the plan does not count.
-        """
+    def _checkpoint(self, equation: Any, operands: list[Any], path: Path) -> list[Any]:
+        """Evaluate a `jax.checkpoint`, whose body is computed again for the backward pass, and gathers its weights again."""
         params = equation.params
-        inner, wanted = self._trace_nested(params["jaxpr"], (), path)
-        ready = [(at, spec) for at, spec in wanted if (id(operands[at]), spec) in constrained]
-        if ready:
-            inner, _ = self._trace_nested(params["jaxpr"], (), path, ready)
-        beside = [constrained[id(operands[at]), spec][1] for at, spec in ready]
-        given = [*inner.consts, *operands, *beside]  # the equation takes an open jaxpr, which holds no constants
+        inner = self._trace_nested(params["jaxpr"], (), path)
+        given = [*inner.consts, *operands]  # the equation takes an open jaxpr, which holds no constants
         return equation.primitive.bind(*given, **{**params, "jaxpr": constants_as_arguments(inner.jaxpr)})
 
     def _bodies(self, name: str, params: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """Return the nested jaxprs of a `scan`, `while` or `cond`, with constraints in them, as parameters of the equation."""
         if name == "cond":
             branches = enumerate(params["branches"])
-            return {
-                "branches": tuple(self._trace_nested(each.jaxpr, each.consts, (*path, f"branch{n}"))[0] for n, each in branches)
-            }
+            return {"branches": tuple(self._trace_nested(each.jaxpr, each.consts, (*path, f"branch{n}")) for n, each in branches)}
         parts = {"jaxpr": "body"} if name == "scan" else {"cond_jaxpr": "cond", "body_jaxpr": "body"}
-        return {key: self._trace_nested(params[key].jaxpr, params[key].consts, (*path, part))[0] for key, part in parts.items()}
+        return {key: self._trace_nested(params[key].jaxpr, params[key].consts, (*path, part)) for key, part in parts.items()}
 
-    def _trace_nested(
-        self, jaxpr: Any, consts: Sequence[Any], path: Path, ready: Sequence[tuple[int, Spec]] = ()
-    ) -> tuple[ClosedJaxpr, list[tuple[int, Spec]]]:
+    def _trace_nested(self, jaxpr: Any, consts: Sequence[Any], path: Path) -> ClosedJaxpr:
         """Trace a nested jaxpr with constraints in it.
 
         Args:
           jaxpr: the nested jaxpr.
           consts: values of its constants.
           path: where it is nested.
-          ready: pairs (index, layout) of operands that are also passed in that layout, as additional operands.
-
-        Returns:
-          The new jaxpr, and the constraints on its operands as (index, layout).
         """
         avals = [
             jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in jaxpr.invars
         ]
-        wanted: list[tuple[int, Spec]] = []
-
-        def body(*args: Any) -> list[Any]:
-            own, beside = args[: len(avals)], args[len(avals) :]
-            constrained = {(id(own[at]), spec): (own[at], other) for (at, spec), other in zip(ready, beside, strict=True)}
-            results = self.evaluate(jaxpr, consts, own, path, constrained)
-            indices = {id(each): at for at, each in enumerate(own)}
-            wanted.extend((indices[key], spec) for key, spec in constrained if key in indices)
-            return results
-
-        return jax.make_jaxpr(body)(*avals, *(avals[at] for at, _ in ready)), wanted
+        return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, path, {}))(*avals)

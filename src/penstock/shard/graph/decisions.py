@@ -10,15 +10,17 @@ edges from a leaf to the group in which it is used, from a group to the operand 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.graph.fusion import CONTRACTIONS
-from penstock.shard.trace.flat_program import FlatProgram, Op
+from penstock.shard.graph.overlap import find_early_values, find_late_values
+from penstock.shard.mesh.compiler_models import CompilerModel
+from penstock.shard.trace.flat_program import FlatProgram, Op, Path
 
 Dims = tuple[int | None, ...]
 Work = tuple[str, float, tuple[tuple[float, Dims | None], ...]]
@@ -26,12 +28,27 @@ Work = tuple[str, float, tuple[tuple[float, Dims | None], ...]]
 the node that divide them). None instead of the dimensions means that all of them do."""
 
 
+Reading = tuple[int, float, Path]
+"""A value, how often the operations run that read it, and the `jax.checkpoint` that they are in. A weight that is gathered for
+the forward pass is gathered again where the backward pass computes the layer again."""
+
+
+def reading(value: int, op: Op) -> Reading:
+    """Return what operations have in common that share the reshard of a value.
+
+    Args:
+      value: the value.
+      op: an operation that reads it.
+    """
+    return value, op.count, op.region
+
+
 @dataclass(frozen=True)
 class Node:
     """A decision: the mesh axes that shard each dimension (or factor).
 
     Attributes:
-      kind: "leaf", "group", "op", or "shared_reshard" for a value that is resharded once for all operations that read it.
+      kind: "leaf", "group", "op", or "shared_reshard" for a value that is resharded once for several operations that read it.
       sizes: for each dimension, a number that must be divisible by the number of shards; 1 if it must be replicated.
       work: the work of each operation of the node.
       fixed: for each dimension, the mesh axes that it must have, None if it is unconstrained; None if all dimensions are.
@@ -54,13 +71,15 @@ class Edge:
       source: for each dimension of the array that is larger than one, the dimension of `a` that gives its layout, or None.
       target: the same for `b`.
       partial: factors of `a` over which the array is still to be summed.
-      bytes: bytes of the global array.
+      bytes: bytes of the global array as it is sent: half of those of a float32 array that is rounded to bfloat16 before.
       count: how often it passes from one to the other in a step.
       value: the index of its value in the program.
       kind: "use" (leaf to group), "broadcast" (leaf or group to the group of an elementwise operation that broadcasts it),
         "shared_reshard" (group to shared reshard), "operand" (to an operation), "result" (of an operation), or "store" (group
         to leaf).
       position: the index of the operand or result.
+      behind: the dtype and the FLOPs of the products behind which its collectives can run each time (`overlap.py`); 0 FLOPs if a
+        product waits for them.
     """
 
     a: int
@@ -73,6 +92,7 @@ class Edge:
     value: int
     kind: str
     position: int = 0
+    behind: tuple[str, float] = ("float32", 0.0)
 
 
 @dataclass(frozen=True)
@@ -84,8 +104,7 @@ class Graph:
       edges: the arrays between them.
       leaf: index of the value of each input → index of its node.
       group: for each value, the index of the node of its group.
-      shared_reshard: for each pair (value, count), the index of the shared reshard for the operations that read the value and
-        run `count` times, if there are several.
+      shared_reshard: for each reading of a value by several operations, the index of the node of their shared reshard.
       op: for each non-elementwise operation, in order, the index of its node.
     """
 
@@ -93,7 +112,7 @@ class Graph:
     edges: tuple[Edge, ...]
     leaf: Mapping[int, int]
     group: Mapping[int, int]
-    shared_reshard: Mapping[tuple[int, float], int]
+    shared_reshard: Mapping[Reading, int]
     op: tuple[int, ...]
 
 
@@ -103,6 +122,7 @@ def build_graph(
     state: Mapping[int, int],
     fixed_layouts: Mapping[int, tuple],
     traffic: Sequence[float],
+    compiler: CompilerModel,
 ) -> Graph:
     """Build the decision graph of a program.
 
@@ -112,19 +132,25 @@ def build_graph(
       state: index of each output that replaces an input → index of that input.
       fixed_layouts: index of each input whose layout the user prescribes → the mesh axes of each dimension.
       traffic: the HBM traffic of each operation, if nothing is sharded (`fusion.hbm_traffic`).
+      compiler: how the compiler rounds operands of products.
     """
-    return _GraphBuilder(program, groups, traffic).build(state, fixed_layouts)
+    return _GraphBuilder(program, groups, traffic, compiler).build(state, fixed_layouts)
 
 
 class _GraphBuilder:
     """A graph that is being built, with its program."""
 
-    def __init__(self, program: FlatProgram, groups: AxisGroups, traffic: Sequence[float]):
-        self.program, self.groups = program, groups
+    def __init__(self, program: FlatProgram, groups: AxisGroups, traffic: Sequence[float], compiler: CompilerModel):
+        self.program, self.groups, self.compiler = program, groups, compiler
+        self.early, self.late = find_early_values(program), find_late_values(program)
+        self.readers: dict[int, list[Op]] = defaultdict(list)
+        for op in groups.non_elementwise:
+            for operand in {value for value in op.operands if value is not None}:
+                self.readers[operand].append(op)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.leaf: dict[int, int] = {}
-        self.shared_reshard: dict[tuple[int, float], int] = {}
+        self.shared_reshard: dict[Reading, int] = {}
         self.hbm_traffic = traffic
         self.op_index = {id(op): index for index, op in enumerate(program.ops)}
         self.group_of: dict[int, int] = {}
@@ -150,47 +176,53 @@ class _GraphBuilder:
         program, groups = self.program, self.groups
         used = _read_inputs(program, groups)
         count_of = {result: op.count for op in program.ops for result in op.results}
+        readers_of_group: dict[int, list[Op]] = defaultdict(list)
+        for value, readers in self.readers.items():
+            readers_of_group[self.group_of[value]] += readers
         for index, value in enumerate((*program.inputs, *program.constants)):
             self.leaf[value] = len(self.nodes)
             shape = program.values[value].shape
             fixed = fixed_layouts.get(index) if index < len(program.inputs) else ((),) * len(shape)
             self.nodes.append(Node("leaf", shape, (), fixed, value))
             if value in used:
-                self._add_edge(self.leaf[value], self.group_of[value], value, range(len(shape)), groups.dims[value], "use")
+                group = self.group_of[value]
+                readers = readers_of_group[group]
+                self._add_edge(self.leaf[value], group, value, range(len(shape)), groups.dims[value], "use", readers=readers)
         for value, result, dims in groups.broadcast_uses:
             target = tuple(None if dim is None else groups.dims[result][dim] for dim in dims)
             source = self._layout_dims(value)
-            self._add_edge(
-                self._node_of(value), self.group_of[result], value, source, target, "broadcast", count=count_of[result]
-            )
+            into, count = self.group_of[result], count_of[result]
+            readers = readers_of_group[into]
+            self._add_edge(self._node_of(value), into, value, source, target, "broadcast", count=count, readers=readers)
 
     def _add_shared_reshards(self) -> None:
         """Add a node for each value that several operations read, so that it can be resharded once for all of them."""
-        readers = Counter(
-            (operand, op.count)
-            for op in self.groups.non_elementwise
-            for operand in {value for value in op.operands if value is not None}
-        )
-        for (value, count), reader_count in readers.items():
+        shared: dict[Reading, list[Op]] = defaultdict(list)
+        for value, readers in self.readers.items():
+            for op in readers:
+                shared[reading(value, op)].append(op)
+        for (value, count, region), readers in shared.items():
             dims = self.groups.dims[value]
-            if reader_count > 1 and any(dim is not None for dim in dims):
-                group = self.group_of[value]
-                self.shared_reshard[value, count] = len(self.nodes)
+            if len(readers) > 1 and any(dim is not None for dim in dims):
+                group, node = self.group_of[value], len(self.nodes)
+                self.shared_reshard[value, count, region] = node
                 self.nodes.append(Node("shared_reshard", self.nodes[group].sizes, (), None, value))
-                self._add_edge(group, self.shared_reshard[value, count], value, dims, dims, "shared_reshard", count=count)
+                self._add_edge(group, node, value, dims, dims, "shared_reshard", count=count, readers=readers)
 
     def _add_operation(self, op: Op) -> int:
         node = len(self.nodes)
         self.nodes.append(Node("op", op.rule.sizes, (self._work_of(op),), _fixed_factors(op), self.op_index[id(op)]))
         for position, (operand, factors) in enumerate(zip(op.operands, op.rule.operands, strict=True)):
             if operand is not None and factors:
-                origin = self.shared_reshard.get((operand, op.count), self.group_of[operand])
+                origin = self.shared_reshard.get(reading(operand, op), self.group_of[operand])
                 dims = self.groups.dims[operand]
-                self._add_edge(origin, node, operand, dims, factors, "operand", count=op.count, position=position)
+                self._add_edge(origin, node, operand, dims, factors, "operand", count=op.count, position=position, readers=[op])
         for position, (result, factors) in enumerate(zip(op.results, op.rule.results, strict=True)):
             partial = tuple(factor for factor in range(len(op.rule.sizes)) if factor not in factors) if op.fixed is None else ()
             target, into = self.groups.dims[result], self.group_of[result]
-            self._add_edge(node, into, result, factors, target, "result", partial=partial, count=op.count, position=position)
+            self._add_edge(
+                node, into, result, factors, target, "result", partial=partial, count=op.count, position=position, writer=op
+            )
         return node
 
     def _add_stores(self, state: Mapping[int, int]) -> None:
@@ -230,10 +262,25 @@ class _GraphBuilder:
         partial: tuple[int, ...] = (),
         count: float = 1.0,
         position: int = 0,
+        readers: Sequence[Op] = (),
+        writer: Op | None = None,
     ) -> None:
-        large = [dim for dim, size in enumerate(self.program.values[value].shape) if size > 1]
+        """Add an edge. `readers` are the operations that read the array at its end, `writer` the one that makes it, if known."""
+        array = self.program.values[value]
+        large = [dim for dim, size in enumerate(array.shape) if size > 1]
         dims = tuple(source[dim] for dim in large), tuple(target[dim] for dim in large)
-        self.edges.append(Edge(a, b, *dims, partial, self.program.values[value].bytes, count, value, kind, position))
+        products = [op for op in readers if op.primitive in CONTRACTIONS]
+        rounded = bool(products) and len(products) == len(readers) and all(op.rounded for op in products)
+        size = array.bytes // 2 if rounded and self.compiler.rounds(array.dtype) else array.bytes
+        behind = products if value in self.early else [writer] if writer is not None and value in self.late else []
+        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, self._flops_of(behind, count)))
+
+    def _flops_of(self, ops: Iterable[Op], count: float) -> tuple[str, float]:
+        """Return the FLOPs of some operations in a step, divided by a count, and the dtype of the most of them."""
+        flops: dict[str, float] = defaultdict(float)
+        for op in ops:
+            flops[_compute_dtype(self.program, op)] += op.flops * op.count / count
+        return (max(flops, key=flops.__getitem__), sum(flops.values())) if flops else ("float32", 0.0)
 
 
 def _read_inputs(program: FlatProgram, groups: AxisGroups) -> set[int]:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.shard.graph.decisions import Edge, Graph
+from penstock.shard.graph.decisions import Graph
 from penstock.shard.graph.fusion import ALIASES, CONTRACTIONS, Fusion
-from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.trace.flat_program import FlatProgram
 
 
@@ -62,36 +60,29 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
     for index, edge in enumerate(graph.edges):
         if edge.kind == "use" and graph.group.get(edge.value) == edge.b and edge.value in fusion.reads:
             need = fusion.reads[edge.value]
-            share = 0.5 if fusion.rounds(program.values[edge.value], need) else 1.0
-            rows.append((edge.value, edge.b, edge.bytes * share, min(need.first, need.end), need.end, index, 0))
-    rows += _reshard_rows(program, graph, fusion.compiler) + _partial_rows(program, graph, fusion.compiler.combines_all_reduces)
+            array = program.values[edge.value]
+            share = 0.5 if fusion.rounds(array, need) else 1.0
+            rows.append((edge.value, edge.b, array.bytes * share, min(need.first, need.end), need.end, index, 0))
+    rows += _reshard_rows(graph) + _partial_rows(program, graph, fusion.compiler.combines_all_reduces)
     columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
     whole = columns.astype(np.int64)
     sizes = columns[2] * fusion.compiler.packing
     return LiveRanges(whole[0], whole[1], sizes, whole[3], whole[4], whole[5], whole[6], len(program.ops))
 
 
-def _reshard_rows(program: FlatProgram, graph: Graph, compiler: CompilerModel) -> list[Row]:
+def _reshard_rows(graph: Graph) -> list[Row]:
     """Return the live ranges of arrays that exist only if an edge to an operation reshards."""
-
-    def size(edge: Edge, readers: Iterable[int]) -> float:
-        """Return the bytes of a resharded array, which is rounded before it is sent if only rounding products read it."""
-        ops = [program.ops[time] for time in readers]
-        products = all(op.rounded and op.primitive in CONTRACTIONS for op in ops)
-        return edge.bytes / 2 if products and compiler.rounds(program.values[edge.value].dtype) else edge.bytes
-
     time_of = {node: graph.nodes[node].label for node in graph.op}
-    operands = defaultdict(list)
+    readers = defaultdict(list)
     for edge in graph.edges:
         if edge.kind == "operand":
-            operands[edge.a].append(edge)
+            readers[edge.a].append(time_of[edge.b])
     rows: list[Row] = []
     for index, edge in enumerate(graph.edges):
         if edge.kind == "shared_reshard":
-            reads = [time_of[operand.b] for operand in operands[edge.b]]
-            rows.append((edge.value, edge.b, size(edge, reads), min(reads), max(reads), index, 0))
+            rows.append((edge.value, edge.b, edge.bytes, min(readers[edge.b]), max(readers[edge.b]), index, 0))
         elif edge.kind == "operand":
-            rows.append((edge.value, edge.b, size(edge, [time_of[edge.b]]), time_of[edge.b], time_of[edge.b], index, 0))
+            rows.append((edge.value, edge.b, edge.bytes, time_of[edge.b], time_of[edge.b], index, 0))
     return rows
 
 

@@ -53,5 +53,5 @@ def build_step_model(traced: TracedStep, fixed: Mapping[int, FixedLayout], compi
     program = traced.program
     groups = find_axis_groups(program)
     fusion = fuse(program, frozenset(traced.state), compiler)
-    graph = build_graph(program, groups, traced.state, fixed, hbm_traffic(program, fusion))
+    graph = build_graph(program, groups, traced.state, fixed, hbm_traffic(program, fusion), compiler)
     return StepModel(program, groups, graph, fold_layers(graph), find_live_ranges(program, graph, fusion), compiler)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -117,20 +117,6 @@ class Hardware:
             if candidate in self.flops:
                 return self.flops[candidate]
         raise ValueError(f"{self.name} has no peak for {name}: flops must have at least float32 or bfloat16")
-
-    def overlapping(self, part: float) -> Hardware:
-        """Return this hardware as if a part of its memory traffic and of its latencies were overlapped with other work.
-
-        Args:
-          part: the fraction that is overlapped, from 0 up to but not including 1.
-        """
-        left = 1 - part
-        return replace(
-            self,
-            memory_bandwidth=self.memory_bandwidth / left,
-            link_latency=self.link_latency * left,
-            axis_latency={axis: delay * left for axis, delay in self.axis_latency.items()},
-        )
 
     def bandwidth(self, axes: Iterable[str]) -> float:
         """Return the bytes/s that a collective over some mesh axes can send: those of the slowest axis.

@@ -1,23 +1,67 @@
-"""Baselines: data parallelism, and fully sharded data parallelism (FSDP; ZeRO-3, arXiv:1910.02054).
+"""Baselines: the layouts that people write by hand, as assignments.
 
-In: a search problem, and the nodes of the batch inputs. Out: an assignment. The search starts from the baselines, and the text
-of a plan compares with them.
+In: a search problem and the roles of the inputs. Out: an assignment for each name. Data parallelism; ZeRO-1 and FSDP (ZeRO-3),
+which shard stored state (Rajbhandari et al., arXiv:1910.02054; Zhao et al., arXiv:2304.11277); Megatron (Shoeybi et al.,
+arXiv:1909.08053), which shards pairs of weights; and Megatron with FSDP over the other axes. The search starts from the
+baselines, the text of a plan compares with them, and each can be taken instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from penstock.shard.graph.batch_dims import find_batch_dims
+from penstock.shard.graph.decisions import Edge
+from penstock.shard.graph.fusion import CONTRACTIONS
+from penstock.shard.graph.step_model import StepModel
+from penstock.shard.mesh.resharding import Layout, union
 from penstock.shard.search.problem import Assignment, Problem
+from penstock.shard.search.weight_pairs import find_weight_pairs, sides
+
+_FEW = 1024
+"""Leaves of fewer elements stay replicated."""
+DATA_PARALLEL, ZERO_1, FSDP, MEGATRON, MEGATRON_FSDP = "data parallel", "ZeRO-1", "FSDP", "Megatron", "Megatron + FSDP"
 
 
-def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:
-    """Return the decisions of data parallelism: every mesh axis shards the batch, and everything else is replicated.
+def find_baselines(problem: Problem, model: StepModel, roles: Sequence[str]) -> dict[str, Assignment]:
+    """Return the baselines of a step on a mesh, by name.
+
+    ZeRO-1 is missing if there is no optimizer state, FSDP if there is no state, and Megatron if no weights form pairs. Megatron
+    takes the mesh axis that is best by prediction.
+
+    Args:
+      problem: the search problem.
+      model: the step.
+      roles: the role of each input.
+    """
+    nodes = {role: [node for node, each in zip(model.inputs, roles, strict=True) if each == role] for role in set(roles)}
+    batch, optimizer = nodes.get("batch", []), nodes.get("optimizer", [])
+    state = [*nodes.get("parameters", []), *optimizer, *nodes.get("other", [])]
+    every = (1 << len(problem.links.sizes)) - 1
+    found = {DATA_PARALLEL: data_parallel(problem, batch, every)}
+    if optimizer:
+        found[ZERO_1] = shard_storage(problem, model, batch, optimizer, found[DATA_PARALLEL], every)
+    if state:
+        found[FSDP] = shard_storage(problem, model, batch, state, found[DATA_PARALLEL], every)
+    by_axis = [(megatron(problem, model, batch, 1 << axis), 1 << axis) for axis in range(len(problem.links.sizes))]
+    tensor = [(assignment, axis) for assignment, axis in by_axis if assignment is not None]
+    if tensor:
+        found[MEGATRON] = min((assignment for assignment, _ in tensor), key=problem.seconds)
+        if every.bit_count() > 1:
+            both = (shard_storage(problem, model, batch, state, assignment, every & ~axis) for assignment, axis in tensor)
+            found[MEGATRON_FSDP] = min(both, key=problem.seconds)
+    return found
+
+
+def data_parallel(problem: Problem, batch: Iterable[int], axes: int) -> Assignment:
+    """Return the decisions of data parallelism: mesh axes shard the batch, and everything else is replicated.
 
     Args:
       problem: the search problem.
       batch: nodes of the inputs that are a batch.
+      axes: the mesh axes, as bits.
     """
     batch_dims = find_batch_dims(problem.graph, batch)
     assignment = problem.start()
@@ -28,41 +72,163 @@ def data_parallel(problem: Problem, batch: Iterable[int]) -> Assignment:
         for axis, n in enumerate(problem.links.sizes):
             # The first dimension that the axes divide. If both dimensions are the batch, as in [B, B], only one is sharded.
             for dim in sorted(candidates):
-                if sizes[dim] > 1 and sizes[dim] % (n * problem.links.shards(layout[dim])) == 0:
+                if axes >> axis & 1 and sizes[dim] > 1 and sizes[dim] % (n * problem.links.shards(layout[dim])) == 0:
                     layout[dim] |= 1 << axis
                     break
         assignment[node] = tuple(layout)
     return assignment
 
 
-def fully_sharded(problem: Problem, batch: Iterable[int], stored: Iterable[int]) -> Assignment:
-    """Return the decisions of fully sharded data parallelism (FSDP).
+def megatron(problem: Problem, model: StepModel, batch: Sequence[int], axis: int) -> Assignment | None:
+    """Return the decisions of Megatron: one axis shards pairs of weights, and the others the batch. None if there are no pairs.
 
-    Each stored leaf is sharded over all mesh axes, along the largest dimension that they divide. It is gathered for use.
+    The first weight of a pair is sharded along its outputs, the second along its inputs, and the activations between them along
+    the same dimension: heads, hidden units, the vocabulary. Each set of connected pairs has two sides to shard
+    (`weight_pairs.py`); the one that is faster by prediction is taken.
 
     Args:
       problem: the search problem.
+      model: the step.
       batch: nodes of the inputs that are a batch.
-      stored: nodes of the other inputs: state and frozen weights.
+      axis: the mesh axis that shards weights, as a bit.
     """
-    batch = list(batch)
-    assignment = data_parallel(problem, batch)
-    everything = (1 << len(problem.links.sizes)) - 1
-    n = problem.links.shards(everything)
-    sharded = dict.fromkeys(stored)
-    for leaf in sharded:
-        node = problem.graph.nodes[leaf]
-        dims = [dim for dim, size in enumerate(node.sizes) if size % n == 0]
-        if node.fixed is None and dims:
-            largest = max(dims, key=lambda dim: node.sizes[dim])
-            assignment[leaf] = tuple(everything if dim == largest else 0 for dim in range(len(node.sizes)))
-    # The update of the state runs in the storage layout of the state.
-    batch_dims = find_batch_dims(problem.graph, batch)
-    for edge in problem.graph.edges:
-        if edge.kind == "broadcast" and edge.a in sharded and edge.b not in batch_dims and any(assignment[edge.a]):
-            layout = [0] * len(problem.graph.nodes[edge.b].sizes)
-            for a, b in zip(edge.source, edge.target, strict=True):
-                if a is not None and b is not None and problem.graph.nodes[edge.b].sizes[b] % n == 0:
-                    layout[b] = assignment[edge.a][a]
-            assignment[edge.b] = tuple(layout)
-    return assignment
+    every = (1 << len(problem.links.sizes)) - 1
+    assignment = data_parallel(problem, batch, every & ~axis)
+    pairs = find_weight_pairs(model, batch)
+    if not pairs.weights:
+        return None
+    found = None
+    for both in sides(pairs):
+        tried = [_shard_dims(problem, pairs.component, side, assignment, axis) for side in both]
+        found = assignment = min(tried, key=problem.seconds)
+    return found
+
+
+def _shard_dims(
+    problem: Problem, component: dict[tuple[int, int], int], chosen: set[int], assignment: Assignment, axis: int
+) -> Assignment:
+    """Return an assignment in which an axis also shards the dimensions of some components, wherever it divides them."""
+    sharded, n = list(assignment), problem.links.shards(axis)
+    for (node, dim), number in component.items():
+        layout, given = sharded[node], problem.graph.nodes[node]
+        fits = given.sizes[dim] > 1 and given.sizes[dim] % (n * problem.links.shards(layout[dim])) == 0
+        if number in chosen and fits and given.fixed is None and node not in problem.pinned and not union(layout) & axis:
+            sharded[node] = _with_axes(layout, dim, axis)
+    return sharded
+
+
+def shard_storage(
+    problem: Problem, model: StepModel, batch: Iterable[int], leaves: Iterable[int], assignment: Assignment, axes: int
+) -> Assignment:
+    """Return an assignment in which mesh axes also shard stored leaves, each along the largest dimension that they divide.
+
+    What is computed from these leaves alone, and what becomes their new value, such as the update of the optimizer, is sharded
+    like them. Products read gathered weights, in the layouts of the given assignment.
+
+    Args:
+      problem: the search problem.
+      model: the step.
+      batch: nodes of the inputs that are a batch.
+      leaves: nodes of the inputs to shard.
+      assignment: the decisions before.
+      axes: the mesh axes, as bits.
+    """
+    return _Storage(problem, model, batch, leaves, assignment, axes).assignment
+
+
+class _Storage:
+    """Stored leaves that are being sharded.
+
+    Attributes:
+      assignment: the decisions.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: StepModel,
+        batch: Iterable[int],
+        leaves: Iterable[int],
+        assignment: Assignment,
+        axes: int,
+    ):
+        self.assignment = list(assignment)
+        self._problem, self._axes, self._leaves = problem, axes, dict.fromkeys(leaves)
+        self._batch_dims = find_batch_dims(problem.graph, batch)
+        self._products = {node for node in model.graph.op if _is_product(model, node)}
+        self._gathered = {edge.a for edge in problem.graph.edges if edge.kind == "operand" and self._gathers(edge.b)}
+        self._edges: dict[int, list[Edge]] = {}
+        for edge in problem.graph.edges:
+            self._edges.setdefault(edge.a, []).append(edge)
+            self._edges.setdefault(edge.b, []).append(edge)
+        self._done: set[int] = set()
+        for leaf in self._leaves:
+            if leaf not in self._done and problem.graph.nodes[leaf].fixed is None:
+                self._shard(leaf)
+
+    def _gathers(self, op: int) -> bool:
+        """Return whether an operation reads gathered weights: a product, or one that has a batch dimension."""
+        return op in self._products or op in self._batch_dims
+
+    def _shard(self, leaf: int) -> None:
+        """Shard a leaf and all that is sharded like it."""
+        sizes, layout = self._problem.graph.nodes[leaf].sizes, self.assignment[leaf]
+        if math.prod(sizes) < _FEW or union(layout) & self._axes:
+            return
+        dims = [dim for dim in range(len(sizes)) if self._divides(leaf, layout, dim)]
+        dims.sort(key=lambda dim: (-sizes[dim] / self._problem.links.shards(layout[dim]), dim))
+        if dims:
+            best = next((dim for dim in dims if self._fits_around(leaf, dim)), dims[0])
+            self._spread(leaf, _with_axes(layout, best, self._axes))
+
+    def _divides(self, node: int, layout: Layout, dim: int) -> bool:
+        links = self._problem.links
+        return self._problem.graph.nodes[node].sizes[dim] % links.shards(layout[dim] | self._axes) == 0
+
+    def _fits_around(self, leaf: int, dim: int) -> bool:
+        """Return whether the values next to a leaf can be sharded like it along a dimension."""
+        for edge in self._edges.get(leaf, ()):
+            other, own, its = (edge.b, edge.source, edge.target) if edge.a == leaf else (edge.a, edge.target, edge.source)
+            if self._follows(other) and dim in own:
+                at = its[own.index(dim)]
+                if at is None or not self._divides(other, self.assignment[other], at):
+                    return False
+        return True
+
+    def _follows(self, node: int) -> bool:
+        """Return whether a node is sharded like the stored leaves around it."""
+        given = self._problem.graph.nodes[node]
+        if given.fixed is not None or node in self._batch_dims or node in self._done or union(self.assignment[node]) & self._axes:
+            return False
+        if given.kind == "leaf":
+            return node in self._leaves
+        return node not in self._gathered if given.kind == "shared_reshard" else node not in self._products
+
+    def _spread(self, start: int, layout: Layout) -> None:
+        """Set the layout of a node, and those of the nodes around it that follow."""
+        self.assignment[start] = layout
+        self._done.add(start)
+        queue = deque([start])
+        while queue:
+            node = queue.popleft()
+            for edge in self._edges.get(node, ()):
+                forward = edge.a == node
+                other, own, its = (edge.b, edge.source, edge.target) if forward else (edge.a, edge.target, edge.source)
+                if not self._follows(other):
+                    continue
+                layout = self.assignment[other]
+                carried = [b for a, b in zip(own, its, strict=True) if a is not None and self.assignment[node][a] & self._axes]
+                fitting = [dim for dim in carried if dim is not None and self._divides(other, layout, dim)]
+                if fitting:
+                    self.assignment[other] = _with_axes(layout, fitting[0], self._axes)
+                self._done.add(other)
+                queue.append(other)
+
+
+def _with_axes(layout: Layout, dim: int, axes: int) -> Layout:
+    """Return a layout in which some axes shard one more dimension."""
+    return (*layout[:dim], layout[dim] | axes, *layout[dim + 1 :])
+
+
+def _is_product(model: StepModel, node: int) -> bool:
+    return model.program.ops[model.graph.nodes[node].label].primitive in CONTRACTIONS

@@ -25,7 +25,8 @@ class PlannedCollective:
       axes: the mesh axes that it runs over.
       count: the number of such collectives in a step.
       bytes_on_wire: bytes that one device sends for all of them.
-      seconds: the time of all of them.
+      seconds: the time of all of them, if nothing else runs.
+      hidden: the seconds of it that are saved, as they run behind products.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class PlannedCollective:
     count: float
     bytes_on_wire: float
     seconds: float
+    hidden: float
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Cost:
     >>> cost = ps.plan(step, w, x, mesh={"data": 2}, hardware="tpu-v5e", check=False).cost
     >>> {each.axes for each in cost.collectives}
     {('data',)}
-    >>> cost.seconds == cost.compute + cost.communication
+    >>> cost.seconds == cost.compute + cost.communication - cost.hidden
     True
     """
 
@@ -92,13 +94,18 @@ class Cost:
 
     @property
     def communication(self) -> float:
-        """Return the seconds of all collectives. No overlap with compute is assumed."""
+        """Return the seconds of all collectives, if nothing else runs."""
         return sum(each.seconds for each in self.collectives)
 
     @property
+    def hidden(self) -> float:
+        """Return the seconds of collectives that are saved, as they run behind products (`Problem.hidden_seconds`)."""
+        return sum(each.hidden for each in self.collectives)
+
+    @property
     def seconds(self) -> float:
-        """Return the seconds of one step: compute and collectives one after the other."""
-        return self.compute + self.communication
+        """Return the seconds of one step: compute, then collectives, without what is hidden of them."""
+        return self.compute + self.communication - self.hidden
 
     @property
     def bytes_on_wire(self) -> float:
@@ -123,11 +130,12 @@ def predict_cost(
     """
     totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for edge, steps in problem.all_reshard_steps(assignment):
-        for step in steps:
-            entry = totals.setdefault((step.kind, problem.links.axes(step.axes)), [0.0, 0.0, 0.0])
+        for step, hidden in zip(steps, problem.hidden_seconds(edge, steps), strict=True):
+            entry = totals.setdefault((step.kind, problem.links.axes(step.axes)), [0.0, 0.0, 0.0, 0.0])
             entry[0] += edge.count
             entry[1] += edge.count * step.bytes_on_wire
             entry[2] += edge.count * problem.links.seconds(step)
+            entry[3] += edge.count * hidden
     flops = flops_seconds = 0.0
     for node, layout in zip(problem.graph.nodes, assignment, strict=True):
         shards = problem.links.shards(union(layout))

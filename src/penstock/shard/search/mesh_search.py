@@ -14,13 +14,10 @@ from penstock.shard.graph.roles import infer_roles
 from penstock.shard.graph.step_model import StepModel, build_step_model
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.search.baselines import data_parallel, fully_sharded
+from penstock.shard.search.baselines import find_baselines
 from penstock.shard.search.problem import Assignment, Problem, build_problem
-from penstock.shard.search.solver import Candidate, solve
+from penstock.shard.search.solver import Candidate, choose, evaluate, solve
 from penstock.shard.trace.step import TracedStep
-
-_OVERLAPPED = 0.75
-"""Fraction of HBM traffic and latency that overlaps with compute in the second problem. Its plans depend less on either."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +27,14 @@ class PreparedMesh:
     Attributes:
       model: the step, the same for each mesh unless constraints differ.
       problem: the search problem on this mesh.
-      overlapped: the same problem on hardware that overlaps most memory traffic and latency with compute.
       mesh_shape: sizes of the mesh axes.
       roles: the role of each input.
       batch: the nodes of the inputs that are a batch.
-      baselines: name → decisions of a baseline.
+      baselines: name → decisions of a baseline on this mesh.
     """
 
     model: StepModel
     problem: Problem
-    overlapped: Problem
     mesh_shape: dict[str, int]
     roles: Sequence[str]
     batch: Sequence[int]
@@ -48,7 +43,7 @@ class PreparedMesh:
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """The best decisions for one mesh.
+    """Decisions for one mesh.
 
     Attributes:
       prepared: the mesh, with its search problem.
@@ -102,33 +97,39 @@ def prepare_meshes(
     return prepared
 
 
-def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
-    """Return the best plan of all meshes: the least objective among those within the limit, else the least memory.
+def search_meshes(prepared: Sequence[PreparedMesh], limit: float, from_baselines: bool = True) -> MeshPlan:
+    """Return the best plan of all meshes: the fastest of those within the limit, else the one of least memory.
 
     Args:
       prepared: the meshes.
       limit: bytes that one device may hold.
+      from_baselines: whether the search starts from the baselines too. Without them, it starts from the assignment that shards
+        nothing alone: an ablation.
 
     Returns:
       The best plan, with its mesh. It exceeds the limit if every plan that was found does.
     """
+    starts = [list(each.baselines.values()) if from_baselines else [] for each in prepared]
+    plans = [MeshPlan(each, solve(each.problem, limit, start)) for each, start in zip(prepared, starts, strict=True)]
+    return plans[choose([plan.candidate for plan in plans], limit)]
 
-    def key(plan: MeshPlan) -> tuple[bool, float]:
-        fits = plan.candidate.memory <= limit
-        return (not fits, plan.candidate.objective if fits else plan.candidate.memory)
 
-    plans = (MeshPlan(each, solve(each.problem, each.overlapped, limit, list(each.baselines.values()))) for each in prepared)
-    return min(plans, key=key)
+def best_baselines(prepared: Sequence[PreparedMesh], limit: float) -> dict[str, MeshPlan]:
+    """Return each baseline on the mesh on which it is best: the fastest within the limit, else the one of least memory.
+
+    Args:
+      prepared: the meshes.
+      limit: bytes that one device may hold.
+    """
+    by_name: dict[str, list[MeshPlan]] = {}
+    for each in prepared:
+        for name, assignment in each.baselines.items():
+            by_name.setdefault(name, []).append(MeshPlan(each, evaluate(each.problem, assignment)))
+    return {name: plans[choose([plan.candidate for plan in plans], limit)] for name, plans in by_name.items()}
 
 
 def _prepare(model: StepModel, shape: dict[str, int], hardware: Hardware, roles: Sequence[str]) -> PreparedMesh:
     """Build the search problem of one mesh, and its baselines."""
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
     problem = build_problem(model, shape, hardware, batch)
-    stored = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
-    baselines = {
-        "replicated, data parallel": data_parallel(problem, batch),
-        "fully sharded, data parallel": fully_sharded(problem, batch, stored),
-    }
-    overlapped = build_problem(model, shape, hardware.overlapping(_OVERLAPPED), batch)
-    return PreparedMesh(model, problem, overlapped, shape, roles, batch, baselines)
+    return PreparedMesh(model, problem, shape, roles, batch, find_baselines(problem, model, roles))

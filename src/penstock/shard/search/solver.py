@@ -23,14 +23,9 @@ _BISECTIONS = 3
 """Bisections between the last price at which no plan fits and the first at which one does."""
 _STUCK_STEPS = 2
 """The search gives up after this many price steps that find no plan of less memory."""
-_BASELINE_BONUS = 0.98
-"""Factor on the predicted time of a baseline: a less familiar plan is chosen only if it is better by more than 2 %."""
-_SLOWDOWN = 1.5
-"""A plan may be predicted slower than the fastest by this factor, if it computes and sends less. It never exceeds a baseline.
-
-The predicted seconds are an upper bound: compilers fuse operations, combine collectives and hide latency. The ideal seconds are a
-lower bound. The two bounds are far apart, so plans are compared by their product.
-"""
+_NEAR_TIE = 0.02
+"""Candidates whose predicted times differ by no more than this fraction are as good as each other. Of these, the one of least
+memory is chosen, rounded to this fraction too, and then the one with the fewest collectives."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +35,56 @@ class Candidate:
     Attributes:
       assignment: the layout of each node.
       seconds: predicted seconds of one step.
-      ideal_seconds: seconds of the FLOPs at the peak and of the bytes over the links, and of nothing else.
+      collectives: the number of its collectives in a step, which says how plain it is.
       memory: peak memory of one device, in bytes.
       peak_op: the operation at which the peak is reached.
     """
 
     assignment: Assignment
     seconds: float
-    ideal_seconds: float
+    collectives: float
     memory: float
     peak_op: int
 
-    @property
-    def objective(self) -> float:
-        """Return the value to minimize; `_SLOWDOWN` says why it is a product."""
-        return self.seconds * self.ideal_seconds
+
+def evaluate(problem: Problem, assignment: Assignment) -> Candidate:
+    """Return an assignment with its predicted cost.
+
+    Args:
+      problem: the search problem.
+      assignment: the layout of each node.
+    """
+    seconds, collectives = problem.compute_seconds(assignment), 0.0
+    for edge, steps in problem.all_reshard_steps(assignment):
+        seconds += problem.edge_seconds(edge, steps)
+        collectives += edge.count * len(steps)
+    return Candidate(assignment, seconds, collectives, *problem.memory(assignment))
 
 
-def solve(problem: Problem, overlapped: Problem, limit: float, starts: Sequence[Assignment]) -> Candidate:
+def choose(candidates: Sequence[Candidate], limit: float) -> int:
+    """Return the index of the best candidate: the fastest within the limit, or the one of least memory if none fits.
+
+    Of near-ties in time, the one of less memory is chosen, and of near-ties in both, the plainer one.
+
+    Args:
+      candidates: candidates, of one mesh or of several.
+      limit: bytes that one device may hold.
+    """
+    fitting = [at for at, each in enumerate(candidates) if each.memory <= limit]
+    if not fitting:
+        return min(range(len(candidates)), key=lambda at: candidates[at].memory)
+    near = _near_ties(fitting, [each.seconds for each in candidates])
+    smallest = _near_ties(near, [each.memory for each in candidates])
+    return min(smallest, key=lambda at: (candidates[at].collectives, candidates[at].seconds))
+
+
+def _near_ties(indices: Sequence[int], values: Sequence[float]) -> list[int]:
+    """Return those indices whose values are within a near-tie of the least."""
+    least = min(values[at] for at in indices)
+    return [at for at in indices if values[at] <= least * (1 + _NEAR_TIE)]
+
+
+def solve(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Candidate:
     """Find the best assignment within the memory limit, or the one of least memory if none fits.
 
     The price of a byte at the peak is zero at first. It is raised fourfold until a plan fits, and then bisected between the last
@@ -66,7 +93,6 @@ def solve(problem: Problem, overlapped: Problem, limit: float, starts: Sequence[
 
     Args:
       problem: the search problem.
-      overlapped: the same problem on hardware that overlaps most HBM traffic and latency with compute; a second source of plans.
       limit: bytes that one device may hold.
       starts: baselines to start from, in addition to the assignment that shards nothing.
 
@@ -75,22 +101,22 @@ def solve(problem: Problem, overlapped: Problem, limit: float, starts: Sequence[
     """
     candidates: dict[tuple, Candidate] = {}
 
-    def evaluate(assignment: Assignment) -> Candidate:
+    def evaluated(assignment: Assignment) -> Candidate:
         key = tuple(assignment)
         if key not in candidates:
-            seconds, ideal_seconds = problem.seconds(assignment), problem.ideal_seconds(assignment)
-            candidates[key] = Candidate(assignment, seconds, ideal_seconds, *problem.memory(assignment))
+            candidates[key] = evaluate(problem, assignment)
         return candidates[key]
 
-    def search(starts: Iterable[Assignment], price: float, searched: Problem = problem) -> bool:
+    def search(starts: Iterable[Assignment], price: float) -> bool:
         """Search at a price of memory, and return whether one of the new candidates fits."""
-        return min(each.memory for each in descend(searched, starts, price, evaluate)) <= limit
+        return min(each.memory for each in descend(problem, starts, price, evaluated)) <= limit
 
     def best_at(price: float) -> list[Assignment]:
         """Return the best candidate so far at a price, as a list of starts."""
         return [min(candidates.values(), key=lambda each: each.seconds + price * each.memory).assignment]
 
-    baselines = [evaluate(start) for start in starts]
+    for start in starts:
+        evaluated(start)
     price = 0.0
     search([problem.start(), *starts], price)
     fastest = min(candidates.values(), key=lambda each: each.seconds)
@@ -114,36 +140,8 @@ def solve(problem: Problem, overlapped: Problem, limit: float, starts: Sequence[
                 price = middle
             else:
                 low = middle
-    if any(each.memory <= limit for each in candidates.values()):
-        search([*best_at(price), problem.start()], price, overlapped)
-    return choose(list(candidates.values()), baselines, limit)
-
-
-def choose(candidates: Sequence[Candidate], baselines: Sequence[Candidate], limit: float) -> Candidate:
-    """Return the candidate of least objective within the limit, or the one of least memory if none fits.
-
-    A candidate is rejected if its ideal seconds exceed those of a baseline that fits, whatever it saves in HBM traffic.
-    It is also rejected if it is slower than a baseline that fits, whatever it saves in bytes on wire.
-
-    Args:
-      candidates: all candidates, the baselines among them.
-      baselines: the candidates of the baselines.
-      limit: bytes that one device may hold.
-    """
-    fitting = [each for each in candidates if each.memory <= limit]
-    if not fitting:
-        return min(candidates, key=lambda each: each.memory)
-    baselines_within = [each for each in baselines if each.memory <= limit]
-    least = min((each.ideal_seconds for each in baselines_within), default=float("inf"))
-    bounded = [each for each in fitting if each.ideal_seconds <= least * (1 + 1e-9)] or fitting
-
-    def bonus(each: Candidate) -> float:
-        return _BASELINE_BONUS if each in baselines_within else 1.0
-
-    quickest = min(each.seconds * bonus(each) for each in bounded)
-    slowest = max(quickest, min([quickest * _SLOWDOWN, *(each.seconds for each in baselines_within)]))
-    near_fastest = [each for each in bounded if each.seconds * bonus(each) <= slowest]
-    return min(near_fastest, key=lambda each: (each.objective * bonus(each), each.seconds))
+    found = list(candidates.values())
+    return found[choose(found, limit)]
 
 
 def descend(

@@ -1,0 +1,93 @@
+"""Find the weights that Megatron shards in pairs (Shoeybi et al., arXiv:1909.08053).
+
+In: the decision graph of a step. Out: the dimensions that weights connect, and for each set of connected weights two sides.
+
+The dimensions of all arrays of a step fall into components: what is connected by edges has to be sharded together, or resharded.
+A product with a weight connects the component of the weight's inputs with that of its outputs. In a transformer the width of the
+residual stream is connected with the heads, the hidden units and the vocabulary, and none of these with each other. So the
+components of a set have two sides, as a bipartite graph has: the residual stream on one, all others on the other. If one side is
+sharded, each weight is sharded once, and pairs of weights need no collective between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock.shard.graph.batch_dims import find_batch_dims
+from penstock.shard.graph.decisions import connect_dims
+from penstock.shard.graph.fusion import CONTRACTIONS
+from penstock.shard.graph.overlap import find_early_values
+from penstock.shard.graph.step_model import StepModel
+
+
+@dataclass(frozen=True)
+class WeightPairs:
+    """The dimensions that weights connect.
+
+    Attributes:
+      component: (node, dimension) → the component that it belongs to.
+      weights: pairs (component of the inputs, component of the outputs) of the weights that products read, in program order.
+    """
+
+    component: dict[tuple[int, int], int]
+    weights: tuple[tuple[int, int], ...]
+
+
+def find_weight_pairs(model: StepModel, batch: Iterable[int]) -> WeightPairs:
+    """Find the dimensions that weights connect. There are none if no weight reads what another has made.
+
+    Args:
+      model: the step.
+      batch: nodes of the inputs that are a batch.
+    """
+    component = connect_dims(model.graph)
+    of_batch = {component[node, dim] for node, dims in find_batch_dims(model.graph, batch).items() for dim in dims}
+    early = find_early_values(model.program)
+    weights = []
+    for op, node in zip(model.groups.non_elementwise, model.graph.op, strict=True):
+        operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None]
+        weight = [dims for value, dims in operands if value in early]
+        if op.primitive not in CONTRACTIONS or len(weight) != 1 or len(operands) != 2:
+            continue
+        summed = [factor for factor in weight[0] if factor is not None and factor not in op.rule.results[0]]
+        kept = [factor for factor in weight[0] if factor is not None and factor in op.rule.results[0]]
+        weights += [
+            (component[node, a], component[node, b])
+            for a in summed
+            for b in kept
+            if op.rule.sizes[a] > 1 and op.rule.sizes[b] > 1
+            if component[node, a] != component[node, b] and not {component[node, a], component[node, b]} & of_batch
+        ]
+    joined = {a for a, _ in weights} & {b for _, b in weights}
+    return WeightPairs(component, tuple(dict.fromkeys(weights)) if joined else ())
+
+
+def sides(pairs: WeightPairs) -> Iterator[tuple[set[int], set[int]]]:
+    """Yield the two sides of each set of connected components.
+
+    Where a cycle of odd length allows no sides, the weights of the cycle that come last are disregarded.
+
+    Args:
+      pairs: the dimensions that weights connect.
+    """
+    neighbours: dict[int, list[int]] = {}
+    for a, b in pairs.weights:
+        neighbours.setdefault(a, []).append(b)
+        neighbours.setdefault(b, []).append(a)
+    side: dict[int, int] = {}
+    for first in neighbours:
+        if first in side:
+            continue
+        side[first] = 0
+        both: tuple[set[int], set[int]] = ({first}, set())
+        queue = deque([first])
+        while queue:
+            each = queue.popleft()
+            for other in neighbours[each]:
+                if other not in side:
+                    side[other] = 1 - side[each]
+                    both[side[other]].add(other)
+                    queue.append(other)
+        yield both
