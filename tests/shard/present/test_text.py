@@ -51,7 +51,7 @@ def test_the_text_says_that_a_plan_near_its_limit_or_above_is_unchecked(limit):
 def test_a_plan_that_fits_once_compiled_is_not_called_over_the_limit():
     measured = Measured(GIB, GIB, GIB, GIB, 1e12, (), 1.0, compiled_for="the TPU compiler for v5e:2x4")
     lines = str(replace(megatron(), limit=4 * GIB, checked=measured)).splitlines()
-    assert ["over the limit" in line for line in lines if line.startswith(("  this plan", "  replicated"))] == [False, True]
+    assert ["over the limit" in line for line in lines if line.startswith(("  this plan", "  data parallel"))] == [False, True]
 
 
 def test_a_plan_far_below_its_limit_needs_no_check():
