@@ -15,7 +15,7 @@ from penstock.bench.suites.shard.baselines import Baseline, baselines, laid_out
 from penstock.bench.suites.shard.flat_step import compile_elsewhere, compile_here
 from penstock.bench.suites.shard.planning import Asked, own_baselines, plan_within, reason
 from penstock.bench.suites.shard.scores import BaselineScore, OwnBaseline, PlanScore
-from penstock.bench.suites.shard.task import TIGHT, Compiler, Task
+from penstock.bench.suites.shard.task import LIMITS, TIGHT, Compiler, Task
 from penstock.bench.suites.shard.zoo import Model
 from penstock.shard import Plan
 from penstock.shard.errors import CompileError
@@ -63,6 +63,8 @@ def measure_task(task: Task, folder: Path) -> Found:
     Args:
       folder: the plans are saved in it, and the TPU compiler's figures for the baselines.
     """
+    for limit in LIMITS:
+        plan_path(folder, task, limit).unlink(missing_ok=True)  # those of an earlier run
     model = steps.load(task.suite, task.model)
     asked = asked_of(task, model)
     made: list[tuple[PlanScore, Plan | None]] = []
@@ -75,10 +77,8 @@ def measure_task(task: Task, folder: Path) -> Found:
     limits = _limits(tried)
     made += [plan_within(asked, limit, limits[limit]) for limit in task.limits if limit != "loose"]
     for score, found in made:
-        path = plan_path(folder, task, score.limit)
-        path.unlink(missing_ok=True)  # one of an earlier run
         if found is not None and score.score is not None:
-            found.save(path)
+            found.save(plan_path(folder, task, score.limit))
     first = next((found for _, found in made if found is not None), None)
     return Found(tried, [score for score, _ in made], own_baselines(asked, first) if first else [])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,7 +128,7 @@ def folder() -> Path:
     return found
 
 
-def _variants(tasks: Sequence[Task], measure) -> tuple[Variant, ...]:  # type: ignore[no-untyped-def]
+def _variants(tasks: Sequence[Task], measure: Callable[[Task, Size], Measurement]) -> tuple[Variant, ...]:
     return tuple(
         Variant(
             task.name,
