@@ -14,8 +14,7 @@ from penstock.bench.suites.shard.comparison import losses_measurement, measureme
 from penstock.bench.suites.shard.task import Compiler, Task
 
 _TRAINING = "training-"
-_TIME_LIMIT = 1800.0
-_TPU_TIME_LIMIT = 4 * 3600.0  # its compiler takes up to a minute for a program of these sizes
+_TIME_LIMIT = 4 * 3600.0  # a compiler takes up to a minute for a program of these sizes
 
 # The ratio to three decimals, as it is printed. A plan that equals the baseline sends the same bytes, except for all-reduces of
 # scalars. Their number may differ, which changes the bytes by 30 parts in a million.
@@ -85,7 +84,7 @@ def plans_workload(tasks: Sequence[Task], name: str | None = None) -> Workload:
             *PREDICTIONS,
             Target(None, "planning", 10.0),
         ),
-        time_limit=_time_limit(compiler),
+        time_limit=_TIME_LIMIT,
         scored=True,
         method=f"{SCORES} {_LIMITS} {_CALIBRATED[suite]}",
     )
@@ -102,7 +101,7 @@ def training_workload(tasks: Sequence[Task]) -> Workload:
         variants=_variants(tasks, _train),
         sizes=_sizes(compiler),
         targets=(Target(None, "difference", 1e-4),),
-        time_limit=_time_limit(compiler),
+        time_limit=_TIME_LIMIT,
         scored=True,
         method=_TRAINING_METHOD,
     )
@@ -143,10 +142,6 @@ def _variants(tasks: Sequence[Task], measure: Callable[[Task, Size], Measurement
 def _sizes(compiler: Compiler) -> dict[SizeName, Size]:
     size = Size(compiler.hardware, str(compiler))
     return {"full": size, "quick": size}
-
-
-def _time_limit(compiler: Compiler) -> float:
-    return _TPU_TIME_LIMIT if compiler.topology else _TIME_LIMIT
 
 
 def _plan(task: Task, size: Size) -> Measurement:
