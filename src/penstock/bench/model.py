@@ -53,14 +53,15 @@ class Target:
       metric: the name of the metric.
       bound: in the metric's unit, or a ratio if `relative_to` is given.
       relative_to: the variant whose value is multiplied by `bound`; None where `bound` is in the metric's unit.
-      over: which variants must reach the bound if `variant` is None: "every" variant, at least "half", or their "median".
+      over: which variants must reach the bound if `variant` is None: "every" variant, at least "half", their "median", or the
+        "total" of all.
     """
 
     variant: str | None
     metric: str
     bound: float
     relative_to: str | None = None
-    over: Literal["every", "half", "median"] = "every"
+    over: Literal["every", "half", "median", "total"] = "every"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,14 @@ from penstock.bench.parity import compare_outputs
 from penstock.bench.process import Finished, run_variant
 
 # Modules whose package on PyPI has another name.
-_PACKAGES = {"keras_hub": "keras-hub", "PIL": "pillow"}
+_PACKAGES = {
+    "keras_hub": "keras-hub",
+    "PIL": "pillow",
+    "haiku": "dm-haiku",
+    "e3nn_jax": "e3nn-jax",
+    # Later releases have no models in Flax.
+    "transformers": '"transformers==4.46.*"',
+}
 
 
 @dataclass

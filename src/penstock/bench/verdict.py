@@ -74,8 +74,8 @@ class Verdict:
 
     Attributes:
       target: the target.
-      reached: the measured value, in the unit of the target's bound; the median if the target is for all variants. None without
-        a measurement.
+      reached: the measured value, in the unit of the target's bound; the median or the total if the target is for all variants.
+        None without a measurement.
       met: whether the target is met. A ratio is judged only if its interval is entirely on one side of the bound; other numbers
         by their median. None if the target cannot be judged, or the interval contains the bound.
       why_not: why the target is not judged; None if it is.
@@ -256,18 +256,20 @@ def _scored_verdict(outcome: Outcome, target: Target) -> Verdict:
     sizes = [entry.size for entry in entries]
     finite = [size for size in sizes if math.isfinite(size)]
     middle = median(sizes) if sizes and target.over == "median" else median(finite) if finite else None
+    reached = sum(sizes) if target.over == "total" else middle
     within = len(entries) - len(misses)
     met = {
         "every": not misses,
         "half": within >= len(entries) / 2,
         "median": middle is not None and _within(metric, middle, target.bound),
+        "total": _within(metric, sum(sizes), target.bound),
     }[target.over]
     worst = (min if metric.better == "higher" else max)(finite, default=None)
     # Half of the variants may be beyond the bound, so they are not listed.
     named = () if target.over == "half" else tuple(f"{entry.variant}: {entry.said}" for entry in misses)
     if not entries:
         return Verdict(target, None, None, "nothing to judge", exempt=exempt)
-    return Verdict(target, middle, met, None, len(entries), within, worst, named, exempt)
+    return Verdict(target, reached, met, None, len(entries), within, worst, named, exempt)
 
 
 def _entries(outcome: Outcome, metric: Metric, target: Target) -> tuple[list[_Entry], dict[str, int]]:

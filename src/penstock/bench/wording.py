@@ -91,13 +91,20 @@ def verdict_text(outcome: Outcome, verdict: Verdict) -> str:
 def _scored_text(verdict: Verdict, metric: Metric) -> str:
     """Say how many variants are within the bound of a target of a scored workload."""
     target = verdict.target
-    whose = {"every": "every variant", "half": "at least half of the variants", "median": "the median of all"}[target.over]
+    whose = {
+        "every": "every variant",
+        "half": "at least half of the variants",
+        "median": "the median of all",
+        "total": "the total of all",
+    }[target.over]
     words = {"higher": "at least", "lower": "at most", "zero": "an error of at most"}[metric.better]
     head = f"target: {metric.name}, {target.variant or whose}: {words} {target.bound:,g} {metric.unit}: "
     exempt = "".join(f"; not counted: {count}, {reason}" for reason, count in verdict.exempt.items())
     if verdict.met is None:
         return f"{head}not judged: {verdict.why_not}{exempt}"
-    seen = [("median", verdict.reached)] + [("worst", verdict.worst)] * (verdict.worst != verdict.reached)
+    seen = [("total", verdict.reached)]
+    if target.over != "total":
+        seen = [("median", verdict.reached)] + [("worst", verdict.worst)] * (verdict.worst != verdict.reached)
     numbers = ", ".join(f"{name} {_plain(value)}" for name, value in seen if value is not None)
     met = "met" if verdict.met else "NOT MET"
     return f"{head}{verdict.within} of {verdict.counted}{numbers and f' ({numbers})'}, {met}{exempt}"

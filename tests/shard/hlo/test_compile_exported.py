@@ -103,7 +103,7 @@ def test_a_compiler_that_takes_too_long_is_ended():
 )
 def test_errors_cross_processes(error, tmp_path):
     compile_exported.write_result(tmp_path, 0, error)
-    found = compile_exported._read_result(tmp_path / "0.json")
+    found = compile_exported.read_result(tmp_path / "0.json")
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 

@@ -85,7 +85,7 @@ def measure_exported(
         while left:  # if the compiler crashes, so does its process; the remaining programs go to a new one
             shares = [share for share in (left[first::processes] for first in range(processes)) if share]
             left = sorted(position for share in _run_workers(folder, shares, topology, timeout) for position in share)
-        return [_read_result(folder / f"{position}.json") for position in range(len(programs))]
+        return [read_result(folder / f"{position}.json") for position in range(len(programs))]
 
 
 def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None, timeout: float | None) -> list[list[int]]:
@@ -153,12 +153,12 @@ def _undone(folder: Path, share: Sequence[int], status: int) -> list[int]:
     return missing[1:] if crashed else []
 
 
-def write_result(folder: Path, position: int, result: Measured | CompileError) -> None:
+def write_result(folder: Path, position: int | str, result: Measured | CompileError) -> None:
     """Write a result atomically, as the process may be killed at any time.
 
     Args:
       folder: where the results go.
-      position: number of the program.
+      position: number of the program, or another name.
       result: the figures, or the error.
     """
     if isinstance(result, Measured):
@@ -171,8 +171,12 @@ def write_result(folder: Path, position: int, result: Measured | CompileError) -
     part.replace(folder / f"{position}.json")
 
 
-def _read_result(path: Path) -> Measured | CompileError:
-    """Read a result that `write_result` wrote."""
+def read_result(path: Path) -> Measured | CompileError:
+    """Read a result that `write_result` wrote.
+
+    Args:
+      path: the file.
+    """
     text = path.read_text()
     read = json.loads(text)
     if "error" not in read:

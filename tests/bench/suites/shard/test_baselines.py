@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from penstock.bench.suites.shard.baselines import Baseline, baselines, leaf_paths
-from penstock.bench.suites.shard.task import MESHES, Task
+from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.zoo import ZOO, Model, load
 
 EVERY = ("data", "model")
+MESHES = {name: Task("gpt2", name).axes for name in ("8", "2x4", "2x2x2")}
 
 
 def tiny() -> Model:
@@ -103,8 +104,3 @@ def test_leaves_of_the_optimizer_are_known_in_every_front_end(name):
     everything = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
     share = sum(elements) / everything
     assert share > 0.8 if name == "lora" else 0.2 < share < 0.36
-
-
-def test_a_task_knows_its_axes_and_its_devices():
-    task = Task("gpt2", "2x2x2", "h100")
-    assert (task.axes, task.devices) == ({"data": 2, "fsdp": 2, "model": 2}, 8)

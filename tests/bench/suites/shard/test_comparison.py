@@ -6,8 +6,14 @@ import pytest
 from tests.bench.simulation import MACHINE
 
 from penstock.bench.model import Measurement, Outcome, Run, Sample
-from penstock.bench.suites.shard.comparison import best_within, compare, losses_measurement, plan_measurement
-from penstock.bench.suites.shard.scores import BaselineScore, Losses, PlanScore, Prediction, Score
+from penstock.bench.suites.shard.comparison import (
+    best_within,
+    compare,
+    losses_measurement,
+    measurements,
+    plan_measurement,
+)
+from penstock.bench.suites.shard.scores import BaselineScore, Losses, OwnBaseline, PlanScore, Prediction, Score
 from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.workload import plans_workload, training_workload
 from penstock.bench.verdict import Verdict, judge
@@ -49,8 +55,12 @@ def judged(workload, measurements: dict[str, Measurement]) -> tuple[Verdict, ...
 
 def verdicts(*plans: PlanScore) -> dict[str, Verdict]:
     made = {f"plan {number}": plan_measurement(TASK, BASELINES, plan) for number, plan in enumerate(plans)}
-    names = ["never slower", "faster", "kept", "arguments", "memory", "bytes_on_wire", "planning"]
-    return dict(zip(names, judged(plans_workload([TASK]), made), strict=True))
+    return named(judged(plans_workload([TASK]), made))
+
+
+def named(found: tuple[Verdict, ...]) -> dict[str, Verdict]:
+    names = ["never slower", "faster", "kept", "refusals", "arguments", "memory", "worst memory", "bytes_on_wire", "planning"]
+    return dict(zip(names, found, strict=True))
 
 
 def test_a_plan_is_held_against_the_fastest_baseline_that_keeps_the_limit():
@@ -100,6 +110,13 @@ def test_no_plan_where_a_baseline_fits_is_a_miss():
     assert found["never slower"].misses == ("plan 0: no plan: no layout fits",)
 
 
+def test_refusals_of_limits_that_a_baseline_keeps_are_counted():
+    found = verdicts(refused(2 * GB), refused(2 * GB), planned(1.0), refused(GB // 2))["refusals"]
+    assert (found.met, found.reached, found.counted, found.exempt) == (False, 2.0, 3, {"no baseline keeps the limit": 1})
+    assert [miss.partition(":")[0] for miss in found.misses] == ["plan 0", "plan 1"]
+    assert verdicts(planned(1.0), refused(GB // 2))["refusals"].met is True
+
+
 def test_no_plan_where_nothing_fits_counts_for_nothing():
     found = verdicts(refused(GB // 2))
     assert (found["never slower"].met, found["kept"].met) == (None, None)
@@ -124,11 +141,29 @@ def test_a_refused_plan_has_not_failed_and_an_error_has():
 
 
 def test_errors_of_prediction_are_judged_by_their_median():
-    off = [planned(1.0, predicted=Prediction(100, int(GB * share), 1000.0 * share)) for share in (0.7, 1.1, 1.0)]
+    off = [planned(1.0, predicted=Prediction(100, int(GB * share), 1000.0 * share)) for share in (0.7, 1.09, 1.0)]
     found = verdicts(*off)["memory"]
     assert (found.met, found.misses) == (True, ("plan 0: -30.00 %",))
     far = verdicts(off[0], off[0], off[2])
     assert (far["memory"].met, far["bytes_on_wire"].met) == (False, False)
+
+
+def test_one_prediction_may_not_be_far_off():
+    off = [planned(1.0, predicted=Prediction(100, int(GB * share), 1000.0)) for share in (1.0, 1.0, 1.31)]
+    found = verdicts(*off)
+    assert (found["memory"].met, found["worst memory"].met) == (True, False)
+    assert found["worst memory"].misses == ("plan 2: 31.00 %",)
+
+
+def test_baselines_of_the_planner_count_among_predictions_only():
+    own = OwnBaseline("ZeRO-1", Prediction(100, 2 * GB, 1000.0), score(1.0))
+    made = measurements(TASK, BASELINES, [planned(1.0)], [own])
+    assert list(made) == ["half", "planner's ZeRO-1"]
+    found = named(judged(plans_workload([TASK]), {f"mlp 8 {name}": each for name, each in made.items()}))
+    assert found["worst memory"].misses == ("mlp 8 planner's ZeRO-1: 100.0 %",)
+    assert {name: verdict.counted for name, verdict in found.items() if verdict.counted != 2} == {
+        **dict.fromkeys(["never slower", "faster", "kept", "refusals", "planning"], 1)
+    }
 
 
 def test_arguments_are_exact_or_not():

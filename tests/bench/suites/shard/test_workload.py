@@ -11,10 +11,10 @@ from penstock.bench import rounds
 from penstock.bench.model import Measurement
 from penstock.bench.process import Finished
 from penstock.bench.suites.shard import WORKLOADS, find
-from penstock.bench.suites.shard.comparison import plan_measurement
-from penstock.bench.suites.shard.measure import score_of
+from penstock.bench.suites.shard.comparison import measurements
+from penstock.bench.suites.shard.planning import score_of
 from penstock.bench.suites.shard.scores import BaselineScore, PlanScore, Prediction, Score
-from penstock.bench.suites.shard.task import MESHES, Task
+from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.time_limit import time_limit
 from penstock.bench.suites.shard.zoo import ZOO
 from penstock.bench.worker import result_of
@@ -24,14 +24,14 @@ from penstock.shard.hlo.collectives import Collective
 TASK = Task("mlp", "8")
 SCORE = Score(1e-3, 2**20, 100, 1000.0, 1e9, ("2 all-reduce over data",))
 BASELINES = (BaselineScore("data parallel", SCORE), BaselineScore("Megatron", None, "does not compile: why"))
-LOOSE = PlanScore("loose", 2**30, 1.0, SCORE, Prediction(100, 2**20, 1000.0))
+LOOSE = PlanScore("loose", 2**30, 1.0, score=SCORE, predicted=Prediction(100, 2**20, 1000.0))
 REFUSED = PlanScore("half", 2**19, 1.0, reason="no layout fits", refused=True)
 BROKEN = PlanScore("half", 2**19, 1.0, reason="planning failed: KeyError")
 
 
 def measured(*plans: PlanScore, baselines=BASELINES) -> Finished:
     """Return the result of a process of this task that has ended."""
-    found = Measurement(parts={plan.limit: plan_measurement(TASK, baselines, plan) for plan in plans})
+    found = Measurement(parts=measurements(TASK, baselines, plans, []))
     return Finished(None, "", json.loads(json.dumps(result_of(found))))
 
 
@@ -86,14 +86,14 @@ def test_what_is_unknown_of_a_score_is_said_beside_it(bench, capsys):
 
 def test_a_score_has_what_is_unknown_of_the_program():
     guess = Collective("reduce-scatter", 512, 8, 2.0, ("data",), guessed=True)
-    found = score_of(Measured(1, 1, 1, 1, 1e9, (guess,), 0.0, ("why",)), "tpu-v5e")
+    found = score_of(Measured(1, 1, 1, 1, 1e9, (guess,), 0.0, ("why",)), "tpu-v5e", "float32")
     assert found.unknown == ("why",)
     assert found.collectives == ("2 reduce-scatter over data (guessed)",)
 
 
 def test_a_model_that_is_none_is_told_before_anything_runs(capsys):
     assert cli.main(["bench", "shard", "--only", "gpt9"]) == 2
-    assert "--only gpt9: is not in the zoo; choose from mlp, " in capsys.readouterr().err
+    assert "--only gpt9: is not in --suite zoo; choose from mlp, " in capsys.readouterr().err
 
 
 def test_hardware_that_is_none_is_told_before_anything_runs(capsys):
@@ -109,12 +109,13 @@ def test_the_command_plans_scores_and_trains(tmp_path, capsys):
     document = json.loads(path.read_text())
     assert document["partial"] is None
     plans, training = document["workloads"]
-    loose, half = (sample["details"] for sample in plans["samples"])
-    assert [loose["plan"]["limit"], half["plan"]["limit"]] == ["loose", "half"]
+    loose, half, tight = (sample["details"] for sample in plans["samples"])
+    assert [each["plan"]["limit"] for each in (loose, half, tight)] == ["loose", "half", "tight"]
     scores = {each["name"]: each["score"] for each in loose["baselines"]}
     replicated, sharded = scores["data parallel"], scores["FSDP"]
     assert sharded["arguments"] < replicated["arguments"] / 4
     assert half["plan"]["limit_bytes"] == replicated["memory"] // 2
+    assert tight["plan"]["limit_bytes"] == int(1.02 * min(score["memory"] for score in scores.values() if score))
     assert scores["google-parallax"] is None
     losses = training["samples"][0]["details"]["losses"]
     assert len(losses["alone"]) == 3
@@ -182,7 +183,8 @@ def test_training_without_a_plan_is_left_out(bench):
 def test_workers_find_workloads_and_their_variants_by_name():
     for workload in WORKLOADS:
         assert find(workload.name) is workload
-    found = find("plans-h100")
+    for name in ("zoo-cpu-h100", "zoo-v5e:2x4", "outside-cpu-tpu-v5e", "training-zoo-v5e:2x4", "real", "planning-real"):
+        assert find(name).name == name
+    found = find("zoo-cpu-h100")
     assert found.sizes["full"].hardware == "h100"
-    assert [variant.name for variant in found.variants] == [f"{model} {mesh}" for model in ZOO for mesh in MESHES]
-    assert find("training-h100").name == "training-h100"
+    assert [variant.name for variant in found.variants] == [f"{model} {mesh}" for model in ZOO for mesh in ("8", "2x4", "2x2x2")]

@@ -2,7 +2,7 @@
 
 from penstock.bench.suites.shard.arguments import add_arguments as add_arguments
 from penstock.bench.suites.shard.arguments import choose as choose
+from penstock.bench.suites.shard.arguments import find as find
 from penstock.bench.suites.shard.workload import SMALL
-from penstock.bench.suites.shard.workload import find as find
 
 WORKLOADS = (SMALL,)

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
+from penstock.bench.suites.shard.flat_step import FlatStep, flat_step
 from penstock.bench.suites.shard.zoo import Model
-from penstock.shard.compile_plan import FAST_COMPILE
-from penstock.shard.hlo.analysis import Measured, measure
 
 Axes = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -112,9 +111,12 @@ def by_pattern(model: Model, state: Any, axis: str) -> list[Spec]:
     ]
 
 
-def compiled(model: Model, state: Any, batch: Any, layout: Baseline, mesh: Mesh) -> Measured:
-    """Compile the step in a layout, with the state donated, and return the compiler's measurements."""
-    stored = _shardings(state, layout.state, mesh)
+def laid_out(model: Model, state: Any, batch: Any, layout: Baseline, mesh: Any) -> FlatStep:
+    """Return the step in a layout.
+
+    Args:
+      mesh: a `Mesh` or an `AbstractMesh`.
+    """
 
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         if layout.used is not None:
@@ -123,24 +125,17 @@ def compiled(model: Model, state: Any, batch: Any, layout: Baseline, mesh: Mesh)
             state = jax.tree.unflatten(tree, brought)
         return model.step(state, batch)
 
-    jitted = jax.jit(
-        step,
-        in_shardings=(stored, _shardings(batch, layout.batch, mesh)),
-        out_shardings=(stored, NamedSharding(mesh, PartitionSpec())),
-        donate_argnums=0,
-    )
-    options: dict[str, Any] = dict(FAST_COMPILE)
-    return measure(jitted.lower(state, batch).compile(options), dict(mesh.shape))
+    return flat_step(step, state, batch, _shardings(state, layout.state, mesh), _shardings(batch, layout.batch, mesh), mesh)
 
 
-def _constrain(leaf: jax.Array, spec: Spec | None, mesh: Mesh) -> jax.Array:
+def _constrain(leaf: jax.Array, spec: Spec | None, mesh: Any) -> jax.Array:
     """Put a sharding constraint on a leaf, where there is a layout for it."""
     return leaf if spec is None else jax.lax.with_sharding_constraint(leaf, _sharding(spec, mesh))
 
 
-def _shardings(tree: Any, specs: Sequence[Spec], mesh: Mesh) -> Any:
+def _shardings(tree: Any, specs: Sequence[Spec], mesh: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(tree), [_sharding(spec, mesh) for spec in specs])
 
 
-def _sharding(spec: Spec, mesh: Mesh) -> NamedSharding:
+def _sharding(spec: Spec, mesh: Any) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(entry or None for entry in spec)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from penstock.bench.model import Measurement, Remarks
-from penstock.bench.suites.shard.scores import BaselineScore, Losses, PlanScore, Score
+from penstock.bench.suites.shard.scores import BaselineScore, Losses, OwnBaseline, PlanScore, Prediction, Score
 from penstock.bench.suites.shard.task import Task
 
 _BASELINES = "Layouts by hand: time and memory of a device"
@@ -41,15 +41,9 @@ class Comparison:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Return the errors of the planner's prediction: bytes for the arguments, otherwise per cent of what was compiled."""
+        """Return the errors of the planner's prediction; none without a plan."""
         score, predicted = self.plan.score, self.plan.predicted
-        if score is None or predicted is None:
-            return {}
-        return {
-            "arguments": float(predicted.arguments - score.arguments),
-            "peak memory": _per_cent(predicted.memory, score.memory),
-            "bytes sent": _per_cent(predicted.bytes_on_wire, score.bytes_on_wire),
-        }
+        return {} if score is None or predicted is None else _errors(predicted, score)
 
     @property
     def outcome(self) -> str:
@@ -59,6 +53,15 @@ class Comparison:
             return f"{'no plan' if plan.refused else 'failed'}: {plan.reason}"
         over = f"{plan.score.memory / plan.limit_bytes:.2f}× the limit" if plan.limit_bytes else "the limit is unknown"
         return over if self.ratio is None or self.best is None else f"{over}, {self.ratio:.3f}× {self.best.name}"
+
+
+def _errors(predicted: Prediction, score: Score) -> dict[str, float]:
+    """Return the errors of a prediction: bytes for the arguments, otherwise per cent of what was compiled."""
+    return {
+        "arguments": float(predicted.arguments - score.arguments),
+        "peak memory": _per_cent(predicted.memory, score.memory),
+        "bytes sent": _per_cent(predicted.bytes_on_wire, score.bytes_on_wire),
+    }
 
 
 def _per_cent(predicted: float, compiled: float) -> float:
@@ -83,6 +86,14 @@ def _keeps(score: Score, limit: int | None) -> bool:
     return limit is None or score.memory <= limit
 
 
+def measurements(
+    task: Task, baselines: Sequence[BaselineScore], plans: Sequence[PlanScore], own: Sequence[OwnBaseline]
+) -> dict[str, Measurement]:
+    """Return the numbers of each plan of a task, by its limit, and of each baseline of the planner, by its name."""
+    found = {plan.limit: plan_measurement(task, baselines, plan) for plan in plans}
+    return found | {f"planner's {each.name}": own_measurement(task, each) for each in own}
+
+
 def plan_measurement(task: Task, baselines: Sequence[BaselineScore], plan: PlanScore) -> Measurement:
     """Return the numbers of a plan, with all that the report says about them.
 
@@ -97,17 +108,18 @@ def plan_measurement(task: Task, baselines: Sequence[BaselineScore], plan: PlanS
         values["memory"] = 100 * plan.score.memory / plan.limit_bytes
     if plan.planning is not None:
         values["planning"] = plan.planning
-    infinite = [name for name, value in values.items() if not math.isfinite(value)]
-    missed = dict.fromkeys(infinite, "infinitely many times as much")
+    values["refusals"] = float(plan.refused)
+    values, missed = _finite(values)
     exempt = {}
     if found.best is None:
         alone = "only the plan fits" if found.fits else "nothing fits"
         over = plan.score is not None and not found.fits
         exempt = {"time": alone, "memory": "over the limit, which no baseline keeps either" if over else alone}
+        exempt["refusals"] = "no baseline keeps the limit"
     elif not found.fits:
         missed |= {"time": found.outcome, "memory": found.outcome}
     return Measurement(
-        {name: value for name, value in values.items() if name not in infinite},
+        values,
         {"task": asdict(task), "baselines": [asdict(each) for each in baselines], "plan": asdict(plan)},
         remarks=Remarks(
             _columns(found),
@@ -118,6 +130,19 @@ def plan_measurement(task: Task, baselines: Sequence[BaselineScore], plan: PlanS
             plan.reason if plan.score is None and not plan.refused else "",
         ),
     )
+
+
+def own_measurement(task: Task, own: OwnBaseline) -> Measurement:
+    """Return the errors of what the planner predicts for one of its own baselines."""
+    values, missed = _finite(_errors(own.predicted, own.score))
+    return Measurement(values, {"task": asdict(task), "own": asdict(own)}, remarks=Remarks(missed=missed))
+
+
+def _finite(values: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the finite numbers, and the reason why each of the others misses its targets."""
+    infinite = [name for name, value in values.items() if not math.isfinite(value)]
+    missed = dict.fromkeys(infinite, "infinitely many times as much")
+    return {name: value for name, value in values.items() if name not in missed}, missed
 
 
 def losses_measurement(task: Task, losses: Losses) -> Measurement:
@@ -146,6 +171,8 @@ def _columns(found: Comparison) -> dict[str, str]:
         "plan's memory": format_bytes(ours.memory) if ours else "–",
         "its time": format_seconds(best.seconds) if best else "–",
         "its memory": format_bytes(best.memory) if best else "–",
+        "mesh": plan.mesh or "–",
+        "planned and compiled in": format_seconds(plan.checking) if plan.checking is not None else "–",
     }
 
 
@@ -168,7 +195,7 @@ def _tables(task: Task, baselines: Sequence[BaselineScore], plan: PlanScore) -> 
 def _notes(baselines: Sequence[BaselineScore], plan: PlanScore) -> list[str]:
     """Return a sentence for everything that has no score, and for everything that a score leaves open."""
     notes = [f"no plan: {plan.reason}"] if plan.refused else []
-    notes += [f"the plan: {sentence}" for sentence in (plan.score.unknown if plan.score else ())]
+    notes += [f"the plan: {sentence}" for sentence in (*plan.notes, *(plan.score.unknown if plan.score else ()))]
     for each in baselines:
         notes += [f"{each.name}: {each.reason}"] if each.score is None else []
         notes += [f"{each.name}: {sentence}" for sentence in (each.score.unknown if each.score else ())]

@@ -1,29 +1,38 @@
-"""Compile the plans and the baselines of a model on a mesh, and score them, in a process whose devices are virtual CPUs."""
+"""Score the plans and the layouts by hand of a task, in a process whose devices are virtual CPUs."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax.sharding import AxisType, Mesh
 
-from penstock.bench.suites.shard import baselines, parallax
-from penstock.bench.suites.shard.scores import BaselineScore, PlanScore, Prediction, Score
-from penstock.bench.suites.shard.task import Task
-from penstock.bench.suites.shard.time_limit import time_limit
-from penstock.bench.suites.shard.zoo import Model, load
-from penstock.shard import CompileError, Hardware, Plan, PlanError, plan
+from penstock.bench.suites.shard import parallax, planning, real, steps
+from penstock.bench.suites.shard.baselines import Baseline, baselines, laid_out
+from penstock.bench.suites.shard.flat_step import compile_elsewhere, compile_here
+from penstock.bench.suites.shard.planning import Asked, own_baselines, plan_within, reason
+from penstock.bench.suites.shard.scores import BaselineScore, OwnBaseline, PlanScore
+from penstock.bench.suites.shard.task import LIMITS, TIGHT, Compiler, Task
+from penstock.bench.suites.shard.zoo import Model
+from penstock.shard import Plan
+from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.shapes import abstract_mesh
 
-_PLANNING_LIMIT = 120.0  # seconds, after which a plan is given up
-_DTYPE = "float32"  # all models of the zoo multiply in it
+_DTYPE = "float32"  # all steps of the zoo, and most of others, multiply in it
+_REAL_DTYPE = "bfloat16"
+
+
+class Found(NamedTuple):
+    """The scores of a task: layouts by hand, plans for its limits, and the planner's own baselines."""
+
+    baselines: list[BaselineScore]
+    plans: list[PlanScore]
+    own: list[OwnBaseline]
 
 
 def start_devices(count: int) -> None:
@@ -39,94 +48,122 @@ def mesh_of(axes: dict[str, int]) -> Mesh:
 
 def plan_path(folder: Path, task: Task, limit: str) -> Path:
     """Return the file in which the plan of a task is saved."""
-    return folder / f"{task.model}.{task.mesh}.{limit}.plan"
+    return folder / f"{task.suite}.{task.model}.{task.mesh}.{task.compiler.label}.{limit}.plan".replace(":", "-")
 
 
-def measure_task(task: Task, folder: Path) -> tuple[list[BaselineScore], list[PlanScore]]:
+def asked_of(task: Task, model: Model) -> Asked:
+    """Return what `ps.plan` is asked for a task."""
+    state = jax.eval_shape(model.init)
+    return Asked(model.step, state, model.batch(0), {"mesh": task.axes}, task.compiler, _DTYPE)
+
+
+def measure_task(task: Task, folder: Path) -> Found:
     """Score the baselines of a task, and its plan for each limit.
 
     Args:
-      folder: the plans are saved in it.
+      folder: the plans are saved in it, and the TPU compiler's figures for the baselines.
     """
-    model, axes = load(task.model), task.axes
-    state, batch = jax.eval_shape(model.init), model.batch(0)
-    mesh = mesh_of(axes)
+    for limit in LIMITS:
+        plan_path(folder, task, limit).unlink(missing_ok=True)  # those of an earlier run
+    model = steps.load(task.suite, task.model)
+    asked = asked_of(task, model)
+    made: list[tuple[PlanScore, Plan | None]] = []
+    loose = find_hardware(task.compiler.hardware).memory
+    if "loose" in task.limits:  # first, because its planning is timed: nothing is traced yet
+        made.append(plan_within(asked, "loose", loose))
+    layouts = baselines(model, asked.state, asked.batch, task.axes)
+    tried = score_layouts(model, asked, layouts, task.axes, folder)
+    tried.append(_score_parallax(model, asked, task.axes, folder))
+    limits = _limits(tried)
+    made += [plan_within(asked, limit, limits[limit]) for limit in task.limits if limit != "loose"]
+    for score, found in made:
+        if found is not None and score.score is not None:
+            found.save(plan_path(folder, task, score.limit))
+    first = next((found for _, found in made if found is not None), None)
+    return Found(tried, [score for score, _ in made], own_baselines(asked, first) if first else [])
 
-    def score(layout: baselines.Baseline) -> Score:
-        return score_of(baselines.compiled(model, state, batch, layout, mesh), task.hardware)
 
-    tried = [_attempt(layout.name, partial(score, layout)) for layout in baselines.baselines(model, state, batch, axes)]
-    tried.append(_attempt(parallax.NAME, lambda: score(parallax.plan(model.step, state, batch, mesh))))
+def _limits(tried: Sequence[BaselineScore]) -> dict[str, int | None]:
+    """Return the limits in bytes that the layouts by hand set, of which data parallel is the first."""
     replicated = tried[0].score
-    limits = {"loose": find_hardware(task.hardware).memory, "half": replicated.memory // 2 if replicated else None}
-    planned = [_planned(model, state, batch, task, limit, limits[limit], plan_path(folder, task, limit)) for limit in task.limits]
-    return tried, planned
+    sizes = [each.score.memory for each in tried if each.score]
+    return {"half": replicated.memory // 2 if replicated else None, "tight": int(TIGHT * min(sizes)) if sizes else None}
 
 
-def hardware_of(task: Task) -> Hardware:
-    """Return the hardware of a task under a name of its own, so that the compiler of this machine decides what fits.
+def score_layouts(
+    model: Model, asked: Asked, layouts: Sequence[Baseline], axes: dict[str, int], folder: Path
+) -> list[BaselineScore]:
+    """Compile a step in layouts by hand with the compiler that judges, and score them.
 
-    Plans and baselines are scored by that compiler, also where the TPU's is installed.
+    Args:
+      folder: the TPU compiler's figures are kept in it.
     """
-    return replace(find_hardware(task.hardware), name=f"{task.hardware}, compiled for CPU", platform="cpu")
+    topology = asked.compiler.topology
+    if topology is None:
+        mesh = mesh_of(axes)
+
+        def compiled(layout: Baseline) -> Measured:
+            return compile_here(laid_out(model, asked.state, asked.batch, layout, mesh))
+
+        return [_attempt(layout.name, asked, partial(compiled, layout)) for layout in layouts]
+    flat = [laid_out(model, asked.state, asked.batch, layout, abstract_mesh(axes)) for layout in layouts]
+    results = compile_elsewhere(flat, topology, kept_in(folder))
+    return [_attempt(layout.name, asked, partial(_given, result)) for layout, result in zip(layouts, results, strict=True)]
 
 
-def score_of(measured: Measured, on: str) -> Score:
-    """Return the compiler's measurements as the score of a plan, on this hardware."""
-    counts: Counter[str] = Counter()
-    for each in measured.collectives:
-        guessed = " (guessed)" if each.guessed else ""
-        counts[f"{each.kind} over {', '.join(each.axes) or 'a part of an axis'}{guessed}"] += round(each.count)
-    return Score(
-        seconds=measured.seconds(on, _DTYPE),
-        memory=measured.memory,
-        arguments=measured.arguments,
-        bytes_on_wire=measured.bytes_on_wire,
-        flops=measured.flops,
-        collectives=tuple(f"{count} {what}" for what, count in counts.most_common()),
-        unknown=measured.unknown,
-    )
+def kept_in(folder: Path) -> Path:
+    """Return the folder for the figures of the TPU compiler."""
+    return folder / "compiled"
 
 
-def _attempt(name: str, score: Callable[[], Score]) -> BaselineScore:
-    """Score a baseline, or say why it has no score."""
+def _given(result: Measured | CompileError) -> Measured:
+    if isinstance(result, CompileError):
+        raise result
+    return result
+
+
+def _score_parallax(model: Model, asked: Asked, axes: dict[str, int], folder: Path) -> BaselineScore:
+    """Score the layout of google-parallax, or say why there is none."""
     try:
-        return BaselineScore(name, score())
+        layout = parallax.plan(model.step, asked.state, asked.batch, mesh_of(axes))
     except parallax.CannotPlanError as error:
-        return BaselineScore(name, None, f"cannot plan: {error}")
+        return BaselineScore(parallax.NAME, None, f"cannot plan: {error}")
+    (score,) = score_layouts(model, asked, [layout], axes, folder)
+    return score
+
+
+def _attempt(name: str, asked: Asked, measured: Callable[[], Measured]) -> BaselineScore:
+    """Score a layout, or say why it has no score."""
+    try:
+        return BaselineScore(name, asked.score(measured()))
     except Exception as error:
         return BaselineScore(name, None, f"does not compile: {reason(error)}")
 
 
-def _planned(model: Model, state: Any, batch: Any, task: Task, limit: str, size: int | None, path: Path) -> PlanScore:
-    """Plan within a limit of `size` bytes, score the plan and save it; or say why there is no score."""
-    if size is None:
-        return PlanScore(limit, None, reason="data parallel, which sets the limit, has no score")
-    begin = time.perf_counter()
-    try:
-        with time_limit(_PLANNING_LIMIT):
-            made = plan(model.step, state, batch, mesh=task.axes, hardware=hardware_of(task), memory=size)
-    except PlanError as error:
-        return PlanScore(limit, size, time.perf_counter() - begin, reason=reason(error, 1000), refused=True)
-    except Exception as error:
-        return PlanScore(limit, size, time.perf_counter() - begin, reason=f"planning failed: {reason(error, 1000)}")
-    took = time.perf_counter() - begin
-    predicted = _prediction(made)
-    try:
-        score = score_of(made.verify().measured, task.hardware)
-        made.save(path)
-    except Exception as error:
-        return PlanScore(limit, size, took, predicted=predicted, reason=f"does not compile: {reason(error, 1000)}")
-    return PlanScore(limit, size, took, score, predicted)
+def asked_of_case(case: real.Case, compiler: Compiler) -> Asked:
+    """Return what `ps.plan` is asked for a case: the number of devices, for which it searches a mesh too."""
+    where = {"devices": case.devices}
+    return Asked(case.step, jax.eval_shape(case.init), case.batch, where, compiler, _REAL_DTYPE)
 
 
-def _prediction(made: Plan) -> Prediction:
-    """Return the bytes that the planner predicted."""
-    return Prediction(made.cost.memory.arguments, made.cost.memory.total, made.cost.bytes_on_wire)
+def measure_case(task: Task, folder: Path) -> Found:
+    """Score the layouts by hand of a case of real size, and the plan for the memory of its chips.
+
+    Args:
+      folder: the figures of the layouts by hand are kept in it, so that a run that was interrupted goes on.
+    """
+    case = real.load(task.model)
+    asked = asked_of_case(case, task.compiler)
+    score, made = plan_within(asked, "loose", find_hardware(task.compiler.hardware).memory)
+    tried = [
+        _attempt(layout.name, asked, partial(real.measure_layout, case, layout, case.topology, kept_in(folder)))
+        for layout in case.layouts
+    ]
+    return Found(tried, [score], own_baselines(asked, made) if made else [])
 
 
-def reason(error: Exception, most: int = 300) -> str:
-    """Return the kind of an error and its text, cut where it is long."""
-    text = " ".join(str(error).split())
-    kind = "" if isinstance(error, PlanError | CompileError) else f"{type(error).__name__}: "
-    return kind + (text if len(text) <= most else f"{text[:most]}…")
+def plan_case(name: str) -> float:
+    """Return the seconds to plan for a case whose layers are unrolled, without compilation."""
+    case = real.load(name, unrolled=True)
+    asked = asked_of_case(case, Compiler.of_label(case.topology))
+    return planning.search_seconds(asked, find_hardware(asked.compiler.hardware).memory)

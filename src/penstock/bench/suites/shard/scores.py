@@ -52,25 +52,40 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class OwnBaseline:
+    """A baseline of the planner, which it prints beside its plan, as predicted and as compiled."""
+
+    name: str
+    predicted: Prediction
+    score: Score
+
+
+@dataclass(frozen=True)
 class PlanScore:
     """The plan of penstock for one limit of memory, with its score.
 
     Attributes:
       limit: its name.
       limit_bytes: None where it is unknown, as data parallel did not compile.
-      planning: seconds that it took to plan.
+      planning: seconds that it took to plan, without compilation.
+      checking: seconds that it took to plan with the compiler that judges; None if no plan came out.
+      mesh: the plan's mesh, in words.
       score: None where there is no plan, or it did not compile.
       reason: why there is no score.
       refused: the planner found that nothing fits; otherwise a missing score is an error.
+      notes: the warnings of the planner.
     """
 
     limit: str
     limit_bytes: int | None
     planning: float | None = None
+    checking: float | None = None
+    mesh: str = ""
     score: Score | None = None
     predicted: Prediction | None = None
     reason: str = ""
     refused: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

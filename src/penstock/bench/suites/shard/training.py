@@ -8,12 +8,16 @@ from typing import Any
 
 import jax
 
-from penstock.bench.suites.shard import baselines, measure
+from penstock.bench.suites.shard import measure, steps
+from penstock.bench.suites.shard.baselines import baselines
+from penstock.bench.suites.shard.planning import plan_within
 from penstock.bench.suites.shard.scores import Losses
 from penstock.bench.suites.shard.task import Task
-from penstock.bench.suites.shard.zoo import Model, load
-from penstock.shard import Plan, PlanError, plan
+from penstock.bench.suites.shard.zoo import Model
+from penstock.bench.suites.shard.zoo import load as load_zoo
+from penstock.shard import Plan
 from penstock.shard.compile_plan import FAST_COMPILE
+from penstock.shard.mesh.lookup import find_hardware
 
 _STEPS = 3
 # Eight copies of the published table do not fit into the memory of a common machine.
@@ -29,13 +33,13 @@ def train(task: Task, plans: Path) -> Losses | None:
     Returns:
       None where there is no plan.
     """
-    limit = next((limit for limit in ("half", "loose") if measure.plan_path(plans, task, limit).exists()), None)
+    limit = next((limit for limit in ("half", "tight", "loose") if measure.plan_path(plans, task, limit).exists()), None)
     if limit is None:
         return None
     rows = _ROWS.get(task.model)
-    model = load(task.model, rows=rows)
+    model = load_zoo(task.model, rows=rows) if rows else steps.load(task.suite, task.model)
     if rows:
-        made, limit = _plan_anew(model, task)
+        made, limit = _plan_anew(model, task, plans)
     else:
         saved = Plan.load(measure.plan_path(plans, task, limit))
         made = saved.bind(model.step, jax.eval_shape(model.init), model.batch(0))
@@ -55,12 +59,14 @@ def _losses(step: Callable, state: Any, batches: list[Any]) -> tuple[float, ...]
     return tuple(found)
 
 
-def _plan_anew(model: Model, task: Task) -> tuple[Plan, str]:
+def _plan_anew(model: Model, task: Task, folder: Path) -> tuple[Plan, str]:
     """Plan for a model of another size, with half of the memory that it needs replicated, or with the hardware's memory."""
-    state, batch = jax.eval_shape(model.init), model.batch(0)
-    layout = baselines.baselines(model, state, batch, task.axes)[0]
-    half = baselines.compiled(model, state, batch, layout, measure.mesh_of(task.axes)).memory // 2
-    try:
-        return plan(model.step, state, batch, mesh=task.axes, hardware=measure.hardware_of(task), memory=half), "half"
-    except PlanError:
-        return plan(model.step, state, batch, mesh=task.axes, hardware=measure.hardware_of(task)), "loose"
+    asked = measure.asked_of(task, model)
+    replicated = baselines(model, asked.state, asked.batch, task.axes)[0]
+    score = measure.score_layouts(model, asked, [replicated], task.axes, folder)[0].score
+    limits = {"half": score.memory // 2 if score else None, "loose": find_hardware(task.compiler.hardware).memory}
+    for limit, memory in limits.items():
+        found, made = plan_within(asked, limit, memory)
+        if made is not None:
+            return made, limit
+    raise RuntimeError(f"{task.name} has no plan to train under: {found.reason}")

@@ -20,6 +20,8 @@ from penstock.bench.suites.shard.real.step import Size, init, make_step
 _MODELS = {
     "llama-7b": (llama.LLAMA_7B, llama.init_swiglu, llama.swiglu, 2),
     "llama-13b": (llama.LLAMA_13B, llama.init_swiglu, llama.swiglu, 2),
+    "llama-70b": (llama.LLAMA_70B, llama.init_swiglu, llama.swiglu, 2),
+    "llama-small": (llama.LLAMA_SMALL, llama.init_swiglu, llama.swiglu, 2),
     "llama-3b": (llama.LLAMA_3B, llama.init_swiglu, llama.swiglu, 2),
     "moe-dense": (mixture.MIXTURE, mixture.init_experts, mixture.dense, 2),
     "moe-sorted": (mixture.MIXTURE, mixture.init_experts, mixture.by_sorting, 2),
@@ -31,7 +33,7 @@ REAL = (
     *("llama-7b-16", "llama-7b-64", "llama-13b-32", "llama-13b-64", "llama-3b-16", "llama-3b-32"),
     *("moe-dense-16", "moe-dense-32", "moe-sorted-16", "moe-sorted-32"),
 )
-"""The cases of the suite. `load` also knows the other numbers of chips."""
+"""The cases of the suite. `load` also knows other models and numbers of chips."""
 
 
 def load(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
-from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
 
+from penstock.bench.suites.shard.flat_step import FlatStep, compile_elsewhere, flat_step
 from penstock.bench.suites.shard.real.layouts import HandLayout
 from penstock.bench.suites.shard.real.step import Constrain, Step, unconstrained
 from penstock.bench.suites.shard.zoo.model import PyTree
 from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.hlo.compile_exported import export_program, measure_exported
 from penstock.shard.mesh.shapes import abstract_mesh
 
 
@@ -47,48 +46,28 @@ class Case:
         return self.make_step(unconstrained)
 
 
-def jit_layout(case: Case, layout: HandLayout, mesh: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-    """Return the step in a layout as a jitted function of its flat arguments, with the state donated, and those arguments.
-
-    The function returns the leaves of the new state and then the loss.
+def jit_layout(case: Case, layout: HandLayout, mesh: Any) -> FlatStep:
+    """Return the step in a layout.
 
     Args:
       mesh: a `Mesh` or an `AbstractMesh` with the axes of the layout.
     """
     state = jax.eval_shape(case.init)
-    leaves, tree = jax.tree.flatten((state, case.batch))  # jax.export knows no named tuples of Optax
-    shardings = jax.tree.leaves((layout.state_shardings(state, mesh), layout.batch_shardings(case.batch, mesh)))
-    step = case.make_step(layout.constrain(mesh))
-
-    def flat(*arguments: Array) -> list[Array]:
-        return jax.tree.leaves(step(*jax.tree.unflatten(tree, arguments)))
-
-    donated = len(jax.tree.leaves(state))
-    jitted = jax.jit(
-        flat,
-        in_shardings=tuple(shardings),
-        out_shardings=[*shardings[:donated], NamedSharding(mesh, PartitionSpec())],
-        donate_argnums=tuple(range(donated)),
-    )
-    arguments = [
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf, sharding in zip(leaves, shardings, strict=True)
-    ]
-    return jitted, arguments
+    shardings = (layout.state_shardings(state, mesh), layout.batch_shardings(case.batch, mesh))
+    return flat_step(case.make_step(layout.constrain(mesh)), state, case.batch, *shardings, mesh)
 
 
-def measure_layout(case: Case, layout: HandLayout, topology: str | None) -> Measured:
+def measure_layout(case: Case, layout: HandLayout, topology: str | None, kept: Path | None = None) -> Measured:
     """Compile the step in a layout, in another process, and return the compiler's figures.
 
     Args:
       topology: the chips; None compiles for virtual CPU devices.
+      kept: a folder for the figures, as for `compile_elsewhere`.
 
     Raises:
       CompileError: it does not compile.
     """
-    jitted, arguments = jit_layout(case, layout, abstract_mesh(layout.mesh))
-    platform = "cpu" if topology is None else "tpu"
-    program = export_program(jitted, *arguments, mesh=layout.mesh, platform=platform)
-    (result,) = measure_exported([program], topology=topology)
+    (result,) = compile_elsewhere([jit_layout(case, layout, abstract_mesh(layout.mesh))], topology, kept)
     if isinstance(result, CompileError):
         raise result
     return result

@@ -1,0 +1,119 @@
+"""Print the tables of plans in benchmarks/README.md, from one or more reports of `penstock bench shard`.
+
+    penstock bench shard --topology cpu --topology v5e:2x4 --json zoo.json
+    python benchmarks/shard_table.py zoo.json
+
+A row is a step on a mesh, and a column is a compiler and a limit of memory. Below are the errors of predicted peak memory, by
+suite and compiler. If several reports have a cell, the last one counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from penstock._bytes import format_bytes
+from penstock.shard.units import format_seconds
+
+Sample = Mapping[str, Any]
+
+
+def main() -> None:
+    """Read the reports, and print their tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", nargs="+", type=Path, help="a file that `penstock bench shard --json` wrote")
+    reports = [json.loads(path.read_text()) for path in parser.parse_args().report]
+    print("\n".join(tables(reports)))
+
+
+def tables(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of all tables, as Markdown."""
+    samples = {(_place(sample), sample["variant"]): sample for sample in _samples(reports)}
+    suites = dict.fromkeys(suite for (suite, _), _ in samples)
+    for suite in suites:
+        mine = [sample for ((of, _), _), sample in samples.items() if of == suite]
+        yield from [f"### {suite}", "", *(_real if suite == "real" else _limits)(mine), ""]
+    yield from _memory(samples.values())
+
+
+def _samples(reports: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+    """Yield the samples that score plans, or the planner's own baselines."""
+    for report in reports:
+        for workload in report["workloads"]:
+            yield from (each for each in workload["samples"] if {"plan", "own"} & set(each["details"]))
+
+
+def _place(sample: Sample) -> tuple[str, str]:
+    """Return the suite and the compiler of a sample."""
+    task = sample["details"]["task"]
+    return task["suite"], task["compiler"]["name"]
+
+
+def _limits(samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield a table of the times of plans over those of the best layouts by hand."""
+    plans = [sample for sample in samples if "plan" in sample["details"]]
+    cells = {(_row(sample), _column(sample)): _cell(sample) for sample in plans}
+    columns = list(dict.fromkeys(column for _, column in cells))
+    yield f"| step, mesh | {' | '.join(columns)} |"
+    yield f"| --- |{' ---: |' * len(columns)}"
+    for row in dict.fromkeys(row for row, _ in cells):
+        yield f"| {row} | {' | '.join(cells.get((row, column), '') for column in columns)} |"
+
+
+def _row(sample: Sample) -> str:
+    task = sample["details"]["task"]
+    return f"{task['model']}, {task['mesh']}"
+
+
+def _column(sample: Sample) -> str:
+    return f"{_place(sample)[1]}, {sample['details']['plan']['limit']}"
+
+
+def _cell(sample: Sample) -> str:
+    """Return the time of a plan over that of the best layout by hand that fits, or why there is none."""
+    remarks = sample.get("remarks", {})
+    if "time" in remarks.get("missed", {}):
+        return f"**{'refused' if sample['details']['plan']['refused'] else 'lost'}**"
+    exempt = remarks.get("exempt", {}).get("time")
+    if exempt is not None:
+        return "alone" if exempt == "only the plan fits" else "–"
+    return f"{sample['values']['time']:.2f}"
+
+
+def _real(samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield a table of plans for real sizes beside the best layouts by hand."""
+    yield "| case | plan: mesh | time | memory | best by hand | time | memory | ratio |"
+    yield "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |"
+    for sample in samples:
+        details = sample["details"]
+        if "plan" not in details:
+            continue
+        plan, name = details["plan"], sample["remarks"]["columns"]["best by hand"]
+        best = next((each["score"] for each in details["baselines"] if each["name"] == name), None)
+        cells = [details["task"]["model"], plan["mesh"] or "–", *_score(plan["score"]), name, *_score(best), _cell(sample)]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _score(score: Mapping[str, Any] | None) -> tuple[str, str]:
+    return (format_seconds(score["seconds"]), format_bytes(score["memory"])) if score else ("–", "–")
+
+
+def _memory(samples: Iterable[Sample]) -> Iterator[str]:
+    """Yield a table of the errors of predicted peak memory."""
+    errors: dict[tuple[str, str], list[float]] = {}
+    for sample in samples:
+        if "peak memory" in sample["values"]:
+            errors.setdefault(_place(sample), []).append(abs(sample["values"]["peak memory"]))
+    yield "| predicted peak memory | compiler | programs | median error | worst |"
+    yield "| --- | --- | ---: | ---: | ---: |"
+    for (suite, compiler), found in errors.items():
+        calibrated = f"{suite}{', calibrated on it' if suite == 'zoo' else ''}"
+        yield f"| {calibrated} | {compiler} | {len(found)} | {median(found):.1f} % | {max(found):.1f} % |"
+
+
+if __name__ == "__main__":
+    main()

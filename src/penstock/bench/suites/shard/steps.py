@@ -1,0 +1,54 @@
+"""Find the steps of a suite by their names: those of the zoo, or those of other packages (`outside`)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.bench.suites.shard.zoo.model import Model
+
+_ZOO_NEEDS = ("flax", "equinox", "optax")
+_LAST_WITH_FLAX = 4  # releases of transformers from 5 on have no models in Flax
+
+
+def names(suite: str) -> tuple[str, ...]:
+    """Return the names of the steps of a suite, "zoo" or "outside"."""
+    module = _module(suite)
+    found: tuple[str, ...] = module.ZOO if suite == "zoo" else module.OUTSIDE
+    return found
+
+
+def load(suite: str, name: str) -> Model:
+    """Return a step by its name.
+
+    Raises:
+      ValueError: the suite has no such step.
+    """
+    model: Model = _module(suite).load(name)
+    return model
+
+
+def needs(suite: str, name: str) -> tuple[str, ...]:
+    """Return the packages that a step imports, besides JAX and NumPy."""
+    if suite == "zoo":
+        return _ZOO_NEEDS
+    found: tuple[str, ...] = _module(suite).needs(name)
+    return found
+
+
+def unsuited(suite: str, name: str) -> str:
+    """Return why a step cannot run with the packages that are installed; "" if it can, or if they are missing."""
+    if "transformers" not in needs(suite, name) or importlib.util.find_spec("transformers") is None:
+        return ""
+    version = importlib.metadata.version("transformers")
+    if int(version.split(".")[0]) <= _LAST_WITH_FLAX:
+        return ""
+    return f'transformers {version} has no models in Flax: pip install "penstock[outside]"'
+
+
+def _module(suite: str) -> ModuleType:
+    # Imported here, because it imports JAX.
+    return importlib.import_module(f"penstock.bench.suites.shard.{suite}")
