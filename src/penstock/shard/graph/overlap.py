@@ -20,24 +20,25 @@ from penstock.shard.graph.fusion import CONTRACTIONS
 from penstock.shard.trace.flat_program import FlatProgram
 
 
-def find_early_values(program: FlatProgram) -> set[int]:
-    """Return the values that are computed from the inputs of the step by elementwise operations alone.
+def find_early_values(program: FlatProgram) -> dict[int, int]:
+    """Return the values that are computed from the inputs of the step by elementwise operations alone, each with its input.
 
-    The slices of an early stack that a loop reads are early too. Values that a loop passes on are not.
+    The slices of an early stack that a loop reads are early too. Values that a loop passes on are not. A value that is computed
+    from several inputs has the first of them.
 
     Args:
       program: the step.
     """
-    early = {*program.inputs, *program.constants}
+    early = {value: value for value in (*program.inputs, *program.constants)}
     slices = [pair for loop in program.loops for pair in loop.slices]
     before = -1
     while len(early) > before:  # one more round for each loop inside of a loop
         before = len(early)
-        early.update(inner for outer, inner in slices if outer in early)
+        early.update({inner: early[outer] for outer, inner in slices if outer in early})
         for op in program.ops:
             operands = [operand for operand in op.operands if operand is not None]
             if op.rule.identity and operands and all(operand in early for operand in operands):
-                early.update(op.results)
+                early.update(dict.fromkeys(op.results, early[operands[0]]))
     return early
 
 

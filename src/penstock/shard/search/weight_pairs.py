@@ -45,23 +45,33 @@ def find_weight_pairs(model: StepModel, batch: Iterable[int]) -> WeightPairs:
     component = connect_dims(model.graph)
     of_batch = {component[node, dim] for node, dims in find_batch_dims(model.graph, batch).items() for dim in dims}
     early = find_early_values(model.program)
-    weights = []
+    found: list[tuple[int, list[int], list[int]]] = []
     for op, node in zip(model.groups.non_elementwise, model.graph.op, strict=True):
         operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None]
-        weight = [dims for value, dims in operands if value in early]
-        if op.primitive not in CONTRACTIONS or len(weight) != 1 or len(operands) != 2:
+        weights = [(early[value], dims) for value, dims in operands if value in early]
+        if op.primitive not in CONTRACTIONS or len(weights) != 1 or len(operands) != 2:
             continue
-        summed = [factor for factor in weight[0] if factor is not None and factor not in op.rule.results[0]]
-        kept = [factor for factor in weight[0] if factor is not None and factor in op.rule.results[0]]
-        weights += [
-            (component[node, a], component[node, b])
-            for a in summed
-            for b in kept
-            if op.rule.sizes[a] > 1 and op.rule.sizes[b] > 1
-            if component[node, a] != component[node, b] and not {component[node, a], component[node, b]} & of_batch
-        ]
-    joined = {a for a, _ in weights} & {b for _, b in weights}
-    return WeightPairs(component, tuple(dict.fromkeys(weights)) if joined else ())
+        weight, dims = weights[0]
+        large = [factor for factor in dims if factor is not None and op.rule.sizes[factor] > 1]
+        inputs = [component[node, factor] for factor in large if factor not in op.rule.results[0]]
+        outputs = [component[node, factor] for factor in large if factor in op.rule.results[0]]
+        found.append(
+            (weight, [each for each in inputs if each not in of_batch], [each for each in outputs if each not in of_batch])
+        )
+    # The backward pass reads each weight the other way round. So a pair has two weights.
+    readers: dict[int, set[int]] = {}
+    for weight, inputs, outputs in found:
+        for each in (*inputs, *outputs):
+            readers.setdefault(each, set()).add(weight)
+    joined = {each for each, weights_of in readers.items() if len(weights_of) > 1}
+    # If a weight has several dimensions of inputs or outputs, such as heads and the width of a head, the first of a pair counts.
+    chosen = [
+        (min(inputs, key=lambda each: each not in joined), min(outputs, key=lambda each: each not in joined))
+        for _, inputs, outputs in found
+        if inputs and outputs
+    ]
+    paired = any(a in joined and b in joined for a, b in chosen)
+    return WeightPairs(component, tuple(dict.fromkeys((a, b) for a, b in chosen if a != b)) if paired else ())
 
 
 def sides(pairs: WeightPairs) -> Iterator[tuple[set[int], set[int]]]:
