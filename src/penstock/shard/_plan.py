@@ -33,8 +33,8 @@ from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.own_copy import put_copy
 from penstock.shard.present.text import plan_line, plan_text
 from penstock.shard.record import PlanRecord, named_shardings
+from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.mesh_search import PreparedMesh, best_baselines, prepare_meshes, search_meshes
-from penstock.shard.search.problem import Assignment
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.call import refuse_option_names
 from penstock.shard.trace.gradients import LOST_GRADIENTS, loses_gradients

@@ -23,8 +23,8 @@ from penstock.shard.mesh.resharding import union
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import NEAR_LIMIT, PlanRecord
 from penstock.shard.search.cost import largest_live_values
+from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
-from penstock.shard.search.problem import Assignment
 from penstock.shard.trace.step import TracedStep
 
 _LARGEST = 6000

@@ -12,8 +12,8 @@ from penstock.shard.apply.partition_specs import write_layouts
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.cost import Cost, axis_work, predict_cost
+from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
-from penstock.shard.search.problem import Assignment
 from penstock.shard.trace.step import TracedStep
 
 

@@ -19,7 +19,8 @@ from scipy.optimize import linprog
 
 from penstock.shard.graph.decisions import Node
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union
-from penstock.shard.search.problem import Assignment, Problem, project
+from penstock.shard.search.cost_model import Assignment, project
+from penstock.shard.search.problem import Problem
 
 _LARGEST_TABLE = 1 << 23
 _CHUNK = 1 << 14

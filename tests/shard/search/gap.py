@@ -14,7 +14,8 @@ from tests.shard.search.programs import Recorded, random_problem
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.search.baselines import find_baselines
-from penstock.shard.search.problem import Assignment, Problem, build_problem
+from penstock.shard.search.cost_model import Assignment
+from penstock.shard.search.problem import Problem, build_problem
 from penstock.shard.search.solver import Candidate, solve
 
 LIMITS = (0.2, 0.6)

@@ -18,7 +18,8 @@ from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.mesh.resharding import MeshLinks
-from penstock.shard.search.problem import Assignment, Problem
+from penstock.shard.search.cost_model import Assignment
+from penstock.shard.search.problem import Problem
 from penstock.shard.trace.step import trace
 
 ONE_AXIS = {"data": 8}

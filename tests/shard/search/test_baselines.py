@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import pytest
 from tests.shard.search.programs import FAST_LINKS, MESHES, array, model_of, steps, training
 
+from penstock.shard.graph.batch_dims import find_batch_dims
 from penstock.shard.mesh.resharding import union
 from penstock.shard.search.baselines import DATA_PARALLEL, FSDP, MEGATRON, MEGATRON_FSDP, ZERO_1, data_parallel, find_baselines
-from penstock.shard.search.problem import build_problem, project
+from penstock.shard.search.cost_model import project
+from penstock.shard.search.problem import build_problem
 
 meshes = pytest.mark.parametrize("mesh", MESHES, ids=str)
 TWO = {"data": 2, "model": 4}
@@ -57,16 +59,17 @@ def layers(scanned, remat):
 
 def collectives(problem, assignment, kind):
     """Return pairs (edge, number in a step) of the edges whose collectives are of a kind."""
-    return [(edge, edge.count) for edge, way in problem.all_reshard_steps(assignment) if kind in {step.kind for step in way}]
+    found = problem.all_reshard_steps(assignment)
+    return [(edge, edge.count) for edge, way, times in found for _ in range(times) if kind in {step.kind for step in way}]
 
 
 @meshes
 def test_data_parallelism_shards_the_batch_over_all_axes_and_stores_all_else_replicated(mesh):
     _, problem, kept, batch = problem_of(two_layers(mesh), mesh)
-    assignment = data_parallel(problem, [batch], (1 << len(mesh)) - 1)
+    assignment = data_parallel(problem, find_batch_dims(problem.graph, [batch]), (1 << len(mesh)) - 1)
     assert problem.links.shards(assignment[batch][0]) == math.prod(mesh.values())
     assert not any(any(assignment[leaf]) for leaf in kept)
-    kinds = {step.kind for _, way in problem.all_reshard_steps(assignment) for step in way}
+    kinds = {step.kind for _, way, _ in problem.all_reshard_steps(assignment) for step in way}
     assert kinds == {"all-reduce"}
 
 
@@ -76,7 +79,7 @@ def test_fsdp_stores_all_state_in_parts_gathers_weights_for_use_and_scatters_gra
     made = find_baselines(problem, model, [*["parameters"] * len(kept), "batch"])
     assignment, devices = made[FSDP], math.prod(mesh.values())
     assert all(problem.links.shards(union(assignment[leaf])) == devices for leaf in kept)
-    kinds = {step.kind for edge, way in problem.all_reshard_steps(assignment) for step in way if edge.bytes > 4}
+    kinds = {step.kind for edge, way, _ in problem.all_reshard_steps(assignment) for step in way if edge.bytes > 4}
     assert kinds == {"all-gather", "reduce-scatter"}
     assert problem.compute_seconds(assignment) <= problem.compute_seconds(made[DATA_PARALLEL])
 
@@ -115,7 +118,7 @@ def test_zero_1_shards_the_optimizer_and_gathers_new_parameters_once():
     assignment = made[ZERO_1]
     assert not any(assignment[weight])
     assert problem.links.shards(union(assignment[moment])) == 8
-    sent = [(edge.kind, [step.kind for step in way]) for edge, way in problem.all_reshard_steps(assignment)]
+    sent = [(edge.kind, [step.kind for step in way]) for edge, way, _ in problem.all_reshard_steps(assignment)]
     assert ("result", ["reduce-scatter"]) in sent
     assert ("store", ["all-gather"]) in sent
     assert not [kind for kind, way in sent if kind in ("use", "operand", "shared_reshard")]
@@ -133,10 +136,11 @@ def test_megatron_shards_pairs_of_weights_and_sums_once_for_each_pair_in_each_di
     for leaf in leaves:
         sizes, layout = problem.graph.nodes[leaf].sizes, assignment[leaf]
         assert [size for size, mask in zip(sizes, layout, strict=True) if mask] == [F]
-    sent = [(edge, way) for edge, way in problem.all_reshard_steps(assignment) if way[0].axes == axis and edge.kind != "use"]
-    assert {step.kind for _, way in sent for step in way} == {"all-reduce"}
+    found_steps = problem.all_reshard_steps(assignment)
+    sent = [(edge, way, times) for edge, way, times in found_steps if way[0].axes == axis and edge.kind != "use"]
+    assert {step.kind for _, way, _ in sent for step in way} == {"all-reduce"}
     # Unrolled, no gradient of the first layer's input is needed.
-    assert sum(edge.count for edge, _ in sent) == (2 * LAYERS if scanned else 2 * LAYERS - 1)
+    assert sum(times * edge.count for edge, _, times in sent) == (2 * LAYERS if scanned else 2 * LAYERS - 1)
 
 
 def test_megatron_with_fsdp_shards_the_stored_weights_over_the_other_axes():
@@ -185,7 +189,7 @@ def test_a_step_without_pairs_has_no_megatron():
 @pytest.mark.parametrize("rows", [7, 6, 12], ids=str)
 def test_a_batch_is_sharded_over_those_axes_that_divide_it(mesh, rows):
     _, problem, _, batch = problem_of(two_layers(mesh, rows), mesh)
-    assignment = data_parallel(problem, [batch], (1 << len(mesh)) - 1)
+    assignment = data_parallel(problem, find_batch_dims(problem.graph, [batch]), (1 << len(mesh)) - 1)
     assert rows % problem.links.shards(assignment[batch][0]) == 0
     left = [size for axis, size in enumerate(mesh.values()) if not assignment[batch][0] >> axis & 1]
     assert all(rows % (size * problem.links.shards(assignment[batch][0])) for size in left)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.shard.search.programs import FAST_LINKS, MESHES, model_of, random_step, steps
 from tests.shard.search.test_problem import anything
 
+from penstock.shard.graph.batch_dims import find_batch_dims
 from penstock.shard.search.baselines import data_parallel
 from penstock.shard.search.cost import axis_work, largest_live_values, predict_cost
 from penstock.shard.search.problem import build_problem
@@ -43,7 +44,9 @@ def test_collectives_are_one_for_each_kind_and_axes_the_longest_first(plan):
     found = predict_cost(problem, assignment, roles, inputs, ()).collectives
     assert len({(each.kind, each.axes) for each in found}) == len(found)
     assert [each.seconds for each in found] == sorted((each.seconds for each in found), reverse=True)
-    sent = sum(edge.count * step.bytes_on_wire for edge, way in problem.all_reshard_steps(assignment) for step in way)
+    sent = sum(
+        times * edge.count * step.bytes_on_wire for edge, way, times in problem.all_reshard_steps(assignment) for step in way
+    )
     assert sum(each.bytes_on_wire for each in found) == pytest.approx(sent, rel=1e-9)
     assert {axis for each in found for axis in each.axes} <= set(problem.links.names)
 
@@ -75,5 +78,7 @@ def test_where_nothing_is_sharded_all_axes_are_idle_and_with_data_parallelism_no
     batch = [model.inputs[-1]]
     idle = axis_work(problem, problem.start(), batch)
     assert all(parts == {"batch": 0, "tensor": 0, "idle": 1} for parts in idle.values())
-    parallel = axis_work(problem, data_parallel(problem, batch, (1 << len(problem.links.sizes)) - 1), batch)
+    parallel = axis_work(
+        problem, data_parallel(problem, find_batch_dims(problem.graph, batch), (1 << len(problem.links.sizes)) - 1), batch
+    )
     assert all(parts["batch"] > 0.9 for parts in parallel.values())

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import itertools
 
-from penstock.shard.graph.decisions import Graph, connect_dims
+from penstock.shard.graph.decisions import Graph
 from penstock.shard.mesh.resharding import MeshLinks
-from penstock.shard.search.problem import Assignment
+from penstock.shard.search.cost_model import Assignment
 
 _AGREEMENT_ROUNDS = 4
 """The most rounds in which the orders of dimensions that exchange axes are matched to each other."""
@@ -34,7 +34,7 @@ def axis_orders(graph: Graph, links: MeshLinks, assignment: Assignment) -> Order
     Returns:
       The order of all mesh axes for each (node, dimension). The user's order is kept where constraints give one.
     """
-    dimension = connect_dims(graph)
+    dimension = graph.components
     pairs, exchanged = [], []
     for edge in graph.edges:
         exchanged += [

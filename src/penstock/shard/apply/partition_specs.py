@@ -15,7 +15,7 @@ from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.graph.decisions import Graph, reading
 from penstock.shard.graph.first_use import find_first_uses
 from penstock.shard.mesh.resharding import Layout, MeshLinks
-from penstock.shard.search.problem import Assignment, project
+from penstock.shard.search.cost_model import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
 

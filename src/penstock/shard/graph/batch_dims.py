@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.shard.graph.decisions import Graph, connect_dims
+from penstock.shard.graph.decisions import Graph
 
 
 def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
@@ -17,7 +17,7 @@ def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
       graph: the decisions.
       batch: indices of the nodes of the batch inputs.
     """
-    components = connect_dims(graph)
+    components = graph.components
     batch_components = {components[node, first_shardable_dim(graph, node)] for node in batch if graph.nodes[node].sizes}
     dims: dict[int, list[int]] = {}
     for (node, dim), component in components.items():

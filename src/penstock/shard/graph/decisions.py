@@ -10,6 +10,7 @@ edges from a leaf to the group in which it is used, from a group to the operand 
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,20 @@ class Graph:
     group: Mapping[int, int]
     shared_reshard: Mapping[Reading, int]
     op: tuple[int, ...]
+
+    @functools.cached_property
+    def components(self) -> dict[tuple[int, int], int]:
+        """Return the number of the connected component of each pair (node, dimension), as edges connect them."""
+        return _connect_dims(self)
+
+    @functools.cached_property
+    def edges_of(self) -> tuple[tuple[Edge, ...], ...]:
+        """Return the edges at each node."""
+        edges: list[list[Edge]] = [[] for _ in self.nodes]
+        for edge in self.edges:
+            edges[edge.a].append(edge)
+            edges[edge.b].append(edge)
+        return tuple(map(tuple, edges))
 
 
 def build_graph(
@@ -312,15 +327,8 @@ def _compute_dtype(program: FlatProgram, op: Op) -> str:
         return "uint32"
 
 
-def connect_dims(graph: Graph) -> dict[tuple[int, int], int]:
-    """Find the connected components of the dimensions of all nodes, as edges connect them. The method is union-find.
-
-    Args:
-      graph: the decisions.
-
-    Returns:
-      For each pair (node, dimension), the number of its component.
-    """
+def _connect_dims(graph: Graph) -> dict[tuple[int, int], int]:
+    """Find the connected components of the dimensions of all nodes. The method is union-find."""
     parent = {(index, dim): (index, dim) for index, node in enumerate(graph.nodes) for dim in range(len(node.sizes))}
 
     def root(dim: tuple[int, int]) -> tuple[int, int]:

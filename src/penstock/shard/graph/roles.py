@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Mapping
 
 from penstock.shard.graph.batch_dims import first_shardable_dim
-from penstock.shard.graph.decisions import connect_dims
 from penstock.shard.graph.first_use import find_first_uses
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.trace.flat_program import FlatProgram
@@ -49,7 +48,7 @@ def infer_roles(model: StepModel, state: Mapping[int, int]) -> list[str]:
 
 def _find_batch(model: StepModel, replaced: set[int]) -> set[int]:
     """Return the indices of the inputs that are a batch; `replaced` has the indices of the state."""
-    components = connect_dims(model.graph)
+    components = model.graph.components
     state_nodes = {model.inputs[index] for index in replaced}
     state_components = {component for (node, _), component in components.items() if node in state_nodes}
     uses = find_first_uses(model.program, model.groups)

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.shard.graph.batch_dims import find_batch_dims
-from penstock.shard.graph.decisions import Edge
 from penstock.shard.graph.fusion import CONTRACTIONS
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.resharding import Layout, union
-from penstock.shard.search.problem import Assignment, Problem
-from penstock.shard.search.weight_pairs import find_weight_pairs, sides
+from penstock.shard.search.cost_model import Assignment
+from penstock.shard.search.problem import Problem
+from penstock.shard.search.weight_pairs import WeightPairs, find_weight_pairs, sides
 
 _FEW = 1024
 """Leaves of fewer elements stay replicated."""
 DATA_PARALLEL, ZERO_1, FSDP, MEGATRON, MEGATRON_FSDP = "data parallel", "ZeRO-1", "FSDP", "Megatron", "Megatron + FSDP"
 
 
-def find_baselines(problem: Problem, model: StepModel, roles: Sequence[str]) -> dict[str, Assignment]:
+def find_baselines(
+    problem: Problem, model: StepModel, roles: Sequence[str], pairs: WeightPairs | None = None
+) -> dict[str, Assignment]:
     """Return the baselines of a step on a mesh, by name.
 
     ZeRO-1 is missing if there is no optimizer state, FSDP if there is no state, and Megatron if no weights form pairs. Megatron
@@ -35,35 +37,39 @@ def find_baselines(problem: Problem, model: StepModel, roles: Sequence[str]) -> 
       problem: the search problem.
       model: the step.
       roles: the role of each input.
+      pairs: the pairs of weights, which are the same on each mesh; None finds them.
     """
     nodes = {role: [node for node, each in zip(model.inputs, roles, strict=True) if each == role] for role in set(roles)}
     batch, optimizer = nodes.get("batch", []), nodes.get("optimizer", [])
     state = [*nodes.get("parameters", []), *optimizer, *nodes.get("other", [])]
-    every = (1 << len(problem.links.sizes)) - 1
-    found = {DATA_PARALLEL: data_parallel(problem, batch, every)}
+    batch_dims, every = find_batch_dims(problem.graph, batch), (1 << len(problem.links.sizes)) - 1
+    pairs = find_weight_pairs(model, batch) if pairs is None else pairs
+    found = {DATA_PARALLEL: data_parallel(problem, batch_dims, every)}
+
+    def sharded(leaves: Sequence[int], assignment: Assignment, axes: int) -> Assignment:
+        return shard_storage(problem, model, batch_dims, leaves, assignment, axes)
+
     if optimizer:
-        found[ZERO_1] = shard_storage(problem, model, batch, optimizer, found[DATA_PARALLEL], every)
+        found[ZERO_1] = sharded(optimizer, found[DATA_PARALLEL], every)
     if state:
-        found[FSDP] = shard_storage(problem, model, batch, state, found[DATA_PARALLEL], every)
-    by_axis = [(megatron(problem, model, batch, 1 << axis), 1 << axis) for axis in range(len(problem.links.sizes))]
-    tensor = [(assignment, axis) for assignment, axis in by_axis if assignment is not None]
-    if tensor:
-        found[MEGATRON] = min((assignment for assignment, _ in tensor), key=problem.seconds)
+        found[FSDP] = sharded(state, found[DATA_PARALLEL], every)
+    if pairs.weights:
+        by_axis = [(megatron(problem, pairs, batch_dims, 1 << axis), 1 << axis) for axis in range(len(problem.links.sizes))]
+        found[MEGATRON] = min((assignment for assignment, _ in by_axis), key=problem.seconds)
         if every.bit_count() > 1:
-            both = (shard_storage(problem, model, batch, state, assignment, every & ~axis) for assignment, axis in tensor)
+            both = (sharded(state, assignment, every & ~axis) for assignment, axis in by_axis)
             found[MEGATRON_FSDP] = min(both, key=problem.seconds)
-    return found
+    return {name: problem.fold(assignment) for name, assignment in found.items()}
 
 
-def data_parallel(problem: Problem, batch: Iterable[int], axes: int) -> Assignment:
+def data_parallel(problem: Problem, batch_dims: Mapping[int, Sequence[int]], axes: int) -> Assignment:
     """Return the decisions of data parallelism: mesh axes shard the batch, and everything else is replicated.
 
     Args:
       problem: the search problem.
-      batch: nodes of the inputs that are a batch.
+      batch_dims: the batch dimensions of each node (`find_batch_dims`).
       axes: the mesh axes, as bits.
     """
-    batch_dims = find_batch_dims(problem.graph, batch)
     assignment = problem.start()
     for node, candidates in batch_dims.items():
         if problem.graph.nodes[node].fixed is not None or node in problem.pinned:
@@ -79,8 +85,8 @@ def data_parallel(problem: Problem, batch: Iterable[int], axes: int) -> Assignme
     return assignment
 
 
-def megatron(problem: Problem, model: StepModel, batch: Sequence[int], axis: int) -> Assignment | None:
-    """Return the decisions of Megatron: one axis shards pairs of weights, and the others the batch. None if there are no pairs.
+def megatron(problem: Problem, pairs: WeightPairs, batch_dims: Mapping[int, Sequence[int]], axis: int) -> Assignment:
+    """Return the decisions of Megatron: one axis shards pairs of weights, and the others the batch.
 
     The first weight of a pair is sharded along its outputs, the second along its inputs, and the activations between them along
     the same dimension: heads, hidden units, the vocabulary. Each set of connected pairs has two sides to shard
@@ -88,20 +94,16 @@ def megatron(problem: Problem, model: StepModel, batch: Sequence[int], axis: int
 
     Args:
       problem: the search problem.
-      model: the step.
-      batch: nodes of the inputs that are a batch.
+      pairs: the pairs of weights.
+      batch_dims: the batch dimensions of each node (`find_batch_dims`).
       axis: the mesh axis that shards weights, as a bit.
     """
     every = (1 << len(problem.links.sizes)) - 1
-    assignment = data_parallel(problem, batch, every & ~axis)
-    pairs = find_weight_pairs(model, batch)
-    if not pairs.weights:
-        return None
-    found = None
+    assignment = data_parallel(problem, batch_dims, every & ~axis)
     for both in sides(pairs):
-        tried = [_shard_dims(problem, pairs.component, side, assignment, axis) for side in both]
-        found = assignment = min(tried, key=problem.seconds)
-    return found
+        tried = [problem.fold(_shard_dims(problem, pairs.component, side, assignment, axis)) for side in both]
+        assignment = min(tried, key=problem.seconds)
+    return assignment
 
 
 def _shard_dims(
@@ -118,7 +120,12 @@ def _shard_dims(
 
 
 def shard_storage(
-    problem: Problem, model: StepModel, batch: Iterable[int], leaves: Iterable[int], assignment: Assignment, axes: int
+    problem: Problem,
+    model: StepModel,
+    batch_dims: Mapping[int, Sequence[int]],
+    leaves: Iterable[int],
+    assignment: Assignment,
+    axes: int,
 ) -> Assignment:
     """Return an assignment in which mesh axes also shard stored leaves, each along the largest dimension that they divide.
 
@@ -128,12 +135,12 @@ def shard_storage(
     Args:
       problem: the search problem.
       model: the step.
-      batch: nodes of the inputs that are a batch.
+      batch_dims: the batch dimensions of each node (`find_batch_dims`).
       leaves: nodes of the inputs to shard.
       assignment: the decisions before.
       axes: the mesh axes, as bits.
     """
-    return _Storage(problem, model, batch, leaves, assignment, axes).assignment
+    return problem.fold(_Storage(problem, model, batch_dims, leaves, assignment, axes).assignment)
 
 
 class _Storage:
@@ -147,20 +154,16 @@ class _Storage:
         self,
         problem: Problem,
         model: StepModel,
-        batch: Iterable[int],
+        batch_dims: Mapping[int, Sequence[int]],
         leaves: Iterable[int],
         assignment: Assignment,
         axes: int,
     ):
         self.assignment = list(assignment)
         self._problem, self._axes, self._leaves = problem, axes, dict.fromkeys(leaves)
-        self._batch_dims = find_batch_dims(problem.graph, batch)
+        self._batch_dims = batch_dims
         self._products = {node for node in model.graph.op if _is_product(model, node)}
         self._gathered = {edge.a for edge in problem.graph.edges if edge.kind == "operand" and self._gathers(edge.b)}
-        self._edges: dict[int, list[Edge]] = {}
-        for edge in problem.graph.edges:
-            self._edges.setdefault(edge.a, []).append(edge)
-            self._edges.setdefault(edge.b, []).append(edge)
         self._done: set[int] = set()
         for leaf in self._leaves:
             if leaf not in self._done and problem.graph.nodes[leaf].fixed is None:
@@ -187,7 +190,7 @@ class _Storage:
 
     def _fits_around(self, leaf: int, dim: int) -> bool:
         """Return whether the values next to a leaf can be sharded like it along a dimension."""
-        for edge in self._edges.get(leaf, ()):
+        for edge in self._problem.graph.edges_of[leaf]:
             other, own, its = (edge.b, edge.source, edge.target) if edge.a == leaf else (edge.a, edge.target, edge.source)
             if self._follows(other) and dim in own:
                 at = its[own.index(dim)]
@@ -211,7 +214,7 @@ class _Storage:
         queue = deque([start])
         while queue:
             node = queue.popleft()
-            for edge in self._edges.get(node, ()):
+            for edge in self._problem.graph.edges_of[node]:
                 forward = edge.a == node
                 other, own, its = (edge.b, edge.source, edge.target) if forward else (edge.a, edge.target, edge.source)
                 if not self._follows(other):

@@ -8,19 +8,25 @@ is noted for each joint state of its neighbours. The minimum becomes a new table
 grows linearly with the number of variables, and exponentially with the width of the elimination order. Training steps are chains
 with a few hubs, so that the width is small. Where a table would become too large, the variable with the most neighbours keeps its
 current state.
+
+The order depends on the numbers of states and on which pairs have tables, not on the costs. A search eliminates the same
+variables many times at other costs, so orders are kept.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
-import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 _LARGEST_TABLE = 1 << 18
 """Entries of the largest table that may be built."""
+_ORDERS = 64
+"""The number of orders that are kept."""
 
 
 def bucket_eliminate(
@@ -44,116 +50,130 @@ def bucket_eliminate(
     >>> bucket_eliminate([np.array([0.0, 1.0]), np.array([2.0, 0.0])], {(0, 1): agree}, [0, 0])
     [1, 1]
     """
-    tables = _Tables(unary, pairs)
-    trail: list[tuple[int, tuple[int, ...], np.ndarray]] = []
-    chosen: dict[int, int] = {}
-    eliminated: set[int] = set()
-    queue = [(tables.width(variable), variable) for variable in range(len(unary)) if tables.tables_of[variable]]
-    heapq.heapify(queue)
-    while queue:
-        width, variable = heapq.heappop(queue)
-        if variable in eliminated:
+    states = tuple(map(len, unary))
+    order = _find_order(states, tuple(pairs), largest)
+    tables: list[np.ndarray] = [*unary, *pairs.values()]
+    chosen = [0] * len(unary)
+    choices: list[np.ndarray] = []
+    for step in order:
+        if step.keeps:
+            state = current[step.variable]
+            choices.append(np.array(state))
+            tables += [np.take(tables[number], state, axis=axis) for number, axis in step.fixed]
             continue
-        actual = tables.width(variable)
-        if actual > width:  # an elimination has given it more neighbours since it was queued
-            heapq.heappush(queue, (actual, variable))
-            continue
-        if tables.tables_of[variable] and actual * tables.states(variable) > largest:
-            hub = tables.most_neighbours()
-            chosen[hub] = current[hub]
-            eliminated.add(hub)
-            touched = tuple({*tables.neighbours(hub), variable} - {hub})
-            tables.fix(hub, current[hub])
-        else:
-            eliminated.add(variable)
-            touched, best = tables.eliminate(variable)
-            trail.append((variable, touched, best))
-        for each in touched:
-            heapq.heappush(queue, (tables.width(each), each))
-    for variable in range(len(unary)):
-        if variable not in eliminated:  # it has no neighbours
-            chosen[variable] = int(np.argmin(tables.own[variable]))
-    for variable, order, best in reversed(trail):
-        chosen[variable] = int(best[tuple(chosen[each] for each in order)])
-    return [chosen[variable] for variable in range(len(unary))]
+        total: np.ndarray | None = None
+        for number, axes, shape in step.tables:
+            each = (tables[number] if axes is None else tables[number].transpose(axes)).reshape(shape)
+            total = each if total is None else total + each
+        assert total is not None  # each variable has a table of its own
+        choices.append(total.argmin(axis=-1))
+        tables.append(total.min(axis=-1))
+    for step, best in zip(reversed(order), reversed(choices), strict=True):
+        chosen[step.variable] = int(best if step.keeps else best[tuple(chosen[each] for each in step.neighbours)])
+    return chosen
 
 
-class _Tables:
-    """Cost tables: each covers a few variables, with one array axis for each of them.
+@dataclass(frozen=True)
+class _Step:
+    """The elimination of one variable.
 
     Attributes:
-      own: for each variable, the cost of each of its states alone.
-      tables_of: for each variable, the numbers of the tables that contain it.
+      variable: the variable.
+      neighbours: the variables that share a table with it.
+      tables: the tables that contain it, its own first: the number, the order of axes (None if it stays), and the shape with one
+        axis for each neighbour and the last for the variable.
+      keeps: whether the variable keeps its current state.
+      fixed: pairs (number of a table that contains it, axis of the variable), if it keeps its state.
     """
 
-    def __init__(self, unary: Sequence[np.ndarray], pairs: Mapping[tuple[int, int], np.ndarray]):
-        self.own = [np.asarray(each, dtype=np.float64).copy() for each in unary]
-        self.tables_of: list[set[int]] = [set() for _ in unary]
-        self._tables: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
-        self._numbers = itertools.count()
-        for (a, b), table in pairs.items():
-            if self.states(a) == 1:
-                self.own[b] += table[0]
-            elif self.states(b) == 1:
-                self.own[a] += table[:, 0]
-            else:
-                self._add((a, b), table)
+    variable: int
+    neighbours: tuple[int, ...]
+    tables: tuple[tuple[int, tuple[int, ...] | None, tuple[int, ...]], ...]
+    keeps: bool = False
+    fixed: tuple[tuple[int, int], ...] = ()
 
-    def states(self, variable: int) -> int:
-        """Return the number of states of a variable."""
-        return len(self.own[variable])
 
-    def neighbours(self, variable: int) -> set[int]:
-        """Return the variables that share a table with this one."""
-        return {other for number in self.tables_of[variable] for other in self._tables[number][0]} - {variable}
+@functools.lru_cache(maxsize=_ORDERS)
+def _find_order(states: tuple[int, ...], pairs: tuple[tuple[int, int], ...], largest: int) -> tuple[_Step, ...]:
+    """Return the order in which variables are eliminated: the one with the fewest joint states of its neighbours is next.
 
-    def width(self, variable: int) -> int:
-        """Return the number of joint states of the neighbours."""
-        return math.prod(self.states(other) for other in self.neighbours(variable))
+    Tables are numbered: first those of each variable alone, then those of the pairs, then those that steps make, in order.
 
-    def most_neighbours(self) -> int:
-        """Return the variable with the most neighbours; the first of several."""
-        return max(
-            (each for each in range(len(self.own)) if self.tables_of[each]), key=lambda each: (len(self.neighbours(each)), -each)
-        )
+    Args:
+      states: the number of states of each variable.
+      pairs: the pairs of variables that have a table.
+      largest: the number of entries of the largest table that may be built.
+    """
+    scopes: dict[int, tuple[int, ...]] = {variable: (variable,) for variable in range(len(states))}
+    scopes |= {len(states) + number: pair for number, pair in enumerate(pairs)}
+    made = len(scopes)
+    tables_of: list[set[int]] = [set() for _ in states]
+    for number, scope in scopes.items():
+        for variable in scope:
+            tables_of[variable].add(number)
 
-    def fix(self, variable: int, state: int) -> None:
-        """Set the state of a variable, and remove the variable from all tables."""
-        for variables, table in self._take(variable):
-            rest = tuple(each for each in variables if each != variable)
-            self._add(rest, np.take(table, state, axis=variables.index(variable)))
+    def neighbours(variable: int) -> set[int]:
+        return {other for number in tables_of[variable] for other in scopes[number]} - {variable}
 
-    def eliminate(self, variable: int) -> tuple[tuple[int, ...], np.ndarray]:
-        """Eliminate a variable. Return its neighbours, and its cheapest state for each of their joint states."""
-        order = tuple(sorted(self.neighbours(variable)))
-        axis_of = {each: at for at, each in enumerate((*order, variable))}
-        total = self.own[variable].reshape((1,) * len(order) + (-1,))
-        for variables, table in self._take(variable):
-            by_axis = sorted(range(len(variables)), key=lambda at: axis_of[variables[at]])
-            shape = [1] * (len(order) + 1)
-            for each in variables:
-                shape[axis_of[each]] = self.states(each)
-            total = total + np.transpose(table, by_axis).reshape(shape)
-        if order:
-            self._add(order, total.min(axis=-1))
-        return order, np.argmin(total, axis=-1)
+    def width(variable: int) -> int:
+        return math.prod(states[other] for other in neighbours(variable))
 
-    def _add(self, variables: tuple[int, ...], table: np.ndarray) -> None:
-        """Add a table of some variables."""
-        if len(variables) == 1:
-            self.own[variables[0]] = self.own[variables[0]] + table
-        elif variables:
-            number = next(self._numbers)
-            self._tables[number] = (variables, table)
-            for variable in variables:
-                self.tables_of[variable].add(number)
-
-    def _take(self, variable: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Remove the tables that contain a variable, and return them."""
-        taken = []
-        for number in sorted(self.tables_of[variable]):
-            variables, table = self._tables.pop(number)
-            for each in variables:
-                self.tables_of[each].discard(number)
-            taken.append((variables, table))
+    def take(variable: int) -> list[tuple[int, tuple[int, ...]]]:
+        taken = [(number, scopes.pop(number)) for number in sorted(tables_of[variable])]
+        for number, scope in taken:
+            for each in scope:
+                tables_of[each].discard(number)
         return taken
+
+    def add(scope: tuple[int, ...]) -> None:
+        nonlocal made
+        if scope:
+            scopes[made] = scope
+            for variable in scope:
+                tables_of[variable].add(made)
+        made += 1
+
+    steps: list[_Step] = []
+    left = set(range(len(states)))
+    queue = [(width(variable), variable) for variable in left]
+    heapq.heapify(queue)
+    while queue:
+        before, variable = heapq.heappop(queue)
+        if variable not in left:
+            continue
+        actual = width(variable)
+        if actual > before:  # an elimination has given it more neighbours since it was queued
+            heapq.heappush(queue, (actual, variable))
+            continue
+        if actual * states[variable] > largest and actual > 1:
+            hub = max(left, key=lambda each: (len(neighbours(each)), -each))
+            touched = neighbours(hub) | {variable}
+            fixed = [(number, scope) for number, scope in take(hub) if len(scope) > 1]
+            steps.append(_keeping(hub, fixed))
+            for _, scope in fixed:
+                add(tuple(each for each in scope if each != hub))
+            left.discard(hub)
+        else:
+            touched = neighbours(variable)
+            order = tuple(sorted(touched))
+            steps.append(_Step(variable, order, tuple(_aligned(*each, (*order, variable), states) for each in take(variable))))
+            add(order)
+            left.discard(variable)
+        for each in touched & left:
+            heapq.heappush(queue, (width(each), each))
+    return tuple(steps)
+
+
+def _keeping(hub: int, fixed: Sequence[tuple[int, tuple[int, ...]]]) -> _Step:
+    """Return the step in which a variable keeps its current state."""
+    return _Step(hub, (), (), keeps=True, fixed=tuple((number, scope.index(hub)) for number, scope in fixed))
+
+
+def _aligned(
+    number: int, scope: tuple[int, ...], axes: tuple[int, ...], states: tuple[int, ...]
+) -> tuple[int, tuple[int, ...] | None, tuple[int, ...]]:
+    """Return how a table of some variables is added to one with an axis for each of others too."""
+    at = {variable: axis for axis, variable in enumerate(axes)}
+    by_axis = tuple(sorted(range(len(scope)), key=lambda each: at[scope[each]]))
+    shape = tuple(states[variable] if variable in scope else 1 for variable in axes)
+    return number, None if by_axis == tuple(range(len(scope))) else by_axis, shape

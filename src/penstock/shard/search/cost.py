@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.shard.graph.batch_dims import find_batch_dims
 from penstock.shard.mesh.resharding import union
-from penstock.shard.search.problem import Assignment, Problem
+from penstock.shard.search.cost_model import Assignment
+from penstock.shard.search.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -129,13 +130,14 @@ def predict_cost(
       The cost of one step on one device.
     """
     totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
-    for edge, steps in problem.all_reshard_steps(assignment):
+    for edge, steps, times in problem.all_reshard_steps(assignment):
+        count = times * edge.count
         for step, hidden in zip(steps, problem.hidden_seconds(edge, steps), strict=True):
             entry = totals.setdefault((step.kind, problem.links.axes(step.axes)), [0.0, 0.0, 0.0, 0.0])
-            entry[0] += edge.count
-            entry[1] += edge.count * step.bytes_on_wire
-            entry[2] += edge.count * problem.links.seconds(step)
-            entry[3] += edge.count * hidden
+            entry[0] += count
+            entry[1] += count * step.bytes_on_wire
+            entry[2] += count * problem.links.seconds(step)
+            entry[3] += count * hidden
     flops = flops_seconds = 0.0
     for node, layout in zip(problem.graph.nodes, assignment, strict=True):
         shards = problem.links.shards(union(layout))

@@ -5,6 +5,7 @@ In: a traced step, candidate mesh shapes, the hardware, and what the user prescr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,10 @@ from penstock.shard.graph.step_model import StepModel, build_step_model
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.search.baselines import find_baselines
-from penstock.shard.search.problem import Assignment, Problem, build_problem
+from penstock.shard.search.cost_model import Assignment
+from penstock.shard.search.problem import Problem, build_problem
 from penstock.shard.search.solver import Candidate, choose, evaluate, solve
+from penstock.shard.search.weight_pairs import WeightPairs, find_weight_pairs
 from penstock.shard.trace.step import TracedStep
 
 
@@ -82,6 +85,8 @@ def prepare_meshes(
     model: StepModel | None = None
     last: dict[int, FixedLayout] = {}
     roles: list[str] = []
+    batch: list[int] = []
+    pairs: WeightPairs | None = None
     for shape in shapes:
         try:
             fixed = fixed_layouts(constraints, traced.inputs, shape)
@@ -91,7 +96,11 @@ def prepare_meshes(
         if model is None or fixed != last:
             model, last = build_step_model(traced, fixed, compiler), fixed
             roles = [given_roles.get(index, role) for index, role in enumerate(infer_roles(model, traced.state))]
-        prepared.append(_prepare(model, shape, hardware, roles))
+            batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
+            pairs = find_weight_pairs(model, batch)
+        problem = build_problem(model, shape, hardware, batch)
+        baselines = find_baselines(problem, model, roles, pairs)
+        prepared.append(PreparedMesh(model, problem, shape, roles, batch, baselines))
     if not prepared:
         raise errors[0]
     return prepared
@@ -109,8 +118,11 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float, from_baselines
     Returns:
       The best plan, with its mesh. It exceeds the limit if every plan that was found does.
     """
-    starts = [list(each.baselines.values()) if from_baselines else [] for each in prepared]
-    plans = [MeshPlan(each, solve(each.problem, limit, start)) for each, start in zip(prepared, starts, strict=True)]
+    plans: list[MeshPlan] = []
+    for each in prepared:
+        to_beat = min((plan.candidate.seconds for plan in plans if plan.candidate.memory <= limit), default=math.inf)
+        starts = list(each.baselines.values()) if from_baselines else []
+        plans.append(MeshPlan(each, solve(each.problem, limit, starts, to_beat)))
     return plans[choose([plan.candidate for plan in plans], limit)]
 
 
@@ -126,10 +138,3 @@ def best_baselines(prepared: Sequence[PreparedMesh], limit: float) -> dict[str, 
         for name, assignment in each.baselines.items():
             by_name.setdefault(name, []).append(MeshPlan(each, evaluate(each.problem, assignment)))
     return {name: plans[choose([plan.candidate for plan in plans], limit)] for name, plans in by_name.items()}
-
-
-def _prepare(model: StepModel, shape: dict[str, int], hardware: Hardware, roles: Sequence[str]) -> PreparedMesh:
-    """Build the search problem of one mesh, and its baselines."""
-    batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
-    problem = build_problem(model, shape, hardware, batch)
-    return PreparedMesh(model, problem, shape, roles, batch, find_baselines(problem, model, roles))

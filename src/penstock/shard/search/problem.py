@@ -1,243 +1,39 @@
-"""The search problem: the cost of an assignment, and the exact best use of one mesh axis given the others.
+"""The search problem: the exact best use of one mesh axis, given how the others are used.
 
-In: the decision graph of a step, a mesh and the hardware. A node of the graph costs compute time: a roofline (Williams, Waterman,
-Patterson 2009). An edge costs the time of its collectives, less what is hidden behind products (`hidden_seconds`). The memory
-limit enters as a price on each byte that is live at the peak; `solver.py` raises it until the plan fits.
+In: the costs of layouts on a mesh, an assignment, an axis, and prices of memory. Out: a better assignment. The memory limit enters
+as a price on each byte that is live at an operation; `solver.py` raises it until the plan fits.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from penstock.shard.graph.batch_dims import first_shardable_dim
-from penstock.shard.graph.decisions import Edge, Graph, Node
-from penstock.shard.graph.folding import FoldedGraph
-from penstock.shard.graph.live_ranges import LiveRanges
+from penstock.shard.graph.decisions import Graph, Node
 from penstock.shard.graph.step_model import StepModel
-from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
-from penstock.shard.mesh.tiles import tiled_bytes
+from penstock.shard.mesh.resharding import Layout, MeshLinks, union
 from penstock.shard.search.bucket_elimination import bucket_eliminate
+from penstock.shard.search.cost_model import Assignment, CostModel, project
 
-Assignment = list[Layout]
-"""The layout of each node, in the order of `Graph.nodes`."""
-
-_ROW_ELEMENTS = 128
-"""Elements in a row of a TPU tile. A GPU memory transaction has 32 to 128 elements."""
-_FAST_PART = 0.5
-"""The part of a TPU's vector memory in which temporary arrays are kept. The rest holds the operands of running operations."""
-_SAVED = 0.5
-"""The part of the time of a hidden collective that it saves. The rest is lost in two ways: what could be hidden is not always
-scheduled so, and a collective takes memory bandwidth from the products. In TPU programs of the zoo and of layouts by hand, 25 %
-to 97 % of the gathered bytes of weights, and about half on average, are asynchronous (docs/search.md)."""
-_FORMS = ("", "reduce-scatter", "all-reduce")
-"""The first collective of an edge, where a live range depends on it (`LiveRanges.form`)."""
 _STORAGE_PRICE = 1e-3
 """Cost of storing all inputs replicated, as a fraction of the compute seconds. It breaks ties in favour of less memory."""
 
 
 @dataclass
-class Problem:
-    """A search over the layouts of a step on one mesh.
+class Problem(CostModel):
+    """A search over the layouts of a step on one mesh."""
 
-    Attributes:
-      graph: the decisions, and the arrays that pass between them.
-      folded: the decisions that repeated layers share.
-      links: the mesh, and what its collectives cost.
-      hardware: the device.
-      live_ranges: the operations during which each array is in memory.
-      stored: (node, bytes of the global array) of each stored input.
-      compiler: how the compiler uses memory.
-      pinned: the layouts of nodes that the search leaves as they are: how the inputs of the batch are stored.
-    """
-
-    graph: Graph
-    folded: FoldedGraph
-    links: MeshLinks
-    hardware: Hardware
-    live_ranges: LiveRanges
-    stored: tuple[tuple[int, int], ...]
-    compiler: CompilerModel
-    pinned: Mapping[int, Layout] = field(default_factory=dict)
     _tables: dict = field(default_factory=dict, repr=False)
-    _work: dict = field(default_factory=dict, repr=False)
+    _choices: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._members = np.bincount(self.folded.of_node, minlength=len(self.folded.first))
+        super().__post_init__()
         total = sum(size for _, size in self.stored)
         self._storage_price = _STORAGE_PRICE * self.compute_seconds(self.start()) / total if total else 0.0
-
-    def start(self) -> Assignment:
-        """Return the assignment that shards nothing except the dimensions that the user fixed, and the stored batch."""
-        return [
-            self.pinned[number] if number in self.pinned else self._fixed_layout(node.fixed, len(node.sizes))
-            for number, node in enumerate(self.graph.nodes)
-        ]
-
-    def _fixed_layout(self, fixed: Sequence[tuple[str, ...] | None] | None, rank: int) -> Layout:
-        """Return the layout that a node has to have; unconstrained dimensions are replicated."""
-        return tuple(self.links.bits(entry) if entry else 0 for entry in fixed) if fixed is not None else (0,) * rank
-
-    def seconds(self, assignment: Assignment) -> float:
-        """Return the seconds of one step: compute, then collectives, without the part of them that is hidden.
-
-        Args:
-          assignment: the layout of each node.
-        """
-        communication = sum(self.edge_seconds(edge, steps) for edge, steps in self.all_reshard_steps(assignment))
-        return self.compute_seconds(assignment) + communication
-
-    def edge_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> float:
-        """Return the seconds that the collectives of an edge add to one step.
-
-        Args:
-          edge: the edge.
-          steps: its collectives.
-        """
-        return edge.count * (sum(map(self.links.seconds, steps)) - sum(self.hidden_seconds(edge, steps)))
-
-    def hidden_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
-        """Return the seconds that each collective of an edge saves each time, as it runs behind products.
-
-        A collective off the critical path (`graph/overlap.py`), of a kind that the compiler runs asynchronously, is hidden for as
-        long as the products take on all devices. `_SAVED` is the part of this time that it saves.
-
-        Args:
-          edge: the edge.
-          steps: its collectives.
-        """
-        dtype, flops = edge.behind
-        left = flops / self.hardware.peak(dtype) / math.prod(self.links.sizes) if flops else 0.0
-        saved = []
-        for step in steps:
-            hidden = min(left, self.links.seconds(step)) if step.kind in self.compiler.hides else 0.0
-            left -= hidden
-            saved.append(_SAVED * hidden)
-        return saved
-
-    def compute_seconds(self, assignment: Assignment) -> float:
-        """Return the seconds of compute, without collectives.
-
-        Args:
-          assignment: the layout of each node.
-        """
-        return sum(self.node_seconds(number, layout) for number, layout in enumerate(assignment))
-
-    def node_seconds(self, node: int, layout: Layout) -> float:
-        """Return the compute seconds of a node: a roofline for each operation in it.
-
-        An operation takes the longer of its FLOPs at the peak, and its HBM traffic at the bandwidth. Memory is moved in rows of
-        128 elements (a TPU tile) or 32 to 128 (a GPU transaction). Sharding rows that are shorter than that saves no traffic.
-
-        Args:
-          node: index of the node.
-          layout: its layout.
-        """
-        key = (self.folded.of_node[node], layout)
-        if key not in self._work:
-            kind, sizes = self.graph.nodes[node].kind, self.graph.nodes[node].sizes
-            short = kind == "group" and len(sizes) > 1 and sizes[-1] < _ROW_ELEMENTS
-            parts = self.links.shards(union(layout[:-1] if short else layout))
-            self._work[key] = sum(
-                max(
-                    flops / self.hardware.peak(dtype) / parts,
-                    sum(
-                        size / (parts if dims is None else self.links.shards(union(project(dims, layout))))
-                        for size, dims in traffic
-                    )
-                    / self.hardware.memory_bandwidth,
-                )
-                for dtype, flops, traffic in self.graph.nodes[node].work
-            )
-        return self._work[key]
-
-    def all_reshard_steps(self, assignment: Assignment) -> Iterator[tuple[Edge, tuple[ReshardStep, ...]]]:
-        """Yield each edge that needs collectives, with its reshard steps.
-
-        An array that several elementwise operations, or several operands of one operation, read in the same new layout is
-        resharded once.
-
-        Args:
-          assignment: the layout of each node.
-        """
-        seen: set[tuple] = set()
-        for edge in self.graph.edges:
-            reshard_steps = self.reshard_steps(edge, assignment)
-            if reshard_steps:
-                reader = edge.b if edge.kind in ("operand", "shared_reshard") else None
-                key = (edge.value, edge.count, edge.kind == "result", reader, project(edge.target, assignment[edge.b]))
-                if key not in seen:
-                    seen.add(key)
-                    yield edge, reshard_steps
-
-    def reshard_steps(self, edge: Edge, assignment: Assignment) -> tuple[ReshardStep, ...]:
-        """Return the collectives of one edge; () if both ends have the same layout.
-
-        Args:
-          edge: the edge.
-          assignment: the layout of each node.
-        """
-        source, target = assignment[edge.a], assignment[edge.b]
-        partial = union(tuple(source[dim] for dim in edge.partial))
-        return self.links.reshard_steps(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
-
-    def local_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
-        """Return the bytes on one device: of each array in `live_ranges`, and of all stored inputs together.
-
-        Args:
-          assignment: the layout of each node.
-        """
-        shards = np.array([self.links.shards(union(layout)) for layout in assignment], dtype=np.float64)
-        live_ranges = self.live_ranges
-        each = live_ranges.bytes / shards[live_ranges.node]
-        for row in np.flatnonzero(live_ranges.edge >= 0):
-            edge = self.graph.edges[live_ranges.edge[row]]
-            steps = self.reshard_steps(edge, assignment)
-            if not steps or (live_ranges.form[row] and steps[0].kind != _FORMS[live_ranges.form[row]]):
-                each[row] = 0.0
-            elif edge.kind in ("operand", "result"):
-                dims = edge.target if edge.kind == "operand" else edge.source
-                each[row] = live_ranges.bytes[row] / self.links.shards(union(project(dims, assignment[live_ranges.node[row]])))
-        stored = sum(self.stored_bytes(node, size, assignment[node]) for node, size in self.stored)
-        return each, stored
-
-    def stored_bytes(self, node: int, size: int, layout: Layout) -> float:
-        """Return the bytes that one device stores of an input, with the padding of its tiles.
-
-        Args:
-          node: index of the input's node.
-          size: bytes of the global array.
-          layout: the layout of the node.
-        """
-        if not self.compiler.tiles:
-            return size / self.links.shards(union(layout))
-        shape = self.graph.nodes[node].sizes
-        elements = math.prod(shape)
-        local = tuple(dim // self.links.shards(mask) for dim, mask in zip(shape, layout, strict=True))
-        return tiled_bytes(local, size // elements) if elements else 0
-
-    def memory(self, assignment: Assignment) -> tuple[float, int]:
-        """Return the peak memory of one device in bytes, and the operation at which it is reached.
-
-        Args:
-          assignment: the layout of each node.
-        """
-        each, stored = self.local_bytes(assignment)
-        change = np.zeros(self.live_ranges.steps + 1)
-        np.add.at(change, self.live_ranges.start, each)
-        np.add.at(change, self.live_ranges.end + 1, -each)
-        live = np.cumsum(change[:-1])
-        if not len(live):
-            return stored, 0
-        time = int(np.argmax(live))
-        fast = _FAST_PART * self.hardware.fast_memory if self.compiler.tiles else 0.0
-        held = max(0.0, float(live[time]) - fast)
-        return stored + held + self.compiler.reserve * len(live), time
 
     def improve(self, assignment: Assignment, axis: int, prices: np.ndarray) -> Assignment:
         """Find the best use of one mesh axis, given how the others are used.
@@ -252,39 +48,54 @@ class Problem:
         Returns:
           An assignment.
         """
-        bit = 1 << axis
-        folded, nodes = self.folded, self.graph.nodes
-        layouts = []
-        for node in folded.first:
-            layout = assignment[node]
-            without = tuple(mask & ~bit for mask in layout)
-            if node in self.pinned or (nodes[node].fixed is not None and all(entry is not None for entry in nodes[node].fixed)):
-                layouts.append([layout])
-            else:
-                layouts.append([_assign_axis(without, dim, bit) for dim in self._candidate_dims(nodes[node], without, axis)])
-        shards = [np.array([self.links.shards(union(layout)) for layout in each], dtype=float) for each in layouts]
+        folded = self.folded
+        options = [self._options(number, assignment[node], axis) for number, node in enumerate(self._first)]
         own, reshard_prices = self._memory_prices(prices)
         unary = [
-            members * np.array([self.node_seconds(node, layout) for layout in each]) + cost / n
-            for node, members, each, cost, n in zip(folded.first, self._members, layouts, own, shards, strict=True)
+            members * each.seconds + cost / each.shards for members, each, cost in zip(self._members, options, own, strict=True)
         ]
         pairs: dict[tuple[int, int], np.ndarray] = {}
-        for bundle, price in zip(folded.bundles, reshard_prices, strict=True):
-            seconds, fraction = self._tables_of(bundle.edge, layouts[bundle.a], layouts[bundle.b])
+        for number, price in enumerate(reshard_prices):
+            bundle = folded.bundles[number]
+            seconds, fraction = self._tables_of(number, options[bundle.a], options[bundle.b])
             if seconds is None:
                 continue
-            table = len(bundle.edges) * seconds + price * fraction if price else len(bundle.edges) * seconds
+            table = seconds + price * fraction if price else seconds
             if bundle.a == bundle.b:
                 unary[bundle.a] = unary[bundle.a] + np.diagonal(table)
                 continue
             key, table = ((bundle.a, bundle.b), table) if bundle.a < bundle.b else ((bundle.b, bundle.a), table.T)
             pairs[key] = pairs[key] + table if key in pairs else table
-        current = [
-            next((at for at, layout in enumerate(each) if layout == assignment[node]), 0)
-            for node, each in zip(folded.first, layouts, strict=True)
-        ]
+        current = [each.current for each in options]
         chosen = bucket_eliminate(unary, pairs, current)
-        return [layouts[number][chosen[number]] for number in folded.of_node]
+        layouts = [each.layouts[state] for each, state in zip(options, chosen, strict=True)]
+        return [layouts[number] for number in self._class]
+
+    def _options(self, number: int, layout: Layout, axis: int) -> _Options:
+        """Return the layouts that a class of nodes may have if one axis is used otherwise.
+
+        Args:
+          number: the class.
+          layout: its current layout.
+          axis: the mesh axis.
+        """
+        key = (number, layout, axis)
+        if key not in self._choices:
+            index, bit = self._first[number], 1 << axis
+            node, without = self.graph.nodes[index], tuple(mask & ~bit for mask in layout)
+            if index in self.pinned or (node.fixed is not None and all(entry is not None for entry in node.fixed)):
+                layouts = [layout]
+            else:
+                layouts = [_assign_axis(without, dim, bit) for dim in self._candidate_dims(node, without, axis)]
+            # The same layouts are reached from each of them.
+            same = (number, tuple(layouts))
+            if same not in self._choices:
+                shards = np.array([self.links.shards(union(each)) for each in layouts], dtype=np.float64)
+                seconds = np.array([self.node_seconds(index, each) for each in layouts], dtype=np.float64)
+                self._choices[same] = _Options(len(self._choices), tuple(layouts), shards, seconds)
+            current = layouts.index(layout) if layout in layouts else 0
+            self._choices[key] = replace(self._choices[same], current=current)
+        return self._choices[key]
 
     def _memory_prices(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the price of memory in seconds: of each folded node, replicated, and of the copies of each edge bundle."""
@@ -315,26 +126,47 @@ class Problem:
                 states.append(dim)
         return states
 
-    def _tables_of(self, edge: Edge, of_a: list[Layout], of_b: list[Layout]) -> tuple[np.ndarray | None, np.ndarray]:
-        """Return two tables over the layouts of both ends of an edge [layouts of a, layouts of b].
+    def _tables_of(self, number: int, a: _Options, b: _Options) -> tuple[np.ndarray | None, np.ndarray]:
+        """Return two tables over the layouts of both ends of a bundle of edges [layouts of a, layouts of b].
 
-        The first holds the seconds of the collectives; None if all are zero. The second holds the fraction of the array that the
-        resharded copy takes on one device.
+        The first holds the seconds of the collectives of all edges; None if all are zero. The second holds the fraction of the
+        array that the resharded copy takes on one device.
         """
-        key = (edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, edge.behind, tuple(of_a), tuple(of_b))
+        key = (number, a.number, b.number)
         if key not in self._tables:
-            seconds, fraction = np.zeros((2, len(of_a), len(of_b)))
-            for row, source in enumerate(of_a):
+            bundle = self.folded.bundles[number]
+            edge = bundle.edge
+            seconds, fraction = np.zeros((2, len(a.layouts), len(b.layouts)))
+            for row, source in enumerate(a.layouts):
                 start = project(edge.source, source)
                 partial = union(tuple(source[dim] for dim in edge.partial))
-                for column, target in enumerate(of_b):
+                for column, target in enumerate(b.layouts):
                     end = project(edge.target, target)
                     reshard_steps = self.links.reshard_steps(start, end, partial, edge.bytes)
                     if reshard_steps:
-                        seconds[row, column] = self.edge_seconds(edge, reshard_steps)
+                        seconds[row, column] = len(bundle.edges) * self.edge_seconds(edge, reshard_steps)
                         fraction[row, column] = 1 / self.links.shards(union(start if edge.kind == "result" else end))
             self._tables[key] = (seconds, fraction) if seconds.any() else (None, fraction)
         return self._tables[key]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The layouts that a class of nodes may have.
+
+    Attributes:
+      number: equal for equal layouts of the same class.
+      layouts: the layouts.
+      shards: over how many devices each shards [layouts].
+      seconds: the compute seconds of one node in each [layouts].
+      current: the index of the current layout.
+    """
+
+    number: int
+    layouts: tuple[Layout, ...]
+    shards: np.ndarray
+    seconds: np.ndarray
+    current: int = 0
 
 
 def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware, batch: Sequence[int] = ()) -> Problem:
@@ -368,19 +200,6 @@ def _rows_layout(graph: Graph, leaf: int, links: MeshLinks) -> Layout:
         if n > 1 and sizes and sizes[dim] % (n * links.shards(layout[dim])) == 0:
             layout[dim] |= 1 << axis
     return tuple(layout)
-
-
-def project(dims: Sequence[int | None], layout: Layout) -> Layout:
-    """Return the layout of an array, given the layout of its node.
-
-    Args:
-      dims: for each dimension of the array, the dimension of the node that gives its layout, or None.
-      layout: the layout of the node.
-
-    >>> project((1, None), (0b01, 0b10))
-    (2, 0)
-    """
-    return tuple(0 if dim is None else layout[dim] for dim in dims)
 
 
 def _assign_axis(layout: Layout, dim: int, bit: int) -> Layout:

@@ -8,12 +8,14 @@ the operations at which memory gets a price.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.shard.search.problem import Assignment, Problem
+from penstock.shard.search.cost_model import Assignment
+from penstock.shard.search.problem import Problem
 
 _DESCENT_ROUNDS = 6
 """The most rounds over all mesh axes from one start."""
@@ -55,9 +57,9 @@ def evaluate(problem: Problem, assignment: Assignment) -> Candidate:
       assignment: the layout of each node.
     """
     seconds, collectives = problem.compute_seconds(assignment), 0.0
-    for edge, steps in problem.all_reshard_steps(assignment):
-        seconds += problem.edge_seconds(edge, steps)
-        collectives += edge.count * len(steps)
+    for edge, steps, times in problem.all_reshard_steps(assignment):
+        seconds += times * problem.edge_seconds(edge, steps)
+        collectives += times * edge.count * len(steps)
     return Candidate(assignment, seconds, collectives, *problem.memory(assignment))
 
 
@@ -84,7 +86,7 @@ def _near_ties(indices: Sequence[int], values: Sequence[float]) -> list[int]:
     return [at for at in indices if values[at] <= least * (1 + _NEAR_TIE)]
 
 
-def solve(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Candidate:
+def solve(problem: Problem, limit: float, starts: Sequence[Assignment], to_beat: float = math.inf) -> Candidate:
     """Find the best assignment within the memory limit, or the one of least memory if none fits.
 
     The price of a byte at the peak is zero at first. It is raised fourfold until a plan fits, and then bisected between the last
@@ -95,6 +97,8 @@ def solve(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Candi
       problem: the search problem.
       limit: bytes that one device may hold.
       starts: baselines to start from, in addition to the assignment that shards nothing.
+      to_beat: seconds of a plan that fits, for another mesh. If all plans are slower without regard to the limit, memory gets no
+        price.
 
     Returns:
       The best candidate. Its memory exceeds the limit if no candidate fits.
@@ -120,7 +124,7 @@ def solve(problem: Problem, limit: float, starts: Sequence[Assignment]) -> Candi
     price = 0.0
     search([problem.start(), *starts], price)
     fastest = min(candidates.values(), key=lambda each: each.seconds)
-    if fastest.memory > limit:
+    if fastest.memory > limit and fastest.seconds < to_beat:
         low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
         smallest, stuck = min(each.memory for each in candidates.values()), 0
         for step in range(_PRICE_STEPS):
@@ -162,14 +166,18 @@ def descend(
         tuple((links.sizes[axis], links.bandwidth[axis]) for axis in order): order
         for order in itertools.permutations(reversed(range(len(links.sizes))))
     }
+    reached: set[tuple] = set()
     for start, order in itertools.product(starts, orders.values()):
         assignment, peaks = start, []
-        best, stale = float("inf"), 0
+        best, stale = math.inf, 0
         for _ in range(_DESCENT_ROUNDS):
             prices = np.zeros(problem.live_ranges.steps)
             if price:
                 peaks.append(evaluate(assignment).peak_op)
                 np.add.at(prices, peaks, price / len(peaks))
+            elif (order, tuple(assignment)) in reached:
+                break  # all that follows is known
+            reached.add((order, tuple(assignment)))
             for axis in order:
                 assignment = problem.improve(assignment, axis, prices)
             candidate = evaluate(assignment)

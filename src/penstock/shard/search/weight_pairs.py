@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.shard.graph.batch_dims import find_batch_dims
-from penstock.shard.graph.decisions import connect_dims
 from penstock.shard.graph.fusion import CONTRACTIONS
 from penstock.shard.graph.overlap import find_early_values
 from penstock.shard.graph.step_model import StepModel
@@ -42,7 +41,7 @@ def find_weight_pairs(model: StepModel, batch: Iterable[int]) -> WeightPairs:
       model: the step.
       batch: nodes of the inputs that are a batch.
     """
-    component = connect_dims(model.graph)
+    component = model.graph.components
     of_batch = {component[node, dim] for node, dims in find_batch_dims(model.graph, batch).items() for dim in dims}
     early = find_early_values(model.program)
     found: list[tuple[int, list[int], list[int]]] = []
