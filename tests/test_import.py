@@ -17,7 +17,7 @@ ROOMS = [
     *("errors", "unknown_costs", "units"),
     *("mesh", "trace", "graph", "search", "apply", "hlo"),
     *("own_copy", "record", "arguments", "write_record", "jit", "progress"),
-    *("compile_plan", "verify", "compiler", "memory_check", "serialization", "present"),
+    *("compile_plan", "verify", "compiler", "refusals", "memory_check", "serialization", "present"),
     *("_plan", "command"),
 ]
 """The files and folders of `shard/`, likewise."""

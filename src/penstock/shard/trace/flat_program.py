@@ -68,6 +68,7 @@ class Op:
       unknown: names of the primitives in the operation whose cost is unknown.
       region: the path of the innermost `jax.checkpoint` that it is in; () if it is in none.
       rounded: whether a TPU rounds its float32 operands to bfloat16, as it does for products of the default precision.
+      sources: where its equation was traced, then where those around it were, as JAX has it (`source.py`).
     """
 
     path: Path
@@ -81,6 +82,7 @@ class Op:
     unknown: tuple[str, ...] = ()
     region: Path = ()
     rounded: bool = False
+    sources: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -97,11 +97,13 @@ class _Place:
       path: its position.
       count: how often it runs in a step.
       region: the path of the innermost `jax.checkpoint` around it.
+      sources: as in `Op`.
     """
 
     path: Path = ()
     count: float = 1.0
     region: Path = ()
+    sources: tuple[Any, ...] = ()
 
     def inside(self, part: int | str, times: float = 1.0) -> _Place:
         """Return the place of a part that runs `times` as often."""
@@ -118,7 +120,7 @@ def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int]
       place: where the jaxpr stands.
     """
     for index, equation in enumerate(jaxpr.eqns):
-        here = place.inside(index)
+        here = replace(place, path=(*place.path, index), sources=(equation.source_info, *place.sources))
         name = equation.primitive.name
         if name in DEBUG:
             continue
@@ -155,6 +157,7 @@ def _append_op(program: FlatProgram, equation: Any, environment: dict[Any, int],
             find_unknown_costs(equation),
             place.region,
             _is_rounded(equation),
+            place.sources,
         )
     )
 
