@@ -35,6 +35,8 @@ class LeafLayout:
       used: the layout at its first non-elementwise operation: a matrix product, a convolution or a lookup. None if there is
         none.
       weak: whether the dtype is weak, like that of a Python number.
+      slices: the number of slices that loops take of it up to this operation, as of the stacked weights of all layers; 1 if they
+        take none.
 
     >>> leaf = LeafLayout("params/w", (512, 64), "float32", "parameters", (("data",), ()), ((), ()))
     >>> leaf.partition_spec == PartitionSpec("data", None)
@@ -50,6 +52,7 @@ class LeafLayout:
     stored: Spec
     used: Spec | None
     weak: bool = False
+    slices: int = 1
 
     @property
     def partition_spec(self) -> PartitionSpec:
