@@ -96,7 +96,7 @@ class PlanRecord:
       sharding_constraints: the layouts inside of the step.
       cost: the predicted cost of one step on one device.
       axis_work: for each mesh axis, the fractions of the compute that it shards along the batch ("batch"), along other
-        dimensions ("tensor"), or not at all ("idle").
+        dimensions ("tensor", or "state" for updates and casts of the state), or not at all ("idle").
       baselines: the predicted cost of data parallelism and fully sharded data parallelism.
       fingerprint: a hash of the step and of the signature of its arguments, without the numbers written in the step.
       numbers: a hash of these numbers. The plan fits a step with other numbers as well.
