@@ -151,6 +151,8 @@ def edited(path, edit):
             lambda read: read["inputs"][1].update(stored=[[], ["model"]]),
             "replaces 'params/in', and they differ in shape or layout",
         ),
+        (lambda read: read["inputs"][1].update(slices=3), r"'params/in', shape \[16, 32\], does not have 3 slices"),
+        (lambda read: read["inputs"][1].update(slices=0), "does not have 0 slices"),
         (lambda read: read["state"][0].__setitem__(0, 9), "result 9 replaces argument"),
         (
             lambda read: read["results"][0][1].__setitem__(0, [[["x"]]]),

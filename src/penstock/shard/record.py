@@ -35,8 +35,7 @@ class LeafLayout:
       used: the layout at its first non-elementwise operation: a matrix product, a convolution or a lookup. None if there is
         none.
       weak: whether the dtype is weak, like that of a Python number.
-      slices: the number of slices that loops take of it up to this operation, as of the stacked weights of all layers; 1 if they
-        take none.
+      slices: the number of slices that loops take of it, as of the stacked weights of all layers; 1 if they take none.
 
     >>> leaf = LeafLayout("params/w", (512, 64), "float32", "parameters", (("data",), ()), ((), ()))
     >>> leaf.partition_spec == PartitionSpec("data", None)

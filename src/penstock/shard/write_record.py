@@ -33,7 +33,7 @@ def write_record(
     def cost(decisions: Assignment) -> Cost:
         return predict_cost(problem, decisions, roles, model.inputs, model.program.unknown)
 
-    uses = [(layouts.used.get(value), layouts.slices.get(value, 1)) for value in model.program.inputs]
+    uses = [(layouts.used.get(value), layouts.slices[value]) for value in model.program.inputs]
     inputs = tuple(
         LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, used, leaf.weak, slices)
         for leaf, role, spec, (used, slices) in zip(traced.inputs, roles, layouts.inputs, uses, strict=True)

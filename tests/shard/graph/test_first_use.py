@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.shard.steps import array
 
 from penstock.shard.graph.axis_groups import find_axis_groups
-from penstock.shard.graph.first_use import find_first_uses
+from penstock.shard.graph.first_use import find_uses
 from penstock.shard.trace.step import trace
 
 MESH = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec())
@@ -17,8 +17,20 @@ MESH = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec())
 def first_uses(step, *args):
     """Return the first use of each input, or None, in the order of the inputs."""
     program = trace(step, args).program
-    uses = find_first_uses(program, find_axis_groups(program))
+    uses = find_uses(program, find_axis_groups(program)).first
     return [uses.get(value) for value in program.inputs]
+
+
+def slices(step, *args):
+    """Return the number of slices that loops take of each input."""
+    program = trace(step, args).program
+    found = find_uses(program, find_axis_groups(program)).slices
+    return [found[value] for value in program.inputs]
+
+
+def chain(ws, x):
+    """Multiply by each matrix of a stack."""
+    return lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0]
 
 
 def test_casts_are_skipped():
@@ -40,8 +52,7 @@ def test_a_table_is_first_used_by_the_lookup():
 
 
 def test_the_slices_of_a_stack_count_as_the_stack():
-    stack, _ = first_uses(lambda ws, x: lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0], array(3, 8, 8), array(4, 8))
-    assert stack.slices == 3
+    stack, _ = first_uses(chain, array(3, 8, 8), array(4, 8))
     assert stack.dims == (None, 0, 1)
     assert [stack.sums_over(dim) for dim in range(3)] == [False, True, False]
 
@@ -74,22 +85,25 @@ def test_transposed_reshaped_and_selected_inputs_keep_their_own_dimensions(read,
     assert free is None or w.factor(free) in w.op.rule.results[0]
 
 
-def test_slices_of_nested_scans_multiply():
-    def step(ws, x):
-        def inner(h, w):
-            return jnp.tanh(h @ w), None
-
-        return lax.scan(lambda h, ws: lax.scan(inner, h, ws), x, ws.reshape(2, 3, 8, 8))[0]
-
-    (stack, _) = first_uses(step, array(6, 8, 8), array(4, 8))
-    assert stack.slices == 6
-    assert stack.dims == (None, 0, 1)
+@pytest.mark.parametrize(
+    ("step", "shape", "count"),
+    [
+        (chain, (6, 8, 8), 6),
+        (jax.checkpoint(chain), (6, 8, 8), 6),
+        (lambda ws, x: jax.grad(lambda ws: chain(ws, x).sum())(ws), (6, 8, 8), 6),
+        (lambda ws, x: chain(ws, chain(ws, x)), (6, 8, 8), 6),
+        (lambda ws, x: chain(ws.astype(jnp.bfloat16).transpose(1, 2, 0).transpose(2, 0, 1), x), (6, 8, 8), 6),
+        (lambda ws, x: lax.scan(lambda h, ws: (chain(ws, h), None), x, ws.reshape(2, 3, 8, 8))[0], (6, 8, 8), 6),
+        (lambda ws, x: lax.scan(lambda h, ws: (chain(ws, h), None), x, ws)[0], (2, 3, 8, 8), 6),
+        (lambda ws, x: lax.scan(lambda h, _: (chain(ws, h), None), x, length=5)[0], (6, 8, 8), 6),
+        (lambda bs, x: lax.scan(lambda h, b: (jnp.tanh(h + b), None), x, bs)[0], (6, 8), 6),
+        (lambda w, x: lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, length=6)[0], (8, 8), 1),
+        (chain, (0, 8, 8), 1),
+    ],
+)
+def test_loops_take_as_many_slices_as_there_are_layers(step, shape, count):
+    assert slices(step, array(*shape), array(4, 8).astype(jnp.float32)) == [count, 1]
 
 
 def test_a_weight_that_is_combined_with_another_is_no_alias():
     assert first_uses(lambda x, w, v: x @ (w + v), array(8, 4), array(4, 6), array(4, 6))[1:] == [None, None]
-
-
-def test_an_array_of_zero_layers_has_a_use():
-    stack, _ = first_uses(lambda ws, x: lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, ws)[0], array(0, 8, 8), array(4, 8))
-    assert stack.slices == 1

@@ -114,6 +114,37 @@ def test_sharded_parameters_with_a_large_batch_are_zero_3():
     assert describe_axis(made, "data")[:2] == ["batch", "ZeRO-3"]
 
 
+def _scanned_loss(wrap):
+    def loss(params, batch):
+        def layer(x, weights):
+            return x + jax.nn.relu(x @ weights["w1"]) @ weights["w2"], None
+
+        x, _ = jax.lax.scan(wrap(layer), batch["x"], params["layers"])
+        return jnp.mean((x - batch["y"]) ** 2)
+
+    return loss
+
+
+@pytest.mark.parametrize("wrap", [lambda layer: layer, jax.checkpoint])
+def test_collectives_of_scanned_layers_are_counted_by_layer(wrap):
+    """Check tensor parallelism, where each layer sums its activations."""
+    _, batch = _arguments(512, 1024, 1024)
+    params = {"layers": {name: jax.ShapeDtypeStruct((16, 1024, 1024), "float32") for name in ("w1", "w2")}}
+    made = ps.plan(
+        _train(_scanned_loss(wrap)),
+        {"params": params, "moments": params},
+        batch,
+        mesh={"model": 8},
+        hardware="tpu-v5e",
+        constraints={"state/*/w1": P(None, None, "model"), "state/*/w2": P(None, "model", None)},
+        check=False,
+    )
+    assert [leaf.slices for leaf in made.inputs if leaf.role == "parameters"] == [16, 16]
+    sums = sum(each.count for each in made.cost.collectives if each.kind == "all-reduce")
+    assert sums >= 32
+    assert any(f"{round(sums / 16)} all-reduces" in each and each.endswith("a layer") for each in describe_axis(made, "model"))
+
+
 def test_the_update_of_sharded_state_is_no_part_of_tensor_parallelism():
     """Check the step of a linear model, whose update takes a quarter of the time."""
 

@@ -15,7 +15,7 @@ from penstock.shard.apply.axis_order import axis_orders
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.graph.decisions import Graph
-from penstock.shard.graph.first_use import FirstUse, find_first_uses
+from penstock.shard.graph.first_use import FirstUse, find_uses
 from penstock.shard.mesh.resharding import Layout, MeshLinks
 from penstock.shard.search.problem import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram
@@ -31,7 +31,7 @@ class Layouts:
         the layout in which it was computed.
       sharding_constraints: the layouts inside of the step.
       used: index of the value of an input → its layout at its first non-elementwise operation.
-      slices: index of the value of an input → the number of slices that loops take of it up to there.
+      slices: index of the value of an input → the number of slices that loops take of it; 1 if they take none.
     """
 
     inputs: tuple[Spec, ...]
@@ -105,10 +105,9 @@ class _Writer:
                 for each in loop.operands
             )
         self.broadcast_uses(operands)
-        uses = find_first_uses(self.program, self.groups)
-        used = {value: self._layout_in_use(value, use) for value, use in uses.items()}
-        slices = {value: use.slices for value, use in uses.items()}
-        return Layouts(inputs, tuple(outputs), ShardingConstraints(operands, results), used, slices)
+        uses = find_uses(self.program, self.groups)
+        used = {value: self._layout_in_use(value, use) for value, use in uses.first.items()}
+        return Layouts(inputs, tuple(outputs), ShardingConstraints(operands, results), used, uses.slices)
 
     def _layout_in_use(self, value: int, use: FirstUse) -> Spec:
         """Return the layout of an input at its first non-elementwise use, in the order of the input's own dimensions.

@@ -1,6 +1,6 @@
-"""Find the first non-elementwise use of each input: a matrix product, a convolution or a lookup.
+"""Find the first non-elementwise use of each input, a matrix product, a convolution or a lookup, and the slices that loops take.
 
-Roles, and the layout "in use" that a plan reports, are read from it.
+Roles, and the layout "in use" that a plan reports, are read from the first, and the number of layers from the second.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ class FirstUse:
       factors: the factors of its rule for the dimensions of the operand that it reads.
       dims: for each dimension of the input, the dimension of that operand; None for a dimension that the operand does not have,
         such as one along which loops take slices, or the minor one of two that are merged.
-      slices: the number of slices that loops take of the input: that of the layers in a stack. 1 if they take none.
     """
 
     op: Op
     index: int
     factors: Dims
     dims: Dims
-    slices: int
 
     def factor(self, dim: int) -> int | None:
         """Return the factor of the operation for a dimension of the input; None if there is none."""
@@ -58,13 +56,27 @@ class FirstUse:
 
 
 @dataclass(frozen=True)
+class InputUses:
+    """How a step uses its inputs.
+
+    Attributes:
+      first: value of an input → its first non-elementwise use, if it has one.
+      slices: value of an input → the number of slices that loops take of it, as of the stacked weights of all layers; 1 if they
+        take none.
+    """
+
+    first: dict[int, FirstUse]
+    slices: dict[int, int]
+
+
+@dataclass(frozen=True)
 class _Alias:
     """A value that has the elements of an input, or some of them.
 
     Attributes:
       input: the value of the input.
       dims: for each dimension of the input, the dimension of this value, or None.
-      slices: as in `FirstUse`.
+      slices: the number of slices that loops take of the input, if this is one of them; else 1.
     """
 
     input: int
@@ -72,8 +84,8 @@ class _Alias:
     slices: int = 1
 
 
-def find_first_uses(program: FlatProgram, groups: AxisGroups) -> dict[int, FirstUse]:
-    """Return the first non-elementwise use of each input that has one, by the index of the input's value.
+def find_uses(program: FlatProgram, groups: AxisGroups) -> InputUses:
+    """Return the first non-elementwise use of each input, and the number of slices that loops take of it.
 
     Operations that only cast, move or select the elements of one array count as no use, and slices that a loop takes count as
     the input itself.
@@ -92,8 +104,11 @@ def find_first_uses(program: FlatProgram, groups: AxisGroups) -> dict[int, First
         for operand, factors in zip(op.operands, op.rule.operands, strict=True):
             alias = aliases.of.get(operand) if operand is not None else None
             if alias is not None and factors and alias.input not in uses:
-                uses[alias.input] = FirstUse(op, non_elementwise[op.path], factors, alias.dims, alias.slices)
-    return uses
+                uses[alias.input] = FirstUse(op, non_elementwise[op.path], factors, alias.dims)
+    slices: dict[int, int] = {}
+    for alias in aliases.of.values():
+        slices[alias.input] = max(alias.slices, slices.get(alias.input, 1))
+    return InputUses(uses, slices)
 
 
 class _Aliases:
