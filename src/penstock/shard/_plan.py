@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from penstock._bytes import parse_bytes
 from penstock.shard.arguments import find_argument, select_batch
+from penstock.shard.axis_names import name_axes
 from penstock.shard.compiler import choose_compiler, match_topology, read_check
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
 from penstock.shard.jit import PlannedStep, check_step
@@ -32,7 +33,8 @@ from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.own_copy import put_copy
 from penstock.shard.present.text import plan_line, plan_text
 from penstock.shard.record import PlanRecord, named_shardings
-from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
+from penstock.shard.search.mesh_search import PreparedMesh, prepare_meshes, search_meshes
+from penstock.shard.search.problem import Assignment
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.call import refuse_option_names
 from penstock.shard.trace.gradients import LOST_GRADIENTS, loses_gradients
@@ -69,8 +71,10 @@ def plan(
         name is that of an option below has to be given by position.
       mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}. One to three axes.
         Explicit axes count as automatic ones, inside of `jax.set_mesh` too.
-      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with axes data, model and
-        fsdp, and those that the hardware names (`Hardware.axis_bandwidth`). Without both, all devices are used.
+      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with up to three axes, those
+        that the hardware names (`Hardware.axis_bandwidth`) among them. The others are named after what they do in the plan: data
+        and fsdp shard the batch, model shards other dimensions of tensors. Axes that constraints name keep their names. Without
+        both, all devices are used.
       hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes that of JAX's default device.
       memory: the memory limit of one device, in bytes or as "16GiB". None takes that of the hardware.
       constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
@@ -153,9 +157,15 @@ def _plan(
     # The prediction of memory is for the compiler that decides.
     platform = compiler().platform if check else chosen.platform
     prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
+    kept = _named_axes(traced, mesh, constraints, chosen)
+
+    def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
+        record = write_record(mesh, decisions, traced, chosen, limit)
+        return record if kept is None else name_axes(record, kept)
+
     record = enforce_limit(
         search=lambda within: search_meshes(prepared, within),
-        write=lambda mesh, decisions: write_record(mesh, decisions, traced, chosen, limit),
+        write=write,
         choose_compiler=compiler,
         traced=traced,
         least_arguments=lambda: min(map(least_arguments, prepared)),
@@ -177,6 +187,15 @@ def _mesh_shapes(
         shapes = mesh_shapes.keep_with_axes(shapes, axes, machine)
     mesh_shapes.check_machine_axes(shapes, machine)
     return shapes, given
+
+
+def _named_axes(
+    traced: TracedStep, mesh: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
+) -> Collection[str] | None:
+    """Return the mesh axes that the user or the hardware names; None if these name all, with the mesh."""
+    if mesh is not None or find_meshes(traced.closed.jaxpr):
+        return None
+    return {*axes_in_constraints(constraints, traced.inputs), *hardware.named_axes}
 
 
 @dataclass(frozen=True)
