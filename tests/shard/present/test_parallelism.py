@@ -154,10 +154,14 @@ def test_the_update_of_sharded_state_is_no_part_of_tensor_parallelism():
     square = jax.ShapeDtypeStruct((512, 512), "float32")
     args = (square, {"x": square, "y": square})
     made = ps.plan(step, *args, mesh={"data": 8}, hardware="tpu-v5e", constraints={"w": P("data", None)}, check=False)
-    words = describe_axis(made, "data")
-    assert words[0].startswith("batch ")
-    assert words[1].startswith("updates and casts of the state ")
-    assert words[2] == "ZeRO-3"
+    assert made.axis_work["data"]["state"] > 0.1
+    assert describe_axis(made, "data")[:2] == ["batch", "ZeRO-3"]
+
+
+def test_updates_that_take_most_of_the_time_are_mentioned():
+    work = {"data": {"batch": 0.2, "tensor": 0.0, "state": 0.8, "idle": 0.0}}
+    made = plan(with_moments("w", (512, 512), ROWS, REPLICATED, ROWS), {"data": 8}, work)
+    assert describe_axis(made, "data")[:2] == ["batch 20%", "updates and casts of the state 80%"]
 
 
 def test_state_with_a_batch_dimension_is_an_activation():
