@@ -167,6 +167,19 @@ def test_a_plan_that_contradicts_itself_is_refused(saved, edit, said):
         ps.Plan.load(path)
 
 
+def test_the_layout_in_use_of_a_leaf_divides_its_own_dimensions(tmp_path):
+    """Check a weight [2, 2048, 3] that is read as [4096, 3], and whose 4,096 rows are sharded over 8 devices."""
+
+    def step(w, x):
+        return jnp.tanh(x @ w.reshape(4096, 3))
+
+    constraints = {"x": P(None, "model")}
+    args = (jnp.zeros((2, 2048, 3)), jnp.zeros((1, 4096)))
+    plan = ps.plan(step, *args, mesh={"model": 8}, hardware="tpu-v5e", check=False, constraints=constraints)
+    plan.save(tmp_path / "plan")
+    assert ps.Plan.load(tmp_path / "plan") == plan
+
+
 def test_a_binary_file_is_no_plan(tmp_path):
     (tmp_path / "plan").write_bytes(b"\x80\x04\x95\xff")
     with pytest.raises(ValueError, match="is not a plan: it is not JSON"):
