@@ -16,8 +16,8 @@ ROAD = ["data", "_feed", "shard", "keras", "recipes", "bench"]
 ROOMS = [
     *("errors", "unknown_costs", "units"),
     *("mesh", "trace", "graph", "search", "apply", "hlo"),
-    *("own_copy", "record", "arguments", "write_record", "jit", "progress"),
-    *("compile_plan", "verify", "compiler", "memory_check", "serialization", "present"),
+    *("own_copy", "record", "arguments", "write_record", "axis_names", "alternatives", "jit", "progress"),
+    *("compile_plan", "verify", "compiler", "refusals", "memory_check", "serialization", "present"),
     *("_plan", "command"),
 ]
 """The files and folders of `shard/`, likewise."""

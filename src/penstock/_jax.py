@@ -23,7 +23,8 @@ TRACE_STATE_CLEAN = ("jax._src.core", "trace_state_clean")
 PRINT_OPTIONS = ("jax._src.lib", "hlo.HloPrintOptions", "_jax.HloPrintOptions")  # the second name until JAX 0.10.1
 CONVERT_CONSTANTS = ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr")
 DISTRIBUTED = ("jax._src.distributed", "global_state")
-PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS, DISTRIBUTED)
+USER_FRAMES = ("jax._src.source_info_util", "user_frames")
+PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS, DISTRIBUTED, USER_FRAMES)
 """All private parts of JAX that are used: for each, its module and its names in JAX's releases, newest first."""
 
 ClosedJaxpr = Any
@@ -130,6 +131,22 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
         )
     consts, carries, _ = params["ft_in"].unpack()
     return len(consts), len(carries)
+
+
+def source_frames(source_info: Any) -> list[tuple[str, int, str]]:
+    """Return the frames outside of JAX from which an equation was traced: file, line and function, the innermost first.
+
+    Args:
+      source_info: the `source_info` of an equation.
+
+    Returns:
+      The frames; none if the equation has no source, or if the installed JAX does not tell it.
+    """
+    try:
+        frames = part(*USER_FRAMES)(source_info.traceback)
+    except UnsupportedVersionError:
+        return []
+    return [(frame.file_name, frame.start_line, frame.function_name) for frame in frames]
 
 
 def process_messages() -> Any:

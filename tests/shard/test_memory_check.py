@@ -1,28 +1,23 @@
-"""The compiler of the right chip decides what fits, and plans that it did not see say so."""
+"""Plans near their limit are compiled, and those that no compiler saw say so."""
 
-import importlib.util
 import os
 import signal
 import subprocess
 import threading
 import warnings
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas
+from tests.shard.limits import COMPILED_HERE, LEAST, compile_to, count_compilations, plan_of, unchecked_plan
 from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
-import penstock as ps
-from penstock.shard import CompileError, PlanError, compile_plan, compiler, find_hardware
+from penstock.shard import CompileError, PlanError, compile_plan, compiler
 from penstock.shard.errors import CompilerFailedError, CompilerMemoryError, compile_error
 from penstock.shard.hlo import compile_exported
 from penstock.shard.hlo.analysis import Measured
-
-AT_HAND = replace(find_hardware("tpu-v5e"), name="a chip whose compiler is that of this machine", platform="cpu")
-COMPILED_HERE = "the CPU compiler for 8 of this process's devices"
 
 
 def scaled(x):
@@ -39,28 +34,6 @@ def step_with_a_kernel(w, x):
 
 
 ARGS = (jax.ShapeDtypeStruct((64, 64), np.float32), jax.ShapeDtypeStruct((512, 64), np.float32))
-
-
-def plan_of(step, *args, **options):
-    return ps.plan(step, *args, **{"mesh": {"data": 8}, "hardware": AT_HAND, **options})
-
-
-def unchecked_plan(*args, **options):
-    """Return a plan of an MLP that was not compiled, although it is near its limit or above, and its warning."""
-    with pytest.warns(UserWarning, match="the plan is unchecked") as said:
-        plan = plan_of(mlp_step, mlp(64, 128), rows(64, 64), *args, **options)
-    assert plan.checked is None
-    assert plan.unchecked
-    assert "unchecked" in str(plan)
-    (warning,) = said
-    assert warning.filename == __file__
-    message = str(warning.message)
-    assert "\n" not in message
-    return plan, message
-
-
-LEAST = 4 * (2 * 64 * 128 + 128 + 2 * 64 * 64) // 8
-"""Bytes of the arguments of that MLP on each of 8 devices, if all are sharded."""
 
 
 # The rule of what is compiled.
@@ -121,38 +94,7 @@ def test_layouts_that_the_user_gives_count_in_the_least_arguments():
         plan_of(mlp_step, mlp(64, 128), rows(64, 64), memory=whole, constraints=constraints, check=False)
 
 
-@pytest.mark.parametrize("check", [8, 1, 0.5, ["v5e:2x4"]])
-def test_a_check_of_another_type_is_refused(check):
-    with pytest.raises(TypeError, match=r"check=.* give True, False, None, or a TPU topology as text, such as 'v5e:2x4'"):
-        plan_of(mlp_step, mlp(), rows(), check=check)
-
-
 # Corrections of the prediction. The figures are made up, so that the compiler needs a known fraction of the prediction.
-
-
-def count_compilations(monkeypatch):
-    """Return a list to which each compilation adds its figures."""
-    compiled = []
-
-    def compile_and_count(*args):
-        compiled.append(compile_plan.compile_plan(*args))
-        return compiled[-1]
-
-    monkeypatch.setattr(compiler, "compile_plan", compile_and_count)
-    return compiled
-
-
-def compile_to(monkeypatch, bytes_of):
-    """Replace the compiler by one whose programs need `bytes_of(plan)`; return the plans that it compiles."""
-    compiled = []
-
-    def compile_plan(plan, *_):
-        compiled.append(plan)
-        arguments = plan.cost.memory.arguments
-        return Measured(arguments, 0, int(bytes_of(plan)) - arguments, 0, 1.0, (), 1.0, (), "a made-up compiler")
-
-    monkeypatch.setattr(compiler, "compile_plan", compile_plan)
-    return compiled
 
 
 def deep_step(params, batch):
@@ -316,103 +258,6 @@ def test_a_plan_that_fits_is_returned_if_the_compiler_fails_later(monkeypatch):
     plan = plan_of(deep_step, *DEEP, memory=int(0.6 * fast.cost.memory.total))
     assert plan.cost == compiled[0].cost
     assert plan.checked is not None
-
-
-# The compiler of the chip.
-
-
-def test_a_plan_for_tpus_is_not_judged_by_the_cpu_where_the_tpu_compiler_is_missing(monkeypatch):
-    monkeypatch.setattr(compiler, "tpu_compiler_is_installed", lambda: False)
-    compiled = count_compilations(monkeypatch)
-    _, said = unchecked_plan(hardware="tpu-v5e", memory="60KiB")
-    assert 'the TPU compiler is not installed (pip install "penstock[tpu]")' in said
-    assert "may not fit, or a faster one may" in said
-    assert not compiled
-
-
-def test_with_check_the_cpu_judges_a_plan_for_tpus_and_says_by_how_much_it_differs(monkeypatch):
-    monkeypatch.setattr(compiler, "tpu_compiler_is_installed", lambda: False)
-    plan = plan_of(mlp_step, mlp(), rows(), hardware="tpu-v5e", check=True)
-    assert plan.checked.compiled_for == COMPILED_HERE
-    assert "times the memory of the TPU compiler" in " ".join(str(plan).split())
-    with pytest.raises(PlanError, match=r"the CPU compiler needs up to .* times the memory for the same plan"):
-        plan_of(mlp_step, mlp(64, 128), rows(64, 64), hardware="tpu-v5e", check=True, memory="20KiB")
-
-
-def test_a_plan_for_gpus_is_compiled_for_cpus_where_there_are_none():
-    plan = plan_of(mlp_step, mlp(), rows(), hardware="h100", check=True)
-    assert plan.checked.compiled_for == COMPILED_HERE
-    assert "times the memory of the GPU compiler" in " ".join(str(plan).split())
-
-
-def test_a_number_of_devices_that_no_topology_has_is_not_compiled_for_tpus():
-    with pytest.warns(UserWarning, match="no topology of the TPU compiler has 3 devices"):
-        plan_of(mlp_step, mlp(63, 126), rows(63, 63), mesh={"data": 3}, hardware="tpu-v5e", memory="90KiB")
-
-
-@pytest.mark.parametrize(
-    ("check", "options", "said"),
-    [
-        ("v5e:3x3", {}, ["there is no TPU topology 'v5e:3x3'", "v5e:2x4"]),
-        ("v99:2x4", {}, ["the chip 'v99' is not known", "v5e:2x4", "v6e:8x8"]),
-        ("v5e:4x4", {}, ["v5e:4x4 has 16 devices", "data 8 needs 8", "topologies of 8: v5e:2x4"]),
-        ("v5e:4x4", {"mesh": None, "devices": 8}, ["v5e:4x4 has 16 devices", "topologies of 8: v5e:2x4"]),
-        ("v4:2x2x2", {}, ["compiles for tpu-v4", "hardware tpu-v5e", 'give check="v5e:2x4", or hardware="tpu-v4"']),
-        ("v5e:2x4", {"hardware": "h100"}, ["hardware h100", "check=True"]),
-    ],
-)
-def test_a_topology_on_which_the_plan_cannot_run_is_refused_with_one_that_works(check, options, said):
-    with pytest.raises(ValueError, match=r"topology|compiles for") as refused:
-        plan_of(mlp_step, mlp(), rows(), **{"hardware": "tpu-v5e", "check": check, **options})
-    assert "\n" not in str(refused.value)
-    assert [each for each in said if each not in str(refused.value)] == []
-    with pytest.raises(ValueError, match="topology"):
-        plan_of(mlp_step, mlp(), rows()).verify("v5e:4x4")
-
-
-def test_a_topology_without_its_compiler_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(compiler, "tpu_compiler_is_installed", lambda: False)
-    with pytest.raises(CompileError, match=r'needs the TPU compiler, which is not installed: pip install "penstock\[tpu\]"'):
-        plan_of(mlp_step, mlp(), rows(), hardware="tpu-v5e", check="v5e:2x4")
-
-
-def test_a_topology_is_text():
-    with pytest.raises(TypeError, match="topology=8: a topology is text, as 'v5e:2x4'"):
-        plan_of(mlp_step, mlp(), rows()).verify(8)
-
-
-# As in hlo/test_compile_exported.py.
-if importlib.util.find_spec("libtpu"):
-
-    def test_a_topology_gives_hardware_and_devices_and_its_compiler_decides():
-        plan = ps.plan(mlp_step, mlp(), rows(), check="v5e:2x4")
-        assert (plan.hardware, plan.device_count) == ("tpu-v5e", 8)
-        assert plan.checked.compiled_for == "the TPU compiler for v5e:2x4"
-        assert "compiled by the TPU compiler for v5e:2x4 in" in str(plan)
-
-    @pytest.mark.parametrize("check", [None, True])
-    def test_a_plan_for_tpus_is_judged_by_the_tpu_compiler(check):
-        predicted = plan_of(mlp_step, mlp(512, 2048), rows(1024, 512), hardware="tpu-v5e", check=False).cost.memory.total
-        plan = plan_of(mlp_step, mlp(512, 2048), rows(1024, 512), hardware="tpu-v5e", check=check, memory=int(1.5 * predicted))
-        assert plan.checked.compiled_for == "the TPU compiler for v5e:2x4"
-
-    def test_a_program_larger_than_the_chip_is_refused_with_its_size():
-        step, args = lambda x: jnp.sort(x, axis=0)[::-1], (jax.ShapeDtypeStruct((2**20, 2**13), "float32"),)
-        with pytest.raises(PlanError, match="the TPU compiler for v5e:2x4 compiled"):
-            plan_of(step, *args, hardware="tpu-v5e", memory="1TiB", check=True, constraints={"x": jax.sharding.PartitionSpec()})
-
-    def test_a_tpu_compiler_in_use_by_another_process_leaves_the_plan_unchecked(monkeypatch, tmp_path):
-        lock = (
-            "import fcntl, sys, time; f = open('/tmp/libtpu_lockfile', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True)"
-        )
-        monkeypatch.setattr(compile_exported, "_WITHOUT_TPU", {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"})
-        command = ["python", "-c", f"{lock}; sys.stdin.read()"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-            other.stdout.readline()
-            _, said = unchecked_plan(hardware="tpu-v5e", check="v5e:2x4", memory="60KiB")
-            other.stdin.close()
-        assert "in use by another process" in said
-        assert "plan again" in said
 
 
 def test_small_arrays_are_sharded_for_memory_although_latency_dominates():

@@ -151,6 +151,8 @@ def edited(path, edit):
             lambda read: read["inputs"][1].update(stored=[[], ["model"]]),
             "replaces 'params/in', and they differ in shape or layout",
         ),
+        (lambda read: read["inputs"][1].update(slices=3), r"'params/in', shape \[16, 32\], does not have 3 slices"),
+        (lambda read: read["inputs"][1].update(slices=0), "does not have 0 slices"),
         (lambda read: read["state"][0].__setitem__(0, 9), "result 9 replaces argument"),
         (
             lambda read: read["results"][0][1].__setitem__(0, [[["x"]]]),
@@ -163,6 +165,19 @@ def test_a_plan_that_contradicts_itself_is_refused(saved, edit, said):
     edited(path, edit)
     with pytest.raises(ValueError, match=f"is a damaged plan: .*(?:{said})"):
         ps.Plan.load(path)
+
+
+def test_the_layout_in_use_of_a_leaf_divides_its_own_dimensions(tmp_path):
+    """Check a weight [2, 2048, 3] that is read as [4096, 3], and whose 4,096 rows are sharded over 8 devices."""
+
+    def step(w, x):
+        return jnp.tanh(x @ w.reshape(4096, 3))
+
+    constraints = {"x": P(None, "model")}
+    args = (jnp.zeros((2, 2048, 3)), jnp.zeros((1, 4096)))
+    plan = ps.plan(step, *args, mesh={"model": 8}, hardware="tpu-v5e", check=False, constraints=constraints)
+    plan.save(tmp_path / "plan")
+    assert ps.Plan.load(tmp_path / "plan") == plan
 
 
 def test_a_binary_file_is_no_plan(tmp_path):

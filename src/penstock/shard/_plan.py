@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from penstock._bytes import parse_bytes
 from penstock.shard.alternatives import Alternatives
 from penstock.shard.arguments import find_argument, select_batch
+from penstock.shard.axis_names import name_axes
 from penstock.shard.compiler import choose_compiler, match_topology, read_check
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
 from penstock.shard.jit import PlannedStep, check_step
@@ -71,8 +72,10 @@ def plan(
         name is that of an option below has to be given by position.
       mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}. One to three axes.
         Explicit axes count as automatic ones, inside of `jax.set_mesh` too.
-      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with axes data, model and
-        fsdp, and those that the hardware names (`Hardware.axis_bandwidth`). Without both, all devices are used.
+      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with up to three axes, those
+        that the hardware names (`Hardware.axis_bandwidth`) among them. The others are named after what they do in the plan: data
+        and fsdp shard the batch, model shards other dimensions of tensors. Axes that constraints name keep their names. Without
+        both, all devices are used.
       hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes that of JAX's default device.
       memory: the memory limit of one device, in bytes or as "16GiB". None takes that of the hardware.
       constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
@@ -156,9 +159,11 @@ def _plan(
     platform = compiler().platform if check else chosen.platform
     prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
     baselines = best_baselines(prepared, limit)
+    kept = _named_axes(traced, mesh, constraints, chosen)
 
     def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
-        return write_record(mesh, decisions, baselines, traced, chosen, limit)
+        record = write_record(mesh, decisions, baselines, traced, chosen, limit)
+        return record if kept is None else name_axes(record, kept)
 
     record = enforce_limit(
         search=lambda within: search_meshes(prepared, within),
@@ -186,6 +191,15 @@ def _mesh_shapes(
         shapes = mesh_shapes.keep_with_axes(shapes, axes, machine)
     mesh_shapes.check_machine_axes(shapes, machine)
     return shapes, given
+
+
+def _named_axes(
+    traced: TracedStep, mesh: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
+) -> Collection[str] | None:
+    """Return the mesh axes that the user or the hardware names; None if these name all, with the mesh."""
+    if mesh is not None or find_meshes(traced.closed.jaxpr):
+        return None
+    return {*axes_in_constraints(constraints, traced.inputs), *hardware.named_axes}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from penstock.shard._plan import plan
 from penstock.shard.errors import CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
 from penstock.shard.hlo.topologies import find_topology
-from penstock.shard.memory_check import UNCHECKED
+from penstock.shard.refusals import UNCHECKED
 
 DESCRIPTION = """\
 Find a sharding of all arguments and intermediates of a train step. The step is traced on shapes: nothing is allocated, nothing

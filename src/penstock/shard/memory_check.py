@@ -15,14 +15,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from penstock._bytes import counted, format_bytes
 from penstock.shard.compiler import Compiler
 from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.mesh.resharding import union
-from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import NEAR_LIMIT, PlanRecord
-from penstock.shard.search.cost import largest_live_values
+from penstock.shard.refusals import describe_arguments, describe_excess, describe_unchecked
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
 from penstock.shard.trace.step import TracedStep
@@ -38,9 +35,6 @@ _WORTHWHILE = 1.05
 """A search is repeated with a higher limit if it is higher by this factor."""
 _FASTER = 0.98
 """A plan is compiled for its speed if it is predicted to take less than this fraction of the time of one that fits."""
-
-UNCHECKED = "the plan is unchecked"
-"""The first words of the warning about a plan that is not known to fit."""
 
 Search = Callable[[float], MeshPlan]
 Write = Callable[[PreparedMesh, Assignment], PlanRecord]
@@ -80,7 +74,7 @@ def enforce_limit(
     plan = write(found.prepared, found.candidate.assignment)
     above = plan.cost.memory.total > limit
     if above and (least := least_arguments()) > limit:
-        raise PlanError(_describe_arguments(found, traced, limit, least))
+        raise PlanError(describe_arguments(found.prepared, found.candidate.assignment, traced, limit, least))
     small = len(plan.sharding_constraints.results) <= _LARGEST
     if not check and not above and not (check is None and small and plan.unchecked):
         return plan
@@ -97,7 +91,12 @@ def enforce_limit(
             raise
         return _warn_unchecked(trials.current, f"could not be compiled here to check that it fits: {error}")
     if trials.fastest is None:
-        raise PlanError(_describe_excess(trials.smallest, trials.count, traced, compiler))
+        smallest = trials.smallest
+        raise PlanError(
+            describe_excess(
+                smallest.prepared, smallest.assignment, smallest.plan, smallest.needed, traced, compiler, trials.count
+            )
+        )
     return trials.fastest
 
 
@@ -252,15 +251,7 @@ def _is_limited(plan: PlanRecord) -> bool:
 
 def _warn_unchecked(plan: PlanRecord, reason: str) -> PlanRecord:
     """Warn that a plan was not compiled, and return it."""
-    needs = plan.cost.memory.total
-    share = f"{format_bytes(needs - plan.limit)} more than" if needs > plan.limit else f"{needs / plan.limit:.0%} of"
-    lines = reason.splitlines() or [""]
-    words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
-    warnings.warn(
-        f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit, and {words[:400]}. "
-        "A prediction may be off by a factor of two: the plan may not fit, or a faster one may",
-        stacklevel=5,
-    )
+    warnings.warn(describe_unchecked(plan, reason), stacklevel=5)
     return plan
 
 
@@ -285,52 +276,3 @@ def _most_shards(
         if kept and all(size % count == 0 for size, count in zip(sizes, shards, strict=True)):
             most = max(most, math.prod(shards))
     return most
-
-
-def _describe_arguments(found: MeshPlan, traced: TracedStep, limit: int, least: float) -> str:
-    """Describe that the stored arguments alone exceed the limit, whatever the layout."""
-    prepared = found.prepared
-    return (
-        f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the arguments alone take "
-        f"{format_bytes(least)} if each is sharded as far as it divides, {format_bytes(least - limit)} too much. The largest on "
-        f"each device: {'; '.join(_largest_arguments(prepared, found.candidate.assignment, traced))}. "
-        f"More than {math.prod(prepared.mesh_shape.values())} devices, or arguments of a smaller dtype, would help."
-    )
-
-
-def _describe_excess(smallest: _Trial, count: int, traced: TracedStep, compiler: Compiler) -> str:
-    """Describe by how much the smallest compiled plan exceeds the limit, and what takes the most memory in it.
-
-    Args:
-      smallest: the plan of least memory.
-      count: how many plans were compiled.
-      traced: the step.
-      compiler: the compiler.
-    """
-    prepared, program, plan = smallest.prepared, smallest.prepared.model.program, smallest.plan
-    activations = [
-        f"{format_bytes(size)} of an activation {program.values[number].dtype}{list(program.values[number].shape)}"
-        for number, size in largest_live_values(prepared.problem, smallest.assignment, 3)
-    ]
-    largest = "; ".join((*_largest_arguments(prepared, smallest.assignment, traced), *activations))
-    return (
-        f"no layout that was found fits {format_bytes(plan.limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: of "
-        f"{counted(count, 'plan')} that {compiler.name} compiled, the smallest needs {format_bytes(smallest.needed)}, "
-        f"{format_bytes(smallest.needed - plan.limit)} too much; {format_bytes(plan.cost.memory.arguments)} of it are arguments. "
-        f"It was predicted to need {format_bytes(plan.cost.memory.total)}. The largest on each device: {largest}. "
-        f"More than {plan.device_count} devices, a smaller batch, or jax.checkpoint around each layer would help."
-        f"{f' Note that {compiler.remark}.' if compiler.remark else ''}"
-    )
-
-
-def _largest_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:
-    """Return the three arguments that take the most memory of a device, in words."""
-    problem = prepared.problem
-    stored = sorted(
-        (
-            (size / problem.links.shards(union(assignment[node])), leaf)
-            for leaf, (node, size) in zip(traced.inputs, problem.stored, strict=True)
-        ),
-        key=lambda each: -each[0],
-    )
-    return [f"{format_bytes(size)} of {leaf.path!r} {leaf.dtype}{list(leaf.shape)}" for size, leaf in stored[:3]]

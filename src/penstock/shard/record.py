@@ -35,6 +35,7 @@ class LeafLayout:
       used: the layout at its first non-elementwise operation: a matrix product, a convolution or a lookup. None if there is
         none.
       weak: whether the dtype is weak, like that of a Python number.
+      slices: the number of slices that loops take of it, as of the stacked weights of all layers; 1 if they take none.
 
     >>> leaf = LeafLayout("params/w", (512, 64), "float32", "parameters", (("data",), ()), ((), ()))
     >>> leaf.partition_spec == PartitionSpec("data", None)
@@ -50,6 +51,7 @@ class LeafLayout:
     stored: Spec
     used: Spec | None
     weak: bool = False
+    slices: int = 1
 
     @property
     def partition_spec(self) -> PartitionSpec:
@@ -93,8 +95,8 @@ class PlanRecord:
       sharding_constraints: the layouts inside of the step.
       cost: the predicted cost of one step on one device.
       axis_work: for each mesh axis, the fractions of the compute that it shards along the batch ("batch"), along other
-        dimensions ("tensor"), or not at all ("idle").
-      baselines: the predicted cost of data parallelism and fully sharded data parallelism.
+        dimensions ("tensor", or "state" for updates and casts of the state), or not at all ("idle").
+      baselines: the predicted cost of each baseline (`search/baselines.py`), on its own mesh if the mesh was searched.
       fingerprint: a hash of the step and of the signature of its arguments, without the numbers written in the step.
       numbers: a hash of these numbers. The plan fits a step with other numbers as well.
       checked: the compiler's figures, if the plan was compiled while it was made.

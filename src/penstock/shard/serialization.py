@@ -121,6 +121,7 @@ def _leaf(read: dict[str, Any]) -> LeafLayout:
         _spec(read["stored"]),
         None if used is None else _spec(used),
         bool(read["weak"]),
+        int(read["slices"]),
     )
 
 
@@ -150,6 +151,8 @@ def _contradictions(plan: PlanRecord) -> Iterator[str]:
         for spec in (leaf.stored, leaf.used):
             if spec is not None and (len(spec) != len(leaf.shape) or not _divides(spec, leaf.shape, mesh)):
                 yield f"{leaf.path!r}, shape {list(leaf.shape)}, cannot be {format_spec(spec)} on mesh {describe_mesh(mesh)}"
+        if leaf.slices < 1 or math.prod(leaf.shape) % leaf.slices:
+            yield f"{leaf.path!r}, shape {list(leaf.shape)}, does not have {leaf.slices} slices"
     for by_index in (plan.sharding_constraints.operands, plan.sharding_constraints.results):
         for chain in (chain for specs in by_index.values() for chain in specs if chain is not None):
             for spec in chain:

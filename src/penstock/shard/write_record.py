@@ -41,10 +41,10 @@ def write_record(
     def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
         return predict_cost(mesh.problem, decisions, roles, mesh.model.inputs, model.program.unknown)
 
-    used = [layouts.used.get(value) for value in model.program.inputs]
+    uses = [(layouts.used.get(value), layouts.slices[value]) for value in model.program.inputs]
     inputs = tuple(
-        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, use, leaf.weak)
-        for leaf, role, spec, use in zip(traced.inputs, roles, layouts.inputs, used, strict=True)
+        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, used, leaf.weak, slices)
+        for leaf, role, spec, (used, slices) in zip(traced.inputs, roles, layouts.inputs, uses, strict=True)
     )
     outputs = tuple(
         LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), "output", spec, None)

@@ -102,12 +102,13 @@ def test_a_constrained_axis_gets_a_size_that_divides():
     assert plan.inputs[0].partition_spec == P("model", None)
 
 
-@pytest.mark.parametrize(("slow", "found"), [("data", {"data": 3, "model": 2}), ("model", {"data": 2, "model": 3})])
-def test_a_slow_axis_is_searched_in_both_sizes(slow, found):
+@pytest.mark.parametrize(("slow", "sizes"), [("data", [3, 2]), ("model", [2, 3])])
+def test_a_slow_axis_is_searched_in_both_sizes(slow, sizes):
     """Rows divide by 3 and columns by 2. The sum over columns runs over the axis of 2, which should be the fast one."""
     machine = dataclasses.replace(EAGER, axis_bandwidth={slow: 1e3})
     plan = planned(lambda w: jax.numpy.tanh(w).sum(1), array(3**5, 2**8), devices=6, hardware=machine)
-    assert plan.mesh_shape == found
+    assert plan.mesh_shape[slow] == 3
+    assert list(plan.mesh_shape.values()) == sizes
 
 
 def test_the_error_for_an_unknown_axis_names_the_axes_of_searched_meshes():

@@ -114,6 +114,99 @@ def test_sharded_parameters_with_a_large_batch_are_zero_3():
     assert describe_axis(made, "data")[:2] == ["batch", "ZeRO-3"]
 
 
+def _scanned_loss(wrap):
+    def loss(params, batch):
+        def layer(x, weights):
+            return x + jax.nn.relu(x @ weights["w1"]) @ weights["w2"], None
+
+        x, _ = jax.lax.scan(wrap(layer), batch["x"], params["layers"])
+        return jnp.mean((x - batch["y"]) ** 2)
+
+    return loss
+
+
+@pytest.mark.parametrize("wrap", [lambda layer: layer, jax.checkpoint])
+def test_collectives_of_scanned_layers_are_counted_by_layer(wrap):
+    """Check tensor parallelism, where each layer sums its activations."""
+    _, batch = _arguments(512, 1024, 1024)
+    params = {"layers": {name: jax.ShapeDtypeStruct((16, 1024, 1024), "float32") for name in ("w1", "w2")}}
+    made = ps.plan(
+        _train(_scanned_loss(wrap)),
+        {"params": params, "moments": params},
+        batch,
+        mesh={"model": 8},
+        hardware="tpu-v5e",
+        constraints={"state/*/w1": P(None, None, "model"), "state/*/w2": P(None, "model", None)},
+        check=False,
+    )
+    assert [leaf.slices for leaf in made.inputs if leaf.role == "parameters"] == [16, 16]
+    made = made.alternatives["Megatron"]
+    sums = sum(each.count for each in made.cost.collectives if each.kind == "all-reduce")
+    assert sums >= 32
+    assert any(f"{round(sums / 16)} all-reduces" in each and each.endswith("a layer") for each in describe_axis(made, "model"))
+
+
+def test_the_update_of_sharded_state_is_no_part_of_tensor_parallelism():
+    """Check the step of a linear model, whose update takes a quarter of the time."""
+
+    def step(w, batch):
+        return w - 0.1 * (batch["x"].T @ (batch["x"] @ w - batch["y"])), jnp.float32(0)
+
+    square = jax.ShapeDtypeStruct((512, 512), "float32")
+    args = (square, {"x": square, "y": square})
+    made = ps.plan(step, *args, mesh={"data": 8}, hardware="tpu-v5e", check=False).alternatives["FSDP"]
+    assert made.axis_work["data"]["state"] > 0.1
+    assert describe_axis(made, "data")[:2] == ["batch", "ZeRO-3"]
+
+
+def test_updates_that_take_most_of_the_time_are_mentioned():
+    work = {"data": {"batch": 0.2, "tensor": 0.0, "state": 0.8, "idle": 0.0}}
+    made = plan(with_moments("w", (512, 512), ROWS, REPLICATED, ROWS), {"data": 8}, work)
+    assert describe_axis(made, "data")[:2] == ["batch 20%", "updates and casts of the state 80%"]
+
+
+def test_state_with_a_batch_dimension_is_an_activation():
+    def step(state, batch):
+        hidden = jnp.tanh(state["hidden"] + batch @ state["w"])
+        return {"hidden": hidden, "w": state["w"]}, hidden.sum()
+
+    args = ({"hidden": jax.ShapeDtypeStruct((64, 512), "float32"), "w": jax.ShapeDtypeStruct((512, 512), "float32")},)
+    wide = {"state/*": P(None, "model")}
+    made = ps.plan(step, *args, jax.ShapeDtypeStruct((64, 512), "float32"), mesh={"model": 8}, constraints=wide, check=False)
+    assert describe_axis(made, "model")[0] == "tensor parallel"
+
+
+def _loss_with_transposed_kernels(params, batch):
+    """Return the loss of layers that store their kernels as [features, inputs], as the GPT-2 of Hugging Face does."""
+    x = batch["x"]
+    for layer in params["layers"]:
+        x = x + jax.nn.relu(x @ layer["up"].T) @ layer["down"].T
+    return jnp.mean((x - batch["y"]) ** 2)
+
+
+def _arguments_with_transposed_kernels(rows, width, hidden):
+    (state, batch) = _arguments(rows, width, hidden)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[::-1], leaf.dtype), state), batch
+
+
+def test_kernels_that_are_read_transposed_are_tensor_parallel_in_their_own_orientation():
+    arguments = _arguments_with_transposed_kernels(128, 4096, 16384)
+    made = ps.plan(_train(_loss_with_transposed_kernels), *arguments, mesh={"model": 8}, hardware="tpu-v5e", check=False)
+    assert describe_axis(made, "model")[0].startswith("tensor parallel")
+    used = {leaf.path: leaf.used for leaf in made.inputs if leaf.role == "parameters"}
+    assert used["state/params/layers/0/up"] == spec("model", None)
+    assert used["state/params/layers/0/down"] == spec(None, "model")
+
+
+def test_kernels_that_are_read_transposed_are_zero_3():
+    arguments = _arguments_with_transposed_kernels(1 << 15, 2048, 8192)
+    rows = {"state/*": P("data", None)}
+    made = ps.plan(
+        _train(_loss_with_transposed_kernels), *arguments, mesh={"data": 8}, hardware="tpu-v5e", constraints=rows, check=False
+    )
+    assert describe_axis(made, "data")[:2] == ["batch", "ZeRO-3"]
+
+
 def test_large_parameters_and_a_small_batch_are_tensor_parallel():
     made = ps.plan(_train(_loss), *_arguments(128, 4096, 16384), mesh={"model": 8}, hardware="tpu-v5e")
     assert describe_axis(made, "model")[0].startswith("tensor parallel")

@@ -67,7 +67,7 @@ def test_the_largest_values_live_at_the_peak_and_none_of_them_is_larger(plan):
 def test_what_each_axis_does_are_parts_of_one(plan):
     problem, assignment, _, inputs = plan
     for parts in axis_work(problem, assignment, inputs[:1]).values():
-        assert set(parts) == {"batch", "tensor", "idle"}
+        assert set(parts) == {"batch", "tensor", "state", "idle"}
         assert all(0 <= part <= 1 + 1e-9 for part in parts.values())
         assert sum(parts.values()) == pytest.approx(1) or not problem.compute_seconds(problem.start())
 
@@ -77,8 +77,7 @@ def test_where_nothing_is_sharded_all_axes_are_idle_and_with_data_parallelism_no
     problem = build_problem(model, MESHES[0], FAST_LINKS)
     batch = [model.inputs[-1]]
     idle = axis_work(problem, problem.start(), batch)
-    assert all(parts == {"batch": 0, "tensor": 0, "idle": 1} for parts in idle.values())
-    parallel = axis_work(
-        problem, data_parallel(problem, find_batch_dims(problem.graph, batch), (1 << len(problem.links.sizes)) - 1), batch
-    )
+    assert all(parts == {"batch": 0, "tensor": 0, "state": 0, "idle": 1} for parts in idle.values())
+    every = (1 << len(problem.links.sizes)) - 1
+    parallel = axis_work(problem, data_parallel(problem, find_batch_dims(problem.graph, batch), every), batch)
     assert all(parts["batch"] > 0.9 for parts in parallel.values())

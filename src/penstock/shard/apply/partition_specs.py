@@ -6,6 +6,8 @@ operand and result inside of the step goes through. `sharding_constraints.py` pu
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +15,7 @@ from penstock.shard.apply.axis_order import axis_orders
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.graph.decisions import Graph, reading
-from penstock.shard.graph.first_use import find_first_uses
+from penstock.shard.graph.first_use import FirstUse, find_uses
 from penstock.shard.mesh.resharding import Layout, MeshLinks
 from penstock.shard.search.cost_model import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
@@ -29,12 +31,14 @@ class Layouts:
         the layout in which it was computed.
       sharding_constraints: the layouts inside of the step.
       used: index of the value of an input → its layout at its first non-elementwise operation.
+      slices: index of the value of an input → the number of slices that loops take of it; 1 if they take none.
     """
 
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
     sharding_constraints: ShardingConstraints
     used: Mapping[int, Spec]
+    slices: Mapping[int, int]
 
 
 def write_layouts(
@@ -99,14 +103,25 @@ class _Writer:
                 for each in loop.operands
             )
         self.broadcast_uses(operands)
-        return Layouts(inputs, tuple(outputs), ShardingConstraints(operands, results), self._used())
+        uses = find_uses(self.program, self.groups)
+        used = {value: self._layout_in_use(value, use) for value, use in uses.first.items()}
+        return Layouts(inputs, tuple(outputs), ShardingConstraints(operands, results), used, uses.slices)
 
-    def _used(self) -> dict[int, Spec]:
-        """Return the layout of each input at its first non-elementwise use, by the index of its value."""
-        return {
-            value: ((),) * use.scan_dims + self.spec(self.graph.op[use.index], use.factors)
-            for value, use in find_first_uses(self.program, self.groups).items()
-        }
+    def _layout_in_use(self, value: int, use: FirstUse) -> Spec:
+        """Return the layout of an input at its first non-elementwise use, in the order of the input's own dimensions.
+
+        The operand may have the input's dimensions merged, and be sharded further than the major one of them divides.
+        """
+        node = self.graph.op[use.index]
+        sizes = self.program.values[value].shape
+        axes = self.spec(node, tuple(use.factor(dim) for dim in range(len(sizes))))
+        return tuple(self._dividing(entry, size) for entry, size in zip(axes, sizes, strict=True))
+
+    def _dividing(self, axes: tuple[str, ...], size: int) -> tuple[str, ...]:
+        """Return the first mesh axes that together divide the size of a dimension."""
+        length = dict(zip(self.links.names, self.links.sizes, strict=True))
+        counts = itertools.accumulate((length[axis] for axis in axes), operator.mul)
+        return tuple(axis for axis, count in zip(axes, counts, strict=True) if size % count == 0)
 
     def group_layout(self, value: int) -> Spec:
         """Return the layout of the axis group that a value belongs to."""

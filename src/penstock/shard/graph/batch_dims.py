@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.shard.graph.decisions import Graph
 
@@ -24,6 +24,31 @@ def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
         if component in batch_components:
             dims.setdefault(node, []).append(dim)
     return dims
+
+
+def find_state_work(graph: Graph, batch: Iterable[int], batch_dims: Mapping[int, Sequence[int]]) -> set[int]:
+    """Return the nodes that update or cast the state: those that no batch reaches, and elementwise operations on new state.
+
+    State with a batch dimension, such as that of a recurrent network, does not count. Without a batch, none does.
+
+    Args:
+      graph: the decisions.
+      batch: indices of the nodes of the batch inputs.
+      batch_dims: the batch dimensions of each node that has some (`find_batch_dims`).
+    """
+    queue = list(batch)
+    reached = set(queue)
+    following: dict[int, list[int]] = {}
+    for edge in graph.edges:
+        if edge.kind != "store":
+            following.setdefault(edge.a, []).append(edge.b)
+    while queue:
+        for node in following.get(queue.pop(), ()):
+            if node not in reached:
+                reached.add(node)
+                queue.append(node)
+    stored = {edge.a for edge in graph.edges if edge.kind == "store" and graph.nodes[edge.a].kind == "group"}
+    return (stored | (set(range(len(graph.nodes))) - reached)) - set(batch_dims) if batch_dims else set()
 
 
 def first_shardable_dim(graph: Graph, leaf: int) -> int:

@@ -7,8 +7,8 @@ A collective is *off the critical path* if no product has to wait for it at once
 - the reduction of a gradient that no product reads. It runs behind the product that makes the gradient, piece by piece (Wang et
   al., ASPLOS 2023), or behind those that follow.
 
-Both are priced with the time of the products that read the weight or make the gradient. Which kinds of collectives a compiler
-runs asynchronously is in `CompilerModel.hides`.
+Both are priced with the time of the products that read the weight or make the gradient. `CompilerModel.hides` has the kinds of
+collectives that a compiler runs asynchronously.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from penstock.shard.graph.batch_dims import first_shardable_dim
-from penstock.shard.graph.first_use import find_first_uses
+from penstock.shard.graph.first_use import find_uses
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.trace.flat_program import FlatProgram
 from penstock.shard.trace.random_keys import find_keys
@@ -51,7 +51,7 @@ def _find_batch(model: StepModel, replaced: set[int]) -> set[int]:
     components = model.graph.components
     state_nodes = {model.inputs[index] for index in replaced}
     state_components = {component for (node, _), component in components.items() if node in state_nodes}
-    uses = find_first_uses(model.program, model.groups)
+    uses = find_uses(model.program, model.groups).first
     batch = set()
     for index, value in enumerate(model.program.inputs):
         if index in replaced or not model.program.values[value].shape:

@@ -1,7 +1,7 @@
 """List the mesh shapes to plan for: the mesh that the user gives, or the shapes that a number of devices allows.
 
 If the planner chooses the shape, the mesh has one to three axes: first those that only the `Hardware` names, such as "node", then
-data, model and fsdp.
+data, model and fsdp. The axes of the plan are then named after what they do in it (`axis_names.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from penstock._arguments import brief
 
 _AXIS_NAMES = (("data",), ("data", "model"), ("data", "fsdp", "model"))
-"""The names of the axes of searched meshes, for one, two and three axes."""
+"""The names that axes have in the search, for one, two and three. `axis_names.py` names those of the plan after what they do."""
 _MOST_SHAPES = 12
 """The most sets of axis sizes that are searched."""
 _MOST_ORDERS = 24

@@ -1,11 +1,13 @@
 """Group the leaves of a plan for a table.
 
 In: a `PlanRecord`. Out: one group for the same leaf of all layers, where each parameter comes with its optimizer state. Also the
-number of layers, which is read from the paths of the parameters.
+number of layers, which is read from the parameters: from the loops that take slices of them, and from their paths.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -86,7 +88,8 @@ def parameters_of(leaves: Iterable[LeafLayout]) -> dict[str, LeafLayout]:
 def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
     """Return the number of repeated layers of a model, and the word for one of them: (32, "layer").
 
-    Layers are numbered in the paths of the parameters. They have leaves of the same names and shapes, with at least one matrix.
+    Layers are the slices that loops take of stacked parameters, or they are numbered in the paths of the parameters. Numbered
+    layers have leaves of the same names and shapes. Both have at least one matrix.
 
     Args:
       plan: the plan.
@@ -95,24 +98,53 @@ def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
       None if there are no such layers, if they are not all equal, or if there are several kinds of them. In these cases, a count
       "a layer" would be ambiguous.
     """
+    stacked = [leaf for leaf in plan.inputs if leaf.role == "parameters" and leaf.slices > 1 and _is_stack_of_matrices(leaf)]
+    numbered = _numbered_layers([leaf for leaf in plan.inputs if leaf.role == "parameters" and leaf.slices == 1])
+    counts = {leaf.slices for leaf in stacked}
+    if not stacked and len(numbered) == 1:
+        ((family, members),) = numbered.items()
+        equal = len({tuple(sorted(leaves)) for leaves in members.values()}) == 1
+        return (len(members), _layer_name(family)) if equal else None
+    if len(counts) == 1 and not numbered:
+        return counts.pop(), _layer_name("/".join(_common_start([leaf.path for leaf in stacked])))
+    return None
+
+
+def _is_stack_of_matrices(leaf: LeafLayout) -> bool:
+    """Return whether the slices that loops take of a leaf have two dimensions or more; loops take them along the first."""
+    sizes = itertools.accumulate(leaf.shape, operator.mul)
+    return sum(size > leaf.slices for size in sizes) > 1
+
+
+def _numbered_layers(leaves: Iterable[LeafLayout]) -> dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]]:
+    """Return the leaves, as names and shapes, of each number of each kind of layers that paths number, if it has matrices."""
     parts: dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]] = defaultdict(lambda: defaultdict(list))
-    for leaf in plan.inputs:
-        split = _outermost_number(leaf.path) if leaf.role == "parameters" else None
+    for leaf in leaves:
+        split = _outermost_number(leaf.path)
         if split:
             family, number, rest = split
             parts[family][number].append((rest, leaf.shape))
-    repeated = {
-        family: len(members)
+    return {
+        family: members
         for family, members in parts.items()
         if len(members) > 1 and any(len(shape) > 1 for leaves in members.values() for _, shape in leaves)
     }
-    if len(repeated) != 1:
-        return None
-    ((family, count),) = repeated.items()
-    if len({tuple(sorted(leaves)) for leaves in parts[family].values()}) > 1:
-        return None
-    name = family.strip("/").rpartition("/")[2].rstrip("_-").removesuffix("s")
-    return count, name if name in ("block", "stage", "cell") else "layer"
+
+
+def _layer_name(path: str) -> str:
+    """Return the word for one of the layers at a path.
+
+    >>> _layer_name("state/params/blocks/"), _layer_name("state/params/encoder")
+    ('block', 'layer')
+    """
+    name = path.strip("/").rpartition("/")[2].rstrip("_-").removesuffix("s")
+    return name if name in ("block", "stage", "cell") else "layer"
+
+
+def _common_start(paths: Sequence[str]) -> list[str]:
+    """Return the parts that all paths begin with, without their last."""
+    parts = zip(*(path.split("/")[:-1] for path in paths), strict=False)
+    return [part[0] for part in itertools.takewhile(lambda part: len(set(part)) == 1, parts)]
 
 
 def _outermost_number(path: str) -> tuple[str, str, str] | None:

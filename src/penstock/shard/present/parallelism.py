@@ -15,6 +15,7 @@ from penstock.shard.present.leaf_table import count_layers, parameters_of
 from penstock.shard.record import LeafLayout, PlanRecord
 
 _SOME = 0.05  # the least share that is mentioned
+_MOST = 0.5  # the least share of updates of the state that is mentioned, as they follow from how the state is stored
 _KINDS = 3  # the most kinds of collectives that are mentioned
 
 
@@ -22,8 +23,9 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
     """Describe what a mesh axis is used for: ["batch", "ZeRO-3", "3 all-gathers and 2 reduce-scatters a layer"].
 
     - *batch*: the axis shards compute along the batch. *tensor parallel*: it shards compute along another dimension, and
-      parameters at their use (Megatron, arXiv:1909.08053). *idle*: all devices along it compute the same. If there are several,
-      each has its share of the compute.
+      parameters at their use (Megatron, arXiv:1909.08053). *updates and casts of the state*: most of the compute that it shards
+      are these, which follow the stored state. *idle*: all devices along it compute the same. If there are several, each has its
+      share of the compute.
     - *ZeRO-3* (FSDP): the axis shards stored parameters, which are gathered for use. *ZeRO-1*: it shards optimizer leaves, and
       not the parameters that they belong to (arXiv:1910.02054). The share of the leaves follows, unless it is all of them.
     - The collectives that send the most bytes along it.
@@ -41,8 +43,14 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
 def _compute(plan: PlanRecord, axis: str, work: dict[str, float]) -> list[str]:
     """Describe the part of the compute that an axis shards."""
     used = any(leaf.used is not None and _has(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
-    names = {"batch": "batch", "tensor": "tensor parallel" if used else "other dimensions of activations", "idle": "idle"}
-    shares = {names[kind]: share for kind, share in work.items() if share >= _SOME}
+    names = {
+        "batch": "batch",
+        "tensor": "tensor parallel" if used else "other dimensions of activations",
+        "state": "updates and casts of the state",
+        "idle": "idle",
+    }
+    least = {"state": _MOST}
+    shares = {names[kind]: share for kind, share in work.items() if share >= least.get(kind, _SOME)}
     if set(shares) == {"idle"}:
         return ["idle: all devices along it compute the same"]
     return list(shares) if len(shares) == 1 else [f"{name} {share:.0%}" for name, share in shares.items()]

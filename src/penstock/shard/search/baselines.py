@@ -129,8 +129,8 @@ def shard_storage(
 ) -> Assignment:
     """Return an assignment in which mesh axes also shard stored leaves, each along the largest dimension that they divide.
 
-    What is computed from these leaves alone, and what becomes their new value, such as the update of the optimizer, is sharded
-    like them. Products read gathered weights, in the layouts of the given assignment.
+    Values that are computed from these leaves alone are sharded like them, and so are those that become their new values, such as
+    the update of the optimizer. Products read gathered weights, in the layouts of the given assignment.
 
     Args:
       problem: the search problem.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.shard.graph.batch_dims import find_batch_dims
+from penstock.shard.graph.batch_dims import find_batch_dims, find_state_work
 from penstock.shard.mesh.resharding import union
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.problem import Problem
@@ -183,7 +183,8 @@ def axis_work(problem: Problem, assignment: Assignment, batch: Sequence[int]) ->
     """Return the fractions of the compute time for which each mesh axis shards the batch, another dimension, or nothing.
 
     An axis that shards a batch dimension of an operation counts as "batch" for it. One that shards another dimension counts as
-    "tensor". If it shards none, all devices along the axis compute the same: "idle".
+    "state" for updates and casts of the state, and else as "tensor". If it shards none, all devices along the axis compute the
+    same: "idle".
 
     Args:
       problem: the search problem.
@@ -191,17 +192,19 @@ def axis_work(problem: Problem, assignment: Assignment, batch: Sequence[int]) ->
       batch: nodes of the inputs that are batches.
 
     Returns:
-      The fractions for each mesh axis: {"data": {"batch": 0.9, "tensor": 0.1, "idle": 0.0}}.
+      The fractions for each mesh axis: {"data": {"batch": 0.9, "tensor": 0.1, "state": 0.0, "idle": 0.0}}.
     """
     batch_dims = find_batch_dims(problem.graph, batch)
-    work = {name: {"batch": 0.0, "tensor": 0.0, "idle": 0.0} for name in problem.links.names}
+    of_state = find_state_work(problem.graph, batch, batch_dims)
+    work = {name: dict.fromkeys(("batch", "tensor", "state", "idle"), 0.0) for name in problem.links.names}
     for number, layout in enumerate(assignment):
         seconds = problem.node_seconds(number, (0,) * len(layout))
         if not seconds:
             continue
         for axis, name in enumerate(problem.links.names):
             sharded = {dim for dim, mask in enumerate(layout) if mask >> axis & 1}
-            kind = "idle" if not sharded else "batch" if sharded & set(batch_dims.get(number, ())) else "tensor"
+            other = "state" if number in of_state else "tensor"
+            kind = "idle" if not sharded else "batch" if sharded & set(batch_dims.get(number, ())) else other
             work[name][kind] += seconds
     for parts in work.values():
         total = sum(parts.values()) or 1.0

@@ -147,12 +147,8 @@ class CostModel:
         Args:
           assignment: the layout of each node.
         """
-        return float(
-            sum(
-                members * self.node_seconds(node, assignment[node])
-                for node, members in zip(self._first, self._members, strict=True)
-            )
-        )
+        each = zip(self._first, self._members.tolist(), strict=True)
+        return float(sum(members * self.node_seconds(node, assignment[node]) for node, members in each))
 
     def node_seconds(self, node: int, layout: Layout) -> float:
         """Return the compute seconds of a node: a roofline for each operation in it.
@@ -220,7 +216,9 @@ class CostModel:
         live_ranges = self.live_ranges
         shards = np.array([self.links.shards(union(assignment[node])) for node in self._first], dtype=np.float64)
         each = live_ranges.bytes / shards[self.folded.of_node[live_ranges.node]]
-        fractions = np.array([self._copied_fraction(*kind, assignment) for kind in self._copy_kinds], dtype=np.float64)
+        fractions = np.array(
+            [self._copied_fraction(number, form, assignment) for number, form in self._copy_kinds], dtype=np.float64
+        )
         each[self._copies] = live_ranges.bytes[self._copies] * fractions[self._copy_kind]
         stored = sum(self.stored_bytes(node, size, assignment[node]) for node, size in self.stored)
         return each, stored

@@ -1,7 +1,7 @@
 """The search problem: the exact best use of one mesh axis, given how the others are used.
 
-In: the costs of layouts on a mesh, an assignment, an axis, and prices of memory. Out: a better assignment. The memory limit enters
-as a price on each byte that is live at an operation; `solver.py` raises it until the plan fits.
+In: the costs of layouts on a mesh, an assignment, an axis, and prices of memory. Out: a better assignment. The memory limit
+enters as a price on each byte that is live at an operation; `solver.py` raises it until the plan fits.
 """
 
 from __future__ import annotations

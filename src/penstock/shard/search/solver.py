@@ -26,8 +26,8 @@ _BISECTIONS = 3
 _STUCK_STEPS = 2
 """The search gives up after this many price steps that find no plan of less memory."""
 _NEAR_TIE = 0.02
-"""Candidates whose predicted times differ by no more than this fraction are as good as each other. Of these, the one of least
-memory is chosen, rounded to this fraction too, and then the one with the fewest collectives."""
+"""Candidates whose predicted times differ by no more than this fraction are near-ties. Among near-ties, the least memory decides.
+If that is a near-tie too, the fewest collectives decide."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def evaluate(problem: Problem, assignment: Assignment) -> Candidate:
 def choose(candidates: Sequence[Candidate], limit: float) -> int:
     """Return the index of the best candidate: the fastest within the limit, or the one of least memory if none fits.
 
-    Of near-ties in time, the one of less memory is chosen, and of near-ties in both, the plainer one.
+    Among near-ties in time, the one of less memory is chosen, and among near-ties in both, the plainer one.
 
     Args:
       candidates: candidates, of one mesh or of several.

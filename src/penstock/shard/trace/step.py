@@ -14,7 +14,8 @@ import jax
 from penstock._jax import ClosedJaxpr
 from penstock.shard.trace.call import CallForm, argument_names, read_call
 from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
-from penstock.shard.trace.flat_program import FlatProgram, flatten
+from penstock.shard.trace.flat_program import FlatProgram
+from penstock.shard.trace.flatten import flatten
 from penstock.shard.trace.modules import explain_closure, has_variables, is_variable
 from penstock.shard.trace.state import find_state
 

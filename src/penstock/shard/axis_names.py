@@ -1,0 +1,116 @@
+"""Name the axes of a mesh that the planner chose after what they do in the plan.
+
+In: a `PlanRecord` whose axes have the names of the search. Out: the same record, in which *model* is an axis that
+shards other dimensions than the batch, and *data* and *fsdp* are axes that shard the batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
+from penstock.shard.record import LeafLayout, PlanRecord
+from penstock.shard.search.cost import Cost
+
+_TENSOR = 0.25
+"""The share of other dimensions than the batch in the compute that an axis shards, from which it is a model axis."""
+
+
+def name_axes(plan: PlanRecord, kept: Collection[str]) -> PlanRecord:
+    """Return a plan with its mesh axes named after what they do.
+
+    - *model*: at least a quarter of the compute that the axis shards, updates and casts of the state aside, is sharded along
+      other dimensions than the batch.
+    - *data*: another axis. If there are two, the one along which fewer parameters are gathered for use is *data*, and the other
+      *fsdp* if any are.
+    - A name that is taken gets a number: *model2*. An axis of size one has its name unless that is taken.
+
+    The order of the axes, and so of the devices, stays.
+
+    Args:
+      plan: the plan.
+      kept: axes that the user or the hardware names, which keep their names.
+    """
+    return rename_axes(plan, _choose_names(plan, kept))
+
+
+def rename_axes(plan: PlanRecord, names: Mapping[str, str]) -> PlanRecord:
+    """Return the same plan with other names of the mesh axes, in its layouts, its cost and the compiler's figures.
+
+    The costs of the baselines stay as they are: a baseline may have another mesh.
+
+    Args:
+      plan: the plan.
+      names: the new name of each axis; all differ.
+    """
+
+    def renamed(axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names[axis] for axis in axes)
+
+    def spec(given: Spec) -> Spec:
+        return tuple(map(renamed, given))
+
+    def leaf(given: LeafLayout) -> LeafLayout:
+        return replace(given, stored=spec(given.stored), used=None if given.used is None else spec(given.used))
+
+    def chains(given: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {path: tuple(None if chain is None else tuple(map(spec, chain)) for chain in each) for path, each in given.items()}
+
+    def with_collectives(given: Any) -> Any:
+        return replace(given, collectives=tuple(replace(each, axes=renamed(each.axes)) for each in given.collectives))
+
+    cost: Cost = with_collectives(plan.cost)
+    constraints = plan.sharding_constraints
+    return replace(
+        plan,
+        mesh_shape={names[axis]: size for axis, size in plan.mesh_shape.items()},
+        inputs=tuple(map(leaf, plan.inputs)),
+        outputs=tuple(map(leaf, plan.outputs)),
+        sharding_constraints=ShardingConstraints(chains(constraints.operands), chains(constraints.results)),
+        cost=cost,
+        axis_work={names[axis]: work for axis, work in plan.axis_work.items()},
+        checked=None if plan.checked is None else with_collectives(plan.checked),
+    )
+
+
+def _choose_names(plan: PlanRecord, kept: Collection[str]) -> dict[str, str]:
+    """Return the name of each axis."""
+    names = {axis: axis for axis in plan.mesh_shape if axis in kept}
+    free = [axis for axis in plan.mesh_shape if axis not in kept]
+    large = [axis for axis in free if plan.mesh_shape[axis] > 1]
+    gathered = {axis: _gathered(plan, axis) for axis in large}
+    model = [axis for axis in large if _shards_tensors(plan, axis)]
+    wanted: dict[str, tuple[str, ...]] = {}
+    for axis in sorted(model, key=lambda axis: -plan.axis_work[axis]["tensor"]):
+        wanted[axis] = ("model",)
+    for axis in sorted(set(large) - set(model), key=lambda axis: (gathered[axis], large.index(axis))):
+        wanted[axis] = ("data", "fsdp") if gathered[axis] else ("data",)
+    wanted.update({axis: (axis,) for axis in free if axis not in large})
+    for axis, options in wanted.items():
+        numbered = (f"{options[0]}{number}" for number in itertools.count(2))
+        names[axis] = next(name for name in itertools.chain(options, numbered) if name not in names.values())
+    return names
+
+
+def _shards_tensors(plan: PlanRecord, axis: str) -> bool:
+    """Return whether a good part of the compute that an axis shards is sharded along other dimensions than the batch."""
+    work = plan.axis_work[axis]
+    return work["tensor"] > 0 and work["tensor"] >= _TENSOR * (work["batch"] + work["tensor"])
+
+
+def _gathered(plan: PlanRecord, axis: str) -> int:
+    """Return the number of elements of parameters that an axis shards in storage and not at their use."""
+    return sum(
+        math.prod(leaf.shape)
+        for leaf in plan.inputs
+        if leaf.role == "parameters" and leaf.used is not None and _has(leaf.stored, axis) and not _has(leaf.used, axis)
+    )
+
+
+def _has(spec: Spec, axis: str) -> bool:
+    """Return whether a mesh axis shards a dimension of a layout."""
+    return any(axis in entry for entry in spec)

@@ -1,0 +1,155 @@
+"""Say why no plan fits, or why one is unchecked: the bytes that are missing, and what takes the most memory.
+
+In: the plan of least memory, its mesh with the search problem, and the step. Out: the messages of `PlanError` and of warnings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+from penstock._bytes import counted, format_bytes
+from penstock.shard.compiler import Compiler
+from penstock.shard.graph.fusion import ALIASES
+from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.record import PlanRecord
+from penstock.shard.search.cost import largest_live_values
+from penstock.shard.search.cost_model import Assignment
+from penstock.shard.search.mesh_search import PreparedMesh
+from penstock.shard.trace.flat_program import FlatProgram, Op
+from penstock.shard.trace.source import describe_source
+from penstock.shard.trace.step import TracedStep
+
+UNCHECKED = "the plan is unchecked"
+"""The first words of the warning about a plan that is not known to fit."""
+_MOST_NAMED = 3
+"""The most arguments, and the most activations, that a message names."""
+
+
+def describe_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep, limit: int, least: float) -> str:
+    """Describe that the stored arguments alone exceed the limit, whatever the layout.
+
+    Args:
+      prepared: the mesh, with its search problem.
+      assignment: the layouts of least memory.
+      traced: the step.
+      limit: bytes that one device may hold.
+      least: the fewest bytes of arguments that any layout has on a device.
+    """
+    return (
+        f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the arguments alone take "
+        f"{format_bytes(least)} if each is sharded as far as it divides, {format_bytes(least - limit)} too much. The largest on "
+        f"each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. "
+        f"More than {math.prod(prepared.mesh_shape.values())} devices, or arguments of a smaller dtype, would help."
+    )
+
+
+def describe_excess(
+    prepared: PreparedMesh,
+    assignment: Assignment,
+    plan: PlanRecord,
+    needed: float,
+    traced: TracedStep,
+    compiler: Compiler,
+    count: int,
+) -> str:
+    """Describe by how much the smallest compiled plan exceeds the limit, and what takes the most memory in it.
+
+    Args:
+      prepared, assignment, plan: the plan of least memory: its mesh, its layouts, and the same as a record.
+      needed: the bytes that it needs, as the compiler says.
+      traced: the step.
+      compiler: the compiler.
+      count: how many plans were compiled.
+    """
+    arguments = _largest_arguments(prepared, assignment, traced)
+    largest = "; ".join((*arguments, *_largest_activations(prepared, assignment, traced)))
+    return (
+        f"no layout that was found fits {format_bytes(plan.limit)} a device on mesh {describe_mesh(plan.mesh_shape)}: of "
+        f"{counted(count, 'plan')} that {compiler.name} compiled, the smallest needs {format_bytes(needed)}, "
+        f"{format_bytes(needed - plan.limit)} too much; {format_bytes(plan.cost.memory.arguments)} of it are arguments. "
+        f"It was predicted to need {format_bytes(plan.cost.memory.total)}. The largest on each device: {largest}. "
+        f"More than {plan.device_count} devices, a smaller batch, or jax.checkpoint around each layer would help."
+        f"{f' Note that {compiler.remark}.' if compiler.remark else ''}"
+    )
+
+
+def describe_unchecked(plan: PlanRecord, reason: str) -> str:
+    """Describe that a plan near its limit, or above it, was not compiled.
+
+    Args:
+      plan: the plan.
+      reason: why it was not, as the end of a sentence.
+    """
+    needs = plan.cost.memory.total
+    share = f"{format_bytes(needs - plan.limit)} more than" if needs > plan.limit else f"{needs / plan.limit:.0%} of"
+    lines = reason.splitlines() or [""]
+    words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
+    return (
+        f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit, and {words[:400]}. "
+        "Most predictions are within 10% of the compiler's figure, and the worst that were measured are half and 1.3 times it: "
+        "the plan may not fit, or a faster one may"
+    )
+
+
+def _largest_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:
+    """Return the arguments that take the most memory of a device, in words."""
+    problem = prepared.problem
+    stored = sorted(
+        (
+            (problem.stored_bytes(node, size, assignment[node]), leaf)
+            for leaf, (node, size) in zip(traced.inputs, problem.stored, strict=True)
+        ),
+        key=lambda each: -each[0],
+    )
+    return [f"{format_bytes(size)} of {leaf.path!r} {leaf.dtype}{list(leaf.shape)}" for size, leaf in stored[:_MOST_NAMED]]
+
+
+def _largest_activations(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:
+    """Return the activations that take the most memory of a device at the peak, in words, each with the line that makes it.
+
+    A value, its other shapes and its resharded copies are one activation. Activations of one shape that one line makes, as those
+    of all layers, are named together.
+    """
+    program, problem = prepared.model.program, prepared.problem
+    roots = _find_roots(program)
+    makers = _find_makers(program, roots)
+    arguments = dict(zip(program.inputs, traced.inputs, strict=True))
+    bytes_of: dict[int, float] = defaultdict(float)
+    for value, size in largest_live_values(problem, assignment, len(problem.live_ranges.value)):
+        bytes_of[roots.get(value, value)] += size
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for value, size in bytes_of.items():
+        name = f"a copy of {arguments[value].path!r}" if value in arguments else "an activation"
+        line = describe_source(makers[value].sources) if value in makers else ""
+        array = f"{program.values[value].dtype}{list(program.values[value].shape)}"
+        found[name, f"{array}{f' made at {line}' if line else ''}"].append(size)
+    largest = sorted(found.items(), key=lambda each: -sum(each[1]))[:_MOST_NAMED]
+    return [
+        f"{format_bytes(sum(sizes))} of {name if len(sizes) == 1 else f'{len(sizes)} activations'} {rest}"
+        for (name, rest), sizes in largest
+    ]
+
+
+def _find_roots(program: FlatProgram) -> dict[int, int]:
+    """Return, for each value that is another one in another shape or order, that other value."""
+    roots: dict[int, int] = {}
+    for op in program.ops:
+        if op.primitive in ALIASES:
+            for operand, result in zip(op.operands, op.results, strict=False):
+                if operand is not None:
+                    roots[result] = roots.get(operand, operand)
+    return roots
+
+
+def _find_makers(program: FlatProgram, roots: Mapping[int, int]) -> dict[int, Op]:
+    """Return the operation that makes each value. The results of loops and branches are made inside of them."""
+    makers = {result: op for op in program.ops for result in op.results}
+    pairs = [pair for loop in program.loops for pair in loop.stacks]
+    pairs += [(carry.after, value) for loop in program.loops for carry in loop.carries for value in (carry.before, carry.result)]
+    pairs += [pair for each in program.conditionals for pair in each.results]
+    for inside, outside in pairs:
+        if inside is not None and (maker := makers.get(roots.get(inside, inside))) is not None:
+            makers.setdefault(outside, maker)
+    return makers

@@ -1,0 +1,60 @@
+"""Plans near their memory limits, and compilers that count or are made up."""
+
+from dataclasses import replace
+
+import pytest
+from tests.shard.steps import mlp, mlp_step, rows
+
+import penstock as ps
+from penstock.shard import compile_plan, compiler, find_hardware
+from penstock.shard.hlo.analysis import Measured
+
+AT_HAND = replace(find_hardware("tpu-v5e"), name="a chip whose compiler is that of this machine", platform="cpu")
+COMPILED_HERE = "the CPU compiler for 8 of this process's devices"
+
+
+def plan_of(step, *args, **options):
+    return ps.plan(step, *args, **{"mesh": {"data": 8}, "hardware": AT_HAND, **options})
+
+
+def unchecked_plan(*args, **options):
+    """Return a plan of an MLP that was not compiled, although it is near its limit or above, and its warning."""
+    with pytest.warns(UserWarning, match="the plan is unchecked") as said:
+        plan = plan_of(mlp_step, mlp(64, 128), rows(64, 64), *args, **options)
+    assert plan.checked is None
+    assert plan.unchecked
+    assert "unchecked" in str(plan)
+    (warning,) = said
+    assert warning.filename == __file__
+    message = str(warning.message)
+    assert "\n" not in message
+    return plan, message
+
+
+LEAST = 4 * (2 * 64 * 128 + 128 + 2 * 64 * 64) // 8
+"""Bytes of the arguments of that MLP on each of 8 devices, if all are sharded."""
+
+
+def count_compilations(monkeypatch):
+    """Return a list to which each compilation adds its figures."""
+    compiled = []
+
+    def compile_and_count(*args):
+        compiled.append(compile_plan.compile_plan(*args))
+        return compiled[-1]
+
+    monkeypatch.setattr(compiler, "compile_plan", compile_and_count)
+    return compiled
+
+
+def compile_to(monkeypatch, bytes_of):
+    """Replace the compiler by one whose programs need `bytes_of(plan)`; return the plans that it compiles."""
+    compiled = []
+
+    def compile_plan(plan, *_):
+        compiled.append(plan)
+        arguments = plan.cost.memory.arguments
+        return Measured(arguments, 0, int(bytes_of(plan)) - arguments, 0, 1.0, (), 1.0, (), "a made-up compiler")
+
+    monkeypatch.setattr(compiler, "compile_plan", compile_plan)
+    return compiled
