@@ -31,10 +31,6 @@ _ROW_ELEMENTS = 128
 """Elements in a row of a TPU tile. A GPU memory transaction has 32 to 128 elements."""
 _FAST_PART = 0.5
 """The part of a TPU's vector memory in which temporary arrays are kept. The rest holds the operands of running operations."""
-_SAVED = 0.5
-"""The part of the time of a hidden collective that it saves. The rest is lost in two ways: what could be hidden is not always
-scheduled so, and a collective takes memory bandwidth from the products. In TPU programs of the zoo and of layouts by hand, 25 %
-to 97 % of the gathered bytes of weights, and about half on average, are asynchronous (docs/search.md)."""
 _FORMS = ("", "reduce-scatter", "all-reduce")
 """The first collective of an edge, where a live range depends on it (`LiveRanges.form`)."""
 
@@ -126,7 +122,7 @@ class CostModel:
         """Return the seconds that each collective of an edge saves each time, as it runs behind products.
 
         A collective off the critical path (`graph/overlap.py`), of a kind that the compiler runs asynchronously, is hidden for as
-        long as the products take on all devices. `_SAVED` is the part of this time that it saves.
+        long as the products take on all devices. `CompilerModel.hides` has the part of this time that it saves.
 
         Args:
           edge: the edge.
@@ -138,7 +134,7 @@ class CostModel:
         for step in steps:
             hidden = min(left, self.links.seconds(step)) if step.kind in self.compiler.hides else 0.0
             left -= hidden
-            saved.append(_SAVED * hidden)
+            saved.append(self.compiler.hides.get(step.kind, 0.0) * hidden)
         return saved
 
     def compute_seconds(self, assignment: Assignment) -> float:

@@ -25,7 +25,7 @@ _BISECTIONS = 3
 """Bisections between the last price at which no plan fits and the first at which one does."""
 _STUCK_STEPS = 2
 """The search gives up after this many price steps that find no plan of less memory."""
-_NEAR_TIE = 0.02
+_NEAR_TIE = 0.01
 """Candidates whose predicted times differ by no more than this fraction are near-ties. Among near-ties, the least memory decides.
 If that is a near-tie too, the fewest collectives decide."""
 
