@@ -16,38 +16,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from penstock.shard.graph.primitives import ALIASES, EXPENSIVE, IN_PLACE, MOVES, REDUCTIONS, is_one_hot
+from penstock.shard.graph.primitives import CONTRACTIONS as CONTRACTIONS
 from penstock.shard.mesh.compiler_models import CPU, CompilerModel
 from penstock.shard.trace.flat_program import Conditional, FlatProgram, Loop, Op, Value
 
-ALIASES = frozenset(
-    [
-        *("reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "optimization_barrier"),
-        *("sharding_constraint", "reshard", "name"),
-    ]
-)
-"""Primitives whose results are the memory of their operands, perhaps read in another order."""
-CONTRACTIONS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
-_EXPENSIVE = frozenset(
-    [
-        *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "sin", "cos", "tan", "erf", "erfc", "erf_inv", "sqrt"),
-        *("rsqrt", "cbrt", "pow", "div", "rem", "atan2", "lgamma", "digamma", "sinh", "cosh", "asin", "acos", "atan", "asinh"),
-        *("acosh", "atanh"),
-    ]
-)
-"""Elementwise primitives that XLA does not compute twice on CPU and GPU (`InstructionFusion::IsExpensive`)."""
-_MOVES = frozenset(["broadcast_in_dim", "iota", "slice", "pad", "rev", "split", "tile", "dynamic_slice", "bitcast_convert_type"])
-"""Primitives that move or create elements, which fuse like elementwise ones."""
-_LOOKUPS = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
-"""Primitives that read and write only the elements that they take or put."""
-_REDUCTIONS = frozenset(
-    [
-        *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin"),
-        *("concatenate", "stack"),
-    ]
-)
-"""Primitives whose results are stored, while their operands may be computed on the way into them."""
-_IN_PLACE = frozenset(["dynamic_update_slice", "scatter", "scatter-add", "scatter_add"])
-"""Primitives that write into the memory of their first operand, if nothing needs it later."""
 _SURPLUS = 1.1
 """A value is stored only if this saves more than a tenth: while it is written, its operands are in memory too."""
 _DEEPEST = 24
@@ -293,7 +266,7 @@ class _Fuser:
 
     def _updated_in_place(self, op: Op, time: int) -> bool:
         """Return whether an operation writes its result into the memory of its first operand, which nothing needs later."""
-        if op.primitive not in _IN_PLACE or op.operands[0] is None:
+        if op.primitive not in IN_PLACE or op.operands[0] is None:
             return False
         updated = self.root(op.operands[0])
         return updated not in self.fusible_op and updated not in self.inputs and self.needs[updated].end < time
@@ -303,12 +276,12 @@ class _Fuser:
         if not self.compiler.fuses_products or len(need.readers) != 1 or need.last_product >= 0:
             return False
         op = self.ops[next(iter(need.readers))]
-        return op.primitive not in CONTRACTIONS and (self._is_fusible(op) or op.primitive in _REDUCTIONS)
+        return op.primitive not in CONTRACTIONS and (self._is_fusible(op) or op.primitive in REDUCTIONS)
 
     def _is_fusible(self, op: Op) -> bool:
-        if self.compiler.computes_again and _is_one_hot(op):
+        if self.compiler.computes_again and is_one_hot(op):
             return True
-        return op.primitive in _MOVES or (op.rule.identity and op.primitive not in CONTRACTIONS)
+        return op.primitive in MOVES or (op.rule.identity and op.primitive not in CONTRACTIONS)
 
     def _decide_fusible(self, time: int, op: Op, result: int) -> None:
         """Store the result of an elementwise operation, or compute it again for each reader."""
@@ -346,7 +319,7 @@ class _Fuser:
             return True
         if self.reader_count[result] < 2:
             return False
-        return op.primitive in _EXPENSIVE or self._cost_until(operands, need.end, time) > 0
+        return op.primitive in EXPENSIVE or self._cost_until(operands, need.end, time) > 0
 
     def _cost_until(self, values: Iterable[int], until: int, now: int) -> float:
         """Return how much memory it takes to have values until an operation, in bytes times operations.
@@ -399,17 +372,6 @@ class _Fuser:
         return self.found.sources.get(value, frozenset((value,)) if value in self.found.stored else frozenset())
 
 
-def _is_one_hot(op: Op) -> bool:
-    """Return whether a scatter puts one element into each row, as the gradient of a cross-entropy does.
-
-    The TPU compiler makes it a comparison of indices, which it fuses.
-    """
-    if op.primitive not in ("scatter-add", "scatter_add"):
-        return False
-    table, indices = op.rule.operands[:2]
-    return sum(factor is None or factor not in indices for factor in table) == 1
-
-
 def _find_births(program: FlatProgram, inputs: Iterable[int]) -> tuple[dict[int, int], list[list[Loop]]]:
     """Return the operation at which each value is first written, and the loops around each operation."""
     births = dict.fromkeys(inputs, -1)
@@ -424,31 +386,3 @@ def _find_births(program: FlatProgram, inputs: Iterable[int]) -> tuple[dict[int,
     for each in program.conditionals:
         births.update({result: each.start for _, result in each.results})
     return births, around
-
-
-def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[float]:
-    """Return the bytes that each operation reads from and writes to HBM in one run, if nothing is sharded.
-
-    Fused operations have none: their sources are read by the operation that they are fused into.
-
-    Args:
-      program: the step.
-      fusion: which values are stored.
-
-    Returns:
-      Bytes, in the order of `program.ops`.
-    """
-    stored = fusion.stored | {output for output in program.outputs if output is not None}
-    value_bytes = [value.bytes for value in program.values]
-    traffic = []
-    for op in program.ops:
-        if op.primitive in ALIASES or not any(result in stored for result in op.results):
-            traffic.append(0.0)
-            continue
-        read = frozenset().union(*(fusion.sources.get(value, frozenset((value,))) for value in op.operands if value is not None))
-        if op.primitive in _LOOKUPS:
-            updates = op.operands[2] if op.primitive.startswith("scatter") else None
-            traffic.append(2.0 * value_bytes[op.results[0] if updates is None else updates])
-        else:
-            traffic.append(float(sum(value_bytes[value] for value in read) + sum(value_bytes[value] for value in op.results)))
-    return traffic

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.shard.graph.decisions import Edge, Graph
-from penstock.shard.graph.fusion import ALIASES, CONTRACTIONS, Fusion
+from penstock.shard.graph.fusion import Fusion
+from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.trace.flat_program import FlatProgram
 
