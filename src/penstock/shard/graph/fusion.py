@@ -125,6 +125,10 @@ class _Fuser:
         self.written = self._find_written()
         self.products = {result for op in self.ops if op.primitive in CONTRACTIONS for result in op.results}
         self.fusible_op = {op.results[0]: op for op in self.ops if len(op.results) == 1 and self._is_fusible(op)}
+        self.operands_of = {
+            op.results[0]: tuple(dict.fromkeys(self.root(operand) for operand in op.operands if operand is not None))
+            for op in self.fusible_op.values()
+        }
 
     def root(self, value: int) -> int:
         """Return the value whose memory a value shares."""
@@ -161,16 +165,26 @@ class _Fuser:
         return readers
 
     def _find_written(self) -> set[int]:
-        """Return the values that are written to memory that exists already: to stacks, and to the results of conditionals."""
-        pairs = [pair for loop in self.program.loops for pair in loop.stacks]
-        pairs += [pair for each in self.program.conditionals for pair in each.results]
-        return {self.root(inside) for inside, _ in pairs if inside is not None}
+        """Return the values that are written to memory that exists already: to stacks."""
+        return {self.root(inside) for loop in self.program.loops for inside, _ in loop.stacks if inside is not None}
 
-    def _read(self, value: int, time: int, *, product: bool = False, reader: int | None = None) -> None:
-        """Note that an operation needs a value. If it is inside of a loop and the value outside, the whole loop needs it."""
+    def _read(
+        self, value: int, time: int, *, product: bool = False, reader: int | None = None, enters: Loop | None = None
+    ) -> None:
+        """Note that an operation needs a value. If it is inside of a loop and the value outside, the whole loop needs it.
+
+        Args:
+          value: the value.
+          time: index of the operation.
+          product: whether the operation is a product.
+          reader: index of the operation that stores what is computed from the value; None for the operation itself.
+          enters: the loop that takes the value as the first of a carry. It overwrites it, as XLA gives a loop's operand, body and
+            result one buffer (`HloDataflowAnalysis`; `CopyInsertion` adds a copy only if the value is read later).
+        """
         value = self.root(value)
         birth = self.births.get(value, -1)
-        loops = [loop for loop in self.around[time] if birth < loop.start]
+        around = self.around[time] if enters is None else self.around[time][self.around[time].index(enters) + 1 :]
+        loops = [loop for loop in around if birth < loop.start]
         end = max([time, *(loop.end - 1 for loop in loops)])
         need = self.needs[value]
         if product:
@@ -208,7 +222,7 @@ class _Fuser:
         for carry in loop.carries:
             need = self.needs[carry.result]
             if need.end > end and carry.result not in self.replaced:
-                self._store(carry.result, end, need)
+                self._store(carry.result, loop.end, need)
             self.found.stored.add(carry.result)
             if carry.after is not None:
                 self._read(carry.after, end)
@@ -222,7 +236,7 @@ class _Fuser:
             if need.end >= 0 and carry.result not in self.replaced:
                 self._store(carry.before, start, need)
             if carry.initial is not None:
-                self._read(carry.initial, start)
+                self._read(carry.initial, start, enters=loop)
         for stack, piece in loop.slices:
             need = self.needs[piece]
             if need.end < 0 or stack is None:
@@ -234,11 +248,22 @@ class _Fuser:
             self.needs[self.root(stack)].first = min(self.needs[self.root(stack)].first, start)
 
     def _merge_branches(self, branches: Conditional) -> None:
-        """Store the results of a conditional, which exist from its first branch on."""
-        for _, result in branches.results:
+        """Store the results of a conditional.
+
+        The result of a branch is the memory of the conditional's (`HloDataflowAnalysis`, phi values), so that it takes none while
+        the other branch or the first part of its own runs.
+        """
+        for inside, result, end in branches.results:
             need = self.needs[result]
-            if need.end >= 0 and result not in self.found.stored:
-                self._store(result, branches.start, need, fused=result in self.replaced)
+            replaced = result in self.replaced
+            if need.end < 0 and not replaced:
+                continue
+            if result not in self.found.stored:
+                self._store(result, branches.end, need, fused=replaced or need.end < branches.end)
+            if inside is not None:
+                if replaced:
+                    self.replaced.add(self.root(inside))
+                self._read(inside, max(end - 1, branches.start))
 
     def _decide(self, time: int, op: Op) -> None:
         """Decide whether the results of an operation are stored, and note what it needs."""
@@ -286,7 +311,7 @@ class _Fuser:
     def _decide_fusible(self, time: int, op: Op, result: int) -> None:
         """Store the result of an elementwise operation, or compute it again for each reader."""
         need = self.needs[result]
-        operands = list(dict.fromkeys(self.root(operand) for operand in op.operands if operand is not None))
+        operands = self.operands_of[result]
         if result in self.replaced or result in self.written:
             self.found.stored.add(result)
             if need.end > time:
@@ -305,7 +330,7 @@ class _Fuser:
                 own = self.needs[operand]
                 own.first = min(own.first, need.first)
 
-    def _is_stored(self, time: int, op: Op, result: int, need: Need, operands: list[int]) -> bool:
+    def _is_stored(self, time: int, op: Op, result: int, need: Need, operands: tuple[int, ...]) -> bool:
         """Return whether it is cheaper to store a result than to compute it again for each reader."""
         if result in self.returned:
             return True
@@ -335,11 +360,15 @@ class _Fuser:
                 return 0.0
             seen.add(value)
             kept = float(self.bytes[value] * (until - max(end, now)))
-            op = self.fusible_op.get(value)
-            if op is None or depth == _DEEPEST:
+            operands = self.operands_of.get(value)
+            if operands is None or depth == _DEEPEST:
                 return kept
-            operands = {self.root(operand) for operand in op.operands if operand is not None}
-            return min(kept, sum(cost(operand, depth + 1) for operand in operands))
+            again = 0.0
+            for operand in operands:
+                again += cost(operand, depth + 1)
+                if again >= kept:
+                    return kept
+            return again
 
         return sum(cost(value, 0) for value in values)
 
@@ -348,10 +377,10 @@ class _Fuser:
         large = [operand for operand in operands if operand not in self.inputs and 2 * self.bytes[operand] >= size]
         if len(large) != 1:
             return False
-        op = self.fusible_op.get(large[0])
-        if op is None or depth == _DEEPEST:
+        before = self.operands_of.get(large[0])
+        if before is None or depth == _DEEPEST:
             return large[0] in self.products
-        return self._ends_product({self.root(operand) for operand in op.operands if operand is not None}, size, depth + 1)
+        return self._ends_product(before, size, depth + 1)
 
     def _holds(self, value: int) -> int:
         """Return the bytes of memory of a value that is certain to be stored; 0 for any other."""
@@ -384,5 +413,5 @@ def _find_births(program: FlatProgram, inputs: Iterable[int]) -> tuple[dict[int,
         for time in range(loop.start, loop.end):
             around[time].append(loop)
     for each in program.conditionals:
-        births.update({result: each.start for _, result in each.results})
+        births.update({result: each.start for _, result, _ in each.results})
     return births, around

@@ -159,12 +159,12 @@ class Conditional:
 
     Attributes:
       start, end: indices of the first operation of the branches, and of the first after them.
-      results: pairs (result of a branch, result of the `cond`), for each branch.
+      results: for each branch, triples (result of the branch, result of the `cond`, index of the first operation after the branch).
     """
 
     start: int
     end: int
-    results: tuple[tuple[int | None, int], ...]
+    results: tuple[tuple[int | None, int, int], ...]
 
 
 @dataclass
@@ -425,7 +425,7 @@ def _inline_cond(program: FlatProgram, equation: Any, environment: dict[Any, int
         for variable, atom in zip(equation.outvars, body.outvars, strict=True):
             result = _read(inner, atom)
             _share_sharding(program, environment[variable], result)
-            results.append((result, environment[variable]))
+            results.append((result, environment[variable], len(program.ops)))
     program.conditionals.append(Conditional(start, len(program.ops), tuple(results)))
 
 
