@@ -87,3 +87,38 @@ def test_the_largest_stored_value_of_a_cross_entropy_is_stored_once_on_tpu():
     rows = jax.ShapeDtypeStruct((512,), jnp.int32)
     whole = [share for _, share in stored(TPU, step, square(), square(), rows) if share == 1.0]
     assert len(whole) <= 2  # the logits, and the gradient of the weights
+
+
+def test_an_outer_product_is_computed_into_the_sum_that_reads_it():
+    def step(total, x, y):
+        return total + jnp.einsum("bi,bj->bij", x, y)
+
+    vector = jax.ShapeDtypeStruct((4, 512), jnp.float32)
+    total = jax.ShapeDtypeStruct((4, 512, 512), jnp.float32)
+    for compiler in (CPU, TPU):
+        assert {name for name, _ in stored(compiler, step, total, vector, vector)} <= {"add"}
+
+
+def test_the_carry_of_a_loop_overwrites_the_value_that_it_starts_with():
+    def step(x, w):
+        first = x @ w
+        return jax.lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y @ w), first) @ w
+
+    for compiler in (CPU, TPU):
+        traced = trace(step, (square(), square()))
+        loop = traced.program.loops[0]
+        found = fuse(traced.program, traced.state, compiler).buffers
+        assert all(each.end <= loop.start for each in found if each.start < loop.start)
+        assert all(each.start >= loop.start for each in found if each.end > loop.start)
+
+
+def test_the_result_of_a_conditional_takes_no_memory_before_its_branch_makes_it():
+    def step(flag, x, w):
+        return jax.lax.cond(flag, lambda: jnp.tanh(x @ w) @ w, lambda: (x @ w) @ (w @ w)) @ w
+
+    traced = trace(step, (jax.ShapeDtypeStruct((), jnp.bool_), square(), square()))
+    program = traced.program
+    (each,) = program.conditionals
+    results = {result for _, result, _ in each.results}
+    buffers = [buffer for buffer in fuse(program, traced.state, CPU).buffers if buffer.value in results]
+    assert buffers and all(buffer.start >= each.end for buffer in buffers)

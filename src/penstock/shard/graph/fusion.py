@@ -16,7 +16,16 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from penstock.shard.graph.primitives import ALIASES, EXPENSIVE, IN_PLACE, MOVES, REDUCTIONS, is_one_hot
+from penstock.shard.graph.primitives import (
+    ALIASES,
+    EXPENSIVE,
+    IN_PLACE,
+    MOVES,
+    REDUCTIONS,
+    is_one_hot,
+    is_outer_product,
+    is_product,
+)
 from penstock.shard.graph.primitives import CONTRACTIONS as CONTRACTIONS
 from penstock.shard.mesh.compiler_models import CPU, CompilerModel
 from penstock.shard.trace.flat_program import Conditional, FlatProgram, Loop, Op, Value
@@ -123,7 +132,7 @@ class _Fuser:
         self.reader_count = self._count_readers()
         self.births, self.around = _find_births(program, self.inputs)
         self.written = self._find_written()
-        self.products = {result for op in self.ops if op.primitive in CONTRACTIONS for result in op.results}
+        self.products = {result for op in self.ops if is_product(op) for result in op.results}
         self.fusible_op = {op.results[0]: op for op in self.ops if len(op.results) == 1 and self._is_fusible(op)}
         self.operands_of = {
             op.results[0]: tuple(dict.fromkeys(self.root(operand) for operand in op.operands if operand is not None))
@@ -275,7 +284,7 @@ class _Fuser:
         if len(op.results) == 1 and self._is_fusible(op):
             self._decide_fusible(time, op, op.results[0])
             return
-        product = op.primitive in CONTRACTIONS
+        product = is_product(op)
         in_place = self._updated_in_place(op, time)
         for result in needed:
             need = self.needs[result]
@@ -301,12 +310,12 @@ class _Fuser:
         if not self.compiler.fuses_products or len(need.readers) != 1 or need.last_product >= 0:
             return False
         op = self.ops[next(iter(need.readers))]
-        return op.primitive not in CONTRACTIONS and (self._is_fusible(op) or op.primitive in REDUCTIONS)
+        return self._is_fusible(op) or op.primitive in REDUCTIONS
 
     def _is_fusible(self, op: Op) -> bool:
-        if self.compiler.computes_again and is_one_hot(op):
+        if is_outer_product(op) or (self.compiler.computes_again and is_one_hot(op)):
             return True
-        return op.primitive in MOVES or (op.rule.identity and op.primitive not in CONTRACTIONS)
+        return op.primitive in MOVES or (op.rule.identity and not is_product(op))
 
     def _decide_fusible(self, time: int, op: Op, result: int) -> None:
         """Store the result of an elementwise operation, or compute it again for each reader."""

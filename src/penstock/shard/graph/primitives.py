@@ -35,6 +35,20 @@ IN_PLACE = frozenset(["dynamic_update_slice", "scatter", "scatter-add", "scatter
 """Primitives that write into the memory of their first operand, if nothing needs it later."""
 
 
+def is_product(op: Op) -> bool:
+    """Return whether an operation multiplies matrices."""
+    return op.primitive in CONTRACTIONS and not is_outer_product(op)
+
+
+def is_outer_product(op: Op) -> bool:
+    """Return whether a product sums over nothing, so that XLA makes it a multiplication (`AlgebraicSimplifier::HandleDot`)."""
+    if op.primitive != "dot_general":
+        return False
+    kept = {factor for result in op.rule.results for factor in result}
+    summed = {factor for operand in op.rule.operands for factor in operand if factor is not None} - kept
+    return all(op.rule.sizes[factor] == 1 for factor in summed)
+
+
 def is_one_hot(op: Op) -> bool:
     """Return whether a scatter puts one element into each row, as the gradient of a cross-entropy does.
 
