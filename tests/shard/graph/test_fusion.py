@@ -121,4 +121,5 @@ def test_the_result_of_a_conditional_takes_no_memory_before_its_branch_makes_it(
     (each,) = program.conditionals
     results = {result for _, result, _ in each.results}
     buffers = [buffer for buffer in fuse(program, traced.state, CPU).buffers if buffer.value in results]
-    assert buffers and all(buffer.start >= each.end for buffer in buffers)
+    assert buffers
+    assert all(buffer.start >= each.end for buffer in buffers)

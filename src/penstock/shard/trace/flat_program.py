@@ -159,7 +159,7 @@ class Conditional:
 
     Attributes:
       start, end: indices of the first operation of the branches, and of the first after them.
-      results: for each branch, triples (result of the branch, result of the `cond`, index of the first operation after the branch).
+      results: for each branch, triples (result of the branch, result of the `cond`, index of the operation after the branch).
     """
 
     start: int
