@@ -16,6 +16,7 @@ import numpy as np
 from penstock.shard.graph.decisions import Edge, Graph, connect_dims
 from penstock.shard.graph.fusion import Fusion
 from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS
+from penstock.shard.graph.workspaces import find_workspaces
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
@@ -65,6 +66,9 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
             need = fusion.reads[edge.value]
             share = 0.5 if fusion.rounds(program.values[edge.value], need) else 1.0
             rows.append((edge.value, edge.b, edge.bytes * share, min(need.first, need.end), need.end, index, 0))
+    if fusion.compiler.writes_dense:
+        for work in find_workspaces(program):
+            rows.append((work.value, graph.group[work.value], work.bytes, work.start, work.end, -1, 0))
     rows += _reshard_rows(program, graph, fusion.compiler) + _partial_rows(program, graph, fusion.compiler.combines_all_reduces)
     columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
     whole = columns.astype(np.int64)

@@ -23,6 +23,8 @@ class CompilerModel:
         products read is stored in half of its bytes.
       combines_all_reduces: whether it combines all all-reduces that do not depend on each other, so that their operands are live
         at the same time.
+      writes_dense: whether it writes ragged products and the gradients of max-pools as operations of larger dense arrays
+        (`graph/workspaces.py`).
       tiles: whether arrays are stored in tiles of 8 × 128 elements (`tiles.py`).
       packing: the ratio of the memory for temporary arrays to the bytes that are live at the peak. The compiler places arrays at
         fixed offsets, which leaves gaps.
@@ -37,6 +39,7 @@ class CompilerModel:
     fuses_products: bool
     rounds_products: bool
     combines_all_reduces: bool
+    writes_dense: bool
     tiles: bool
     packing: float = 1.05
     reserve: int = 0
@@ -50,9 +53,9 @@ class CompilerModel:
         return self.rounds_products and str(dtype) == "float32"
 
 
-CPU = CompilerModel("cpu", False, False, False, combines_all_reduces=True, tiles=False)
+CPU = CompilerModel("cpu", False, False, False, combines_all_reduces=True, writes_dense=True, tiles=False)
 GPU = replace(CPU, name="gpu", combines_all_reduces=False)
-TPU = CompilerModel("tpu", True, True, True, combines_all_reduces=False, tiles=True, reserve=2600)
+TPU = CompilerModel("tpu", True, True, True, combines_all_reduces=False, writes_dense=False, tiles=True, reserve=2600)
 
 COMPILER_MODELS = {each.name: each for each in (TPU, GPU, CPU)}
 """The models by platform."""
