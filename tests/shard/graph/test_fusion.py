@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from penstock.shard.graph.fusion import fuse
-from penstock.shard.mesh.compiler_models import CPU, TPU
+from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
 from penstock.shard.trace.step import trace
 
 MB = 1 << 20
@@ -123,3 +123,17 @@ def test_the_result_of_a_conditional_takes_no_memory_before_its_branch_makes_it(
     buffers = [buffer for buffer in fuse(program, traced.state, CPU).buffers if buffer.value in results]
     assert buffers
     assert all(buffer.start >= each.end for buffer in buffers)
+
+
+def test_the_zeros_that_a_scatter_fills_exist_from_the_start_where_operations_run_as_soon_as_they_can():
+    def step(table, rows, x):
+        y = x @ x
+        return jnp.zeros_like(table).at[rows].add(y @ x) @ y
+
+    traced = trace(step, (square(), jax.ShapeDtypeStruct((512,), jnp.int32), square()))
+    (scatter,) = (op.results[0] for op in traced.program.ops if op.primitive.startswith("scatter"))
+    starts = {
+        compiler.name: next(each.start for each in fuse(traced.program, (), compiler).buffers if each.value == scatter)
+        for compiler in (CPU, GPU)
+    }
+    assert starts["cpu"] == 0 < starts["gpu"]

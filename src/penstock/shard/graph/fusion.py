@@ -289,11 +289,29 @@ class _Fuser:
         for result in needed:
             need = self.needs[result]
             owned = result in self.replaced or (result in self.written and need.end <= time)
-            self._store(result, time, need, fused=owned or in_place or (product and self._is_epilogue(need)))
+            self._store(result, self._made_at(time, op), need, fused=owned or in_place or (product and self._is_epilogue(need)))
         for position, operand in enumerate(op.operands):
             if operand is not None:
                 until = self.needs[op.results[0]].end if in_place and position == 0 else time
                 self._read(operand, max(until, time), product=product and (op.rounded or not self.compiler.rounds_products))
+
+    def _made_at(self, time: int, op: Op) -> int:
+        """Return the operation at which the memory of a result comes into being.
+
+        A scatter writes into a copy of zeros, which depend on nothing. A compiler that runs everything as soon as its operands
+        exist makes them at the start of the program, or of the body of the loop.
+        """
+        filled = op.operands[0] if op.primitive in IN_PLACE else None
+        if not self.compiler.breadth_first or filled is None or not self._is_constant(self.root(filled)):
+            return time
+        return max((loop.start for loop in self.around[time]), default=0)
+
+    def _is_constant(self, value: int, depth: int = 0) -> bool:
+        """Return whether a value is computed from literals only."""
+        operands = self.operands_of.get(value)
+        if operands is None or depth == _DEEPEST:
+            return False
+        return all(self._is_constant(operand, depth + 1) for operand in operands)
 
     def _is_needed(self, result: int) -> bool:
         return self.needs[result].end >= 0 or result in self.replaced or result in self.written

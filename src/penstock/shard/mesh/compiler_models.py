@@ -23,6 +23,8 @@ class CompilerModel:
         products read is stored in half of its bytes.
       combines_all_reduces: whether it combines all all-reduces that do not depend on each other, so that their operands are live
         at the same time.
+      breadth_first: whether it runs each operation as soon as its operands exist (`BFScheduler`), not as late as its memory is
+        needed.
       writes_dense: whether it writes ragged products and the gradients of max-pools as operations of larger dense arrays
         (`graph/workspaces.py`).
       tiles: whether arrays are stored in tiles of 8 × 128 elements (`tiles.py`).
@@ -39,6 +41,7 @@ class CompilerModel:
     fuses_products: bool
     rounds_products: bool
     combines_all_reduces: bool
+    breadth_first: bool
     writes_dense: bool
     tiles: bool
     packing: float = 1.05
@@ -53,9 +56,11 @@ class CompilerModel:
         return self.rounds_products and str(dtype) == "float32"
 
 
-CPU = CompilerModel("cpu", False, False, False, combines_all_reduces=True, writes_dense=True, tiles=False)
-GPU = replace(CPU, name="gpu", combines_all_reduces=False)
-TPU = CompilerModel("tpu", True, True, True, combines_all_reduces=False, writes_dense=False, tiles=True, reserve=2600)
+CPU = CompilerModel("cpu", False, False, False, combines_all_reduces=True, breadth_first=True, writes_dense=True, tiles=False)
+GPU = replace(CPU, name="gpu", combines_all_reduces=False, breadth_first=False)
+TPU = CompilerModel(
+    "tpu", True, True, True, combines_all_reduces=False, breadth_first=False, writes_dense=False, tiles=True, reserve=2600
+)
 
 COMPILER_MODELS = {each.name: each for each in (TPU, GPU, CPU)}
 """The models by platform."""
