@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from penstock.shard.graph.workspaces import find_workspaces
+from penstock.shard.graph.workspaces import find_layout_copies, find_workspaces
 from penstock.shard.trace.step import trace
 
 ROWS, GROUPS, WIDTH = 256, 4, 32
@@ -56,3 +56,32 @@ def test_the_gradient_of_a_max_pool_has_an_index_for_each_dimension(size):
 def test_other_operations_need_no_workspace():
     matrix = jax.ShapeDtypeStruct((ROWS, ROWS), jnp.float32)
     assert workspaces(lambda x: jnp.tanh(x @ x).sum(axis=0), matrix) == ([], set())
+
+
+def copies(loss, kernel):
+    """Return the shapes of the state that an update with momentum copies into another layout."""
+
+    def step(kernel, momentum, x):
+        momentum = 0.9 * momentum + jax.grad(loss)(kernel, x)
+        return kernel - 0.1 * momentum, momentum
+
+    rows = jax.ShapeDtypeStruct((ROWS, 512), jnp.float32)
+    program = trace(step, (kernel, kernel, rows)).program
+    found = find_layout_copies(program)
+    assert len({(each.start, each.end) for each in found}) <= 1  # parameters and momentum at once
+    return [program.inputs.index(each.value) for each in found]
+
+
+def test_state_whose_gradient_is_a_transposed_product_is_copied():
+    kernel = jax.ShapeDtypeStruct((512, 1024), jnp.float32)
+    assert sorted(copies(lambda kernel, x: jnp.sum(jnp.tanh(x @ kernel)), kernel)) == [0, 1]
+
+
+def test_state_is_not_copied_if_its_gradient_is_not_transposed():
+    kernel = jax.ShapeDtypeStruct((1024, 512), jnp.float32)
+    assert copies(lambda kernel, x: jnp.sum(jnp.tanh(kernel @ x.T)), kernel) == []
+
+
+def test_state_that_is_stored_transposed_to_save_padding_is_not_copied():
+    kernel = jax.ShapeDtypeStruct((512, 8), jnp.float32)
+    assert copies(lambda kernel, x: jnp.sum(jnp.tanh(x @ kernel)), kernel) == []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.shard.graph.fusion import Fusion
 from penstock.shard.graph.primitives import ALIASES, LOOKUPS
+from penstock.shard.graph.stored_values import Fusion
 from penstock.shard.trace.flat_program import FlatProgram
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.shard.graph.decisions import Edge, Graph, connect_dims
-from penstock.shard.graph.fusion import Fusion
 from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS
-from penstock.shard.graph.workspaces import find_workspaces
+from penstock.shard.graph.stored_values import Fusion
+from penstock.shard.graph.workspaces import find_layout_copies, find_workspaces
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
@@ -69,6 +69,9 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
     if fusion.compiler.writes_dense:
         for work in find_workspaces(program):
             rows.append((work.value, graph.group[work.value], work.bytes, work.start, work.end, -1, 0))
+    if fusion.compiler.copies_layouts:
+        for work in find_layout_copies(program):
+            rows.append((work.value, graph.leaf[work.value], work.bytes, work.start, work.end, -1, 0))
     rows += _reshard_rows(program, graph, fusion.compiler) + _partial_rows(program, graph, fusion.compiler.combines_all_reduces)
     columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
     whole = columns.astype(np.int64)

@@ -1,6 +1,7 @@
-"""Find the arrays that a compiler makes to carry out single operations: masked operands, and indices of maxima.
+"""Find the arrays that a compiler makes although no value of the program is stored in them.
 
-On CPU and GPU, XLA writes some operations as several of dense arrays before it fuses. Their shapes are in no jaxpr.
+On CPU and GPU, XLA writes some operations as several of dense arrays before it fuses: masked operands, and indices of maxima.
+On TPU, it copies state into another order of dimensions.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from penstock.shard.graph.primitives import IN_PLACE, is_product
+from penstock.shard.mesh.tiles import keeps_order
 from penstock.shard.trace.flat_program import FlatProgram, Op, Value
 
 _INDEX_BYTES = 4
@@ -31,7 +34,7 @@ class Workspace:
 
 
 def find_workspaces(program: FlatProgram) -> list[Workspace]:
-    """Find the workspaces of a step.
+    """Find the dense arrays with which a compiler carries out single operations.
 
     Args:
       program: the step.
@@ -50,6 +53,47 @@ def find_workspaces(program: FlatProgram) -> list[Workspace]:
         elif op.primitive == "select_and_scatter_add":
             found += _maxima(program, op, time)
     return found + [Workspace(value, *each) for value, each in masked.items()]
+
+
+def find_layout_copies(program: FlatProgram) -> list[Workspace]:
+    """Find the copies of state that is updated with a transposed product.
+
+    The gradient of a kernel is a product and then a transpose of it. Layout assignment (`LayoutAssignment`, from the products on)
+    makes the transpose free, and gives its order of dimensions to all that is computed elementwise from it. State that is stored
+    in the other order is copied when the update reads it: parameters and moments at once, since their updates are fused. The
+    copies hold the new state until it is written back.
+
+    Args:
+      program: the step.
+    """
+    state = {value: frozenset((value,)) for value in program.inputs}  # the inputs that a value is computed from, and nothing else
+    origin: dict[int, tuple[int, bool]] = {}  # the product that a value is computed from, and whether it is transposed
+    first: dict[int, int] = {}
+    copied: dict[int, int] = {}
+    for time, op in enumerate(program.ops):
+        known = {origin[operand] for operand in op.operands if operand in origin}
+        if is_product(op) or op.primitive in IN_PLACE:
+            origin[op.results[0]] = (op.results[0], False)
+        if not op.rule.identity or len({turned for _, turned in known}) > 1:
+            continue
+        shape = program.values[op.results[0]].shape
+        read = [state[value] for value in op.operands if value in state and program.values[value].shape == shape]
+        if not known:
+            state[op.results[0]] = frozenset().union(*read)
+            continue
+        product, turned = min(known)
+        for result in op.results:
+            origin[result] = (product, turned != _swaps_last(op))
+        if turned and keeps_order(shape):
+            for value in frozenset().union(*read):
+                copied.setdefault(value, first.setdefault(product, time))
+    return [Workspace(value, program.values[value].bytes, time, time) for value, time in copied.items()]
+
+
+def _swaps_last(op: Op) -> bool:
+    """Return whether an operation moves the last dimension of its operand elsewhere."""
+    before, after = op.rule.operands[0], op.rule.results[0]
+    return op.primitive == "transpose" and before[-1:] != after[-1:]
 
 
 def _ragged_operands(program: FlatProgram, op: Op) -> tuple[int, list[int]]:

@@ -27,6 +27,8 @@ class CompilerModel:
         needed.
       writes_dense: whether it writes ragged products and the gradients of max-pools as operations of larger dense arrays
         (`graph/workspaces.py`).
+      copies_layouts: whether the result of a product keeps the order of dimensions in which it is computed, so that state is
+        copied into that order if it is updated with a transpose of the result (`graph/workspaces.py`).
       tiles: whether arrays are stored in tiles of 8 × 128 elements (`tiles.py`).
       packing: the ratio of the memory for temporary arrays to the bytes that are live at the peak. The compiler places arrays at
         fixed offsets, which leaves gaps.
@@ -43,6 +45,7 @@ class CompilerModel:
     combines_all_reduces: bool
     breadth_first: bool
     writes_dense: bool
+    copies_layouts: bool
     tiles: bool
     packing: float = 1.05
     reserve: int = 0
@@ -56,10 +59,29 @@ class CompilerModel:
         return self.rounds_products and str(dtype) == "float32"
 
 
-CPU = CompilerModel("cpu", False, False, False, combines_all_reduces=True, breadth_first=True, writes_dense=True, tiles=False)
+CPU = CompilerModel(
+    "cpu",
+    computes_again=False,
+    fuses_products=False,
+    rounds_products=False,
+    combines_all_reduces=True,
+    breadth_first=True,
+    writes_dense=True,
+    copies_layouts=False,
+    tiles=False,
+)
 GPU = replace(CPU, name="gpu", combines_all_reduces=False, breadth_first=False)
 TPU = CompilerModel(
-    "tpu", True, True, True, combines_all_reduces=False, breadth_first=False, writes_dense=False, tiles=True, reserve=2600
+    "tpu",
+    computes_again=True,
+    fuses_products=True,
+    rounds_products=True,
+    combines_all_reduces=False,
+    breadth_first=False,
+    writes_dense=False,
+    copies_layouts=True,
+    tiles=True,
+    reserve=2600,
 )
 
 COMPILER_MODELS = {each.name: each for each in (TPU, GPU, CPU)}
