@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from penstock._bytes import counted, format_bytes
 from penstock.shard.compiler import Compiler
-from penstock.shard.graph.fusion import ALIASES
+from penstock.shard.graph.primitives import ALIASES
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import largest_live_values
@@ -148,7 +148,7 @@ def _find_makers(program: FlatProgram, roots: Mapping[int, int]) -> dict[int, Op
     makers = {result: op for op in program.ops for result in op.results}
     pairs = [pair for loop in program.loops for pair in loop.stacks]
     pairs += [(carry.after, value) for loop in program.loops for carry in loop.carries for value in (carry.before, carry.result)]
-    pairs += [pair for each in program.conditionals for pair in each.results]
+    pairs += [(inside, outside) for each in program.conditionals for inside, outside, _ in each.results]
     for inside, outside in pairs:
         if inside is not None and (maker := makers.get(roots.get(inside, inside))) is not None:
             makers.setdefault(outside, maker)

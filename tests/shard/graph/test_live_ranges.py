@@ -97,3 +97,35 @@ def test_no_array_ends_before_it_starts():
     assert (live_ranges.start <= live_ranges.end).all()
     assert (live_ranges.start >= 0).all()
     assert (live_ranges.end < live_ranges.steps).all()
+
+
+def test_the_sums_of_all_gradients_wait_for_the_last_on_cpu():
+    def step(weights, x):
+        def loss(weights):
+            first, *others = weights
+            y = x @ first
+            for each in others:
+                y = jax.nn.softmax(y @ each.reshape(8, 64, 512).reshape(512, 512)) @ first.T
+            return jnp.sum(y @ first)
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+    model = build_step_model(trace(step, ([square()] * 3, jax.ShapeDtypeStruct((256, 512), jnp.float32))), {}, CPU)
+    products = [op for op in model.program.ops if op.primitive == "dot_general"]
+    last = max(time for time, op in enumerate(model.program.ops) if op in products)
+    live_ranges, rows = model.live_ranges, model.graph.leaf[model.program.inputs[3]]
+    sums = [
+        end
+        for edge, form, end in zip(live_ranges.edge, live_ranges.form, live_ranges.end, strict=True)
+        if form == 2
+        and model.program.values[model.graph.edges[edge].value].shape == (512, 512)
+        and _reduces_rows(model.graph, model.graph.edges[edge], rows)
+    ]
+    assert len(sums) >= 5  # three readers of the first weights, and one of each other
+    assert set(sums) == {last}
+
+
+def _reduces_rows(graph, edge, leaf):
+    """Return whether an edge sums over the rows of an input."""
+    components = graph.components
+    return components[leaf, 0] in {components[edge.a, dim] for dim in edge.partial}

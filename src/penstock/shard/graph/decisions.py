@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.shard.graph.axis_groups import AxisGroups
-from penstock.shard.graph.fusion import CONTRACTIONS
 from penstock.shard.graph.overlap import find_early_values, find_late_values
+from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.trace.flat_program import FlatProgram, Op, Path
 

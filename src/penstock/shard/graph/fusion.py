@@ -14,105 +14,26 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 
-from penstock.shard.mesh.compiler_models import CPU, CompilerModel
-from penstock.shard.trace.flat_program import Conditional, FlatProgram, Loop, Op, Value
+from penstock.shard.graph.primitives import (
+    ALIASES,
+    EXPENSIVE,
+    IN_PLACE,
+    MOVES,
+    REDUCTIONS,
+    is_one_hot,
+    is_outer_product,
+    is_product,
+)
+from penstock.shard.graph.primitives import CONTRACTIONS as CONTRACTIONS
+from penstock.shard.graph.stored_values import Buffer, Fusion, Need
+from penstock.shard.mesh.compiler_models import CompilerModel
+from penstock.shard.trace.flat_program import Conditional, FlatProgram, Loop, Op
 
-ALIASES = frozenset(
-    [
-        *("reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "optimization_barrier"),
-        *("sharding_constraint", "reshard", "name"),
-    ]
-)
-"""Primitives whose results are the memory of their operands, perhaps read in another order."""
-CONTRACTIONS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
-_EXPENSIVE = frozenset(
-    [
-        *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "sin", "cos", "tan", "erf", "erfc", "erf_inv", "sqrt"),
-        *("rsqrt", "cbrt", "pow", "div", "rem", "atan2", "lgamma", "digamma", "sinh", "cosh", "asin", "acos", "atan", "asinh"),
-        *("acosh", "atanh"),
-    ]
-)
-"""Elementwise primitives that XLA does not compute twice on CPU and GPU (`InstructionFusion::IsExpensive`)."""
-_MOVES = frozenset(["broadcast_in_dim", "iota", "slice", "pad", "rev", "split", "tile", "dynamic_slice", "bitcast_convert_type"])
-"""Primitives that move or create elements, which fuse like elementwise ones."""
-_LOOKUPS = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
-"""Primitives that read and write only the elements that they take or put."""
-_REDUCTIONS = frozenset(
-    [
-        *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin"),
-        *("concatenate", "stack"),
-    ]
-)
-"""Primitives whose results are stored, while their operands may be computed on the way into them."""
-_IN_PLACE = frozenset(["dynamic_update_slice", "scatter", "scatter-add", "scatter_add"])
-"""Primitives that write into the memory of their first operand, if nothing needs it later."""
 _SURPLUS = 1.1
 """A value is stored only if this saves more than a tenth: while it is written, its operands are in memory too."""
 _DEEPEST = 24
 """The longest chain of operations that is looked at to find from what a value can be computed again."""
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A stored value during a part of its life.
-
-    Attributes:
-      value: index of the value in the program.
-      share: the bytes that are stored, as a fraction of those of the value: 0.5 for a bfloat16 copy of float32.
-      start, end: indices of the first and the last operation at which it is in memory.
-    """
-
-    value: int
-    share: float
-    start: int
-    end: int
-
-
-@dataclass
-class Need:
-    """The uses of a value by the operations after the one that is decided.
-
-    Attributes:
-      last: index of the last operation that needs it as it is; -1 if none does.
-      last_product: index of the last product that reads it; -1 if none does.
-      first: index of the first operation that needs it.
-      readers: the operations that store something computed from it; not more than two are kept.
-    """
-
-    last: int = -1
-    last_product: int = -1
-    first: int = 1 << 60
-    readers: set[int] = field(default_factory=set)
-
-    @property
-    def end(self) -> int:
-        """Return the index of the last operation that needs it in any form; -1 if none does."""
-        return max(self.last, self.last_product)
-
-
-@dataclass
-class Fusion:
-    """The values that a compiler stores, and those that it computes again.
-
-    Attributes:
-      stored: the stored values; inputs and constants are among them.
-      sources: for each value, the stored values from which a reader computes it.
-      buffers: the stored values other than inputs and constants.
-      reads: the uses of each input and each constant.
-      compiler: how the compiler fuses.
-    """
-
-    stored: set[int] = field(default_factory=set)
-    sources: dict[int, frozenset[int]] = field(default_factory=dict)
-    buffers: list[Buffer] = field(default_factory=list)
-    reads: dict[int, Need] = field(default_factory=dict)
-    compiler: CompilerModel = CPU
-
-    def rounds(self, value: Value, need: Need) -> bool:
-        """Return whether only a bfloat16 copy of a value is needed in the end."""
-        return self.compiler.rounds(value.dtype) and need.last_product > need.last
 
 
 def fuse(program: FlatProgram, state: Collection[int], compiler: CompilerModel) -> Fusion:
@@ -150,8 +71,12 @@ class _Fuser:
         self.reader_count = self._count_readers()
         self.births, self.around = _find_births(program, self.inputs)
         self.written = self._find_written()
-        self.products = {result for op in self.ops if op.primitive in CONTRACTIONS for result in op.results}
+        self.products = {result for op in self.ops if is_product(op) for result in op.results}
         self.fusible_op = {op.results[0]: op for op in self.ops if len(op.results) == 1 and self._is_fusible(op)}
+        self.operands_of = {
+            op.results[0]: tuple(dict.fromkeys(self.root(operand) for operand in op.operands if operand is not None))
+            for op in self.fusible_op.values()
+        }
 
     def root(self, value: int) -> int:
         """Return the value whose memory a value shares."""
@@ -188,16 +113,26 @@ class _Fuser:
         return readers
 
     def _find_written(self) -> set[int]:
-        """Return the values that are written to memory that exists already: to stacks, and to the results of conditionals."""
-        pairs = [pair for loop in self.program.loops for pair in loop.stacks]
-        pairs += [pair for each in self.program.conditionals for pair in each.results]
-        return {self.root(inside) for inside, _ in pairs if inside is not None}
+        """Return the values that are written to memory that exists already: to stacks."""
+        return {self.root(inside) for loop in self.program.loops for inside, _ in loop.stacks if inside is not None}
 
-    def _read(self, value: int, time: int, *, product: bool = False, reader: int | None = None) -> None:
-        """Note that an operation needs a value. If it is inside of a loop and the value outside, the whole loop needs it."""
+    def _read(
+        self, value: int, time: int, *, product: bool = False, reader: int | None = None, enters: Loop | None = None
+    ) -> None:
+        """Note that an operation needs a value. If it is inside of a loop and the value outside, the whole loop needs it.
+
+        Args:
+          value: the value.
+          time: index of the operation.
+          product: whether the operation is a product.
+          reader: index of the operation that stores what is computed from the value; None for the operation itself.
+          enters: the loop that takes the value as the first of a carry. It overwrites it, as XLA gives a loop's operand, body and
+            result one buffer (`HloDataflowAnalysis`; `CopyInsertion` adds a copy only if the value is read later).
+        """
         value = self.root(value)
         birth = self.births.get(value, -1)
-        loops = [loop for loop in self.around[time] if birth < loop.start]
+        around = self.around[time] if enters is None else self.around[time][self.around[time].index(enters) + 1 :]
+        loops = [loop for loop in around if birth < loop.start]
         end = max([time, *(loop.end - 1 for loop in loops)])
         need = self.needs[value]
         if product:
@@ -235,7 +170,7 @@ class _Fuser:
         for carry in loop.carries:
             need = self.needs[carry.result]
             if need.end > end and carry.result not in self.replaced:
-                self._store(carry.result, end, need)
+                self._store(carry.result, loop.end, need)
             self.found.stored.add(carry.result)
             if carry.after is not None:
                 self._read(carry.after, end)
@@ -249,7 +184,7 @@ class _Fuser:
             if need.end >= 0 and carry.result not in self.replaced:
                 self._store(carry.before, start, need)
             if carry.initial is not None:
-                self._read(carry.initial, start)
+                self._read(carry.initial, start, enters=loop)
         for stack, piece in loop.slices:
             need = self.needs[piece]
             if need.end < 0 or stack is None:
@@ -261,11 +196,22 @@ class _Fuser:
             self.needs[self.root(stack)].first = min(self.needs[self.root(stack)].first, start)
 
     def _merge_branches(self, branches: Conditional) -> None:
-        """Store the results of a conditional, which exist from its first branch on."""
-        for _, result in branches.results:
+        """Store the results of a conditional.
+
+        The result of a branch is the memory of the conditional's (`HloDataflowAnalysis`, phi values), so that it takes none while
+        the other branch or the first part of its own runs.
+        """
+        for inside, result, end in branches.results:
             need = self.needs[result]
-            if need.end >= 0 and result not in self.found.stored:
-                self._store(result, branches.start, need, fused=result in self.replaced)
+            replaced = result in self.replaced
+            if need.end < 0 and not replaced:
+                continue
+            if result not in self.found.stored:
+                self._store(result, branches.end, need, fused=replaced or need.end < branches.end)
+            if inside is not None:
+                if replaced:
+                    self.replaced.add(self.root(inside))
+                self._read(inside, max(end - 1, branches.start))
 
     def _decide(self, time: int, op: Op) -> None:
         """Decide whether the results of an operation are stored, and note what it needs."""
@@ -277,23 +223,41 @@ class _Fuser:
         if len(op.results) == 1 and self._is_fusible(op):
             self._decide_fusible(time, op, op.results[0])
             return
-        product = op.primitive in CONTRACTIONS
+        product = is_product(op)
         in_place = self._updated_in_place(op, time)
         for result in needed:
             need = self.needs[result]
             owned = result in self.replaced or (result in self.written and need.end <= time)
-            self._store(result, time, need, fused=owned or in_place or (product and self._is_epilogue(need)))
+            self._store(result, self._made_at(time, op), need, fused=owned or in_place or (product and self._is_epilogue(need)))
         for position, operand in enumerate(op.operands):
             if operand is not None:
                 until = self.needs[op.results[0]].end if in_place and position == 0 else time
                 self._read(operand, max(until, time), product=product and (op.rounded or not self.compiler.rounds_products))
+
+    def _made_at(self, time: int, op: Op) -> int:
+        """Return the operation at which the memory of a result comes into being.
+
+        A scatter writes into a copy of zeros, which depend on nothing. A compiler that runs everything as soon as its operands
+        exist makes them at the start of the program, or of the body of the loop.
+        """
+        filled = op.operands[0] if op.primitive in IN_PLACE else None
+        if not self.compiler.breadth_first or filled is None or not self._is_constant(self.root(filled)):
+            return time
+        return max((loop.start for loop in self.around[time]), default=0)
+
+    def _is_constant(self, value: int, depth: int = 0) -> bool:
+        """Return whether a value is computed from literals only."""
+        operands = self.operands_of.get(value)
+        if operands is None or depth == _DEEPEST:
+            return False
+        return all(self._is_constant(operand, depth + 1) for operand in operands)
 
     def _is_needed(self, result: int) -> bool:
         return self.needs[result].end >= 0 or result in self.replaced or result in self.written
 
     def _updated_in_place(self, op: Op, time: int) -> bool:
         """Return whether an operation writes its result into the memory of its first operand, which nothing needs later."""
-        if op.primitive not in _IN_PLACE or op.operands[0] is None:
+        if op.primitive not in IN_PLACE or op.operands[0] is None:
             return False
         updated = self.root(op.operands[0])
         return updated not in self.fusible_op and updated not in self.inputs and self.needs[updated].end < time
@@ -303,17 +267,17 @@ class _Fuser:
         if not self.compiler.fuses_products or len(need.readers) != 1 or need.last_product >= 0:
             return False
         op = self.ops[next(iter(need.readers))]
-        return op.primitive not in CONTRACTIONS and (self._is_fusible(op) or op.primitive in _REDUCTIONS)
+        return self._is_fusible(op) or op.primitive in REDUCTIONS
 
     def _is_fusible(self, op: Op) -> bool:
-        if self.compiler.computes_again and _is_one_hot(op):
+        if is_outer_product(op) or (self.compiler.computes_again and is_one_hot(op)):
             return True
-        return op.primitive in _MOVES or (op.rule.identity and op.primitive not in CONTRACTIONS)
+        return op.primitive in MOVES or (op.rule.identity and not is_product(op))
 
     def _decide_fusible(self, time: int, op: Op, result: int) -> None:
         """Store the result of an elementwise operation, or compute it again for each reader."""
         need = self.needs[result]
-        operands = list(dict.fromkeys(self.root(operand) for operand in op.operands if operand is not None))
+        operands = self.operands_of[result]
         if result in self.replaced or result in self.written:
             self.found.stored.add(result)
             if need.end > time:
@@ -332,7 +296,7 @@ class _Fuser:
                 own = self.needs[operand]
                 own.first = min(own.first, need.first)
 
-    def _is_stored(self, time: int, op: Op, result: int, need: Need, operands: list[int]) -> bool:
+    def _is_stored(self, time: int, op: Op, result: int, need: Need, operands: tuple[int, ...]) -> bool:
         """Return whether it is cheaper to store a result than to compute it again for each reader."""
         if result in self.returned:
             return True
@@ -346,7 +310,7 @@ class _Fuser:
             return True
         if self.reader_count[result] < 2:
             return False
-        return op.primitive in _EXPENSIVE or self._cost_until(operands, need.end, time) > 0
+        return op.primitive in EXPENSIVE or self._cost_until(operands, need.end, time) > 0
 
     def _cost_until(self, values: Iterable[int], until: int, now: int) -> float:
         """Return how much memory it takes to have values until an operation, in bytes times operations.
@@ -362,11 +326,15 @@ class _Fuser:
                 return 0.0
             seen.add(value)
             kept = float(self.bytes[value] * (until - max(end, now)))
-            op = self.fusible_op.get(value)
-            if op is None or depth == _DEEPEST:
+            operands = self.operands_of.get(value)
+            if operands is None or depth == _DEEPEST:
                 return kept
-            operands = {self.root(operand) for operand in op.operands if operand is not None}
-            return min(kept, sum(cost(operand, depth + 1) for operand in operands))
+            again = 0.0
+            for operand in operands:
+                again += cost(operand, depth + 1)
+                if again >= kept:
+                    return kept
+            return again
 
         return sum(cost(value, 0) for value in values)
 
@@ -375,10 +343,10 @@ class _Fuser:
         large = [operand for operand in operands if operand not in self.inputs and 2 * self.bytes[operand] >= size]
         if len(large) != 1:
             return False
-        op = self.fusible_op.get(large[0])
-        if op is None or depth == _DEEPEST:
+        before = self.operands_of.get(large[0])
+        if before is None or depth == _DEEPEST:
             return large[0] in self.products
-        return self._ends_product({self.root(operand) for operand in op.operands if operand is not None}, size, depth + 1)
+        return self._ends_product(before, size, depth + 1)
 
     def _holds(self, value: int) -> int:
         """Return the bytes of memory of a value that is certain to be stored; 0 for any other."""
@@ -399,17 +367,6 @@ class _Fuser:
         return self.found.sources.get(value, frozenset((value,)) if value in self.found.stored else frozenset())
 
 
-def _is_one_hot(op: Op) -> bool:
-    """Return whether a scatter puts one element into each row, as the gradient of a cross-entropy does.
-
-    The TPU compiler makes it a comparison of indices, which it fuses.
-    """
-    if op.primitive not in ("scatter-add", "scatter_add"):
-        return False
-    table, indices = op.rule.operands[:2]
-    return sum(factor is None or factor not in indices for factor in table) == 1
-
-
 def _find_births(program: FlatProgram, inputs: Iterable[int]) -> tuple[dict[int, int], list[list[Loop]]]:
     """Return the operation at which each value is first written, and the loops around each operation."""
     births = dict.fromkeys(inputs, -1)
@@ -422,33 +379,5 @@ def _find_births(program: FlatProgram, inputs: Iterable[int]) -> tuple[dict[int,
         for time in range(loop.start, loop.end):
             around[time].append(loop)
     for each in program.conditionals:
-        births.update({result: each.start for _, result in each.results})
+        births.update({result: each.start for _, result, _ in each.results})
     return births, around
-
-
-def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[float]:
-    """Return the bytes that each operation reads from and writes to HBM in one run, if nothing is sharded.
-
-    Fused operations have none: their sources are read by the operation that they are fused into.
-
-    Args:
-      program: the step.
-      fusion: which values are stored.
-
-    Returns:
-      Bytes, in the order of `program.ops`.
-    """
-    stored = fusion.stored | {output for output in program.outputs if output is not None}
-    value_bytes = [value.bytes for value in program.values]
-    traffic = []
-    for op in program.ops:
-        if op.primitive in ALIASES or not any(result in stored for result in op.results):
-            traffic.append(0.0)
-            continue
-        read = frozenset().union(*(fusion.sources.get(value, frozenset((value,))) for value in op.operands if value is not None))
-        if op.primitive in _LOOKUPS:
-            updates = op.operands[2] if op.primitive.startswith("scatter") else None
-            traffic.append(2.0 * value_bytes[op.results[0] if updates is None else updates])
-        else:
-            traffic.append(float(sum(value_bytes[value] for value in read) + sum(value_bytes[value] for value in op.results)))
-    return traffic

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from penstock.shard.graph.decisions import Graph
-from penstock.shard.graph.fusion import ALIASES, CONTRACTIONS, Fusion
-from penstock.shard.trace.flat_program import FlatProgram
+from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS
+from penstock.shard.graph.stored_values import Fusion
+from penstock.shard.graph.workspaces import find_layout_copies, find_workspaces
+from penstock.shard.trace.flat_program import FlatProgram, Op
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,12 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
             array = program.values[edge.value]
             share = 0.5 if fusion.rounds(array, need) else 1.0
             rows.append((edge.value, edge.b, array.bytes * share, min(need.first, need.end), need.end, index, 0))
+    if fusion.compiler.writes_dense:
+        for work in find_workspaces(program):
+            rows.append((work.value, graph.group[work.value], work.bytes, work.start, work.end, -1, 0))
+    if fusion.compiler.copies_layouts:
+        for work in find_layout_copies(program):
+            rows.append((work.value, graph.leaf[work.value], work.bytes, work.start, work.end, -1, 0))
     rows += _reshard_rows(graph) + _partial_rows(program, graph, fusion.compiler.combines_all_reduces)
     columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
     whole = columns.astype(np.int64)
@@ -104,31 +112,60 @@ def _partial_rows(program: FlatProgram, graph: Graph, combines: bool) -> list[Ro
         ]
     first_read = _find_first_reads(program)
     products = [time for time, op in enumerate(program.ops) if op.primitive in CONTRACTIONS]
+    components = graph.components
+    at = defaultdict(list)
+    for time, index in partial:
+        at[time].append(index)
+    queues: defaultdict[int, _Sums] = defaultdict(_Sums)
     rows: list[Row] = []
-    waiting: list[tuple[int, int]] = []
-    until = len(program.ops)
 
     def add(time: int, index: int, end: int) -> None:
         edge = graph.edges[index]
         rows.append((edge.value, edge.a, edge.bytes, time, time, index, 1))
         rows.append((edge.value, edge.a, edge.bytes, time, end, index, 2))
 
-    for time, index in sorted(partial):
-        edge = graph.edges[index]
-        read = first_read[edge.value]
-        following = bisect.bisect_right(products, time)
-        if read <= (products[following] if following < len(products) else time):
-            add(time, index, time)  # the next product depends on it
-            continue
-        if waiting and (time >= until or edge.count != graph.edges[waiting[-1][1]].count):
-            for each in waiting:
-                add(*each, waiting[-1][0])
-            waiting, until = [], len(program.ops)
-        waiting.append((time, index))
-        until = min(until, read)
-    for each in waiting:
-        add(*each, waiting[-1][0])
+    for time, op in enumerate(program.ops):
+        for index in at[time]:
+            edge = graph.edges[index]
+            following = bisect.bisect_right(products, time)
+            if first_read[edge.value] <= (products[following] if following < len(products) else time):
+                add(time, index, time)  # the next product depends on it
+                continue
+            queue = queues[min(components[edge.a, dim] for dim in edge.partial)]
+            if queue.waiting and (queue.precedes(op) or edge.count != graph.edges[queue.waiting[-1][1]].count):
+                for each in queue.waiting:
+                    add(*each, queue.waiting[-1][0])
+                queue.clear()
+            queue.waiting.append((time, index))
+            queue.dependent.add(edge.value)
+        for queue in queues.values():
+            if queue.precedes(op):
+                queue.dependent.update(op.results)
+    for queue in queues.values():
+        for each in queue.waiting:
+            add(*each, queue.waiting[-1][0])
     return rows
+
+
+@dataclass
+class _Sums:
+    """Sums over one dimension that can be combined: none depends on another (XLA's `CombineInstructionsByKey`).
+
+    Attributes:
+      waiting: (index of the operation, index of the edge) of each.
+      dependent: the sums, and all values that are computed from them.
+    """
+
+    waiting: list[tuple[int, int]] = field(default_factory=list)
+    dependent: set[int] = field(default_factory=set)
+
+    def precedes(self, op: Op) -> bool:
+        """Return whether an operation depends on one of the sums."""
+        return not self.dependent.isdisjoint(op.operands)
+
+    def clear(self) -> None:
+        """Start with no sum."""
+        self.waiting, self.dependent = [], set()
 
 
 def _find_first_reads(program: FlatProgram) -> list[int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from penstock.shard.graph.fusion import CONTRACTIONS
+from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.trace.flat_program import FlatProgram
 
 
@@ -66,7 +66,7 @@ def find_late_values(program: FlatProgram) -> set[int]:
             sources[carry.before] += passed
             sources[carry.result] += passed
     for branches in program.conditionals:
-        for inside, result in branches.results:
+        for inside, result, _ in branches.results:
             sources[result] += [] if inside is None else [inside]
     return set(range(len(program.values))) - _reachable(sources, products)
 

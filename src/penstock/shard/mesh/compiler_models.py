@@ -24,6 +24,12 @@ class CompilerModel:
         products read is stored in half of its bytes.
       combines_all_reduces: whether it combines all all-reduces that do not depend on each other, so that their operands are live
         at the same time.
+      breadth_first: whether it runs each operation as soon as its operands exist (`BFScheduler`), not as late as its memory is
+        needed.
+      writes_dense: whether it writes ragged products and the gradients of max-pools as operations of larger dense arrays
+        (`graph/workspaces.py`).
+      copies_layouts: whether the result of a product keeps the order of dimensions in which it is computed, so that state is
+        copied into that order if it is updated with a transpose of the result (`graph/workspaces.py`).
       hides: the kinds of collectives that it runs behind products that do not depend on them, and for each the part of the
         hidden time that this saves.
       tiles: whether arrays are stored in tiles of 8 × 128 elements (`tiles.py`).
@@ -40,6 +46,9 @@ class CompilerModel:
     fuses_products: bool
     rounds_products: bool
     combines_all_reduces: bool
+    breadth_first: bool
+    writes_dense: bool
+    copies_layouts: bool
     hides: Mapping[str, float]
     tiles: bool
     packing: float = 1.05
@@ -63,14 +72,38 @@ runs all-reduces and all-to-alls synchronously, and most reduce-scatters. XLA's 
 are no measurements for GPUs, whose compiler runs all three kinds asynchronously.
 """
 
-CPU = CompilerModel("cpu", False, False, False, combines_all_reduces=True, hides={}, tiles=False)
+CPU = CompilerModel(
+    "cpu",
+    computes_again=False,
+    fuses_products=False,
+    rounds_products=False,
+    combines_all_reduces=True,
+    breadth_first=True,
+    writes_dense=True,
+    copies_layouts=False,
+    hides={},
+    tiles=False,
+)
 GPU = replace(
     CPU,
     name="gpu",
     combines_all_reduces=False,
+    breadth_first=False,
     hides=dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), _SAVED),
 )
-TPU = CompilerModel("tpu", True, True, True, combines_all_reduces=False, hides={"all-gather": _SAVED}, tiles=True, reserve=2600)
+TPU = CompilerModel(
+    "tpu",
+    computes_again=True,
+    fuses_products=True,
+    rounds_products=True,
+    combines_all_reduces=False,
+    breadth_first=False,
+    writes_dense=False,
+    copies_layouts=True,
+    hides={"all-gather": _SAVED},
+    tiles=True,
+    reserve=2600,
+)
 
 COMPILER_MODELS = {each.name: each for each in (TPU, GPU, CPU)}
 """The models by platform."""

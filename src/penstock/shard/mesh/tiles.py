@@ -33,12 +33,25 @@ def tiled_bytes(shape: tuple[int, ...], element_bytes: int) -> int:
         length = math.prod(shape)
         tile = min(_LONGEST_ROW, max(_LANES, 1 << (length - 1).bit_length()))
         return _round_up(length, tile) * element_bytes
-    elements = math.prod(shape)
-    # The number of elements beside the tiled dimensions, times the padded tiled dimensions.
-    return element_bytes * min(
-        elements // (rows * columns) * _round_up(rows, min(_SUBLANES, 1 << (rows - 1).bit_length())) * _round_up(columns, _LANES)
-        for rows, columns in itertools.permutations(shape, 2)
-    )
+    return element_bytes * min(_padded(math.prod(shape), *tiled) for tiled in itertools.permutations(shape, 2))
+
+
+def keeps_order(shape: tuple[int, ...]) -> bool:
+    """Return whether an array of two or more dimensions is stored with its last two dimensions as the tiled ones.
+
+    Args:
+      shape: the shape of the array on one device.
+
+    >>> keeps_order((512, 1024)), keeps_order((512, 8))
+    (True, False)
+    """
+    return 0 in shape or _padded(math.prod(shape), *shape[-2:]) <= tiled_bytes(shape, 1)
+
+
+def _padded(elements: int, rows: int, columns: int) -> int:
+    """Return the number of elements beside the tiled dimensions, times the padded tiled dimensions."""
+    tile = _round_up(rows, min(_SUBLANES, 1 << (rows - 1).bit_length())) * _round_up(columns, _LANES)
+    return elements // (rows * columns) * tile
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.shard.graph.batch_dims import find_batch_dims
-from penstock.shard.graph.fusion import CONTRACTIONS
+from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.resharding import Layout, union
 from penstock.shard.search.cost_model import Assignment

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.shard.graph.batch_dims import find_batch_dims
-from penstock.shard.graph.fusion import CONTRACTIONS
 from penstock.shard.graph.overlap import find_early_values
+from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.graph.step_model import StepModel
 
 

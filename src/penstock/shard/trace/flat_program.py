@@ -151,12 +151,12 @@ class Conditional:
 
     Attributes:
       start, end: indices of the first operation of the branches, and of the first after them.
-      results: pairs (result of a branch, result of the `cond`), for each branch.
+      results: for each branch, triples (result of the branch, result of the `cond`, index of the operation after the branch).
     """
 
     start: int
     end: int
-    results: tuple[tuple[int | None, int], ...]
+    results: tuple[tuple[int | None, int, int], ...]
 
 
 @dataclass

@@ -263,7 +263,7 @@ def _inline_cond(program: FlatProgram, equation: Any, environment: dict[Any, int
         for variable, atom in zip(equation.outvars, body.outvars, strict=True):
             result = _read(inner, atom)
             _share_sharding(program, environment[variable], result)
-            results.append((result, environment[variable]))
+            results.append((result, environment[variable], len(program.ops)))
     program.conditionals.append(Conditional(start, len(program.ops), tuple(results)))
 
 
