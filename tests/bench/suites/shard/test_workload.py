@@ -70,6 +70,7 @@ def test_nothing_is_missing_in_silence(bench, capsys):
         assert "mlp 8 half: no plan: no layout fits" in text
         assert "at least half of the variants: at most 0.9 × best by hand: 0 of 1 (median 1), NOT MET" in text
         assert "not counted: 1, nothing fits" in text
+        assert "refusals, the total of all: at most 0 where a baseline fits: 1 of 1 (total 0), met; not counted: 1" in text
     for text in (markdown, page):
         assert "2 all-reduce over data" in text
         assert "1 ms, 1 MiB" in text

@@ -18,7 +18,7 @@ from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.mesh.shapes import describe_mesh
 
-_SEARCH_LIMIT = 300.0  # seconds, after which a search is given up
+_SEARCH_LIMIT = 600.0  # seconds, after which a search is given up
 _CHECK_LIMIT = 7200.0  # the same with compilations
 
 
