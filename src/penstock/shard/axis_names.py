@@ -1,13 +1,15 @@
-"""Name the axes of a mesh that the planner chose after what they do in the plan.
+"""Name the axes of a mesh that the planner chose after what they do in the plan, and order them as its layouts do.
 
-In: a `PlanRecord` whose axes have the names of the search. Out: the same record, in which *model* is an axis that
-shards other dimensions than the batch, and *data* and *fsdp* are axes that shard the batch.
+In: a `PlanRecord` whose axes have the names of the search. Out: the same record, in which *model* is an axis that shards other
+dimensions than the batch, and *data* and *fsdp* are axes that shard the batch. The axis that comes first in dimensions with several
+axes is the first of the mesh.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,13 +31,34 @@ def name_axes(plan: PlanRecord, kept: Collection[str]) -> PlanRecord:
       *fsdp* if any are.
     - A name that is taken gets a number: *model2*. An axis of size one has its name unless that is taken.
 
-    The order of the axes, and so of the devices, stays.
+    The axes are put in the order in which most dimensions with several axes have them. Compilers find collectives over several
+    axes more easily in the order of the devices.
 
     Args:
       plan: the plan.
       kept: axes that the user or the hardware names, which keep their names.
     """
-    return rename_axes(plan, _choose_names(plan, kept))
+    return rename_axes(_in_order(plan), _choose_names(plan, kept))
+
+
+def _in_order(plan: PlanRecord) -> PlanRecord:
+    """Return the plan with its mesh axes in the order of most layouts."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    constraints = plan.sharding_constraints
+    for by_path in (constraints.operands, constraints.results):
+        chains = (chain for each in by_path.values() for chain in each if chain is not None)
+        counts.update(entry for chain in chains for entry in chain[-1] if len(entry) > 1)
+    counts.update(entry for leaf in plan.inputs for entry in leaf.stored if len(entry) > 1)
+
+    def others(order: tuple[str, ...]) -> int:
+        return sum(count for entry, count in counts.items() if tuple(axis for axis in order if axis in entry) != entry)
+
+    best = min(itertools.permutations(plan.mesh_shape), key=others)
+    return replace(
+        plan,
+        mesh_shape={axis: plan.mesh_shape[axis] for axis in best},
+        axis_work={axis: plan.axis_work[axis] for axis in best},
+    )
 
 
 def rename_axes(plan: PlanRecord, names: Mapping[str, str]) -> PlanRecord:

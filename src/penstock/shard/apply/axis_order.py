@@ -56,6 +56,9 @@ def axis_orders(graph: Graph, links: MeshLinks, assignment: Assignment) -> Order
         for order in orders:
             if not _nested(order, before, after):
                 costs[order] += size
+    # Among equally good orders, one for all dimensions: a sum over several axes can only be scattered in its own order of axes.
+    preferred = min(orders, key=lambda order: sum(costs[order] for costs in wasted.values()))
+    orders = [preferred, *(order for order in orders if order != preferred)]
     fixed_orders = _fixed_orders(graph, links)
     for dim, given in fixed_orders.items():
         # The user's order also holds for all connected dimensions that have no constraint of their own.
