@@ -37,15 +37,15 @@ def tiled_bytes(shape: tuple[int, ...], element_bytes: int) -> int:
 
 
 def keeps_order(shape: tuple[int, ...]) -> bool:
-    """Return whether an array of two or more dimensions is stored with its last two dimensions as the tiled ones.
+    """Return whether an array is stored with its last two dimensions as the tiled ones.
 
     Args:
       shape: the shape of the array on one device.
 
-    >>> keeps_order((512, 1024)), keeps_order((512, 8))
-    (True, False)
+    >>> keeps_order((512, 1024)), keeps_order((512, 8)), keeps_order((512,))
+    (True, False, True)
     """
-    return 0 in shape or _padded(math.prod(shape), *shape[-2:]) <= tiled_bytes(shape, 1)
+    return 0 in shape or len(shape) < 2 or _padded(math.prod(shape), *shape[-2:]) <= tiled_bytes(shape, 1)
 
 
 def _padded(elements: int, rows: int, columns: int) -> int:
