@@ -1,8 +1,8 @@
 """Name the axes of a mesh that the planner chose after what they do in the plan, and order them as its layouts do.
 
 In: a `PlanRecord` whose axes have the names of the search. Out: the same record, in which *model* is an axis that shards other
-dimensions than the batch, and *data* and *fsdp* are axes that shard the batch. The axis that comes first in dimensions with several
-axes is the first of the mesh.
+dimensions than the batch, and *data* and *fsdp* are axes that shard the batch. The axis that comes first in dimensions with
+several axes is the first of the mesh.
 """
 
 from __future__ import annotations

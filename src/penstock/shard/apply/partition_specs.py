@@ -7,6 +7,7 @@ operand and result inside of the step goes through. `sharding_constraints.py` pu
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class _Writer:
     def __init__(self, program: FlatProgram, groups: AxisGroups, graph: Graph, links: MeshLinks, assignment: Assignment):
         self.program, self.groups, self.graph, self.links, self.assignment = program, groups, graph, links, assignment
         self.orders = axis_orders(graph, links, assignment)
+        self._devices = math.prod(links.sizes)
 
     def write(self, state: Mapping[int, int]) -> Layouts:
         """Write all layouts; `state` is as in `write_layouts`."""
@@ -153,7 +155,11 @@ class _Writer:
         for factor in reduced:
             partial |= self.assignment[node][factor]
         # First the full sum, then its slice: compilers combine the two into one reduce-scatter. If the slice is requested
-        # directly, the partitioner may gather the operands instead.
+        # directly, the partitioner may gather the operands instead. It does not if the sum is over all devices, and then it
+        # splits large products into parts that run while others are sent (windowed einsum), where the full sum would stay.
+        steps = self.links.reshard_steps(source, target, partial, 1)
+        if [step.kind for step in steps] == ["reduce-scatter"] and self.links.shards(steps[0].axes) == self._devices:
+            return self._spec_chain([target], value, (node, factors))
         layouts_on_way = list(self.links.waypoints(source, target, partial))
         if source != target:
             layouts_on_way = [source, *layouts_on_way]
