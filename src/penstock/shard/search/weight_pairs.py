@@ -69,7 +69,12 @@ def find_weight_pairs(model: StepModel, batch: Iterable[int]) -> WeightPairs:
         for _, inputs, outputs in found
         if inputs and outputs
     ]
-    paired = any(a in joined and b in joined for a, b in chosen)
+    first: dict[int, tuple[list[int], list[int]]] = {}
+    for weight, inputs, outputs in found:
+        first.setdefault(weight, (inputs, outputs))  # that of the forward pass
+    paired = any(
+        set(first[one][1]) & set(first[other][0]) for each in joined for one in readers[each] for other in readers[each] - {one}
+    )
     return WeightPairs(component, tuple(dict.fromkeys((a, b) for a, b in chosen if a != b)) if paired else ())
 
 
