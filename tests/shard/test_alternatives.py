@@ -106,10 +106,10 @@ def test_an_alternative_computes_what_one_device_computes(name, remat):
 
 def test_an_unknown_alternative_is_refused_with_the_names_of_those_that_there_are():
     alternatives = small().alternatives
-    with pytest.raises(KeyError, match=r"no alternative 'fsdp'; there are 'data parallel', 'FSDP'\""):
+    with pytest.raises(KeyError, match=r"no alternative 'fsdp'; there are 'data parallel', 'FSDP', 'Megatron'\""):
         alternatives["fsdp"]
     assert "fsdp" not in alternatives
-    assert repr(alternatives) == "<Alternatives: data parallel, FSDP>"
+    assert repr(alternatives) == "<Alternatives: data parallel, FSDP, Megatron>"
 
 
 def test_a_loaded_plan_has_the_costs_of_the_baselines_and_no_alternatives(tmp_path):
