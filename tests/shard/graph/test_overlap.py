@@ -165,3 +165,29 @@ def test_a_value_is_not_late_that_a_later_iteration_multiplies():
         return lax.fori_loop(0, 4, lambda _, pair: (pair[1], pair[0] @ w), (x, x + 1.0))
 
     assert late_results(step, W, X) == [False]
+
+
+def test_what_a_later_loop_multiplies_is_not_late_in_the_loop_that_stacks_it():
+    def step(read):
+        def run(w, xs):
+            stacked = lax.scan(lambda carry, x: (carry, x @ w), None, xs)[1]
+            return stacked, lax.scan(lambda carry, x: (carry, x @ w if read else x + 1.0), None, jnp.tanh(stacked))[1]
+
+        return run
+
+    xs = jax.ShapeDtypeStruct((4, 8, 16), "float32")
+    assert late_results(step(read=True), W, xs) == [False, True]
+    assert late_results(step(read=False), W, xs) == [True]
+
+
+def test_the_result_of_a_loop_that_a_product_reads_is_not_late_inside_of_the_loop():
+    def step(read):
+        def run(w, xs):
+            total = lax.scan(lambda total, x: (total + x @ w, None), jnp.zeros((8, 16)), xs)[0]
+            return total @ w if read else total
+
+        return run
+
+    xs = jax.ShapeDtypeStruct((4, 8, 16), "float32")
+    assert late_results(step(read=True), W, xs) == [False, True]
+    assert late_results(step(read=False), W, xs) == [True]
