@@ -16,7 +16,7 @@ ROAD = ["data", "_feed", "shard", "keras", "recipes", "bench"]
 ROOMS = [
     *("errors", "unknown_costs", "units"),
     *("mesh", "trace", "graph", "search", "apply", "hlo"),
-    *("own_copy", "record", "arguments", "write_record", "axis_names", "alternatives", "jit", "progress"),
+    *("own_copy", "record", "arguments", "write_record", "axis_names", "alternatives", "uneven_batch", "jit", "progress"),
     *("compile_plan", "verify", "compiler", "refusals", "memory_check", "serialization", "present"),
     *("_plan", "command"),
 ]

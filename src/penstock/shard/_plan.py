@@ -42,6 +42,7 @@ from penstock.shard.trace.gradients import LOST_GRADIENTS, loses_gradients
 from penstock.shard.trace.modules import Shared, put_shared_back, take_shared_out
 from penstock.shard.trace.prescribed_layouts import find_meshes
 from penstock.shard.trace.step import TracedStep, trace
+from penstock.shard.uneven_batch import describe_uneven_batch
 from penstock.shard.verify import Verified, verify
 from penstock.shard.write_record import write_record
 
@@ -98,7 +99,7 @@ def plan(
       ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
 
     Errors that the step raises while it is traced are passed on. A step that computes gradients, and returns no array that
-    depends on them, gets a `UserWarning`.
+    depends on them, gets a `UserWarning`; so does a batch whose rows do not divide over the devices.
 
     >>> def step(params, batch):
     ...     def loss(params):
@@ -158,11 +159,15 @@ def _plan(
     # The prediction of memory is for the compiler that decides.
     platform = compiler().platform if check else chosen.platform
     prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
+    remark = describe_uneven_batch(prepared, traced)
+    if remark is not None:
+        warnings.warn(remark, stacklevel=3)
     baselines = best_baselines(prepared, limit)
     kept = _named_axes(traced, mesh, constraints, chosen)
 
     def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
         record = write_record(mesh, decisions, baselines, traced, chosen, limit)
+        record = replace(record, remarks=() if remark is None else (remark,))
         return record if kept is None else name_axes(record, kept)
 
     record = enforce_limit(

@@ -100,6 +100,7 @@ class PlanRecord:
       fingerprint: a hash of the step and of the signature of its arguments, without the numbers written in the step.
       numbers: a hash of these numbers. The plan fits a step with other numbers as well.
       checked: the compiler's figures, if the plan was compiled while it was made.
+      remarks: sentences about the plan, such as one about a batch that does not divide over the devices.
     """
 
     mesh_shape: dict[str, int]
@@ -116,6 +117,7 @@ class PlanRecord:
     fingerprint: str
     numbers: str = ""
     checked: Measured | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def device_count(self) -> int:

@@ -48,6 +48,7 @@ def save(plan: PlanRecord, path: Path) -> None:
         "cost": asdict(plan.cost),
         "checked": None if plan.checked is None else json.loads(plan.checked.to_json()),
         "axis_work": plan.axis_work,
+        "remarks": list(plan.remarks),
         "baselines": {name: asdict(cost) for name, cost in plan.baselines.items()},
     }
     part = path.with_name(path.name + ".part")
@@ -102,6 +103,7 @@ def _plan(read: dict[str, Any]) -> PlanRecord:
         fingerprint=read["fingerprint"],
         numbers=read["numbers"],
         checked=None if read["checked"] is None else Measured.from_json(json.dumps(read["checked"])),
+        remarks=tuple(map(str, read["remarks"])),
     )
 
 

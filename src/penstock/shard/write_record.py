@@ -36,7 +36,8 @@ def write_record(
       limit: bytes that one device may hold.
     """
     model, problem, roles = prepared.model, prepared.problem, prepared.roles
-    layouts = write_layouts(model.program, model.groups, model.graph, problem.links, assignment, traced.state)
+    split_from = problem.compiler.split_from
+    layouts = write_layouts(model.program, model.groups, model.graph, problem.links, assignment, traced.state, split_from)
 
     def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
         return predict_cost(mesh.problem, decisions, roles, mesh.model.inputs, model.program.unknown)

@@ -102,6 +102,7 @@ def test_a_constrained_axis_gets_a_size_that_divides():
     assert plan.inputs[0].partition_spec == P("model", None)
 
 
+@pytest.mark.filterwarnings("ignore:the batch of")
 @pytest.mark.parametrize(("slow", "sizes"), [("data", [3, 2]), ("model", [2, 3])])
 def test_a_slow_axis_is_searched_in_both_sizes(slow, sizes):
     """Rows divide by 3 and columns by 2. The sum over columns runs over the axis of 2, which should be the fast one."""

@@ -180,6 +180,19 @@ def test_heads_and_the_vocabulary_are_sharded_by_megatron_and_not_the_residual_s
     assert sharded == [[F], [], [V], [heads], [heads], [F]] or sharded == [[F], [V], [V], [heads], [heads], [F]]
 
 
+def test_two_layers_are_a_pair():
+    _, made = found(two_layers(TWO), TWO)
+    assert MEGATRON in made
+
+
+def test_weights_that_read_the_same_array_are_no_pair():
+    def loss(params, x):
+        return ((x @ params["one"]) ** 2).mean() + ((x @ params["other"]) ** 2).mean()
+
+    _, made = found((training(loss), ({"one": array(64, 128), "other": array(64, 256)}, array(4096, 64))), TWO)
+    assert list(made) == [DATA_PARALLEL, FSDP]
+
+
 def test_a_step_without_pairs_has_no_megatron():
     _, made = found((training(lambda w, x: ((x @ w) ** 2).mean()), (array(64, 64), array(4096, 64))), TWO)
     assert list(made) == [DATA_PARALLEL, FSDP]

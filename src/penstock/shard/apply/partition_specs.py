@@ -17,9 +17,12 @@ from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.graph.decisions import Graph, reading
 from penstock.shard.graph.first_use import FirstUse, find_uses
-from penstock.shard.mesh.resharding import Layout, MeshLinks
+from penstock.shard.mesh.resharding import Layout, MeshLinks, union
 from penstock.shard.search.cost_model import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
+
+_COMBINED = 16
+"""Devices along one mesh axis up to which the TPU compiler combines a large sum with its slice: seen with 2, 8 and 16, not 32."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,13 @@ class Layouts:
 
 
 def write_layouts(
-    program: FlatProgram, groups: AxisGroups, graph: Graph, links: MeshLinks, assignment: Assignment, state: Mapping[int, int]
+    program: FlatProgram,
+    groups: AxisGroups,
+    graph: Graph,
+    links: MeshLinks,
+    assignment: Assignment,
+    state: Mapping[int, int],
+    split_from: float = math.inf,
 ) -> Layouts:
     """Write an assignment as partition specs.
 
@@ -54,17 +63,26 @@ def write_layouts(
       links: the mesh.
       assignment: the layout of each node.
       state: index of each output that replaces an input → index of that input.
+      split_from: the bytes from which the compiler splits a product that is summed and scattered (`CompilerModel.split_from`).
     """
-    return _Writer(program, groups, graph, links, assignment).write(state)
+    return _Writer(program, groups, graph, links, assignment, split_from).write(state)
 
 
 class _Writer:
     """The layouts of one assignment, with the order of mesh axes in each dimension."""
 
-    def __init__(self, program: FlatProgram, groups: AxisGroups, graph: Graph, links: MeshLinks, assignment: Assignment):
+    def __init__(
+        self,
+        program: FlatProgram,
+        groups: AxisGroups,
+        graph: Graph,
+        links: MeshLinks,
+        assignment: Assignment,
+        split_from: float,
+    ):
         self.program, self.groups, self.graph, self.links, self.assignment = program, groups, graph, links, assignment
+        self.split_from = split_from
         self.orders = axis_orders(graph, links, assignment)
-        self._devices = math.prod(links.sizes)
 
     def write(self, state: Mapping[int, int]) -> Layouts:
         """Write all layouts; `state` is as in `write_layouts`."""
@@ -155,11 +173,15 @@ class _Writer:
         for factor in reduced:
             partial |= self.assignment[node][factor]
         # First the full sum, then its slice: compilers combine the two into one reduce-scatter. If the slice is requested
-        # directly, the partitioner may gather the operands instead. It does not if the sum is over all devices, and then it
-        # splits large products into parts that run while others are sent (windowed einsum), where the full sum would stay.
+        # directly, the partitioner may gather the operands instead. It does not where the compiler splits the product into parts
+        # that are sent while the next ones are computed. It needs this for sums over several axes or long ones, which it does not
+        # combine with their slices.
         steps = self.links.reshard_steps(source, target, partial, 1)
-        if [step.kind for step in steps] == ["reduce-scatter"] and self.links.shards(steps[0].axes) == self._devices:
-            return self._spec_chain([target], value, (node, factors))
+        if [step.kind for step in steps] == ["reduce-scatter"]:
+            unreduced = self.program.values[value].bytes / self.links.shards(union(source))
+            long = self.links.shards(steps[0].axes) > _COMBINED or steps[0].axes.bit_count() > 1
+            if long and unreduced >= self.split_from:
+                return self._spec_chain([target], value, (node, factors))
         layouts_on_way = list(self.links.waypoints(source, target, partial))
         if source != target:
             layouts_on_way = [source, *layouts_on_way]

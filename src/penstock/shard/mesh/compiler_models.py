@@ -5,6 +5,7 @@ The rules are those of XLA's sources where they are open, and were read from com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,11 @@ class CompilerModel:
         copied into that order if it is updated with a transpose of the result (`graph/workspaces.py`).
       hides: the kinds of collectives that it runs behind products that do not depend on them, and for each the part of the
         hidden time that this saves.
+      split_from: bytes of a partial result on one device from which it splits the product that makes it into parts, and sends
+        the sums of one while it computes the next (windowed einsum; Wang et al., ASPLOS 2023). The TPU compiler does it for all
+        weights of layouts by hand from 16 MiB on; XLA's default for others is 100 GB, which is never.
+      scatters: the most devices over which it scatters a sum. Over more, each device has the full sum and takes its slice, which
+        sends twice as much: seen for FSDP over 64 TPUs, and not over 32.
       tiles: whether arrays are stored in tiles of 8 × 128 elements (`tiles.py`).
       packing: the ratio of the memory for temporary arrays to the bytes that are live at the peak. The compiler places arrays at
         fixed offsets, which leaves gaps.
@@ -53,6 +59,8 @@ class CompilerModel:
     tiles: bool
     packing: float = 1.05
     reserve: int = 0
+    split_from: float = math.inf
+    scatters: float = math.inf
 
     def rounds(self, dtype: Any) -> bool:
         """Return whether products of the default precision read operands of a dtype as bfloat16.
@@ -103,6 +111,8 @@ TPU = CompilerModel(
     hides={"all-gather": _SAVED},
     tiles=True,
     reserve=2600,
+    split_from=16 << 20,
+    scatters=32,
 )
 
 COMPILER_MODELS = {each.name: each for each in (TPU, GPU, CPU)}

@@ -43,12 +43,14 @@ class MeshLinks:
       sizes: number of devices along each axis.
       bandwidth: bytes/s along each axis.
       latency: seconds of one step of a ring along each axis.
+      scatters: the most devices over which the compiler scatters a sum (`CompilerModel.scatters`).
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     bandwidth: tuple[float, ...]
     latency: tuple[float, ...]
+    scatters: float = math.inf
     _steps: dict = field(default_factory=dict, repr=False)
     _shards: dict = field(default_factory=dict, repr=False)
     _speeds: dict = field(default_factory=dict, repr=False)
@@ -150,7 +152,10 @@ class MeshLinks:
         have, want = union(source), union(target)
         local_bytes = size / self.shards(have)
         layout = list(source)
-        if scattered := partial & want & ~have:
+        scattered = partial & want & ~have
+        if self.shards(scattered) > self.scatters:
+            scattered = 0  # The full sum is sliced below.
+        if scattered:
             n = self.shards(scattered)
             layout = [mask | wanted & scattered for mask, wanted in zip(layout, target, strict=True)]
             steps.append(ReshardStep("reduce-scatter", scattered, local_bytes, local_bytes * (n - 1) / n, tuple(layout)))

@@ -67,7 +67,7 @@ def _time(plan: PlanRecord) -> Content:
     return [
         tag("h2", "Time of a step"),
         *_bars("time", rows, totals, max(cost.seconds for cost in costs.values())),
-        *(tag("p", f"{sentence}.") for sentence in plan.cost.unknown),
+        *(tag("p", f"{sentence}.") for sentence in (*plan.cost.unknown, *plan.remarks)),
     ]
 
 

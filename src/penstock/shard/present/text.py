@@ -36,7 +36,7 @@ def plan_text(plan: PlanRecord) -> str:
         *(line for name in plan.mesh_shape for line in _axis(plan, name)),
         "",
         *_costs(plan),
-        *(line for sentence in plan.cost.unknown for line in _wrapped(sentence)),
+        *(line for sentence in (*plan.cost.unknown, *plan.remarks) for line in _wrapped(sentence)),
         "",
         "memory a device: " + ", ".join(f"{format_bytes(size)} {name}" for name, size in memory_parts(plan.cost) if size),
         *_compiled(plan),

@@ -12,7 +12,7 @@ sharded, each weight is sharded once, and pairs of weights need no collective be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.shard.graph.batch_dims import find_batch_dims
@@ -34,7 +34,7 @@ class WeightPairs:
     weights: tuple[tuple[int, int], ...]
 
 
-def find_weight_pairs(model: StepModel, batch: Iterable[int]) -> WeightPairs:
+def find_weight_pairs(model: StepModel, batch: Sequence[int]) -> WeightPairs:
     """Find the dimensions that weights connect. There are none if no weight reads what another has made.
 
     Args:
@@ -43,7 +43,8 @@ def find_weight_pairs(model: StepModel, batch: Iterable[int]) -> WeightPairs:
     """
     component = model.graph.components
     of_batch = {component[node, dim] for node, dims in find_batch_dims(model.graph, batch).items() for dim in dims}
-    early = find_early_values(model.program)
+    rows = {value for value, node in model.graph.leaf.items() if node in set(batch)}
+    early = {value: origin for value, origin in find_early_values(model.program).items() if origin not in rows}
     found: list[tuple[int, list[int], list[int]]] = []
     for op, node in zip(model.groups.non_elementwise, model.graph.op, strict=True):
         operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None]
@@ -69,7 +70,12 @@ def find_weight_pairs(model: StepModel, batch: Iterable[int]) -> WeightPairs:
         for _, inputs, outputs in found
         if inputs and outputs
     ]
-    paired = any(a in joined and b in joined for a, b in chosen)
+    first: dict[int, tuple[list[int], list[int]]] = {}
+    for weight, inputs, outputs in found:
+        first.setdefault(weight, (inputs, outputs))  # that of the forward pass
+    paired = any(
+        set(first[one][1]) & set(first[other][0]) for each in joined for one in readers[each] for other in readers[each] - {one}
+    )
     return WeightPairs(component, tuple(dict.fromkeys((a, b) for a, b in chosen if a != b)) if paired else ())
 
 

@@ -108,6 +108,8 @@ def plan_measurement(task: Task, baselines: Sequence[BaselineScore], plan: PlanS
         values["memory"] = 100 * plan.score.memory / plan.limit_bytes
     if plan.planning is not None:
         values["planning"] = plan.planning
+    if plan.ablation is not None:
+        values["without baselines"] = plan.ablation
     values["refusals"] = float(plan.refused)
     values, missed = _finite(values)
     exempt = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 from penstock.bench.suites.shard import parallax, planning, real, steps
 from penstock.bench.suites.shard.baselines import Baseline, baselines, laid_out
 from penstock.bench.suites.shard.flat_step import compile_elsewhere, compile_here
-from penstock.bench.suites.shard.planning import Asked, own_baselines, plan_within, reason
+from penstock.bench.suites.shard.planning import Asked, own_baselines, plan_within, reason, without_baselines
 from penstock.bench.suites.shard.scores import BaselineScore, OwnBaseline, PlanScore
 from penstock.bench.suites.shard.task import LIMITS, TIGHT, Compiler, Task
 from penstock.bench.suites.shard.zoo import Model
@@ -80,7 +81,14 @@ def measure_task(task: Task, folder: Path) -> Found:
         if found is not None and score.score is not None:
             found.save(plan_path(folder, task, score.limit))
     first = next((found for _, found in made if found is not None), None)
-    return Found(tried, [score for score, _ in made], own_baselines(asked, first) if first else [])
+    scores = [score if found is None else _with_ablation(asked, task.axes, score) for score, found in made]
+    return Found(tried, scores, own_baselines(asked, first) if first else [])
+
+
+def _with_ablation(asked: Asked, axes: dict[str, int], score: PlanScore) -> PlanScore:
+    """Return the score of a plan with what its search finds without baselines to start from."""
+    assert score.limit_bytes is not None  # there is a plan
+    return replace(score, ablation=without_baselines(asked, axes, score.limit_bytes))
 
 
 def _limits(tried: Sequence[BaselineScore]) -> dict[str, int | None]:
@@ -154,12 +162,12 @@ def measure_case(task: Task, folder: Path) -> Found:
     """
     case = real.load(task.model)
     asked = asked_of_case(case, task.compiler)
-    score, made = plan_within(asked, "loose", find_hardware(task.compiler.hardware).memory)
+    score, _ = plan_within(asked, "loose", find_hardware(task.compiler.hardware).memory)
     tried = [
         _attempt(layout.name, asked, partial(real.measure_layout, case, layout, case.topology, kept_in(folder)))
         for layout in case.layouts
     ]
-    return Found(tried, [score], own_baselines(asked, made) if made else [])
+    return Found(tried, [score], [])  # the planner's own baselines would take as long as the layouts by hand
 
 
 def plan_case(name: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections import Counter
@@ -15,8 +16,11 @@ from penstock.bench.suites.shard.task import Compiler
 from penstock.bench.suites.shard.time_limit import time_limit
 from penstock.shard import CompileError, Hardware, Plan, PlanError, plan
 from penstock.shard.hlo.analysis import Measured
+from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
+from penstock.shard.trace.step import trace
 
 _SEARCH_LIMIT = 600.0  # seconds, after which a search is given up
 _CHECK_LIMIT = 7200.0  # the same with compilations
@@ -116,9 +120,29 @@ def _measured(made: Plan, compiler: Compiler) -> Measured:
 def own_baselines(asked: Asked, made: Plan) -> list[OwnBaseline]:
     """Return the planner's own baselines, which it prints beside a plan, as predicted and as compiled.
 
-    There are none as long as a plan has only the costs of its baselines, and not their layouts.
+    A baseline that does not compile, because it needs more memory than the device has, has no figures.
     """
-    return []
+    found = []
+    for name, baseline in made.alternatives.items():
+        with contextlib.suppress(CompileError):
+            found.append(OwnBaseline(name, _prediction(baseline), asked.score(baseline.verify(asked.compiler.topology).measured)))
+    return found
+
+
+def without_baselines(asked: Asked, mesh: dict[str, int], memory: int) -> float:
+    """Return an ablation: the predicted time of a search that starts from nothing, over that of one with the baselines too.
+
+    Args:
+      mesh: sizes of the mesh axes.
+      memory: the limit in bytes.
+    """
+    hardware = hardware_of(asked.compiler)
+    traced = trace(asked.step, (asked.state, asked.batch))
+    prepared = prepare_meshes(traced, [mesh], hardware, None, {}, COMPILER_MODELS[hardware.platform])
+    alone, both = (search_meshes(prepared, memory, from_baselines=start).candidate for start in (False, True))
+    if alone.memory > memory >= both.memory:
+        return math.inf
+    return alone.seconds / both.seconds if both.seconds else 1.0
 
 
 def score_of(measured: Measured, on: str, dtype: str) -> Score:

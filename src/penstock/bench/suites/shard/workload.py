@@ -25,6 +25,7 @@ METRICS = (
     Metric("memory", "% of limit", "lower"),
     Metric("refusals", "where a baseline fits", "lower"),
     Metric("planning", "s", "lower"),
+    Metric("without baselines", "× predicted", "lower"),
     Metric("arguments", "bytes", "zero"),
     Metric("peak memory", "%", "zero"),
     Metric("bytes sent", "%", "zero"),
