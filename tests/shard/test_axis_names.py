@@ -14,6 +14,7 @@ from tests.shard.steps import array, mlp, mlp_step, rows
 
 import penstock as ps
 from penstock.shard import find_hardware
+from penstock.shard.apply.sharding_constraints import ShardingConstraints
 from penstock.shard.axis_names import name_axes, rename_axes
 from penstock.shard.record import PlanRecord
 
@@ -72,6 +73,55 @@ def test_names_differ_and_those_of_the_user_are_kept(work, kept, sizes, stored):
     assert list(after.axis_work.values()) == work
     for old, new in zip(shape, after.mesh_shape, strict=True):
         assert old == new or old not in kept
+
+
+def ordered(*layouts, mesh=("a", "b", "c"), **changed):
+    """Return the axes of a plan with these layouts of stored weights, all of which keep their names."""
+    weights = [leaf(f"params/{number}", (64, 64), layout) for number, layout in enumerate(layouts)]
+    sizes = {axis: 2 + number for number, axis in enumerate(mesh)}
+    work = {axis: BATCH | {"batch": sizes[axis]} for axis in mesh}
+    found = name_axes(plan(weights, sizes, work, **changed), kept=mesh)
+    assert {axis: sizes[axis] for axis in mesh} == found.mesh_shape
+    assert [found.axis_work[axis]["batch"] for axis in found.mesh_shape] == list(found.mesh_shape.values())
+    assert list(found.axis_work) == list(found.mesh_shape)
+    assert [each.stored for each in found.inputs] == list(layouts)
+    return "".join(found.mesh_shape)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "order"),
+    [
+        ([], "abc"),
+        ([spec("c", "b"), spec("b", "a")], "abc"),  # one axis in each dimension has no order
+        ([spec(("b", "a"), None)], "bac"),
+        ([spec(("c", "b", "a"), None)], "cba"),
+        ([spec(("c", "a"), None), spec(None, ("b", "c"))], "bca"),
+        ([spec(("b", "a"), None), spec(("a", "b"), None)], "abc"),  # a tie leaves the order
+        ([spec(("b", "a"), None), spec(None, ("b", "a")), spec(("a", "b"), None)], "bac"),
+        ([spec(("a", "b"), None), spec(("a", "b"), None), spec(("b", "a"), None)], "abc"),
+    ],
+)
+def test_the_axes_have_the_order_of_most_dimensions_with_several(layouts, order):
+    assert ordered(*layouts) == order
+
+
+def test_the_order_inside_of_the_step_counts_too():
+    inside = (spec(("b", "a"), None),)
+    for constraints in (
+        ShardingConstraints(operands={(0,): (None, inside)}),
+        ShardingConstraints(results={(0,): (inside, None), (1,): (inside,)}),
+    ):
+        assert ordered(sharding_constraints=constraints) == "bac"
+    # Only the layout at the end of a chain is one that a program asks for.
+    chain = (spec(("b", "a"), None), spec(("a", "b"), None))
+    assert ordered(sharding_constraints=ShardingConstraints(operands={(0,): (chain,)})) == "abc"
+
+
+def test_the_axis_that_comes_first_in_layouts_is_named_after_its_own_work():
+    weights = [leaf("params/w", (64, 64), spec(("y", "x"), None))]
+    found = name_axes(plan(weights, {"x": 2, "y": 4}, {"x": BATCH, "y": TENSOR}), kept=())
+    assert found.mesh_shape == {"model": 4, "data": 2}
+    assert found.inputs[0].stored == spec(("model", "data"), None)
 
 
 def test_a_renamed_plan_is_the_plan_for_a_mesh_of_these_names():

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.shard.plans import collective, cost
 from tests.shard.steps import mlp, mlp_step, rows, while_loop
 
 import penstock as ps
+from penstock.shard.compile_plan import compile_plan
+from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
 from penstock.shard.unknown_costs import about_collectives
@@ -38,3 +41,61 @@ def test_a_guessed_collective_is_marked_in_its_row():
     assert "reduce-scatter over a_long_name, another (guessed) " in text
     assert "compiler: unknown whether 1 collective is an all-reduce or a reduce-scatter, taken by size" in text
     assert len({len(line) for line in text.splitlines()[1:7]}) == 1
+
+
+def measured(flops):
+    return Measured(1 << 20, 0, 3 << 20, 0, flops, (), 1.0)
+
+
+def test_baselines_are_tabled_below_with_the_words_of_a_compiler_that_refuses_one():
+    fits, over = (Verified(cost(), measured(2e12), limit) for limit in (4 << 20, (4 << 20) - 1))
+    refused = CompileError("INTERNAL: the compiler\n  gave up\n" + "because " * 50)
+    alone = str(fits)
+    text = str(replace(fits, baselines={"data parallel": over, "FSDP": refused}))
+    assert text.startswith(f"{alone}\n")
+    title, plan, parallel, fsdp = text.removeprefix(alone + "\n").splitlines()
+    assert title.split() == ["baselines:", "predicted,", "compiler", "memory", "FLOPs", "sent"]
+    assert plan.split(maxsplit=2)[:2] == ["this", "plan"]
+    for line, memory in ((plan, "5 GiB, 4 MiB  "), (parallel, "5 GiB, 4 MiB (over the limit)  ")):
+        assert line[title.index("memory") :].startswith(memory)
+        assert line[title.index("FLOPs") :].startswith("1e+12, 2e+12")
+    assert fsdp.split(maxsplit=1) == ["FSDP", f"does not compile: {' '.join(str(refused).split())[:80]}"]
+
+
+def test_a_plan_is_compiled_with_its_baselines_if_that_is_asked_for():
+    plan = plan_of(mlp_step, mlp(64, 128), rows(64, 64))
+    assert plan.verify().baselines == {}
+    verified = plan.verify(baselines=True)
+    assert list(verified.baselines) == list(plan.baselines) == ["data parallel", "FSDP"]
+    for name, each in verified.baselines.items():
+        assert each.predicted == plan.baselines[name]
+        alone = plan.alternatives[name].verify()
+        assert replace(each.measured, seconds_to_compile=0.0) == replace(alone.measured, seconds_to_compile=0.0)
+        assert any(line.startswith(f"  {name} ") for line in str(verified).splitlines())
+    assert verified.measured.seconds_to_compile > 0
+
+
+def test_a_baseline_that_does_not_compile_leaves_the_others_and_the_plan(monkeypatch):
+    plan = plan_of(mlp_step, mlp(64, 128), rows(64, 64))
+    refused = CompileError("INTERNAL: no such layout")
+
+    def compiled(record, *rest):
+        if record == plan.alternatives["FSDP"]:
+            raise refused
+        return compile_plan(record, *rest)
+
+    monkeypatch.setattr("penstock.shard.verify.compile_plan", compiled)
+    verified = plan.verify(baselines=True)
+    assert verified.baselines["FSDP"] is refused
+    assert isinstance(verified.baselines["data parallel"], Verified)
+    assert str(verified).splitlines()[-1].split(maxsplit=1) == ["FSDP", "does not compile: INTERNAL: no such layout"]
+
+
+def test_a_plan_that_does_not_compile_raises_with_baselines_too(monkeypatch):
+    def refuse(*_):
+        raise CompileError("INTERNAL: no such layout")
+
+    plan = plan_of(mlp_step, mlp(64, 128), rows(64, 64))
+    monkeypatch.setattr("penstock.shard.verify.compile_plan", refuse)
+    with pytest.raises(CompileError, match="no such layout"):
+        plan.verify(baselines=True)

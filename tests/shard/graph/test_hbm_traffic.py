@@ -2,10 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from penstock.shard.graph.fusion import fuse
 from penstock.shard.graph.hbm_traffic import hbm_traffic
-from penstock.shard.mesh.compiler_models import CPU
+from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
 from penstock.shard.trace.step import trace
 
 MB = 1 << 20
@@ -16,9 +17,9 @@ def square(dtype=jnp.float32):
     return jax.ShapeDtypeStruct((512, 512), dtype)
 
 
-def traffic(step, *args):
+def traffic(step, *args, compiler=CPU):
     program = trace(step, args).program
-    sizes = hbm_traffic(program, fuse(program, (), CPU))
+    sizes = hbm_traffic(program, fuse(program, (), compiler))
     return {op.primitive: size for op, size in zip(program.ops, sizes, strict=True)}
 
 
@@ -41,3 +42,50 @@ def test_aliases_of_the_same_memory_have_no_traffic():
 def test_a_lookup_reads_only_the_rows_that_it_takes():
     table, rows = jax.ShapeDtypeStruct((1_000_000, 64), jnp.float32), jax.ShapeDtypeStruct((128,), jnp.int32)
     assert traffic(lambda table, rows: table[rows], table, rows)["gather"] == 2 * 128 * 64 * 4
+
+
+@pytest.mark.parametrize(("compiler", "read"), [(TPU, MB), (CPU, 2 * MB), (GPU, 2 * MB)], ids=["tpu", "cpu", "gpu"])
+def test_an_elementwise_operation_reads_the_product_before_it_without_hbm_on_tpu(compiler, read):
+    found = traffic(lambda x, y, z: x @ y + z, square(), square(), square(), compiler=compiler)
+    assert found == {"dot_general": 3 * MB, "add": read + MB}
+
+
+def test_an_epilogue_goes_on_through_elementwise_operations():
+    def step(x, y, z):
+        hidden = x @ y + z
+        return hidden, jnp.tanh(hidden) * z
+
+    found = traffic(step, square(), square(), square(), compiler=TPU)
+    assert found["add"] == found["mul"] == 2 * MB  # the other operand, and the result
+
+
+def test_a_reduction_is_in_the_epilogue_and_operations_that_need_its_result_are_not():
+    def step(x, y):
+        hidden = x @ y
+        largest = jnp.max(hidden, axis=1, keepdims=True)
+        return hidden - largest
+
+    found = traffic(step, square(), square(), compiler=TPU)
+    assert found["reduce_max"] == 512 * 4
+    assert found["sub"] == 2 * MB + 512 * 4
+    assert traffic(step, square(), square())["reduce_max"] == MB + 512 * 4
+
+
+def test_an_operation_is_in_the_epilogue_of_the_last_of_its_products():
+    found = traffic(lambda x, y: (x @ y) + (y @ x), square(), square(), compiler=TPU)
+    assert found["add"] == 2 * MB
+    assert traffic(lambda x, y: (x @ y) + (y @ x), square(), square())["add"] == 3 * MB
+
+
+def test_an_operation_that_cannot_be_fused_ends_the_epilogue():
+    def step(x, y):
+        sums = jnp.cumsum(x @ y, axis=0)
+        return sums, sums + 1
+
+    found = traffic(step, square(), square(), compiler=TPU)
+    assert found["cumsum"] == found["add"] == 2 * MB
+
+
+def test_a_product_reads_the_product_before_it_from_hbm():
+    program = trace(lambda x, y: (x @ y) @ y, (square(), square())).program
+    assert hbm_traffic(program, fuse(program, (), TPU)) == [3 * MB, 3 * MB]

@@ -1,5 +1,8 @@
 """The choice among the plans that were found."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from penstock.shard.search.solver import Candidate, choose
 
 
@@ -37,3 +40,38 @@ def test_only_what_fits_is_chosen():
 
 def test_where_nothing_fits_it_is_the_smallest():
     assert best(candidate("large", 0.1, memory=12.0), candidate("smaller", 1.0, memory=11.0)) == "smaller"
+
+
+def test_near_ties_are_counted_from_the_fastest_that_fits_and_not_from_one_to_the_next():
+    found = candidate("first", 1.0), candidate("second", 1.008, memory=0.9), candidate("third", 1.016, memory=0.1)
+    assert best(*found) == "second"
+    assert best(candidate("large", 0.5, memory=11.0), *found) == "second"
+    assert best(*found[1:]) == "third"
+
+
+def test_of_equally_plain_near_ties_the_fastest_is_chosen():
+    assert best(candidate("slow", 1.005), candidate("fast", 1.0)) == "fast"
+
+
+some = st.builds(
+    candidate,
+    st.integers(),
+    st.sampled_from([1.0, 1.005, 1.01, 1.015, 2.0]),
+    st.sampled_from([1.0, 1.005, 2.0, 20.0]),
+    st.integers(0, 3),
+)
+
+
+@given(st.lists(some, min_size=1, max_size=6), st.data())
+def test_the_choice_is_near_the_fastest_and_does_not_depend_on_the_order(found, data):
+    other = data.draw(st.permutations(found))
+    chosen, again = found[choose(found, 10.0)], other[choose(other, 10.0)]
+    fitting = [each for each in found if each.memory <= 10.0]
+    if not fitting:
+        assert chosen.memory == again.memory == min(each.memory for each in found)
+        return
+    near = [each for each in fitting if each.seconds <= 1.01 * min(each.seconds for each in fitting)]
+    smallest = [each for each in near if each.memory <= 1.01 * min(each.memory for each in near)]
+    assert chosen in smallest
+    assert chosen.collectives == min(each.collectives for each in smallest)
+    assert (chosen.seconds, chosen.collectives) == (again.seconds, again.collectives)
