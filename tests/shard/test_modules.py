@@ -138,7 +138,7 @@ def test_modules_that_a_step_writes_to_and_returns_are_results_once():
         value = train_step(*state, batch)
         return state, value
 
-    state, batch = made(), {"x": rows(64, 16), "y": rows(64, 16)}
+    state, batch = made(), rows()
     plan = ps.plan(step, state, batch, mesh=MESHES[1], hardware="tpu-v5e", check=False)
     leaves = len(jax.tree.leaves(state))
     assert len(plan.outputs) == leaves + 1
