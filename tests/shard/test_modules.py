@@ -133,6 +133,27 @@ def test_an_optimizer_that_holds_the_model_trains_it():
     assert optimizer.model is model
 
 
+def test_modules_that_a_step_writes_to_and_returns_are_results_once():
+    def step(state, batch):
+        value = train_step(*state, batch)
+        return state, value
+
+    state, batch = made(), rows()
+    plan = ps.plan(step, state, batch, mesh=MESHES[1], hardware="tpu-v5e", check=False)
+    leaves = len(jax.tree.leaves(state))
+    assert len(plan.outputs) == leaves + 1
+    assert sorted(plan.state.values()) == list(range(leaves))
+    assert {leaf.role for leaf in plan.inputs if "opt_state" in leaf.path and leaf.shape} == {"optimizer"}
+    state, alone = plan.put(state), made()
+    train = plan.jit(step, donate_argnums=0)
+    for _ in range(3):
+        returned, loss = train(state, batch)
+        expected = train_step(*alone, batch)
+        assert_close(loss, expected, 1e-3)
+        assert_close(variables(state[0]), variables(alone[0]), 1e-3)  # the argument has the new values, as without a plan
+        assert_close(variables(returned[0]), variables(alone[0]), 1e-3)
+
+
 def test_results_beside_the_state_come_back():
     def step(model, optimizer, batch):
         return {"loss": train_step(model, optimizer, batch), "norm": jnp.sum(model.up.kernel[...] ** 2)}

@@ -20,7 +20,8 @@ def planned(rows, **options):
 
 
 @pytest.mark.parametrize(
-    ("rows", "used", "sizes"), [(30, "only 2 of them", "24 and 32"), (12, "only 4 of them", "8 and 16"), (7, "1 of them", "is 8")]
+    ("rows", "used", "sizes"),
+    [(30, "only 2 of them", "24 and 32"), (12, "only 4 of them", "8 and 16"), (7, "cannot shard it", "is 8")],
 )
 @pytest.mark.parametrize("options", [{"mesh": {"data": 2, "model": 4}}, {"devices": 8}], ids=["mesh", "devices"])
 def test_a_batch_that_does_not_divide_gets_a_warning_and_a_line(rows, used, sizes, options):

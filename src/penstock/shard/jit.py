@@ -58,7 +58,7 @@ class PlannedStep:
     def __init__(self, plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: Any, **settings: Any):
         functools.update_wrapper(self, step, ("__module__", "__name__", "__qualname__", "__doc__"), ())
         self._plan, self._traced, self._step, self._mesh, self._settings = plan, traced, step, mesh, settings
-        self._jitted: dict[tuple[CallForm, Any], Any] = {}
+        self._jitted: dict[tuple[CallForm, Any], tuple[Any, dict[int, tuple[int, ...]]]] = {}
         self._plain = traced is not None and not has_variables(jax.tree_util.tree_unflatten(traced.tree, traced.inputs))
         self._explicit = False  # whether arguments were on a mesh with explicit axes
 
@@ -71,7 +71,7 @@ class PlannedStep:
         Raises:
           ValueError: the step or the arguments are not those of the plan.
         """
-        jitted, given, values = self._read(args, kwargs)
+        jitted, returned, given, values = self._read(args, kwargs)
         with automatic_axes() as surrounding:
             if surrounding is None and not self._explicit:
                 try:
@@ -82,11 +82,13 @@ class PlannedStep:
                 results = jitted(*to_automatic(given))
         if surrounding is not None:
             results = to_explicit(results, surrounding)
-        if not isinstance(results, StepResult):
-            return results
-        for index, new in results.written.items():
+        result, written = results if isinstance(results, StepResult) else (results, {})
+        if returned:
+            leaves = jax.tree_util.tree_leaves(result)
+            written = written | {index: [leaves[number] for number in numbers] for index, numbers in returned.items()}
+        for index, new in written.items():
             write_back(values[index], jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(values[index]), new))
-        return results.result
+        return result
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lower the step, as the result of `jax.jit`.
@@ -95,12 +97,12 @@ class PlannedStep:
         leaves of all arguments, as many arguments. If the step writes to them, it returns a `StepResult` and leaves them as they
         are.
         """
-        jitted, given, _ = self._read(args, kwargs)
+        jitted, _, given, _ = self._read(args, kwargs)
         with automatic_axes():
             return jitted.lower(*to_automatic(given))
 
-    def _read(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, tuple, tuple]:
-        """Return the jitted program for a call, what it takes, and the arguments of the call as one tuple."""
+    def _read(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, dict[int, tuple[int, ...]], tuple, tuple]:
+        """Return the jitted program for a call, `TracedStep.returned`, what the program takes, and all arguments as one tuple."""
         form, values = (_POSITIONAL, args) if self._plain and not kwargs else read_call(self._step, args, kwargs)
         structure, given = None, values
         if not self._plain and has_variables(values):
@@ -109,7 +111,7 @@ class PlannedStep:
         key = (form, structure)
         if key not in self._jitted:
             self._jitted[key] = _jit_form(self._plan, self._traced, self._step, self._mesh, form, structure, self._settings)
-        return self._jitted[key], given, values
+        return *self._jitted[key], given, values
 
 
 _POSITIONAL = CallForm()
@@ -123,8 +125,10 @@ def _jit_form(
     form: CallForm,
     structure: Any,
     settings: Mapping[str, Any],
-) -> Any:
+) -> tuple[Any, dict[int, tuple[int, ...]]]:
     """Return `jax.jit` of a step that follows a plan, as a function of a call's arguments in one form.
+
+    It comes with a dict that has `TracedStep.returned` after the first call.
 
     Args:
       plan, traced, step, mesh, settings: as in `PlannedStep`.
@@ -134,12 +138,14 @@ def _jit_form(
     """
 
     traced = traced if traced is not None and traced.form == form else None
+    returned: dict[int, tuple[int, ...]] = {}
 
     def planned(*given: Any) -> Any:
         refuse_explicit(given)
         values = given if structure is None else jax.tree_util.tree_unflatten(structure, given)
         called = trace_form(step, form, values, [leaf.weak for leaf in plan.inputs])
         check_step(plan, called)
+        returned.update(called.returned)
         flat = jax.tree_util.tree_leaves(values)
         if traced is None:
             flat = list(map(jax.lax.with_sharding_constraint, flat, named_shardings(plan.inputs, mesh)))
@@ -158,7 +164,7 @@ def _jit_form(
             tuple(shardings) if structure is not None else jax.tree_util.tree_unflatten(traced.tree, shardings)
         )
         settings["out_shardings"] = unflatten_results(traced, named_shardings(plan.outputs, mesh))
-    return jax.jit(planned, **settings)
+    return jax.jit(planned, **settings), returned
 
 
 def unflatten_results(traced: TracedStep, flat: Sequence[Any]) -> Any:

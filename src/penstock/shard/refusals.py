@@ -88,7 +88,7 @@ def describe_unchecked(plan: PlanRecord, reason: str) -> str:
     words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
     return (
         f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit, and {words[:400]}. "
-        "Most predictions are within 10% of the compiler's figure, and the worst that were measured are half and 1.3 times it: "
+        "Most predictions are within 10% of the compiler's figure, and the worst that were measured are half and twice it: "
         "the plan may not fit, or a faster one may"
     )
 

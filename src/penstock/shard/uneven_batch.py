@@ -30,9 +30,10 @@ def describe_uneven_batch(prepared: Sequence[PreparedMesh], traced: TracedStep) 
             below = rows - rows % devices
             sizes = [str(size) for size in (below, below + devices) if size]
             count = f"the batch of {rows} rows" if rows > 1 else "the batch of one row"
+            idle = f"shard it over only {used} of them, and the others" if used > 1 else "cannot shard it, and all devices"
             return (
                 f"{count} ({leaf.path!r}, dimension {dim}) does not divide over {devices} devices: data parallelism and FSDP "
-                f"shard it over {'only ' if used > 1 else ''}{used} of them, and the others compute the same again. "
+                f"{idle} compute the same. "
                 f"The nearest {'size that divides is' if len(sizes) == 1 else 'sizes that divide are'} {' and '.join(sizes)}"
             )
     return None

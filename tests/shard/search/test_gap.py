@@ -16,7 +16,7 @@ from penstock.shard.search.solver import solve
 
 FREE = float("inf")
 BEST = 1.001
-NEAR = 1.0101  # times within 1 % are near-ties
+NEAR = 1.0201  # times within 2 % are near-ties
 MOST = 10_000
 meshes = pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh.values())))
 seeds = st.integers(0, 2**16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.shard.graph.overlap import find_early_values, find_late_values
 from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS, LOOKUPS, REDUCTIONS
 from penstock.shard.graph.stored_values import Fusion
 from penstock.shard.trace.flat_program import FlatProgram, Op
@@ -11,7 +12,8 @@ def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[float]:
     """Return the bytes that each operation reads from and writes to HBM in one run, if nothing is sharded.
 
     Fused operations have none: their sources are read by the operation that they are fused into. If the compiler fuses into
-    products, elementwise operations and reductions read the result of a product without HBM, as it is made: its *epilogue*.
+    products, elementwise operations and reductions read the result of a product without HBM, as it is made: its *epilogue*. The
+    update of a weight does not: its gradient is summed over devices before.
 
     Args:
       program: the step.
@@ -23,7 +25,7 @@ def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[float]:
     stored = fusion.stored | {output for output in program.outputs if output is not None}
     value_bytes = [value.bytes for value in program.values]
     traffic = []
-    epilogues = _Epilogues() if fusion.compiler.fuses_products else None
+    epilogues = _Epilogues(program) if fusion.compiler.fuses_products else None
     for index, op in enumerate(program.ops):
         if op.primitive in ALIASES or not any(result in stored for result in op.results):
             traffic.append(0.0)
@@ -46,7 +48,8 @@ class _Epilogues:
     in the same product, which exists only when the product is done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: FlatProgram) -> None:
+        self._early, self._late = find_early_values(program), find_late_values(program)
         self._product: dict[int, int] = {}  # Value → the operation that is the product in whose epilogue it is made.
         self._reduced: set[int] = set()  # The values that are made by a reduction.
 
@@ -59,8 +62,9 @@ class _Epilogues:
           read: the stored values that it reads.
         """
         if op.primitive in CONTRACTIONS:
-            self._product.update(dict.fromkeys(op.results, index))
-            return frozenset()
+            if any(operand in self._early for operand in op.operands) or not self._late.issuperset(op.results):
+                self._product.update(dict.fromkeys(op.results, index))
+            return frozenset()  # the gradient of a weight, which no product reads, is not the product of one
         last = max((self._product.get(value, -1) for value in read), default=-1)
         beside = frozenset(value for value in read if last >= 0 and self._product.get(value, -1) == last)
         fusible = op.rule.identity or op.primitive in REDUCTIONS

@@ -75,7 +75,7 @@ _SAVED = 0.25
 """The part of the time of a hidden collective that is saved: a cautious value, because bytes that are not sent cannot be late.
 
 In TPU programs of the zoo, 44 % to 66 % of the gathered bytes of weights are asynchronous, in those of layouts by hand for 16 to
-64 chips 60 % to 97 % (docs/search.md). A gather that runs behind a product also takes memory bandwidth from it. The TPU compiler
+64 chips 60 % to 97 % (docs/plan.md). A gather that runs behind a product also takes memory bandwidth from it. The TPU compiler
 runs all-reduces and all-to-alls synchronously, and most reduce-scatters. XLA's runtime for CPUs waits for every collective. There
 are no measurements for GPUs, whose compiler runs all three kinds asynchronously.
 """

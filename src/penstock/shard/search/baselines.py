@@ -22,6 +22,9 @@ from penstock.shard.search.weight_pairs import WeightPairs, find_weight_pairs, s
 
 _FEW = 1024
 """Leaves of fewer elements stay replicated."""
+_ROW = 128
+"""A dimension is preferred if its shards are multiples of this, the width of a TPU tile: others are padded, and the TPU compiler
+makes an all-reduce of a reduce-scatter into them."""
 DATA_PARALLEL, ZERO_1, FSDP, MEGATRON, MEGATRON_FSDP = "data parallel", "ZeRO-1", "FSDP", "Megatron", "Megatron + FSDP"
 
 
@@ -129,6 +132,8 @@ def shard_storage(
 ) -> Assignment:
     """Return an assignment in which mesh axes also shard stored leaves, each along the largest dimension that they divide.
 
+    A dimension whose shards fill TPU tiles comes before larger ones.
+
     Values that are computed from these leaves alone are sharded like them, and so are those that become their new values, such as
     the update of the optimizer. Products read gathered weights, in the layouts of the given assignment.
 
@@ -179,7 +184,9 @@ class _Storage:
         if math.prod(sizes) < _FEW or union(layout) & self._axes:
             return
         dims = [dim for dim in range(len(sizes)) if self._divides(leaf, layout, dim)]
-        dims.sort(key=lambda dim: (-sizes[dim] / self._problem.links.shards(layout[dim]), dim))
+        local = [size // self._problem.links.shards(mask) for size, mask in zip(sizes, layout, strict=True)]
+        n = self._problem.links.shards(self._axes)
+        dims.sort(key=lambda dim: (local[dim] // n % _ROW != 0, -local[dim], dim))
         if dims:
             best = next((dim for dim in dims if self._fits_around(leaf, dim)), dims[0])
             self._spread(leaf, _with_axes(layout, best, self._axes))

@@ -25,9 +25,9 @@ _BISECTIONS = 3
 """Bisections between the last price at which no plan fits and the first at which one does."""
 _STUCK_STEPS = 2
 """The search gives up after this many price steps that find no plan of less memory."""
-_NEAR_TIE = 0.01
-"""Candidates whose predicted times differ by no more than this fraction are near-ties. Among near-ties, the least memory decides.
-If that is a near-tie too, the fewest collectives decide."""
+_NEAR_TIE = 0.02
+"""Candidates whose predicted times differ by no more than this fraction are near-ties. Among near-ties a baseline is chosen,
+which has a plain reading, and else the one of least memory. If that is a near-tie too, the fewest collectives decide."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Candidate:
       collectives: the number of its collectives in a step, which says how plain it is.
       memory: peak memory of one device, in bytes.
       peak_op: the operation at which the peak is reached.
+      baseline: whether it is a baseline.
     """
 
     assignment: Assignment
@@ -47,26 +48,28 @@ class Candidate:
     collectives: float
     memory: float
     peak_op: int
+    baseline: bool = False
 
 
-def evaluate(problem: Problem, assignment: Assignment) -> Candidate:
+def evaluate(problem: Problem, assignment: Assignment, baseline: bool = False) -> Candidate:
     """Return an assignment with its predicted cost.
 
     Args:
       problem: the search problem.
       assignment: the layout of each node.
+      baseline: whether it is a baseline.
     """
     seconds, collectives = problem.compute_seconds(assignment), 0.0
     for edge, steps, times in problem.all_reshard_steps(assignment):
         seconds += times * problem.edge_seconds(edge, steps)
         collectives += times * edge.count * len(steps)
-    return Candidate(assignment, seconds, collectives, *problem.memory(assignment))
+    return Candidate(assignment, seconds, collectives, *problem.memory(assignment), baseline)
 
 
 def choose(candidates: Sequence[Candidate], limit: float) -> int:
     """Return the index of the best candidate: the fastest within the limit, or the one of least memory if none fits.
 
-    Among near-ties in time, the one of less memory is chosen, and among near-ties in both, the plainer one.
+    Among near-ties in time, a baseline is chosen, else the one of least memory, and among near-ties in both the plainer one.
 
     Args:
       candidates: candidates, of one mesh or of several.
@@ -76,6 +79,7 @@ def choose(candidates: Sequence[Candidate], limit: float) -> int:
     if not fitting:
         return min(range(len(candidates)), key=lambda at: candidates[at].memory)
     near = _near_ties(fitting, [each.seconds for each in candidates])
+    near = [at for at in near if candidates[at].baseline] or near
     smallest = _near_ties(near, [each.memory for each in candidates])
     return min(smallest, key=lambda at: (candidates[at].collectives, candidates[at].seconds))
 
@@ -120,7 +124,7 @@ def solve(problem: Problem, limit: float, starts: Sequence[Assignment], to_beat:
         return [min(candidates.values(), key=lambda each: each.seconds + price * each.memory).assignment]
 
     for start in starts:
-        evaluated(start)
+        candidates[tuple(start)] = evaluate(problem, start, baseline=True)
     price = 0.0
     search([problem.start(), *starts], price)
     fastest = min(candidates.values(), key=lambda each: each.seconds)

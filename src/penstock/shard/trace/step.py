@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -51,6 +52,7 @@ class TracedStep:
       form: how the arguments are passed to the step.
       written: the indices of the arguments that the step writes to (Flax NNX objects). Their new leaves follow those of the
         results in `outputs`, and are not in `out_tree`.
+      returned: for each argument that the step writes to and returns as well, the numbers of the results that are its new leaves.
     """
 
     closed: ClosedJaxpr
@@ -62,6 +64,7 @@ class TracedStep:
     state: dict[int, int]
     form: CallForm = field(default_factory=CallForm)
     written: tuple[int, ...] = ()
+    returned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the arguments and the program (`penstock.shard.trace.fingerprint`)."""
@@ -90,12 +93,16 @@ def trace(step: Callable, args: tuple, weak: Sequence[bool] | None = None, kwarg
     return trace_form(step, *read_call(step, args, kwargs or {}), weak)
 
 
+_NONE: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+
+
 def trace_form(
     step: Callable,
     form: CallForm,
     values: tuple,
     weak: Sequence[bool] | None = None,
     read_only: frozenset[int] = frozenset(),
+    returned: Mapping[int, tuple[int, ...]] = _NONE,
 ) -> TracedStep:
     """Trace a step with abstract arguments in one tuple.
 
@@ -104,6 +111,7 @@ def trace_form(
       form, values: its arguments, as `read_call` returns them.
       weak: for each leaf, whether its type is weak, as that of a Python number; None takes this from the leaves.
       read_only: indices of arguments that the step does not change, although it returns their variables.
+      returned: arguments that it changes and returns, as in `TracedStep`.
 
     Returns:
       The traced step. A step under `jax.jit` gives the same as the step without it.
@@ -129,7 +137,7 @@ def trace_form(
         step = inner  # `jax.jit` would lose what the step writes to modules
 
     def call(*values: Any) -> Any:
-        return form.call(step, values, names, read_only)
+        return form.call(step, values, names, read_only | set(returned))
 
     try:
         closed, (out, written) = jax.make_jaxpr(call, return_shape=True)(*abstract)
@@ -151,19 +159,25 @@ def trace_form(
     )
     out_flat, out_tree = jax.tree_util.tree_flatten(out)
     outputs = [Leaf(path, tuple(leaf.shape), leaf.dtype) for path, leaf in zip(leaf_paths(out), out_flat, strict=True)]
-    replaced: dict[int, int] = {}
+    starts = [len(jax.tree_util.tree_leaves(abstract[:argument])) for argument in range(len(abstract))]
+    replaced = {output: starts[argument] + leaf for argument, leaves in returned.items() for leaf, output in enumerate(leaves)}
     for argument in sorted(written):
-        first = len(jax.tree_util.tree_leaves(abstract[:argument]))
+        first = starts[argument]
         for index in range(first, first + len(jax.tree_util.tree_leaves(abstract[argument]))):
             replaced[len(outputs)] = index
             outputs.append(inputs[index])
     program = flatten(closed)
     # `nnx.jit` returns all variables of its arguments, also those that it does not change.
     unchanged = {index for index in written if _is_unchanged(program, replaced, abstract, index)}
-    if unchanged - read_only:
-        return trace_form(step, form, values, weak, frozenset(unchanged))
+    # A step that changes an argument and returns it as well has its new values once among its results.
+    again = {}
+    for index in sorted(set(written) - unchanged):
+        if (leaves := _find_returned(program, replaced, starts, index, len(out_flat))) is not None:
+            again[index] = leaves
+    if unchanged - read_only or again:
+        return trace_form(step, form, values, weak, read_only | unchanged, {**returned, **again})
     state = find_state(program, abstract, out, replaced)
-    return TracedStep(closed, program, inputs, tuple(outputs), tree, out_tree, state, form, tuple(sorted(written)))
+    return TracedStep(closed, program, inputs, tuple(outputs), tree, out_tree, state, form, tuple(sorted(written)), returned)
 
 
 _JITTED = type(jax.jit(lambda: None))
@@ -177,6 +191,29 @@ def _is_unchanged(program: FlatProgram, replaced: Mapping[int, int], args: tuple
     first = len(jax.tree_util.tree_leaves(args[:argument]))
     leaves = range(first, first + len(jax.tree_util.tree_leaves(args[argument])))
     return all(program.outputs[output] == program.inputs[index] for output, index in replaced.items() if index in leaves)
+
+
+def _find_returned(
+    program: FlatProgram, replaced: Mapping[int, int], starts: Sequence[int], argument: int, results: int
+) -> tuple[int, ...] | None:
+    """Return the numbers of the results that are the new leaves of an argument; None if not all of them are results.
+
+    Args:
+      program: the step; the new leaves of arguments are outputs after the results.
+      replaced: outputs that replace inputs.
+      starts: the number of the first leaf of each argument.
+      argument: the argument.
+      results: the number of results.
+    """
+    by_value: dict[int | None, int] = {}
+    for number, value in enumerate(program.outputs[:results]):
+        if value is not None:
+            by_value.setdefault(value, number)
+    end = starts[argument + 1] if argument + 1 < len(starts) else len(program.inputs)
+    own = sorted((index, output) for output, index in replaced.items() if output >= results and starts[argument] <= index < end)
+    values = [program.outputs[output] for _, output in own]
+    found = tuple(by_value[value] for value in values if value in by_value)
+    return found if found and len(set(found)) == len(values) else None
 
 
 def _only_calls_jit(closed: ClosedJaxpr) -> bool:
