@@ -63,8 +63,9 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
         if edge.kind == "use" and graph.group.get(edge.value) == edge.b and edge.value in fusion.reads:
             need = fusion.reads[edge.value]
             array = program.values[edge.value]
-            share = 0.5 if fusion.rounds(array, need) else 1.0
-            rows.append((edge.value, edge.b, array.bytes * share, min(need.first, need.end), need.end, index, 0))
+            # A gathered copy is as it was sent: rounded, if only rounding products read it.
+            size = array.bytes / 2 if fusion.rounds(array, need) else edge.bytes
+            rows.append((edge.value, edge.b, size, min(need.first, need.end), need.end, index, 0))
     if fusion.compiler.writes_dense:
         for work in find_workspaces(program):
             rows.append((work.value, graph.group[work.value], work.bytes, work.start, work.end, -1, 0))
