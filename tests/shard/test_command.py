@@ -121,6 +121,31 @@ def test_verify_compiles_for_the_devices_present(planned):
     assert out.endswith("kept\n")
 
 
+def test_a_baseline_is_taken_and_saved_instead_of_the_plan(planned, tmp_path):
+    path = f"{tmp_path}/plan.json"
+    status, _, _ = planned("jobs_to_plan:job", *ON, "--take", "data parallel", "--save", path)
+    assert status == 0
+    loaded = Plan.load(path)
+    assert loaded.cost == loaded.baselines["data parallel"]
+    assert not any(leaf.mesh_axes for leaf in loaded.inputs if leaf.role == "parameters")
+
+
+def test_a_baseline_that_a_plan_does_not_have_is_named_with_those_that_it_has(planned):
+    status, _, err = planned("jobs_to_plan:job", *ON, "--take", "FSPD")
+    assert status == 2
+    assert "--take: this plan has no alternative 'FSPD'; there are 'data parallel'" in err
+
+
+def test_baselines_are_compiled_beside_the_plan(planned):
+    status, out, _ = planned("jobs_to_plan:job", *ON, "--verify", "--baselines")
+    assert status == 0
+    assert "baselines: predicted, compiler" in out
+    assert "\n  data parallel " in out.rpartition("baselines: predicted")[2]
+    status, _, err = planned("jobs_to_plan:job", *ON, "--baselines")
+    assert status == 2
+    assert "give --verify too" in err
+
+
 def test_unknown_costs_are_printed_for_the_prediction_and_for_the_compiler(planned):
     _, out, _ = planned("jobs_to_plan:loops", *ON, "--verify")
     sentence = "1 loop of unknown length counts once: the true FLOPs, bytes sent and time are unknown"

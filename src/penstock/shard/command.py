@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 import penstock
 from penstock._bytes import parse_bytes
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
-from penstock.shard._plan import plan
+from penstock.shard._plan import Plan, plan
 from penstock.shard.errors import CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
 from penstock.shard.hlo.topologies import find_topology
@@ -105,6 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compile the plan and print the compiler's figures beside the prediction: for a TPU topology that need not be "
         "present, as v5e:2x4 (needs libtpu), or without one for the devices that are present, or for virtual CPU devices",
     )
+    parser.add_argument("--baselines", action="store_true", help="with --verify: compile the baselines of the plan too")
+    parser.add_argument("--take", metavar="BASELINE", help="take this baseline of the plan instead: FSDP, for example")
     parser.add_argument("--html", type=Path, metavar="PATH", help="write the plan as an HTML page, with drawings of the layouts")
     parser.add_argument("--save", type=Path, metavar="PATH", help="write the plan for penstock.Plan.load")
 
@@ -119,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
       The exit status, as `EPILOG` describes it.
     """
     try:
-        _check_files(args)
+        _check_options(args)
         step, *arguments = _load(args.function)
         warn_of_known_faults()
         with warnings.catch_warnings():
@@ -136,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
                 roles=dict(args.role),
                 check=args.check,
             )
+        if args.take is not None:
+            planned = _take(planned, args.take)
         print(planned)
         if args.save:
             planned.save(args.save)
@@ -143,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
             planned.html(args.html)
         if args.verify is None:
             return 0
-        verified = planned.verify(args.verify or None)
+        verified = planned.verify(args.verify or None, baselines=args.baselines)
         print(f"\n{verified}")
         return 0 if verified.fits else 1
     except (PlanError, CompileError) as error:
@@ -158,6 +162,14 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(error, (ValueError, TypeError, OSError)):
             return _failed(str(error), 2)
         raise
+
+
+def _take(planned: Plan, name: str) -> Plan:
+    """Return a baseline of a plan; raise a `ValueError` if it has none of this name."""
+    try:
+        return planned.alternatives[name]
+    except KeyError as error:
+        raise ValueError(f"--take: {error.args[0]}") from None
 
 
 def _failed(message: str, status: int) -> int:
@@ -220,8 +232,10 @@ def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _check_files(args: argparse.Namespace) -> None:
-    """Check before the search, which may take minutes, that the files can be written."""
+def _check_options(args: argparse.Namespace) -> None:
+    """Check before the search, which may take minutes, that the options agree and the files can be written."""
+    if args.baselines and args.verify is None:
+        raise CannotStartError("--baselines compiles baselines beside the plan: give --verify too")
     for flag, path in (("--save", args.save), ("--html", args.html)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             wrong = "is a folder" if path.is_dir() else f"is in a folder that does not exist, {path.parent}"
