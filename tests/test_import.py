@@ -18,7 +18,7 @@ ROOMS = [
     *("mesh", "trace", "graph", "search", "apply", "hlo"),
     *("own_copy", "record", "arguments", "write_record", "axis_names", "alternatives", "uneven_batch", "jit", "progress"),
     *("compile_plan", "verify", "compiler", "refusals", "memory_check", "serialization", "present"),
-    *("_plan", "command"),
+    *("planned", "_plan", "command"),
 ]
 """The files and folders of `shard/`, likewise."""
 OPTIONAL = [

@@ -24,10 +24,11 @@ from jax.sharding import PartitionSpec
 import penstock
 from penstock._bytes import parse_bytes
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
-from penstock.shard._plan import Plan, plan
+from penstock.shard._plan import plan
 from penstock.shard.errors import CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
 from penstock.shard.hlo.topologies import find_topology
+from penstock.shard.planned import Plan
 from penstock.shard.refusals import UNCHECKED
 
 DESCRIPTION = """\
