@@ -18,6 +18,7 @@ def comparable(tree):
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf, tree)
 
 
+@pytest.mark.filterwarnings("ignore:the batch of")  # of two steps it does not divide
 @pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
 def test_a_plan_trains_like_one_device(make):
     step, state, batch = make()

@@ -152,6 +152,7 @@ def test_the_step_runs_on_the_given_devices():
         assert loss.devices() == set(devices)
 
 
+@pytest.mark.filterwarnings("ignore:the batch of")  # of 12 rows does not divide over 8 devices
 @pytest.mark.parametrize("count", [1, 6, 8])
 def test_without_a_mesh_its_shape_is_found(count):
     plan = planned(mlp_step, mlp(), rows(12), devices=count)

@@ -89,3 +89,16 @@ def test_an_operation_that_cannot_be_fused_ends_the_epilogue():
 def test_a_product_reads_the_product_before_it_from_hbm():
     program = trace(lambda x, y: (x @ y) @ y, (square(), square())).program
     assert hbm_traffic(program, fuse(program, (), TPU)) == [3 * MB, 3 * MB]
+
+
+def test_the_update_of_a_weight_reads_its_gradient_from_hbm():
+    def step(v, w, x):
+        hidden = jnp.tanh(x @ w)
+        return v - 0.1 * jax.grad(lambda v: ((hidden @ v) ** 2).sum())(v)
+
+    assert traffic(step, *[square()] * 3, compiler=TPU)["sub"] == 3 * MB  # the weight, the gradient, and the new weight
+
+
+def test_a_result_of_the_step_is_made_in_the_epilogue_of_the_product_that_reads_a_weight():
+    found = traffic(lambda v, w, x: jnp.tanh(jnp.tanh(x @ w) @ v) + x, *[square()] * 3, compiler=TPU)
+    assert found["add"] == 2 * MB
