@@ -23,6 +23,8 @@ _PRICE_STEPS = 14
 """How often the price of memory is raised at most."""
 _BISECTIONS = 3
 """Bisections between the last price at which no plan fits and the first at which one does."""
+_STARTS = 3
+"""The fastest baselines from which a search starts. It also starts from the one of the others that needs least memory."""
 _STUCK_STEPS = 2
 """The search gives up after this many price steps that find no plan of less memory."""
 _NEAR_TIE = 0.02
@@ -125,6 +127,9 @@ def solve(problem: Problem, limit: float, starts: Sequence[Assignment], to_beat:
 
     for start in starts:
         candidates[tuple(start)] = evaluate(problem, start, baseline=True)
+    given = sorted(candidates.values(), key=lambda each: each.seconds)
+    smallest_start = min(given[_STARTS:], key=lambda each: each.memory, default=None)
+    starts = [each.assignment for each in (*given[:_STARTS], *([smallest_start] if smallest_start else []))]
     price = 0.0
     search([problem.start(), *starts], price)
     fastest = min(candidates.values(), key=lambda each: each.seconds)
