@@ -7,7 +7,7 @@ compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock._bytes import format_bytes
@@ -105,14 +105,16 @@ def verify(
       ValueError, TypeError, CompileError: as in `compile_plan`.
     """
 
-    def compiled(record: PlanRecord) -> Verified | CompileError:
+    def compiled(record: PlanRecord) -> Verified:
+        return Verified(record.cost, compile_plan(record, traced, devices, topology), record.limit)
+
+    def attempted(record: PlanRecord) -> Verified | CompileError:
         try:
-            return Verified(record.cost, compile_plan(record, traced, devices, topology), record.limit)
+            return compiled(record)
         except CompileError as error:
             return error
 
-    measured = compile_plan(plan, traced, devices, topology)
-    return Verified(plan.cost, measured, plan.limit, {name: compiled(record) for name, record in baselines.items()})
+    return replace(compiled(plan), baselines={name: attempted(record) for name, record in baselines.items()})
 
 
 def _beside(plan: Verified) -> list[str]:

@@ -95,6 +95,14 @@ class Edge:
     position: int = 0
     behind: tuple[str, float] = ("float32", 0.0)
 
+    def seen_from(self, node: int) -> tuple[int, Dims, Dims]:
+        """Return the node at the other end, the dimensions of this one that give the array's layout, and those of the other.
+
+        Args:
+          node: index of the node at one end.
+        """
+        return (self.b, self.source, self.target) if self.a == node else (self.a, self.target, self.source)
+
 
 @dataclass(frozen=True)
 class Graph:

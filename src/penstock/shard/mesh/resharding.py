@@ -190,3 +190,14 @@ def union(layout: Layout) -> int:
     for mask in layout:
         axes |= mask
     return axes
+
+
+def with_axes(layout: Layout, dim: int, axes: int) -> Layout:
+    """Return a layout in which some mesh axes shard a dimension too.
+
+    Args:
+      layout: mesh axes as bits, for each dimension.
+      dim: the dimension.
+      axes: mesh axes, as bits.
+    """
+    return (*layout[:dim], layout[dim] | axes, *layout[dim + 1 :])

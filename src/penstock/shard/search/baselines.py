@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from penstock.shard.graph.batch_dims import find_batch_dims
 from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.graph.step_model import StepModel
-from penstock.shard.mesh.resharding import Layout, union
+from penstock.shard.mesh.resharding import Layout, union, with_axes
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.problem import Problem
 from penstock.shard.search.weight_pairs import WeightPairs, find_weight_pairs, sides
@@ -118,7 +118,7 @@ def _shard_dims(
         layout, given = sharded[node], problem.graph.nodes[node]
         fits = given.sizes[dim] > 1 and given.sizes[dim] % (n * problem.links.shards(layout[dim])) == 0
         if number in chosen and fits and given.fixed is None and node not in problem.pinned and not union(layout) & axis:
-            sharded[node] = _with_axes(layout, dim, axis)
+            sharded[node] = with_axes(layout, dim, axis)
     return sharded
 
 
@@ -189,7 +189,7 @@ class _Storage:
         dims.sort(key=lambda dim: (local[dim] // n % _ROW != 0, -local[dim], dim))
         if dims:
             best = next((dim for dim in dims if self._fits_around(leaf, dim)), dims[0])
-            self._spread(leaf, _with_axes(layout, best, self._axes))
+            self._spread(leaf, with_axes(layout, best, self._axes))
 
     def _divides(self, node: int, layout: Layout, dim: int) -> bool:
         links = self._problem.links
@@ -198,7 +198,7 @@ class _Storage:
     def _fits_around(self, leaf: int, dim: int) -> bool:
         """Return whether the values next to a leaf can be sharded like it along a dimension."""
         for edge in self._problem.graph.edges_of[leaf]:
-            other, own, its = (edge.b, edge.source, edge.target) if edge.a == leaf else (edge.a, edge.target, edge.source)
+            other, own, its = edge.seen_from(leaf)
             if self._follows(other) and dim in own:
                 at = its[own.index(dim)]
                 if at is None or not self._divides(other, self.assignment[other], at):
@@ -222,22 +222,16 @@ class _Storage:
         while queue:
             node = queue.popleft()
             for edge in self._problem.graph.edges_of[node]:
-                forward = edge.a == node
-                other, own, its = (edge.b, edge.source, edge.target) if forward else (edge.a, edge.target, edge.source)
+                other, own, its = edge.seen_from(node)
                 if not self._follows(other):
                     continue
                 layout = self.assignment[other]
                 carried = [b for a, b in zip(own, its, strict=True) if a is not None and self.assignment[node][a] & self._axes]
                 fitting = [dim for dim in carried if dim is not None and self._divides(other, layout, dim)]
                 if fitting:
-                    self.assignment[other] = _with_axes(layout, fitting[0], self._axes)
+                    self.assignment[other] = with_axes(layout, fitting[0], self._axes)
                 self._done.add(other)
                 queue.append(other)
-
-
-def _with_axes(layout: Layout, dim: int, axes: int) -> Layout:
-    """Return a layout in which some axes shard one more dimension."""
-    return (*layout[:dim], layout[dim] | axes, *layout[dim + 1 :])
 
 
 def _is_product(model: StepModel, node: int) -> bool:

@@ -132,9 +132,10 @@ class CostModel:
         left = flops / self.hardware.peak(dtype) / math.prod(self.links.sizes) if flops else 0.0
         saved = []
         for step in steps:
-            hidden = min(left, self.links.seconds(step)) if step.kind in self.compiler.hides else 0.0
+            part = self.compiler.hides.get(step.kind, 0.0)
+            hidden = min(left, self.links.seconds(step)) if part else 0.0
             left -= hidden
-            saved.append(self.compiler.hides.get(step.kind, 0.0) * hidden)
+            saved.append(part * hidden)
         return saved
 
     def compute_seconds(self, assignment: Assignment) -> float:

@@ -15,7 +15,7 @@ from penstock.shard.graph.batch_dims import first_shardable_dim
 from penstock.shard.graph.decisions import Graph, Node
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.resharding import Layout, MeshLinks, union
+from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes
 from penstock.shard.search.bucket_elimination import bucket_eliminate
 from penstock.shard.search.cost_model import Assignment, CostModel, project
 
@@ -86,7 +86,9 @@ class Problem(CostModel):
             if index in self.pinned or (node.fixed is not None and all(entry is not None for entry in node.fixed)):
                 layouts = [layout]
             else:
-                layouts = [_assign_axis(without, dim, bit) for dim in self._candidate_dims(node, without, axis)]
+                layouts = [
+                    without if dim < 0 else with_axes(without, dim, bit) for dim in self._candidate_dims(node, without, axis)
+                ]
             # The same layouts are reached from each of them.
             same = (number, tuple(layouts))
             if same not in self._choices:
@@ -201,8 +203,3 @@ def _rows_layout(graph: Graph, leaf: int, links: MeshLinks) -> Layout:
         if n > 1 and sizes and sizes[dim] % (n * links.shards(layout[dim])) == 0:
             layout[dim] |= 1 << axis
     return tuple(layout)
-
-
-def _assign_axis(layout: Layout, dim: int, bit: int) -> Layout:
-    """Return a layout in which the axis of a bit shards one more dimension; the same layout if the dimension is -1."""
-    return layout if dim < 0 or layout[dim] & bit else (*layout[:dim], layout[dim] | bit, *layout[dim + 1 :])
