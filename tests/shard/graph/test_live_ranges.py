@@ -1,5 +1,8 @@
 """Live ranges and the peak memory that they give, counted by hand."""
 
+from collections import Counter
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,7 @@ import pytest
 from jax import lax
 
 from penstock.shard.graph.step_model import build_step_model
-from penstock.shard.mesh.compiler_models import CPU
+from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.search.problem import build_problem
 from penstock.shard.trace.step import trace
@@ -99,7 +102,12 @@ def test_no_array_ends_before_it_starts():
     assert (live_ranges.end < live_ranges.steps).all()
 
 
-def test_the_sums_of_all_gradients_wait_for_the_last_on_cpu():
+def gradients(compiler):
+    """Return the sums of the gradients of five products, of 1 MiB each, by their edges, and the last product.
+
+    A sum is a pair: the operation that computes it, and the last whose result the same all-reduce sends.
+    """
+
     def step(weights, x):
         def loss(weights):
             first, *others = weights
@@ -110,19 +118,55 @@ def test_the_sums_of_all_gradients_wait_for_the_last_on_cpu():
 
         return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
 
-    model = build_step_model(trace(step, ([square()] * 3, jax.ShapeDtypeStruct((256, 512), jnp.float32))), {}, CPU)
-    products = [op for op in model.program.ops if op.primitive == "dot_general"]
-    last = max(time for time, op in enumerate(model.program.ops) if op in products)
+    model = build_step_model(trace(step, ([square()] * 3, jax.ShapeDtypeStruct((256, 512), jnp.float32))), {}, compiler)
+    last = max(time for time, op in enumerate(model.program.ops) if op.primitive == "dot_general")
     live_ranges, rows = model.live_ranges, model.graph.leaf[model.program.inputs[3]]
-    sums = [
-        end
-        for edge, form, end in zip(live_ranges.edge, live_ranges.form, live_ranges.end, strict=True)
-        if form == 2
-        and model.program.values[model.graph.edges[edge].value].shape == (512, 512)
-        and _reduces_rows(model.graph, model.graph.edges[edge], rows)
-    ]
+    sums: dict[int, tuple[int, int]] = {}
+    for edge, form, start, end in zip(live_ranges.edge, live_ranges.form, live_ranges.start, live_ranges.end, strict=True):
+        sent = model.graph.edges[edge]
+        large = model.program.values[sent.value].shape == (512, 512)
+        if form == 2 and large and _reduces_rows(model.graph, sent, rows):
+            sums.setdefault(int(edge), (int(start), int(end)))  # rows that follow are of its result
     assert len(sums) >= 5  # three readers of the first weights, and one of each other
-    assert set(sums) == {last}
+    return sums, last
+
+
+@pytest.mark.parametrize("compiler", [CPU, TPU, GPU])
+def test_the_sums_of_all_gradients_wait_for_the_last(compiler):
+    sums, last = gradients(compiler)
+    assert {end for _, end in sums.values()} == {last}
+
+
+def test_the_sums_of_gradients_wait_only_for_as_many_as_one_all_reduce_sends():
+    sums, last = gradients(replace(TPU, combines=2 * MB))
+    sent = Counter(end for _, end in sums.values())
+    assert max(sent.values()) == 2
+    assert max(sent) == last
+    assert all(start <= end for start, end in sums.values())
+    alone, _ = gradients(replace(TPU, combines=0))
+    assert all(start == end for start, end in alone.values())
+
+
+def test_copies_of_state_exist_in_part_where_its_gradient_waits_for_others():
+    def step(weights, momenta, x):
+        gradients = jax.grad(lambda weights: jnp.sum(jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1])))(weights)
+        momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
+        return jax.tree.map(lambda w, m: w - m, weights, momenta), momenta
+
+    state = [jax.ShapeDtypeStruct((512, 1024), jnp.float32), jax.ShapeDtypeStruct((1024, 512), jnp.float32)]
+    rows = jax.ShapeDtypeStruct((256, 512), jnp.float32)
+
+    def waiting(combines):
+        model = build_step_model(trace(step, (state, state, rows)), {}, replace(TPU, combines=combines))
+        live_ranges, inputs = model.live_ranges, model.program.inputs
+        return sum(
+            int(size)
+            for value, edge, size in zip(live_ranges.value, live_ranges.edge, live_ranges.bytes, strict=True)
+            if value in inputs[:4] and edge >= 0 and model.graph.edges[edge].kind == "result"
+        )
+
+    assert 0 < waiting(100 * MB) < 8 * MB * TPU.packing  # two weights and two momenta of 2 MiB
+    assert waiting(0) < waiting(100 * MB)
 
 
 def _reduces_rows(graph, edge, leaf):

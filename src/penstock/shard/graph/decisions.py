@@ -292,11 +292,17 @@ class _GraphBuilder:
         array = self.program.values[value]
         large = [dim for dim, size in enumerate(array.shape) if size > 1]
         dims = tuple(source[dim] for dim in large), tuple(target[dim] for dim in large)
+        readers = [product for op in readers for product in self._products_of(op)]
         products = [op for op in readers if op.primitive in CONTRACTIONS]
         rounded = bool(products) and len(products) == len(readers) and all(op.rounded for op in products)
         size = array.bytes // 2 if rounded and self.compiler.rounds(array.dtype) else array.bytes
         behind = products if value in self.early else [writer] if writer is not None and value in self.late else []
         self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, self._flops_of(behind, count)))
+
+    def _products_of(self, op: Op) -> Sequence[Op]:
+        """Return an operation; if it reverses a kernel for products that alone read it, these products."""
+        reversed_for = self.readers.get(op.results[0], []) if op.primitive == "rev" else []
+        return reversed_for if all(each.primitive in CONTRACTIONS for each in reversed_for) and reversed_for else [op]
 
     def _flops_of(self, ops: Iterable[Op], count: float) -> tuple[str, float]:
         """Return the FLOPs of some operations in a step, divided by a count, and the dtype of the most of them."""

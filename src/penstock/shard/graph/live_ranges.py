@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,13 @@ from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS
 from penstock.shard.graph.stored_values import Fusion
 from penstock.shard.graph.workspaces import find_layout_copies, find_workspaces
 from penstock.shard.trace.flat_program import FlatProgram, Op
+
+_EARLY = 0.45
+"""The part of the copies of state in another order of dimensions that waits for an all-reduce of gradients with them.
+
+The TPU compiler makes either all copies before the all-reduce or each where it is used, and small steps do not show which. It did
+the first for 15 of 30 steps, most of them small. This value gives errors of the same size to both.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,10 +77,10 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
     if fusion.compiler.writes_dense:
         for work in find_workspaces(program):
             rows.append((work.value, graph.group[work.value], work.bytes, work.start, work.end, -1, 0))
+    sums = _find_sums(program, graph, fusion.compiler.combines)
     if fusion.compiler.copies_layouts:
-        for work in find_layout_copies(program):
-            rows.append((work.value, graph.leaf[work.value], work.bytes, work.start, work.end, -1, 0))
-    rows += _reshard_rows(graph) + _partial_rows(program, graph, fusion.compiler.combines_all_reduces)
+        rows += _copy_rows(program, graph, sums)
+    rows += _reshard_rows(graph) + _partial_rows(program, graph, fusion, sums)
     columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
     whole = columns.astype(np.int64)
     sizes = columns[2] * fusion.compiler.packing
@@ -95,78 +103,114 @@ def _reshard_rows(graph: Graph) -> list[Row]:
     return rows
 
 
-def _partial_rows(program: FlatProgram, graph: Graph, combines: bool) -> list[Row]:
-    """Return the live ranges of partial results, until they are summed.
+def _copy_rows(program: FlatProgram, graph: Graph, sums: Mapping[int, _Sum]) -> list[Row]:
+    """Return the live ranges of copies of state in another order of dimensions.
+
+    They are made before the update that reads them. If this waits for an all-reduce of many gradients, so do their copies. The
+    updates that follow an earlier all-reduce run while the last one waits for its gradients.
+    """
+    last = max((each.end for each in sums.values()), default=-1)
+    edge_of = {graph.edges[index].value: index for index in sums}
+    rows: list[Row] = []
+    for work in find_layout_copies(program):
+        rows.append((work.value, graph.leaf[work.value], work.bytes, work.start, work.end, -1, 0))
+        index = edge_of.get(work.product, -1) if work.product is not None else -1
+        if index >= 0 and sums[index].end == last < work.start:
+            rows.append((work.value, graph.edges[index].a, _EARLY * work.bytes, sums[index].end, work.start - 1, index, 2))
+    return rows
+
+
+def _partial_rows(program: FlatProgram, graph: Graph, fusion: Fusion, sums: Mapping[int, _Sum]) -> list[Row]:
+    """Return the live ranges of partial results, until they are summed, and of sums that are stored because they are sent."""
+    stored, first_read = {each.value for each in fusion.buffers}, _find_first_reads(program)
+    rows: list[Row] = []
+    for index, each in sums.items():
+        edge = graph.edges[index]
+        rows.append((edge.value, edge.a, edge.bytes, each.start, each.start, index, 1))
+        rows.append((edge.value, edge.a, edge.bytes, each.start, each.end, index, 2))
+        read = first_read[edge.value]
+        if edge.value not in stored and each.end < read < len(program.ops):
+            rows.append((edge.value, edge.a, edge.bytes, each.end, read, index, 2))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A partial result that is summed.
+
+    Attributes:
+      start: index of the operation that makes it.
+      end: that of the last operation whose result is summed in the same all-reduce.
+    """
+
+    start: int
+    end: int
+
+
+def _find_sums(program: FlatProgram, graph: Graph, combines: float) -> dict[int, _Sum]:
+    """Return when each partial result is summed, by the index of its edge.
 
     Args:
       program: the step.
       graph: its decisions.
-      combines: whether the compiler combines independent sums into one collective. Partial results then wait for each other, and
-        a sum exists in full before it is sliced.
+      combines: bytes up to which the compiler combines independent sums into one collective. Partial results then wait for each
+        other.
     """
     time_of = {node: graph.nodes[node].label for node in graph.op}
-    partial = [(time_of[edge.a], index) for index, edge in enumerate(graph.edges) if edge.kind == "result" and edge.partial]
-    if not combines:
-        return [
-            (graph.edges[index].value, graph.edges[index].a, graph.edges[index].bytes, time, time, index, 0)
-            for time, index in partial
-        ]
     first_read = _find_first_reads(program)
     products = [time for time, op in enumerate(program.ops) if op.primitive in CONTRACTIONS]
     components = graph.components
     at = defaultdict(list)
-    for time, index in partial:
-        at[time].append(index)
-    queues: defaultdict[int, _Sums] = defaultdict(_Sums)
-    rows: list[Row] = []
-
-    def add(time: int, index: int, end: int) -> None:
-        edge = graph.edges[index]
-        rows.append((edge.value, edge.a, edge.bytes, time, time, index, 1))
-        rows.append((edge.value, edge.a, edge.bytes, time, end, index, 2))
-
+    for index, edge in enumerate(graph.edges):
+        if edge.kind == "result" and edge.partial:
+            at[time_of[edge.a]].append(index)
+    queues: defaultdict[int, _Queue] = defaultdict(_Queue)
+    found: dict[int, _Sum] = {}
     for time, op in enumerate(program.ops):
         for index in at[time]:
             edge = graph.edges[index]
             following = bisect.bisect_right(products, time)
             if first_read[edge.value] <= (products[following] if following < len(products) else time):
-                add(time, index, time)  # the next product depends on it
+                found[index] = _Sum(time, time)  # the next product depends on it
                 continue
             queue = queues[min(components[edge.a, dim] for dim in edge.partial)]
-            if queue.waiting and (queue.precedes(op) or edge.count != graph.edges[queue.waiting[-1][1]].count):
-                for each in queue.waiting:
-                    add(*each, queue.waiting[-1][0])
-                queue.clear()
+            full = queue.bytes + edge.bytes > combines
+            if queue.waiting and (full or queue.precedes(op) or edge.count != graph.edges[queue.waiting[-1][1]].count):
+                found |= queue.empty()
             queue.waiting.append((time, index))
+            queue.bytes += edge.bytes
             queue.dependent.add(edge.value)
         for queue in queues.values():
             if queue.precedes(op):
                 queue.dependent.update(op.results)
     for queue in queues.values():
-        for each in queue.waiting:
-            add(*each, queue.waiting[-1][0])
-    return rows
+        found |= queue.empty()
+    return found
 
 
 @dataclass
-class _Sums:
+class _Queue:
     """Sums over one dimension that can be combined: none depends on another (XLA's `CombineInstructionsByKey`).
 
     Attributes:
       waiting: (index of the operation, index of the edge) of each.
       dependent: the sums, and all values that are computed from them.
+      bytes: the bytes of all sums.
     """
 
     waiting: list[tuple[int, int]] = field(default_factory=list)
     dependent: set[int] = field(default_factory=set)
+    bytes: float = 0.0
 
     def precedes(self, op: Op) -> bool:
         """Return whether an operation depends on one of the sums."""
         return not self.dependent.isdisjoint(op.operands)
 
-    def clear(self) -> None:
-        """Start with no sum."""
-        self.waiting, self.dependent = [], set()
+    def empty(self) -> dict[int, _Sum]:
+        """Return when each is summed, by the index of its edge, and start with none."""
+        found = {index: _Sum(time, self.waiting[-1][0]) for time, index in self.waiting}
+        self.waiting, self.dependent, self.bytes = [], set(), 0.0
+        return found
 
 
 def _find_first_reads(program: FlatProgram) -> list[int]:

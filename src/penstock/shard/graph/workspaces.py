@@ -25,12 +25,14 @@ class Workspace:
       value: index of the value in the program. The arrays are sharded as it is.
       bytes: bytes of the global arrays.
       start, end: indices of the first and the last operation at which they are in memory.
+      product: index of the value that must be computed first, and does not say when they are made; None if there is none.
     """
 
     value: int
     bytes: float
     start: int
     end: int
+    product: int | None = None
 
 
 def find_workspaces(program: FlatProgram) -> list[Workspace]:
@@ -69,7 +71,7 @@ def find_layout_copies(program: FlatProgram) -> list[Workspace]:
     state = {value: frozenset((value,)) for value in program.inputs}  # the inputs that a value is computed from, and nothing else
     origin: dict[int, tuple[int, bool]] = {}  # the product that a value is computed from, and whether it is transposed
     first: dict[int, int] = {}
-    copied: dict[int, int] = {}
+    copied: dict[int, tuple[int, int]] = {}
     for time, op in enumerate(program.ops):
         known = {origin[operand] for operand in op.operands if operand in origin}
         if is_product(op) or op.primitive in IN_PLACE:
@@ -86,8 +88,8 @@ def find_layout_copies(program: FlatProgram) -> list[Workspace]:
             origin[result] = (product, turned != _swaps_last(op))
         if turned and keeps_order(shape):
             for value in frozenset().union(*read):
-                copied.setdefault(value, first.setdefault(product, time))
-    return [Workspace(value, program.values[value].bytes, time, time) for value, time in copied.items()]
+                copied.setdefault(value, (first.setdefault(product, time), product))
+    return [Workspace(value, program.values[value].bytes, time, time, product) for value, (time, product) in copied.items()]
 
 
 def _swaps_last(op: Op) -> bool:

@@ -23,8 +23,10 @@ class CompilerModel:
         product into the product.
       rounds_products: whether products of the default precision read float32 operands as bfloat16, so that an operand that only
         products read is stored in half of its bytes.
-      combines_all_reduces: whether it combines all all-reduces that do not depend on each other, so that their operands are live
-        at the same time.
+      combines: bytes up to which it combines all-reduces that do not depend on each other into one, so that their operands are
+        live at the same time. XLA's default for GPUs is 30 MiB (`xla_gpu_all_reduce_combine_threshold_bytes`); for CPUs there is
+        no limit. In TPU programs of 45 steps, no combined all-reduce was above 120 MiB, and all gradients of the 35 whose
+        gradients take less together were in one.
       breadth_first: whether it runs each operation as soon as its operands exist (`BFScheduler`), not as late as its memory is
         needed.
       writes_dense: whether it writes ragged products and the gradients of max-pools as operations of larger dense arrays
@@ -51,7 +53,7 @@ class CompilerModel:
     computes_again: bool
     fuses_products: bool
     rounds_products: bool
-    combines_all_reduces: bool
+    combines: float
     breadth_first: bool
     writes_dense: bool
     copies_layouts: bool
@@ -85,7 +87,7 @@ CPU = CompilerModel(
     computes_again=False,
     fuses_products=False,
     rounds_products=False,
-    combines_all_reduces=True,
+    combines=math.inf,
     breadth_first=True,
     writes_dense=True,
     copies_layouts=False,
@@ -95,7 +97,7 @@ CPU = CompilerModel(
 GPU = replace(
     CPU,
     name="gpu",
-    combines_all_reduces=False,
+    combines=30 << 20,
     breadth_first=False,
     hides=dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), _SAVED),
 )
@@ -104,13 +106,13 @@ TPU = CompilerModel(
     computes_again=True,
     fuses_products=True,
     rounds_products=True,
-    combines_all_reduces=False,
+    combines=120 << 20,
     breadth_first=False,
     writes_dense=False,
     copies_layouts=True,
     hides={"all-gather": _SAVED},
     tiles=True,
-    reserve=2600,
+    reserve=2400,
     split_from=16 << 20,
     scatters=32,
 )

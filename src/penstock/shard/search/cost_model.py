@@ -29,8 +29,10 @@ Assignment = list[Layout]
 
 _ROW_ELEMENTS = 128
 """Elements in a row of a TPU tile. A GPU memory transaction has 32 to 128 elements."""
-_FAST_PART = 0.5
+_FAST_PART = 0.7
 """The part of a TPU's vector memory in which temporary arrays are kept. The rest holds the operands of running operations."""
+_SPILLED = 0.02
+"""The part of the temporary arrays in a TPU's vector memory that takes memory outside of it as well, while it is copied."""
 _FORMS = ("", "reduce-scatter", "all-reduce")
 """The first collective of an edge, where a live range depends on it (`LiveRanges.form`)."""
 
@@ -265,7 +267,8 @@ class CostModel:
             return stored, 0
         time = int(np.argmax(live))
         fast = _FAST_PART * self.hardware.fast_memory if self.compiler.tiles else 0.0
-        held = max(0.0, float(live[time]) - fast)
+        peak = float(live[time])
+        held = max(0.0, peak - fast) + _SPILLED * min(peak, fast)
         return stored + held + self.compiler.reserve * len(live), time
 
 

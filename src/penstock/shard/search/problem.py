@@ -33,6 +33,10 @@ class Problem(CostModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         total = sum(size for _, size in self.stored)
+        self._stored_sizes: dict[int, tuple[int, int]] = {}  # by class: bytes of the global array, and how many there are
+        for node, size in self.stored:
+            number = self._class[node]
+            self._stored_sizes[number] = (size, self._stored_sizes.get(number, (0, 0))[1] + 1)
         self._storage_price = _STORAGE_PRICE * self.compute_seconds(self.start()) / total if total else 0.0
 
     def improve(self, assignment: Assignment, axis: int, prices: np.ndarray) -> Assignment:
@@ -51,8 +55,10 @@ class Problem(CostModel):
         folded = self.folded
         options = [self._options(number, assignment[node], axis) for number, node in enumerate(self._first)]
         own, reshard_prices = self._memory_prices(prices)
+        everywhere = float(prices.sum()) + self._storage_price
         unary = [
-            members * each.seconds + cost / each.shards for members, each, cost in zip(self._members, options, own, strict=True)
+            members * each.seconds + cost / each.shards + everywhere * each.stored
+            for members, each, cost in zip(self._members, options, own, strict=True)
         ]
         pairs: dict[tuple[int, int], np.ndarray] = {}
         for number, price in enumerate(reshard_prices):
@@ -94,22 +100,21 @@ class Problem(CostModel):
             if same not in self._choices:
                 shards = np.array([self.links.shards(union(each)) for each in layouts], dtype=np.float64)
                 seconds = np.array([self.node_seconds(index, each) for each in layouts], dtype=np.float64)
-                self._choices[same] = _Options(len(self._choices), tuple(layouts), shards, seconds)
+                size, count = self._stored_sizes.get(number, (0, 0))
+                stored = np.array([count * self.stored_bytes(index, size, each) if count else 0.0 for each in layouts])
+                self._choices[same] = _Options(len(self._choices), tuple(layouts), shards, seconds, stored)
             current = layouts.index(layout) if layout in layouts else 0
             self._choices[key] = replace(self._choices[same], current=current)
         return self._choices[key]
 
     def _memory_prices(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the price of memory in seconds: of each folded node, replicated, and of the copies of each edge bundle."""
+        """Return the price of live arrays in seconds: of each folded node, replicated, and of the copies of each edge bundle."""
         live_ranges, folded = self.live_ranges, self.folded
-        everywhere = float(prices.sum()) + self._storage_price
         running = np.concatenate([[0.0], np.cumsum(prices)])
         cost = (running[live_ranges.end + 1] - running[live_ranges.start]) * live_ranges.bytes
         own = np.zeros(len(folded.first))
         materialized = live_ranges.edge < 0
         np.add.at(own, folded.of_node[live_ranges.node[materialized]], cost[materialized])
-        for node, size in self.stored:
-            own[folded.of_node[node]] += everywhere * size
         of_edge = np.zeros(len(self.graph.edges))
         np.add.at(of_edge, live_ranges.edge[~materialized], cost[~materialized])
         return own, np.array([of_edge[bundle.edges].sum() for bundle in folded.bundles])
@@ -161,6 +166,7 @@ class _Options:
       layouts: the layouts.
       shards: over how many devices each shards [layouts].
       seconds: the compute seconds of one node in each [layouts].
+      stored: the bytes that a device stores of all stored inputs in the class, in each [layouts].
       current: the index of the current layout.
     """
 
@@ -168,6 +174,7 @@ class _Options:
     layouts: tuple[Layout, ...]
     shards: np.ndarray
     seconds: np.ndarray
+    stored: np.ndarray
     current: int = 0
 
 

@@ -17,6 +17,7 @@ from penstock.shard.trace.call import CallForm, argument_names, read_call
 from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
 from penstock.shard.trace.flat_program import FlatProgram
 from penstock.shard.trace.flatten import flatten
+from penstock.shard.trace.merge_sums import merge_sums
 from penstock.shard.trace.modules import explain_closure, has_variables, is_variable
 from penstock.shard.trace.state import find_state
 
@@ -166,6 +167,7 @@ def trace_form(
         for index in range(first, first + len(jax.tree_util.tree_leaves(abstract[argument]))):
             replaced[len(outputs)] = index
             outputs.append(inputs[index])
+    closed = merge_sums(closed)
     program = flatten(closed)
     # `nnx.jit` returns all variables of its arguments, also those that it does not change.
     unchanged = {index for index in written if _is_unchanged(program, replaced, abstract, index)}
