@@ -17,10 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.shard.graph.accumulations import find_accumulated
 from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.graph.overlap import find_early_values, find_late_values
 from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.mesh.compiler_models import CompilerModel
+from penstock.shard.mesh.resharding import ReshardStep
 from penstock.shard.trace.flat_program import FlatProgram, Op, Path
 
 Dims = tuple[int | None, ...]
@@ -81,6 +83,7 @@ class Edge:
       position: the index of the operand or result.
       behind: the dtype and the FLOPs of the products behind which its collectives can run each time (`overlap.py`); 0 FLOPs if a
         product waits for them.
+      reduced: how often an all-reduce of it runs in a step, if this is not as often as it passes (`accumulations.py`).
     """
 
     a: int
@@ -94,6 +97,16 @@ class Edge:
     kind: str
     position: int = 0
     behind: tuple[str, float] = ("float32", 0.0)
+    reduced: float | None = None
+
+    def times(self, steps: Sequence[ReshardStep]) -> float:
+        """Return how often some collectives reshard the array in a step.
+
+        Args:
+          steps: the collectives.
+        """
+        alone = len(steps) == 1 and steps[0].kind == "all-reduce"
+        return self.reduced if alone and self.reduced is not None else self.count
 
     def seen_from(self, node: int) -> tuple[int, Dims, Dims]:
         """Return the node at the other end, the dimensions of this one that give the array's layout, and those of the other.
@@ -166,6 +179,7 @@ class _GraphBuilder:
     def __init__(self, program: FlatProgram, groups: AxisGroups, traffic: Sequence[float], compiler: CompilerModel):
         self.program, self.groups, self.compiler = program, groups, compiler
         self.early, self.late = find_early_values(program), find_late_values(program)
+        self.accumulated = find_accumulated(program) if compiler.moves_sums else {}
         self.readers: dict[int, list[Op]] = defaultdict(list)
         for op in groups.non_elementwise:
             for operand in {value for value in op.operands if value is not None}:
@@ -297,7 +311,9 @@ class _GraphBuilder:
         rounded = bool(products) and len(products) == len(readers) and all(op.rounded for op in products)
         size = array.bytes // 2 if rounded and self.compiler.rounds(array.dtype) else array.bytes
         behind = products if value in self.early else [writer] if writer is not None and value in self.late else []
-        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, self._flops_of(behind, count)))
+        reduced = self.accumulated.get(value) if kind == "result" else None
+        hidden_by = self._flops_of(behind, count)
+        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, hidden_by, reduced))
 
     def _products_of(self, op: Op) -> Sequence[Op]:
         """Return an operation; if it reverses a kernel for products that alone read it, these products."""

@@ -57,7 +57,10 @@ def fold_layers(graph: Graph) -> FoldedGraph:
     """
     colours = _number_values([(node.kind, node.sizes, node.work, node.fixed) for node in graph.nodes])
     kinds = _number_values(
-        [(edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, edge.position) for edge in graph.edges]
+        [
+            (edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, edge.position, edge.reduced)
+            for edge in graph.edges
+        ]
     )
     for _ in range(_REFINEMENT_ROUNDS):
         neighbours: list[list[tuple[int, int, int]]] = [[] for _ in graph.nodes]

@@ -19,11 +19,11 @@ from penstock.shard.graph.stored_values import Fusion
 from penstock.shard.graph.workspaces import find_layout_copies, find_workspaces
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
-_EARLY = 0.45
+_EARLY = 0.4
 """The part of the copies of state in another order of dimensions that waits for an all-reduce of gradients with them.
 
 The TPU compiler makes either all copies before the all-reduce or each where it is used, and small steps do not show which. It did
-the first for 15 of 30 steps, most of them small. This value gives errors of the same size to both.
+the first for 15 of 30 steps, most of them small. This value gives errors of the same size to both kinds in the zoo.
 """
 
 
@@ -109,14 +109,14 @@ def _copy_rows(program: FlatProgram, graph: Graph, sums: Mapping[int, _Sum]) -> 
     They are made before the update that reads them. If this waits for an all-reduce of many gradients, so do their copies. The
     updates that follow an earlier all-reduce run while the last one waits for its gradients.
     """
-    last = max((each.end for each in sums.values()), default=-1)
     edge_of = {graph.edges[index].value: index for index in sums}
+    copies = [(work, edge_of.get(work.product, -1)) for work in find_layout_copies(program)]
     rows: list[Row] = []
-    for work in find_layout_copies(program):
+    for work, index in copies:
         rows.append((work.value, graph.leaf[work.value], work.bytes, work.start, work.end, -1, 0))
-        index = edge_of.get(work.product, -1) if work.product is not None else -1
-        if index >= 0 and sums[index].end == last < work.start:
-            rows.append((work.value, graph.edges[index].a, _EARLY * work.bytes, sums[index].end, work.start - 1, index, 2))
+        if index >= 0 and not sums[index].full and sums[index].end < work.start:
+            size = _EARLY * work.bytes
+            rows.append((work.value, graph.edges[index].a, size, sums[index].end, work.start - 1, index, 2))
     return rows
 
 
@@ -141,10 +141,12 @@ class _Sum:
     Attributes:
       start: index of the operation that makes it.
       end: that of the last operation whose result is summed in the same all-reduce.
+      full: whether its all-reduce is as large as one may be, so that another follows.
     """
 
     start: int
     end: int
+    full: bool = False
 
 
 def _find_sums(program: FlatProgram, graph: Graph, combines: float) -> dict[int, _Sum]:
@@ -176,7 +178,7 @@ def _find_sums(program: FlatProgram, graph: Graph, combines: float) -> dict[int,
             queue = queues[min(components[edge.a, dim] for dim in edge.partial)]
             full = queue.bytes + edge.bytes > combines
             if queue.waiting and (full or queue.precedes(op) or edge.count != graph.edges[queue.waiting[-1][1]].count):
-                found |= queue.empty()
+                found |= queue.empty(full)
             queue.waiting.append((time, index))
             queue.bytes += edge.bytes
             queue.dependent.add(edge.value)
@@ -206,9 +208,9 @@ class _Queue:
         """Return whether an operation depends on one of the sums."""
         return not self.dependent.isdisjoint(op.operands)
 
-    def empty(self) -> dict[int, _Sum]:
+    def empty(self, full: bool = False) -> dict[int, _Sum]:
         """Return when each is summed, by the index of its edge, and start with none."""
-        found = {index: _Sum(time, self.waiting[-1][0]) for time, index in self.waiting}
+        found = {index: _Sum(time, self.waiting[-1][0], full) for time, index in self.waiting}
         self.waiting, self.dependent, self.bytes = [], set(), 0.0
         return found
 

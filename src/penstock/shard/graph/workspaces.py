@@ -25,14 +25,14 @@ class Workspace:
       value: index of the value in the program. The arrays are sharded as it is.
       bytes: bytes of the global arrays.
       start, end: indices of the first and the last operation at which they are in memory.
-      product: index of the value that must be computed first, and does not say when they are made; None if there is none.
+      product: index of the value that must be computed first, and does not say when they are made; -1 if there is none.
     """
 
     value: int
     bytes: float
     start: int
     end: int
-    product: int | None = None
+    product: int = -1
 
 
 def find_workspaces(program: FlatProgram) -> list[Workspace]:

@@ -27,6 +27,7 @@ class CompilerModel:
         live at the same time. XLA's default for GPUs is 30 MiB (`xla_gpu_all_reduce_combine_threshold_bytes`); for CPUs there is
         no limit. In TPU programs of 45 steps, no combined all-reduce was above 120 MiB, and all gradients of the 35 whose
         gradients take less together were in one.
+      moves_sums: whether it moves all-reduces out of loops that only add them up (`graph/accumulations.py`).
       breadth_first: whether it runs each operation as soon as its operands exist (`BFScheduler`), not as late as its memory is
         needed.
       writes_dense: whether it writes ragged products and the gradients of max-pools as operations of larger dense arrays
@@ -54,6 +55,7 @@ class CompilerModel:
     fuses_products: bool
     rounds_products: bool
     combines: float
+    moves_sums: bool
     breadth_first: bool
     writes_dense: bool
     copies_layouts: bool
@@ -88,6 +90,7 @@ CPU = CompilerModel(
     fuses_products=False,
     rounds_products=False,
     combines=math.inf,
+    moves_sums=False,
     breadth_first=True,
     writes_dense=True,
     copies_layouts=False,
@@ -98,6 +101,7 @@ GPU = replace(
     CPU,
     name="gpu",
     combines=30 << 20,
+    moves_sums=True,
     breadth_first=False,
     hides=dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), _SAVED),
 )
@@ -107,6 +111,7 @@ TPU = CompilerModel(
     fuses_products=True,
     rounds_products=True,
     combines=120 << 20,
+    moves_sums=True,
     breadth_first=False,
     writes_dense=False,
     copies_layouts=True,

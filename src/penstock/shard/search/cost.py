@@ -131,7 +131,7 @@ def predict_cost(
     """
     totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for edge, steps, times in problem.all_reshard_steps(assignment):
-        count = times * edge.count
+        count = times * edge.times(steps)
         for step, hidden in zip(steps, problem.hidden_seconds(edge, steps), strict=True):
             entry = totals.setdefault((step.kind, problem.links.axes(step.axes)), [0.0, 0.0, 0.0, 0.0])
             entry[0] += count

@@ -118,7 +118,7 @@ class CostModel:
           edge: the edge.
           steps: its collectives.
         """
-        return edge.count * (sum(map(self.links.seconds, steps)) - sum(self.hidden_seconds(edge, steps)))
+        return edge.times(steps) * (sum(map(self.links.seconds, steps)) - sum(self.hidden_seconds(edge, steps)))
 
     def hidden_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
         """Return the seconds that each collective of an edge saves each time, as it runs behind products.

@@ -64,7 +64,7 @@ def evaluate(problem: Problem, assignment: Assignment, baseline: bool = False) -
     seconds, collectives = problem.compute_seconds(assignment), 0.0
     for edge, steps, times in problem.all_reshard_steps(assignment):
         seconds += times * problem.edge_seconds(edge, steps)
-        collectives += times * edge.count * len(steps)
+        collectives += times * edge.times(steps) * len(steps)
     return Candidate(assignment, seconds, collectives, *problem.memory(assignment), baseline)
 
 
