@@ -35,6 +35,8 @@ class Problem(CostModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._stored_classes = np.array([self._class[node] for node, _ in self.stored], dtype=np.int64)
+        self._stored_sizes = np.array([size for _, size in self.stored], dtype=np.float64)
         kinds: dict[tuple, int] = {}
         self._bundle_kind = [kinds.setdefault(_cost_kind(bundle), len(kinds)) for bundle in self.folded.bundles]
         total = sum(size for _, size in self.stored)
@@ -121,14 +123,12 @@ class Problem(CostModel):
         everywhere = float(prices.sum()) + self._storage_price
         running = np.concatenate([[0.0], np.cumsum(prices)])
         cost = (running[live_ranges.end + 1] - running[live_ranges.start]) * live_ranges.bytes
-        own = np.zeros(len(folded.first))
         materialized = live_ranges.edge < 0
-        np.add.at(own, folded.of_node[live_ranges.node[materialized]], cost[materialized])
-        for node, size in self.stored:
-            own[folded.of_node[node]] += everywhere * size
-        of_edge = np.zeros(len(self.graph.edges))
-        np.add.at(of_edge, live_ranges.edge[~materialized], cost[~materialized])
-        return own, np.array([of_edge[bundle.edges].sum() for bundle in folded.bundles])
+        of_class = folded.of_node[live_ranges.node[materialized]]
+        own = np.bincount(of_class, cost[materialized], minlength=len(folded.first))
+        np.add.at(own, self._stored_classes, everywhere * self._stored_sizes)
+        of_bundle = self._bundle_of[live_ranges.edge[~materialized]]
+        return own, np.bincount(of_bundle, cost[~materialized], minlength=len(folded.bundles))
 
     def _candidate_dims(self, node: Node, without: Layout, axis: int) -> list[int]:
         """Return the dimensions of a node that the axis may shard; -1 means that it shards none."""
