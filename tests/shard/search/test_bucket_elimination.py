@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shard.search.bucket_elimination import bucket_eliminate
+from penstock.shard.search.bucket_elimination import bucket_eliminate, find_kept
 
 
 @st.composite
@@ -72,3 +72,13 @@ def test_a_chain_of_a_thousand_decisions_is_decided_exactly():
 
 def test_a_decision_of_more_states_than_a_table_may_have_is_still_made():
     assert bucket_eliminate([np.array([3.0, 1.0, 2.0])], {}, [0], largest=2) == [1]
+
+
+@given(networks(), st.integers(1, 40))
+def test_the_choice_depends_on_the_current_states_of_kept_variables_only(network, largest):
+    unary, pairs, current = network
+    kept = find_kept(list(map(len, unary)), list(pairs), largest)
+    others = [state if variable in kept else (state + 1) % len(unary[variable]) for variable, state in enumerate(current)]
+    chosen = bucket_eliminate(unary, pairs, current, largest)
+    assert chosen == bucket_eliminate(unary, pairs, others, largest)
+    assert [chosen[variable] for variable in kept] == [current[variable] for variable in kept]

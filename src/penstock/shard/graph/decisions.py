@@ -14,6 +14,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -191,6 +192,7 @@ class _GraphBuilder:
         self.hbm_traffic = traffic
         self.op_index = {id(op): index for index, op in enumerate(program.ops)}
         self.group_of: dict[int, int] = {}
+        self.dtype_of: dict[int, str] = {}  # by the identity of an operation
 
     def build(self, state: Mapping[int, int], fixed_layouts: Mapping[int, tuple]) -> Graph:
         self._add_groups()
@@ -281,11 +283,11 @@ class _GraphBuilder:
         """Return the work of an operation. A contraction reads its local shard of every operand from HBM."""
         flops, count = op.flops * op.count, op.count
         if op.primitive not in CONTRACTIONS:
-            return _compute_dtype(self.program, op), flops, ((self.hbm_traffic[self.op_index[id(op)]] * count, None),)
+            return self._dtype_of(op), flops, ((self.hbm_traffic[self.op_index[id(op)]] * count, None),)
         operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None]
         arrays = (*operands, *zip(op.results, op.rule.results, strict=True))
         traffic = tuple((self.program.values[value].bytes * count, dims) for value, dims in arrays)
-        return _compute_dtype(self.program, op), flops, traffic
+        return self._dtype_of(op), flops, traffic
 
     def _add_edge(
         self,
@@ -324,8 +326,14 @@ class _GraphBuilder:
         """Return the FLOPs of some operations in a step, divided by a count, and the dtype of the most of them."""
         flops: dict[str, float] = defaultdict(float)
         for op in ops:
-            flops[_compute_dtype(self.program, op)] += op.flops * op.count / count
+            flops[self._dtype_of(op)] += op.flops * op.count / count
         return (max(flops, key=flops.__getitem__), sum(flops.values())) if flops else ("float32", 0.0)
+
+    def _dtype_of(self, op: Op) -> str:
+        """Return the name of the dtype in which an operation computes."""
+        if id(op) not in self.dtype_of:
+            self.dtype_of[id(op)] = _compute_dtype(self.program, op)
+        return self.dtype_of[id(op)]
 
 
 def _read_inputs(program: FlatProgram, groups: AxisGroups) -> set[int]:
@@ -350,7 +358,12 @@ def _fixed_factors(op: Op) -> tuple[tuple[str, ...] | None, ...] | None:
 def _compute_dtype(program: FlatProgram, op: Op) -> str:
     """Return the name of the dtype in which an operation computes: that of its largest operand."""
     values = [program.values[value] for value in op.operands if value is not None] or [program.values[op.results[0]]]
-    dtype = max(values, key=lambda value: value.bytes).dtype
+    return _dtype_name(max(values, key=lambda value: value.bytes).dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, of the kind that products know."""
     try:
         return np.dtype(dtype).name
     except TypeError:  # Random keys have an extended dtype, and consist of uint32.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +14,7 @@ from penstock.shard.graph.folding import FoldedGraph, fold_layers
 from penstock.shard.graph.fusion import fuse
 from penstock.shard.graph.hbm_traffic import hbm_traffic
 from penstock.shard.graph.live_ranges import LiveRanges, find_live_ranges
+from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.trace.flat_program import FlatProgram
 from penstock.shard.trace.step import TracedStep
@@ -37,10 +40,25 @@ class StepModel:
     live_ranges: LiveRanges
     compiler: CompilerModel
 
-    @property
+    @functools.cached_property
     def inputs(self) -> tuple[int, ...]:
         """Return the index of the node of each input."""
         return tuple(self.graph.leaf[value] for value in self.program.inputs)
+
+    @functools.cached_property
+    def products(self) -> frozenset[int]:
+        """Return the nodes of the products."""
+        ops, nodes = self.program.ops, self.graph.nodes
+        return frozenset(node for node in self.graph.op if ops[nodes[node].label].primitive in CONTRACTIONS)
+
+    @functools.cached_property
+    def operand_readers(self) -> dict[int, set[int]]:
+        """Return, for each node whose value operations read, the nodes of these operations."""
+        readers: dict[int, set[int]] = defaultdict(set)
+        for edge in self.graph.edges:
+            if edge.kind == "operand":
+                readers[edge.a].add(edge.b)
+        return dict(readers)
 
 
 def build_step_model(traced: TracedStep, fixed: Mapping[int, FixedLayout], compiler: CompilerModel) -> StepModel:

@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.shard.graph.batch_dims import find_batch_dims
-from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.graph.step_model import StepModel
-from penstock.shard.mesh.resharding import Layout, union, with_axes
+from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.problem import Problem
 from penstock.shard.search.weight_pairs import WeightPairs, find_weight_pairs, sides
@@ -74,18 +73,27 @@ def data_parallel(problem: Problem, batch_dims: Mapping[int, Sequence[int]], axe
       axes: the mesh axes, as bits.
     """
     assignment = problem.start()
+    layouts: dict[tuple, Layout] = {}
     for node, candidates in batch_dims.items():
         if problem.graph.nodes[node].fixed is not None or node in problem.pinned:
             continue
-        layout, sizes = [0] * len(problem.graph.nodes[node].sizes), problem.graph.nodes[node].sizes
-        for axis, n in enumerate(problem.links.sizes):
-            # The first dimension that the axes divide. If both dimensions are the batch, as in [B, B], only one is sharded.
-            for dim in sorted(candidates):
-                if axes >> axis & 1 and sizes[dim] > 1 and sizes[dim] % (n * problem.links.shards(layout[dim])) == 0:
-                    layout[dim] |= 1 << axis
-                    break
-        assignment[node] = tuple(layout)
+        key = (problem.graph.nodes[node].sizes, tuple(candidates))
+        if key not in layouts:
+            layouts[key] = _batch_layout(problem.links, *key, axes)
+        assignment[node] = layouts[key]
     return assignment
+
+
+def _batch_layout(links: MeshLinks, sizes: tuple[int, ...], candidates: tuple[int, ...], axes: int) -> Layout:
+    """Return the layout of a node in which mesh axes shard the first of its batch dimensions that each divides."""
+    layout = [0] * len(sizes)
+    for axis, n in enumerate(links.sizes):
+        # The first dimension that the axes divide. If both dimensions are the batch, as in [B, B], only one is sharded.
+        for dim in sorted(candidates):
+            if axes >> axis & 1 and sizes[dim] > 1 and sizes[dim] % (n * links.shards(layout[dim])) == 0:
+                layout[dim] |= 1 << axis
+                break
+    return tuple(layout)
 
 
 def megatron(problem: Problem, pairs: WeightPairs, batch_dims: Mapping[int, Sequence[int]], axis: int) -> Assignment:
@@ -104,20 +112,18 @@ def megatron(problem: Problem, pairs: WeightPairs, batch_dims: Mapping[int, Sequ
     every = (1 << len(problem.links.sizes)) - 1
     assignment = data_parallel(problem, batch_dims, every & ~axis)
     for both in sides(pairs):
-        tried = [problem.fold(_shard_dims(problem, pairs.component, side, assignment, axis)) for side in both]
+        tried = [problem.fold(_shard_dims(problem, pairs, side, assignment, axis)) for side in both]
         assignment = min(tried, key=problem.seconds)
     return assignment
 
 
-def _shard_dims(
-    problem: Problem, component: dict[tuple[int, int], int], chosen: set[int], assignment: Assignment, axis: int
-) -> Assignment:
+def _shard_dims(problem: Problem, pairs: WeightPairs, chosen: set[int], assignment: Assignment, axis: int) -> Assignment:
     """Return an assignment in which an axis also shards the dimensions of some components, wherever it divides them."""
     sharded, n = list(assignment), problem.links.shards(axis)
-    for (node, dim), number in component.items():
+    for node, dim in sorted(pair for number in chosen for pair in pairs.members[number]):
         layout, given = sharded[node], problem.graph.nodes[node]
         fits = given.sizes[dim] > 1 and given.sizes[dim] % (n * problem.links.shards(layout[dim])) == 0
-        if number in chosen and fits and given.fixed is None and node not in problem.pinned and not union(layout) & axis:
+        if fits and given.fixed is None and node not in problem.pinned and not union(layout) & axis:
             sharded[node] = with_axes(layout, dim, axis)
     return sharded
 
@@ -167,8 +173,8 @@ class _Storage:
         self.assignment = list(assignment)
         self._problem, self._axes, self._leaves = problem, axes, dict.fromkeys(leaves)
         self._batch_dims = batch_dims
-        self._products = {node for node in model.graph.op if _is_product(model, node)}
-        self._gathered = {edge.a for edge in problem.graph.edges if edge.kind == "operand" and self._gathers(edge.b)}
+        self._products = model.products
+        self._gathered = {node for node, readers in model.operand_readers.items() if any(map(self._gathers, readers))}
         self._done: set[int] = set()
         for leaf in self._leaves:
             if leaf not in self._done and problem.graph.nodes[leaf].fixed is None:
@@ -232,7 +238,3 @@ class _Storage:
                     self.assignment[other] = with_axes(layout, fitting[0], self._axes)
                 self._done.add(other)
                 queue.append(other)
-
-
-def _is_product(model: StepModel, node: int) -> bool:
-    return model.program.ops[model.graph.nodes[node].label].primitive in CONTRACTIONS

@@ -3,11 +3,11 @@
 In: the cost of each state of each variable, and of each pair of states of two variables. Out: one state for each variable, so
 that the total cost is the least.
 
-Variables are eliminated one after another. To eliminate a variable, all tables that contain it are added, and its cheapest state
-is noted for each joint state of its neighbours. The minimum becomes a new table of the neighbours. The method is exact. Its work
-grows linearly with the number of variables, and exponentially with the width of the elimination order. Training steps are chains
-with a few hubs, so that the width is small. Where a table would become too large, the variable with the most neighbours keeps its
-current state.
+Variables are eliminated one after another. To eliminate a variable, all tables that contain it are added, and the minimum over
+its states becomes a new table of its neighbours. Then states are chosen in the opposite order: for each variable the cheapest,
+given the states of its neighbours. The method is exact. Its work grows linearly with the number of variables, and exponentially
+with the width of the elimination order. Training steps are chains with a few hubs, so that the width is small. Where a table
+would become too large, the variable with the most neighbours keeps its current state.
 
 The order depends on the numbers of states and on which pairs have tables, not on the costs. A search eliminates the same
 variables many times at other costs, so orders are kept.
@@ -18,8 +18,10 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +29,7 @@ _LARGEST_TABLE = 1 << 18
 """Entries of the largest table that may be built."""
 _ORDERS = 64
 """The number of orders that are kept."""
+_NO_TABLE = np.zeros(0)
 
 
 def bucket_eliminate(
@@ -53,24 +56,71 @@ def bucket_eliminate(
     states = tuple(map(len, unary))
     order = _find_order(states, tuple(pairs), largest)
     tables: list[np.ndarray] = [*unary, *pairs.values()]
-    chosen = [0] * len(unary)
-    choices: list[np.ndarray] = []
+    totals: list[np.ndarray] = []
     for step in order:
         if step.keeps:
-            state = current[step.variable]
-            choices.append(np.array(state))
-            tables += [np.take(tables[number], state, axis=axis) for number, axis in step.fixed]
-            continue
-        total: np.ndarray | None = None
-        for number, axes, shape in step.tables:
-            each = (tables[number] if axes is None else tables[number].transpose(axes)).reshape(shape)
-            total = each if total is None else total + each
-        assert total is not None  # each variable has a table of its own
-        choices.append(total.argmin(axis=-1))
-        tables.append(total.min(axis=-1))
-    for step, best in zip(reversed(order), reversed(choices), strict=True):
-        chosen[step.variable] = int(best if step.keeps else best[tuple(chosen[each] for each in step.neighbours)])
+            tables += [tables[use.number].take(current[step.variable], axis=use.axis) for use in step.tables]
+            totals.append(_NO_TABLE)
+        else:
+            total = _add_tables(step, tables)
+            totals.append(total)
+            tables.append(np.minimum.reduce(total))
+        for use in step.tables:
+            tables[use.number] = _NO_TABLE  # nothing reads it again
+    chosen: list[Any] = list(current)
+    for step, total in zip(reversed(order), reversed(totals), strict=True):
+        if not step.keeps:
+            chosen[step.variable] = slice(None)
+            chosen[step.variable] = int(total[step.index(chosen)].argmin())
     return chosen
+
+
+def _add_tables(step: _Step, tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the sum of the tables that contain a variable, with the variable as the first axis."""
+    total, owned = _NO_TABLE, False
+    for use in step.tables:
+        table = tables[use.number]
+        if use.axes is not None:
+            table = table.transpose(use.axes)
+        if use.shape is not None:
+            table = table.reshape(use.shape)
+        if total is _NO_TABLE:
+            total = table
+        elif owned and total.size == step.entries:
+            total += table
+        else:
+            total, owned = total + table, True
+    return total
+
+
+def find_kept(states: Sequence[int], pairs: Sequence[tuple[int, int]], largest: int = _LARGEST_TABLE) -> list[int]:
+    """Return the variables that keep their current state, because a table would be too large.
+
+    Args:
+      states: the number of states of each variable.
+      pairs: the pairs of variables that have a table.
+      largest: the number of entries of the largest table that may be built.
+    """
+    return [step.variable for step in _find_order(tuple(states), tuple(pairs), largest) if step.keeps]
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A table in the elimination of one of its variables.
+
+    Attributes:
+      number: its number.
+      scope: its variables, in the order of its axes.
+      axis: the axis of the variable that is eliminated.
+      axes: the order of axes in which it is added to the others; None if it stays.
+      shape: its shape then, with the variable first, and one axis for each neighbour of the variable; None if it stays.
+    """
+
+    number: int
+    scope: tuple[int, ...]
+    axis: int
+    axes: tuple[int, ...] | None
+    shape: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -79,18 +129,17 @@ class _Step:
 
     Attributes:
       variable: the variable.
-      neighbours: the variables that share a table with it.
-      tables: the tables that contain it, its own first: the number, the order of axes (None if it stays), and the shape with one
-        axis for each neighbour and the last for the variable.
+      tables: the tables that contain it, its own first, which is left out if it keeps its state.
+      index: returns the index of a part of the sum of the tables, given the states of all variables.
+      entries: the number of entries of the sum.
       keeps: whether the variable keeps its current state.
-      fixed: pairs (number of a table that contains it, axis of the variable), if it keeps its state.
     """
 
     variable: int
-    neighbours: tuple[int, ...]
-    tables: tuple[tuple[int, tuple[int, ...] | None, tuple[int, ...]], ...]
+    tables: tuple[_Use, ...]
+    index: Callable[[Sequence[Any]], Any]
+    entries: int
     keeps: bool = False
-    fixed: tuple[tuple[int, int], ...] = ()
 
 
 @functools.lru_cache(maxsize=_ORDERS)
@@ -148,15 +197,19 @@ def _find_order(states: tuple[int, ...], pairs: tuple[tuple[int, int], ...], lar
         if actual * states[variable] > largest and actual > 1:
             hub = max(left, key=lambda each: (len(neighbours(each)), -each))
             touched = neighbours(hub) | {variable}
-            fixed = [(number, scope) for number, scope in take(hub) if len(scope) > 1]
-            steps.append(_keeping(hub, fixed))
-            for _, scope in fixed:
-                add(tuple(each for each in scope if each != hub))
+            uses = tuple(_use(number, scope, scope, hub, states) for number, scope in take(hub) if len(scope) > 1)
+            steps.append(_Step(hub, uses, operator.itemgetter(hub), 0, keeps=True))
+            for use in uses:
+                add(tuple(each for each in use.scope if each != hub))
             left.discard(hub)
         else:
             touched = neighbours(variable)
-            order = tuple(sorted(touched))
-            steps.append(_Step(variable, order, tuple(_aligned(*each, (*order, variable), states) for each in take(variable))))
+            taken = take(variable)
+            # The largest table keeps its order of axes, because adding a transposed table takes much longer.
+            kept = max((scope for _, scope in taken), key=lambda scope: math.prod(states[each] for each in scope))
+            order = tuple(dict.fromkeys(each for each in (*kept, *sorted(touched)) if each != variable))
+            uses = tuple(_use(*each, order, variable, states) for each in taken)
+            steps.append(_Step(variable, uses, operator.itemgetter(variable, *order), actual * states[variable]))
             add(order)
             left.discard(variable)
         for each in touched & left:
@@ -164,16 +217,16 @@ def _find_order(states: tuple[int, ...], pairs: tuple[tuple[int, int], ...], lar
     return tuple(steps)
 
 
-def _keeping(hub: int, fixed: Sequence[tuple[int, tuple[int, ...]]]) -> _Step:
-    """Return the step in which a variable keeps its current state."""
-    return _Step(hub, (), (), keeps=True, fixed=tuple((number, scope.index(hub)) for number, scope in fixed))
-
-
-def _aligned(
-    number: int, scope: tuple[int, ...], axes: tuple[int, ...], states: tuple[int, ...]
-) -> tuple[int, tuple[int, ...] | None, tuple[int, ...]]:
-    """Return how a table of some variables is added to one with an axis for each of others too."""
-    at = {variable: axis for axis, variable in enumerate(axes)}
-    by_axis = tuple(sorted(range(len(scope)), key=lambda each: at[scope[each]]))
-    shape = tuple(states[variable] if variable in scope else 1 for variable in axes)
-    return number, None if by_axis == tuple(range(len(scope))) else by_axis, shape
+def _use(number: int, scope: tuple[int, ...], neighbours: tuple[int, ...], variable: int, states: tuple[int, ...]) -> _Use:
+    """Return how a table is added to those of other variables when one of its variables is eliminated."""
+    order = (variable, *(each for each in neighbours if each != variable))
+    at = {each: axis for axis, each in enumerate(order)}
+    axes = tuple(sorted(range(len(scope)), key=lambda axis: at[scope[axis]]))
+    shape = tuple(states[each] if each in scope else 1 for each in order)
+    return _Use(
+        number,
+        scope,
+        scope.index(variable),
+        None if axes == tuple(range(len(scope))) else axes,
+        None if len(scope) == len(order) else shape,
+    )

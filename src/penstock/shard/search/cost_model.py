@@ -9,6 +9,7 @@ Equivalent nodes have one layout (`graph/folding.py`), so costs are summed over 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,14 +62,17 @@ class CostModel:
     compiler: CompilerModel
     pinned: Mapping[int, Layout] = field(default_factory=dict)
     _work: dict = field(default_factory=dict, repr=False)
+    _peaks: dict = field(default_factory=dict, repr=False)
     _stored_bytes: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         folded, live = self.folded, self.live_ranges
         self._class = folded.of_node.tolist()
         self._first = folded.first.tolist()
+        dtypes = {dtype for node in self._first for dtype, _, _ in self.graph.nodes[node].work}
+        self._peaks |= {dtype: self.hardware.peak(dtype) for dtype in dtypes}
         self._members = np.bincount(folded.of_node, minlength=len(folded.first))
-        bundle_of = np.zeros(len(self.graph.edges), dtype=np.int64)
+        self._bundle_of = bundle_of = np.zeros(len(self.graph.edges), dtype=np.int64)
         for number, bundle in enumerate(folded.bundles):
             bundle_of[bundle.edges] = number
         arrays: dict[tuple, list[int]] = defaultdict(list)
@@ -92,6 +96,10 @@ class CostModel:
 
     def start(self) -> Assignment:
         """Return the assignment that shards nothing except the dimensions that the user fixed, and the stored batch."""
+        return list(self._start)
+
+    @functools.cached_property
+    def _start(self) -> Assignment:
         return [
             self.pinned[number] if number in self.pinned else self._fixed_layout(node.fixed, len(node.sizes))
             for number, node in enumerate(self.graph.nodes)
@@ -166,7 +174,7 @@ class CostModel:
             parts = self.links.shards(union(layout[:-1] if short else layout))
             self._work[key] = sum(
                 max(
-                    flops / self.hardware.peak(dtype) / parts,
+                    flops / self._peaks[dtype] / parts,
                     sum(
                         size / (parts if dims is None else self.links.shards(union(project(dims, layout))))
                         for size, dims in traffic

@@ -13,10 +13,11 @@ import numpy as np
 
 from penstock.shard.graph.batch_dims import first_shardable_dim
 from penstock.shard.graph.decisions import Graph, Node
+from penstock.shard.graph.folding import Bundle
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes
-from penstock.shard.search.bucket_elimination import bucket_eliminate
+from penstock.shard.search.bucket_elimination import bucket_eliminate, find_kept
 from penstock.shard.search.cost_model import Assignment, CostModel, project
 
 _STORAGE_PRICE = 1e-3
@@ -29,9 +30,13 @@ class Problem(CostModel):
 
     _tables: dict = field(default_factory=dict, repr=False)
     _choices: dict = field(default_factory=dict, repr=False)
+    _layouts: dict = field(default_factory=dict, repr=False)
+    _unpriced: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        kinds: dict[tuple, int] = {}
+        self._bundle_kind = [kinds.setdefault(_cost_kind(bundle), len(kinds)) for bundle in self.folded.bundles]
         total = sum(size for _, size in self.stored)
         self._stored_sizes: dict[int, tuple[int, int]] = {}  # by class: bytes of the global array, and how many there are
         for node, size in self.stored:
@@ -52,8 +57,21 @@ class Problem(CostModel):
         Returns:
           An assignment.
         """
-        folded = self.folded
         options = [self._options(number, assignment[node], axis) for number, node in enumerate(self._first)]
+        if prices.any():
+            chosen, _ = self._decide(options, prices)
+        else:
+            # Descents from several starts, in several orders of axes, ask for the same again.
+            key = tuple([each.number for each in options])
+            known = self._unpriced.get(key)
+            if known is None or any(options[variable].current != known[0][variable] for variable in known[1]):
+                known = self._unpriced[key] = self._decide(options, prices)
+            chosen = known[0]
+        layouts = [each.layouts[state] for each, state in zip(options, chosen, strict=True)]
+        return [layouts[number] for number in self._class]
+
+    def _decide(self, options: Sequence[_Options], prices: np.ndarray) -> tuple[list[int], list[int]]:
+        """Return the best option of each class of nodes, and the classes that had to keep their current layout."""
         own, reshard_prices = self._memory_prices(prices)
         everywhere = float(prices.sum()) + self._storage_price
         unary = [
@@ -61,8 +79,7 @@ class Problem(CostModel):
             for members, each, cost in zip(self._members, options, own, strict=True)
         ]
         pairs: dict[tuple[int, int], np.ndarray] = {}
-        for number, price in enumerate(reshard_prices):
-            bundle = folded.bundles[number]
+        for number, (bundle, price) in enumerate(zip(self.folded.bundles, reshard_prices.tolist(), strict=True)):
             seconds, fraction = self._tables_of(number, options[bundle.a], options[bundle.b])
             if seconds is None:
                 continue
@@ -72,10 +89,8 @@ class Problem(CostModel):
                 continue
             key, table = ((bundle.a, bundle.b), table) if bundle.a < bundle.b else ((bundle.b, bundle.a), table.T)
             pairs[key] = pairs[key] + table if key in pairs else table
-        current = [each.current for each in options]
-        chosen = bucket_eliminate(unary, pairs, current)
-        layouts = [each.layouts[state] for each, state in zip(options, chosen, strict=True)]
-        return [layouts[number] for number in self._class]
+        chosen = bucket_eliminate(unary, pairs, [each.current for each in options])
+        return chosen, find_kept(list(map(len, unary)), list(pairs))
 
     def _options(self, number: int, layout: Layout, axis: int) -> _Options:
         """Return the layouts that a class of nodes may have if one axis is used otherwise.
@@ -102,7 +117,8 @@ class Problem(CostModel):
                 seconds = np.array([self.node_seconds(index, each) for each in layouts], dtype=np.float64)
                 size, count = self._stored_sizes.get(number, (0, 0))
                 stored = np.array([count * self.stored_bytes(index, size, each) if count else 0.0 for each in layouts])
-                self._choices[same] = _Options(len(self._choices), tuple(layouts), shards, seconds, stored)
+                alike = self._layouts.setdefault(tuple(layouts), len(self._layouts))
+                self._choices[same] = _Options(len(self._choices), alike, tuple(layouts), shards, seconds, stored)
             current = layouts.index(layout) if layout in layouts else 0
             self._choices[key] = replace(self._choices[same], current=current)
         return self._choices[key]
@@ -112,12 +128,11 @@ class Problem(CostModel):
         live_ranges, folded = self.live_ranges, self.folded
         running = np.concatenate([[0.0], np.cumsum(prices)])
         cost = (running[live_ranges.end + 1] - running[live_ranges.start]) * live_ranges.bytes
-        own = np.zeros(len(folded.first))
         materialized = live_ranges.edge < 0
-        np.add.at(own, folded.of_node[live_ranges.node[materialized]], cost[materialized])
-        of_edge = np.zeros(len(self.graph.edges))
-        np.add.at(of_edge, live_ranges.edge[~materialized], cost[~materialized])
-        return own, np.array([of_edge[bundle.edges].sum() for bundle in folded.bundles])
+        of_class = folded.of_node[live_ranges.node[materialized]]
+        own = np.bincount(of_class, cost[materialized], minlength=len(folded.first))
+        of_bundle = self._bundle_of[live_ranges.edge[~materialized]]
+        return own, np.bincount(of_bundle, cost[~materialized], minlength=len(folded.bundles))
 
     def _candidate_dims(self, node: Node, without: Layout, axis: int) -> list[int]:
         """Return the dimensions of a node that the axis may shard; -1 means that it shards none."""
@@ -139,16 +154,16 @@ class Problem(CostModel):
         The first holds the seconds of the collectives of all edges; None if all are zero. The second holds the fraction of the
         array that the resharded copy takes on one device.
         """
-        key = (number, a.number, b.number)
+        key = (self._bundle_kind[number], a.alike, b.alike)
         if key not in self._tables:
             bundle = self.folded.bundles[number]
             edge = bundle.edge
             seconds, fraction = np.zeros((2, len(a.layouts), len(b.layouts)))
+            ends = [project(edge.target, target) for target in b.layouts]
             for row, source in enumerate(a.layouts):
                 start = project(edge.source, source)
                 partial = union(tuple(source[dim] for dim in edge.partial))
-                for column, target in enumerate(b.layouts):
-                    end = project(edge.target, target)
+                for column, end in enumerate(ends):
                     reshard_steps = self.links.reshard_steps(start, end, partial, edge.bytes)
                     if reshard_steps:
                         seconds[row, column] = len(bundle.edges) * self.edge_seconds(edge, reshard_steps)
@@ -157,12 +172,20 @@ class Problem(CostModel):
         return self._tables[key]
 
 
+def _cost_kind(bundle: Bundle) -> tuple:
+    """Return all that the costs of a bundle of edges depend on, besides the layouts of both ends."""
+    edge = bundle.edge
+    result = edge.kind == "result"
+    return len(bundle.edges), edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.reduced, edge.behind, result
+
+
 @dataclass(frozen=True)
 class _Options:
     """The layouts that a class of nodes may have.
 
     Attributes:
       number: equal for equal layouts of the same class.
+      alike: equal for equal layouts of any class.
       layouts: the layouts.
       shards: over how many devices each shards [layouts].
       seconds: the compute seconds of one node in each [layouts].
@@ -171,6 +194,7 @@ class _Options:
     """
 
     number: int
+    alike: int
     layouts: tuple[Layout, ...]
     shards: np.ndarray
     seconds: np.ndarray

@@ -11,6 +11,7 @@ sharded, each weight is sharded once, and pairs of weights need no collective be
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,14 @@ class WeightPairs:
 
     component: dict[tuple[int, int], int]
     weights: tuple[tuple[int, int], ...]
+
+    @functools.cached_property
+    def members(self) -> dict[int, list[tuple[int, int]]]:
+        """Return the pairs (node, dimension) of each component."""
+        members: dict[int, list[tuple[int, int]]] = {}
+        for pair, number in self.component.items():
+            members.setdefault(number, []).append(pair)
+        return members
 
 
 def find_weight_pairs(model: StepModel, batch: Sequence[int]) -> WeightPairs:
