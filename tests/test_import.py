@@ -14,7 +14,7 @@ ROOT = Path(penstock.__file__).parent
 ROAD = ["data", "_feed", "shard", "keras", "recipes", "bench"]
 """The folders of the package: each imports from those before it only."""
 ROOMS = [
-    *("errors", "unknown_costs", "units"),
+    *("errors", "unknown_costs", "units", "garbage"),
     *("mesh", "trace", "graph", "search", "apply", "hlo"),
     *("own_copy", "record", "arguments", "write_record", "axis_names", "alternatives", "uneven_batch", "jit", "progress"),
     *("compile_plan", "verify", "compiler", "refusals", "memory_check", "serialization", "present"),

@@ -16,6 +16,7 @@ from typing import Any
 from penstock._bytes import parse_bytes
 from penstock.shard.axis_names import name_axes
 from penstock.shard.compiler import choose_compiler, match_topology, read_check
+from penstock.shard.garbage import without_collection
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
 from penstock.shard.memory_check import enforce_limit, least_arguments
 from penstock.shard.mesh import shapes as mesh_shapes
@@ -26,7 +27,7 @@ from penstock.shard.mesh.lookup import detect_hardware, find_hardware
 from penstock.shard.planned import Plan
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost_model import Assignment
-from penstock.shard.search.mesh_search import PreparedMesh, best_baselines, prepare_meshes, search_meshes
+from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh, best_baselines, prepare_meshes, search_meshes
 from penstock.shard.trace.call import refuse_option_names
 from penstock.shard.trace.gradients import LOST_GRADIENTS, loses_gradients
 from penstock.shard.trace.prescribed_layouts import find_meshes
@@ -113,7 +114,9 @@ def plan(
     }
     refuse_option_names(step, args, kwargs, options)
     with automatic_axes():
-        return _plan(trace(step, args, kwargs=kwargs), **options)
+        with without_collection():
+            traced = trace(step, args, kwargs=kwargs)
+        return _plan(traced, **options)
 
 
 def _plan(
@@ -145,20 +148,26 @@ def _plan(
     compiler = functools.cache(lambda: choose_compiler(check, chosen.name, count, traced, given))
     # The prediction of memory is for the compiler that decides.
     platform = compiler().platform if check else chosen.platform
-    prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
+    with without_collection():
+        prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
     remark = describe_uneven_batch(prepared, traced)
     if remark is not None:
         warnings.warn(remark, stacklevel=3)
     baselines = best_baselines(prepared, limit)
     kept = _named_axes(traced, mesh, constraints, chosen)
 
+    @without_collection()
+    def search(within: float) -> MeshPlan:
+        return search_meshes(prepared, within)
+
+    @without_collection()
     def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
         record = write_record(mesh, decisions, baselines, traced, chosen, limit)
         record = replace(record, remarks=() if remark is None else (remark,))
         return record if kept is None else name_axes(record, kept)
 
     record = enforce_limit(
-        search=lambda within: search_meshes(prepared, within),
+        search=search,
         write=write,
         choose_compiler=compiler,
         traced=traced,
