@@ -219,3 +219,13 @@ def test_every_baseline_divides_every_dimension(mesh):
                 assert sum(mask.bit_count() for mask in layout) == union(layout).bit_count()
             for edge in problem.graph.edges:
                 project(edge.source, assignment[edge.a])
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((64, 1024), 1), ((64, 512), 0), ((64, 3, 512), 0), ((16, 512), 1)])
+def test_storage_is_sharded_where_shards_fill_tiles(shape, dim):
+    def loss(weight, x):
+        return jnp.tanh(x @ weight.reshape(shape[0], -1)).mean()
+
+    problem, made = found((training(loss), (array(*shape), array(4096, shape[0]))), {"data": 8})
+    ((leaf, _), *_) = problem.stored
+    assert [at for at, axes in enumerate(made[FSDP][leaf]) if axes] == [dim]

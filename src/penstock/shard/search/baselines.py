@@ -21,9 +21,9 @@ from penstock.shard.search.weight_pairs import WeightPairs, find_weight_pairs, s
 
 _FEW = 1024
 """Leaves of fewer elements stay replicated."""
-_ROW = 128
-"""A dimension is preferred if its shards are multiples of this, the width of a TPU tile: others are padded, and the TPU compiler
-makes an all-reduce of a reduce-scatter into them."""
+_COLUMNS, _ROWS = 128, 8
+"""The last dimension is preferred if its shards are multiples of the columns of a TPU tile, any other if they are of its
+rows. Other shards are padded, and the TPU compiler makes an all-reduce of a reduce-scatter into them."""
 DATA_PARALLEL, ZERO_1, FSDP, MEGATRON, MEGATRON_FSDP = "data parallel", "ZeRO-1", "FSDP", "Megatron", "Megatron + FSDP"
 
 
@@ -192,7 +192,8 @@ class _Storage:
         dims = [dim for dim in range(len(sizes)) if self._divides(leaf, layout, dim)]
         local = [size // self._problem.links.shards(mask) for size, mask in zip(sizes, layout, strict=True)]
         n = self._problem.links.shards(self._axes)
-        dims.sort(key=lambda dim: (local[dim] // n % _ROW != 0, -local[dim], dim))
+        last = max(dim for dim, size in enumerate(sizes) if size > 1)
+        dims.sort(key=lambda dim: (local[dim] // n % (_COLUMNS if dim == last else _ROWS) != 0, -local[dim], dim))
         if dims:
             best = next((dim for dim in dims if self._fits_around(leaf, dim)), dims[0])
             self._spread(leaf, with_axes(layout, best, self._axes))
