@@ -125,7 +125,8 @@ class Problem(CostModel):
         cost = (running[live_ranges.end + 1] - running[live_ranges.start]) * live_ranges.bytes
         materialized = live_ranges.edge < 0
         of_class = folded.of_node[live_ranges.node[materialized]]
-        own = np.bincount(of_class, cost[materialized], minlength=len(folded.first))
+        # Without any entries, bincount returns integers, which would cut off what is added.
+        own = np.bincount(of_class, cost[materialized], minlength=len(folded.first)).astype(np.float64)
         np.add.at(own, self._stored_classes, everywhere * self._stored_sizes)
         of_bundle = self._bundle_of[live_ranges.edge[~materialized]]
         return own, np.bincount(of_bundle, cost[~materialized], minlength=len(folded.bundles))
