@@ -36,7 +36,8 @@ def find_accumulated(program: FlatProgram) -> dict[int, float]:
                 continue
             if loop.length is None or reads[carry.before] != 1 or reads[carry.after] != 1:
                 continue
-            (added,) = [operand for operand in addition.operands if operand != carry.before] or [None]
+            left, right = addition.operands
+            added = right if left == carry.before else left
             while added in made_by and reads[added] == 1:
                 op = made_by[added]
                 if op.primitive not in ALIASES:

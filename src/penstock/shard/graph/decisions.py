@@ -320,7 +320,7 @@ class _GraphBuilder:
     def _products_of(self, op: Op) -> Sequence[Op]:
         """Return an operation; if it reverses a kernel for products that alone read it, these products."""
         reversed_for = self.readers.get(op.results[0], []) if op.primitive == "rev" else []
-        return reversed_for if all(each.primitive in CONTRACTIONS for each in reversed_for) and reversed_for else [op]
+        return reversed_for if reversed_for and all(each.primitive in CONTRACTIONS for each in reversed_for) else [op]
 
     def _flops_of(self, ops: Iterable[Op], count: float) -> tuple[str, float]:
         """Return the FLOPs of some operations in a step, divided by a count, and the dtype of the most of them."""

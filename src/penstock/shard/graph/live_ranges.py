@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,10 +77,11 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
     if fusion.compiler.writes_dense:
         for work in find_workspaces(program):
             rows.append((work.value, graph.group[work.value], work.bytes, work.start, work.end, -1, 0))
-    sums = _find_sums(program, graph, fusion.compiler.combines)
+    first_read = _find_first_reads(program)
+    sums = _find_sums(program, graph, first_read, fusion.compiler.combines)
     if fusion.compiler.copies_layouts:
         rows += _copy_rows(program, graph, sums)
-    rows += _reshard_rows(graph) + _partial_rows(program, graph, fusion, sums)
+    rows += _reshard_rows(graph) + _partial_rows(program, graph, fusion, first_read, sums)
     columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
     whole = columns.astype(np.int64)
     sizes = columns[2] * fusion.compiler.packing
@@ -110,9 +111,9 @@ def _copy_rows(program: FlatProgram, graph: Graph, sums: Mapping[int, _Sum]) -> 
     updates that follow an earlier all-reduce run while the last one waits for its gradients.
     """
     edge_of = {graph.edges[index].value: index for index in sums}
-    copies = [(work, edge_of.get(work.product, -1)) for work in find_layout_copies(program)]
     rows: list[Row] = []
-    for work, index in copies:
+    for work in find_layout_copies(program):
+        index = edge_of.get(work.product, -1)
         rows.append((work.value, graph.leaf[work.value], work.bytes, work.start, work.end, -1, 0))
         if index >= 0 and not sums[index].full and sums[index].end < work.start:
             size = _EARLY * work.bytes
@@ -120,9 +121,11 @@ def _copy_rows(program: FlatProgram, graph: Graph, sums: Mapping[int, _Sum]) -> 
     return rows
 
 
-def _partial_rows(program: FlatProgram, graph: Graph, fusion: Fusion, sums: Mapping[int, _Sum]) -> list[Row]:
+def _partial_rows(
+    program: FlatProgram, graph: Graph, fusion: Fusion, first_read: Sequence[int], sums: Mapping[int, _Sum]
+) -> list[Row]:
     """Return the live ranges of partial results, until they are summed, and of sums that are stored because they are sent."""
-    stored, first_read = {each.value for each in fusion.buffers}, _find_first_reads(program)
+    stored = {each.value for each in fusion.buffers}
     rows: list[Row] = []
     for index, each in sums.items():
         edge = graph.edges[index]
@@ -149,17 +152,17 @@ class _Sum:
     full: bool = False
 
 
-def _find_sums(program: FlatProgram, graph: Graph, combines: float) -> dict[int, _Sum]:
+def _find_sums(program: FlatProgram, graph: Graph, first_read: Sequence[int], combines: float) -> dict[int, _Sum]:
     """Return when each partial result is summed, by the index of its edge.
 
     Args:
       program: the step.
       graph: its decisions.
+      first_read: for each value, the first operation that reads it (`_find_first_reads`).
       combines: bytes up to which the compiler combines independent sums into one collective. Partial results then wait for each
         other.
     """
     time_of = {node: graph.nodes[node].label for node in graph.op}
-    first_read = _find_first_reads(program)
     products = [time for time, op in enumerate(program.ops) if op.primitive in CONTRACTIONS]
     components = graph.components
     at = defaultdict(list)

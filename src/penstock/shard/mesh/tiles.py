@@ -10,7 +10,8 @@ import functools
 import itertools
 import math
 
-_LANES, _SUBLANES = 128, 8
+LANES, SUBLANES = 128, 8
+"""Elements of a row of a tile, and its rows."""
 _LONGEST_ROW = 1024  # elements of the largest tile of a vector
 
 
@@ -31,7 +32,7 @@ def tiled_bytes(shape: tuple[int, ...], element_bytes: int) -> int:
         return 0
     if len(shape) < 2:
         length = math.prod(shape)
-        tile = min(_LONGEST_ROW, max(_LANES, 1 << (length - 1).bit_length()))
+        tile = min(_LONGEST_ROW, max(LANES, 1 << (length - 1).bit_length()))
         return _round_up(length, tile) * element_bytes
     return element_bytes * min(_padded(math.prod(shape), *tiled) for tiled in itertools.permutations(shape, 2))
 
@@ -50,7 +51,7 @@ def keeps_order(shape: tuple[int, ...]) -> bool:
 
 def _padded(elements: int, rows: int, columns: int) -> int:
     """Return the number of elements beside the tiled dimensions, times the padded tiled dimensions."""
-    tile = _round_up(rows, min(_SUBLANES, 1 << (rows - 1).bit_length())) * _round_up(columns, _LANES)
+    tile = _round_up(rows, min(SUBLANES, 1 << (rows - 1).bit_length())) * _round_up(columns, LANES)
     return elements // (rows * columns) * tile
 
 

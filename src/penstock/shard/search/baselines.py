@@ -15,15 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from penstock.shard.graph.batch_dims import find_batch_dims
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes
+from penstock.shard.mesh.tiles import LANES, SUBLANES
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.problem import Problem
 from penstock.shard.search.weight_pairs import WeightPairs, find_weight_pairs, sides
 
 _FEW = 1024
 """Leaves of fewer elements stay replicated."""
-_COLUMNS, _ROWS = 128, 8
-"""The last dimension is preferred if its shards are multiples of the columns of a TPU tile, any other if they are of its
-rows. Other shards are padded, and the TPU compiler makes an all-reduce of a reduce-scatter into them."""
 DATA_PARALLEL, ZERO_1, FSDP, MEGATRON, MEGATRON_FSDP = "data parallel", "ZeRO-1", "FSDP", "Megatron", "Megatron + FSDP"
 
 
@@ -192,8 +190,9 @@ class _Storage:
         dims = [dim for dim in range(len(sizes)) if self._divides(leaf, layout, dim)]
         local = [size // self._problem.links.shards(mask) for size, mask in zip(sizes, layout, strict=True)]
         n = self._problem.links.shards(self._axes)
+        # Other shards are padded, and the TPU compiler makes an all-reduce of a reduce-scatter into them.
         last = max(dim for dim, size in enumerate(sizes) if size > 1)
-        dims.sort(key=lambda dim: (local[dim] // n % (_COLUMNS if dim == last else _ROWS) != 0, -local[dim], dim))
+        dims.sort(key=lambda dim: (local[dim] // n % (LANES if dim == last else SUBLANES) != 0, -local[dim], dim))
         if dims:
             best = next((dim for dim in dims if self._fits_around(leaf, dim)), dims[0])
             self._spread(leaf, with_axes(layout, best, self._axes))
