@@ -161,7 +161,7 @@ HloModule jit_step, is_scheduled=true, num_partitions=8
 
 %fused_computation.30 (param_0.82: f32[1,64,64]) -> (f32[1,64,64], f32[1,64,128], s32[2], u32[]) {
   %param_0.82 = f32[1,64,64]{1,0,2:T(1,128)S(1)} parameter(0)
-  %all-gather.27 = f32[1,64,128]{1,0,2:T(1,128)} all-gather(%param_0.82), channel_id=15, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={2}, use_global_device_ids=true, frontend_attributes={chain_id="0"}
+  %all-gather.27 = f32[1,64,128]{1,0,2:T(1,128)} all-gather(%param_0.82), channel_id=15, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={2}, use_global_device_ids=true, frontend_attributes={chain_id="0"}, backend_config={"async_collective_fusion_config":{"flag_start":"2","flag_end":"8"}}
   ROOT %custom-call.4 = (f32[1,64,64]{1,0,2:T(1,128)S(1)}, f32[1,64,128]{1,0,2:T(1,128)S(1)}, s32[2]{0:S(4)}, u32[]{:S(2)}) custom-call(%all-gather.27), custom_call_target="AsyncCollectiveStart"
 }
 
@@ -170,14 +170,14 @@ HloModule jit_step, is_scheduled=true, num_partitions=8
   %param_12.7 = bf16[128,64]{1,0:T(8,128)(2,1)S(1)} parameter(2)
   %convolution.8.clone.5 = f32[32,64]{1,0:T(8,128)} convolution(%param_13.6, %param_12.7), dim_labels=bf_io->bf, metadata={op_name="jit(step)/jvp()/while/body/closed_call/dot_general" stack_frame_id=11}
   %param_0.86 = f32[1,64,64]{1,0,2:T(1,128)S(1)} parameter(0)
-  %all-gather.29 = f32[1,64,128]{1,0,2:T(1,128)S(1)} all-gather(%param_0.86), channel_id=15, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={2}, use_global_device_ids=true, frontend_attributes={chain_id="0"}
+  %all-gather.29 = f32[1,64,128]{1,0,2:T(1,128)S(1)} all-gather(%param_0.86), channel_id=15, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={2}, use_global_device_ids=true, frontend_attributes={chain_id="0"}, backend_config={"async_collective_fusion_config":{"flag_start":"2","flag_end":"8"}}
   ROOT %tuple.63 = (f32[32,64]{1,0:T(8,128)S(1)}, f32[1,64,128]{1,0,2:T(1,128)S(1)}) tuple(%convolution.8.clone.5, %all-gather.29)
 }
 
 %fused_computation.32 (param_0.90: f32[1,64,64], param_1.89: f32[1,64,128]) -> f32[1,64,128] {
   %param_0.90 = f32[1,64,64]{1,0,2:T(1,128)S(1)} parameter(0)
   %param_1.89 = f32[1,64,128]{1,0,2:T(1,128)S(1)} parameter(1)
-  %all-gather.31 = f32[1,64,128]{1,0,2:T(1,128)} all-gather(%param_0.90), channel_id=15, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={2}, use_global_device_ids=true, frontend_attributes={chain_id="0"}
+  %all-gather.31 = f32[1,64,128]{1,0,2:T(1,128)} all-gather(%param_0.90), channel_id=15, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={2}, use_global_device_ids=true, frontend_attributes={chain_id="0"}, backend_config={"async_collective_fusion_config":{"flag_start":"2","flag_end":"8"}}
   ROOT %custom-call.6 = f32[1,64,128]{1,0,2:T(1,128)S(1)} custom-call(%param_0.90, %param_1.89, %all-gather.31), custom_call_target="AsyncCollectiveDone"
 }
 
@@ -228,6 +228,18 @@ ENTRY %main.0_spmd (param: f32[64,64]) -> f32[64,16] {
 def test_a_collective_that_the_tpu_compiler_runs_in_three_fusions_counts_once():
     assert only(TPU_ASYNC) == Collective("all-gather", 2 * 4 * 64 * 64, 2, 1.0, ("data",))
     assert count_flops(TPU_ASYNC) == 2 * 32 * 64 * 128  # a convolution without a window is a product
+
+
+def test_a_combined_collective_counts_beside_an_asynchronous_one_of_the_same_channel():
+    # The TPU compiler gives channel 1 to each collective that it combined from several.
+    combined = """
+      %grads = f32[32,128]{1,0} all-reduce(%x), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add, backend_config={}
+      %gte.0 = """
+    text = TPU_ASYNC.replace("channel_id=15", "channel_id=1").replace("\n  %gte.0 = ", combined, 1)
+    assert find_collectives(text, MESH) == [
+        *find_collectives(TPU_ASYNC, MESH),
+        Collective("all-reduce", 4 * 32 * 128, 4, 1.0, ("model",)),
+    ]
 
 
 def test_a_reduce_scatter_of_the_tpu_compiler():

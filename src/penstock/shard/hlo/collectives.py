@@ -34,6 +34,10 @@ DeviceGroups = Sequence[Sequence[int]]
 
 _ASK = "this XLA prints it in a form that penstock cannot read; please report it with that line of the program"
 
+_PHASE = "async_collective_fusion_config"
+"""The TPU compiler writes this at an asynchronous collective in each of the fusions that run a phase of it. Channels do not tell
+phases apart: each collective that the compiler combined from others has channel 1, and so may an asynchronous collective."""
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -109,12 +113,6 @@ class _Collectives:
         self.program = program
         self.mesh = mesh
         self.devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-        self.started = {
-            instruction.attribute(r"channel_id=(\d+)")
-            for computation in program.computations.values()
-            if _is_start(computation)
-            for instruction in computation
-        } - {None}
 
     def of(self, where: Computation) -> list[Collective]:
         """Return the collectives of a computation and of those that it runs."""
@@ -137,8 +135,7 @@ class _Collectives:
 
     def _one(self, kind: str, where: Computation, instruction: Instruction) -> list[Collective]:
         """Return the collectives that one instruction counts as."""
-        channel = instruction.attribute(r"channel_id=(\d+)")
-        if channel in self.started and not _is_start(where):
+        if _PHASE in instruction.attributes and not _is_start(where):
             return []  # a later phase of a collective that an AsyncCollectiveStart began
         operands = where.operand_arrays(instruction)
         total = sum(array.bytes for array in operands)
