@@ -14,6 +14,7 @@ from jax.experimental import pallas
 from tests.shard.limits import COMPILED_HERE, LEAST, compile_to, count_compilations, plan_of, unchecked_plan
 from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
+import penstock as ps
 from penstock.shard import CompileError, PlanError, compile_plan, compiler
 from penstock.shard.errors import CompilerFailedError, CompilerMemoryError, compile_error
 from penstock.shard.hlo import compile_exported
@@ -170,6 +171,50 @@ def test_a_baseline_whose_arguments_exceed_the_limit_is_not_compiled(monkeypatch
         plan_of(deep_step, *DEEP, memory=limit)
     assert compiled
     assert all(plan.cost.memory.arguments <= limit for plan in compiled)
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """Return a plan whose step is left to the compiler, and its limit: all others need 1.2 times the limit."""
+    limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
+    compile_to(monkeypatch, lambda plan: limit if plan.left_to_compiler else 1.2 * limit)
+    return plan_of(deep_step, *DEEP, memory=limit), limit
+
+
+def test_a_plan_left_to_the_compiler_is_taken_before_a_refusal(left):
+    plan, limit = left
+    assert plan.left_to_compiler
+    assert plan.checked.memory == plan.cost.memory.total == limit
+    assert not plan.sharding_constraints.operands
+    assert "the compiler chooses the layouts inside of the step" in str(plan)
+
+
+def test_a_plan_left_to_the_compiler_is_saved_verified_and_trains(left, tmp_path, monkeypatch):
+    plan, _ = left
+    monkeypatch.undo()
+    plan.save(tmp_path / "plan.json")
+    assert ps.Plan.load(tmp_path / "plan.json") == plan
+    keys = jax.random.split(jax.random.key(0), 4)
+    params, batch = [jax.random.normal(key, (512, 512)) / 32 for key in keys], jnp.ones((2048, 512))
+    expected = jax.jit(deep_step)(params, batch)
+    found = plan.jit(deep_step)(plan.put(params), plan.put(batch))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, expected)
+    measured = plan.verify().measured
+    assert measured.arguments == plan.cost.memory.arguments
+
+
+def test_plans_left_to_the_compiler_cost_what_their_programs_say(left):
+    plan, _ = left
+    assert plan.cost.flops == plan.checked.flops == 1.0
+    assert plan.cost.collectives == ()
+
+
+def test_nothing_is_left_to_the_compiler_if_all_plans_are_far_too_large(monkeypatch):
+    limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
+    compiled = compile_to(monkeypatch, lambda plan: 2 * limit)
+    with pytest.raises(PlanError):
+        plan_of(deep_step, *DEEP, memory=limit)
+    assert not any(plan.left_to_compiler for plan in compiled)
 
 
 def test_a_program_that_exceeds_the_memory_of_the_chip_does_not_fit(monkeypatch):

@@ -136,6 +136,8 @@ def edited(path, edit):
             "leaves of role 'parameters' take .* bytes of a device in its cost, .* take 0",
         ),
         (lambda read: read["inputs"].pop(), "leaves of role 'batch' take"),
+        (lambda read: read.update(at_start=[None]), "it has 1 layouts at the start of the step, and 5 arguments"),
+        (lambda read: read.update(at_start=[[["rows"]]] * 5), "cannot be brought to"),
         (lambda read: read.update(outputs=[]), "result 0 replaces argument 0, of 0 results"),
         (lambda read: read.update(mesh={}), "a mesh of the axes {}"),
         (lambda read: read["mesh"].update(model=0), "a mesh of the axes"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.shard.axis_names import name_axes
 from penstock.shard.compiler import choose_compiler, match_topology, read_check
 from penstock.shard.garbage import without_collection
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
+from penstock.shard.left_to_compiler import leave_to_compiler, stored_layouts
 from penstock.shard.memory_check import enforce_limit, least_arguments
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
@@ -162,13 +163,22 @@ def _plan(
 
     @without_collection()
     def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
-        record = write_record(mesh, decisions, baselines, traced, chosen, limit)
-        record = replace(record, remarks=() if remark is None else (remark,))
+        return finish(write_record(mesh, decisions, baselines, traced, chosen, limit))
+
+    def finish(record: PlanRecord) -> PlanRecord:
+        record = replace(record, remarks=(*record.remarks, *(() if remark is None else (remark,))))
         return record if kept is None else name_axes(record, kept)
+
+    def write_left() -> Iterator[tuple[PreparedMesh, Assignment, PlanRecord]]:
+        for mesh, decisions in stored_layouts(baselines):
+            record = write_record(mesh, decisions, baselines, traced, chosen, limit)
+            for left in leave_to_compiler(record, mesh, decisions):
+                yield mesh, decisions, finish(left)
 
     record = enforce_limit(
         search=search,
         write=write,
+        write_left=write_left,
         choose_compiler=compiler,
         traced=traced,
         least_arguments=lambda: min(map(least_arguments, prepared)),

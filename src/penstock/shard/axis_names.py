@@ -88,12 +88,13 @@ def rename_axes(plan: PlanRecord, names: Mapping[str, str]) -> PlanRecord:
 
     cost: Cost = with_collectives(plan.cost)
     constraints = plan.sharding_constraints
+    at_start = tuple(None if each is None else spec(each) for each in constraints.at_start)
     return replace(
         plan,
         mesh_shape={names[axis]: size for axis, size in plan.mesh_shape.items()},
         inputs=tuple(map(leaf, plan.inputs)),
         outputs=tuple(map(leaf, plan.outputs)),
-        sharding_constraints=ShardingConstraints(chains(constraints.operands), chains(constraints.results)),
+        sharding_constraints=ShardingConstraints(chains(constraints.operands), chains(constraints.results), at_start),
         cost=cost,
         axis_work={names[axis]: work for axis, work in plan.axis_work.items()},
         checked=None if plan.checked is None else with_collectives(plan.checked),

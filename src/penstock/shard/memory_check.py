@@ -3,7 +3,7 @@
 In: functions that search for plans, write them as records and compile them. Out: a record that fits the limit. A plan is compiled
 if its prediction is near the limit. The ratio of the prediction and the compiler's figure then corrects the limit of the next
 search: down if the plan does not fit, and up if it needs less than predicted, so that a faster plan is found. Nothing is refused
-by prediction; only stored arguments are counted exactly.
+by prediction; only stored arguments are counted exactly. Before a refusal, plans that leave the step to the compiler are tried.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.shard.compiler import Compiler
 from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard.hlo.analysis import Measured
+from penstock.shard.left_to_compiler import with_cost_of
 from penstock.shard.record import NEAR_LIMIT, PlanRecord
 from penstock.shard.refusals import describe_arguments, describe_excess, describe_unchecked
 from penstock.shard.search.cost_model import Assignment
@@ -29,6 +30,8 @@ _LARGEST = 6000
 compiles in some seconds."""
 _COMPILATIONS = 4
 """The most plans that are compiled, other than the baselines before a refusal."""
+_RESCUED = 1.5
+"""Plans that are left to the compiler are tried if the smallest so far needs at most this many times the limit."""
 _CLOSER = 0.98
 """Factor on a corrected limit, so that the search does not find the same plan again."""
 _WORTHWHILE = 1.05
@@ -38,11 +41,13 @@ _FASTER = 0.98
 
 Search = Callable[[float], MeshPlan]
 Write = Callable[[PreparedMesh, Assignment], PlanRecord]
+WriteLeft = Callable[[], Iterable[tuple[PreparedMesh, Assignment, PlanRecord]]]
 
 
 def enforce_limit(
     search: Search,
     write: Write,
+    write_left: WriteLeft,
     choose_compiler: Callable[[], Compiler],
     traced: TracedStep,
     least_arguments: Callable[[], float],
@@ -55,6 +60,7 @@ def enforce_limit(
     Args:
       search: returns the best decisions for a limit in bytes; those of least memory if none fit by prediction.
       write: writes decisions as a record.
+      write_left: yields plans that leave the step to the compiler, with the mesh and the decisions from which they are made.
       choose_compiler: returns the compiler that decides.
       traced: the step.
       least_arguments: returns the fewest bytes of stored arguments that any layout has on a device.
@@ -81,7 +87,7 @@ def enforce_limit(
     compiler = choose_compiler()
     if compiler.compile is None:
         return _warn_unchecked(plan, compiler.remark)
-    trials = _Trials(search, write, compiler.compile, baselines, plan)
+    trials = _Trials(search, write, write_left, compiler.compile, baselines, plan)
     try:
         trials.run(found, plan)
     except CompileError as error:
@@ -141,12 +147,13 @@ class _Trials:
         self,
         search: Search,
         write: Write,
+        write_left: WriteLeft,
         compile_record: Callable[[PlanRecord], Measured],
         baselines: Mapping[str, MeshPlan],
         plan: PlanRecord,
     ) -> None:
         self._search, self._write, self._compile, self._limit = search, write, compile_record, plan.limit
-        self._baselines = baselines.values()
+        self._write_left, self._baselines = write_left, baselines.values()
         self._done: list[_Trial] = []
         self.current = plan
 
@@ -168,7 +175,7 @@ class _Trials:
     def run(self, found: MeshPlan, plan: PlanRecord) -> None:
         """Compile what the first search found, and then what searches with corrected limits find.
 
-        If none of these fits, compile the baselines too.
+        If none of these fits, compile the baselines too, and then plans that leave the step to the compiler.
 
         Args:
           found: the decisions that the first search found.
@@ -180,6 +187,8 @@ class _Trials:
             self._compile_baselines()
             if self._fitting:
                 self._correct()
+        if not self._fitting and self.smallest.needed <= _RESCUED * self._limit:
+            self._leave_to_compiler()
 
     def _correct(self) -> None:
         """Search again with a corrected limit, and compile what is found, as long as it may be better."""
@@ -197,6 +206,13 @@ class _Trials:
                 continue
             if best is None or (plan.cost.seconds < best.cost.seconds and len(self._done) < _COMPILATIONS):
                 self._try(each.prepared, each.candidate.assignment, plan)
+
+    def _leave_to_compiler(self) -> None:
+        """Compile plans that leave the step to the compiler; their compiled programs say which is the fastest."""
+        for prepared, assignment, plan in self._write_left():
+            if plan.cost.memory.arguments <= self._limit and not self._was_tried(plan):
+                self._try(prepared, assignment, plan)
+                self._done[-1] = _with_cost_of_program(self._done[-1])
 
     def _try(self, prepared: PreparedMesh, assignment: Assignment, plan: PlanRecord) -> None:
         """Compile a plan, which is given as decisions and as a record."""
@@ -234,7 +250,14 @@ class _Trials:
 
     def _was_tried(self, plan: PlanRecord) -> bool:
         """Return whether a plan with the same layouts was compiled."""
-        return any(replace(each.plan, checked=None) == plan for each in self._done)
+        layouts = (plan.mesh_shape, plan.inputs, plan.sharding_constraints)
+        return any((each.plan.mesh_shape, each.plan.inputs, each.plan.sharding_constraints) == layouts for each in self._done)
+
+
+def _with_cost_of_program(trial: _Trial) -> _Trial:
+    """Return a trial whose plan costs what its compiled program says, if the compiler made one."""
+    plan, hardware = trial.plan, trial.prepared.problem.hardware
+    return trial if plan.checked is None else replace(trial, plan=with_cost_of(plan, plan.checked, hardware))
 
 
 def _predicted(trial: _Trial) -> float:

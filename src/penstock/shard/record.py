@@ -125,6 +125,11 @@ class PlanRecord:
         return math.prod(self.mesh_shape.values())
 
     @property
+    def left_to_compiler(self) -> bool:
+        """Return whether the compiler chooses the layouts inside of the step (`left_to_compiler.py`)."""
+        return bool(self.sharding_constraints.at_start)
+
+    @property
     def unchecked(self) -> bool:
         """Return whether it is only predicted that the plan fits: it is near the limit or above it, and was not compiled."""
         return self.checked is None and self.cost.memory.total > NEAR_LIMIT * self.limit

@@ -45,6 +45,7 @@ def save(plan: PlanRecord, path: Path) -> None:
         "state": sorted(plan.state.items()),
         "operands": [[list(index), specs] for index, specs in plan.sharding_constraints.operands.items()],
         "results": [[list(index), specs] for index, specs in plan.sharding_constraints.results.items()],
+        "at_start": plan.sharding_constraints.at_start,
         "cost": asdict(plan.cost),
         "checked": None if plan.checked is None else json.loads(plan.checked.to_json()),
         "axis_work": plan.axis_work,
@@ -96,7 +97,11 @@ def _plan(read: dict[str, Any]) -> PlanRecord:
         inputs=tuple(_leaf(each) for each in read["inputs"]),
         outputs=tuple(_leaf(each) for each in read["outputs"]),
         state={int(index): int(source) for index, source in read["state"]},
-        sharding_constraints=ShardingConstraints(_by_path(read["operands"]), _by_path(read["results"])),
+        sharding_constraints=ShardingConstraints(
+            _by_path(read["operands"]),
+            _by_path(read["results"]),
+            tuple(None if spec is None else _spec(spec) for spec in read["at_start"]),
+        ),
         cost=_cost(read["cost"]),
         axis_work={axis: {kind: float(part) for kind, part in parts.items()} for axis, parts in read["axis_work"].items()},
         baselines={name: _cost(cost) for name, cost in read["baselines"].items()},
@@ -155,6 +160,12 @@ def _contradictions(plan: PlanRecord) -> Iterator[str]:
                 yield f"{leaf.path!r}, shape {list(leaf.shape)}, cannot be {format_spec(spec)} on mesh {describe_mesh(mesh)}"
         if leaf.slices < 1 or math.prod(leaf.shape) % leaf.slices:
             yield f"{leaf.path!r}, shape {list(leaf.shape)}, does not have {leaf.slices} slices"
+    at_start = plan.sharding_constraints.at_start
+    if at_start and len(at_start) != len(plan.inputs):
+        yield f"it has {len(at_start)} layouts at the start of the step, and {len(plan.inputs)} arguments"
+    for leaf, brought in zip(plan.inputs, at_start, strict=False):
+        if brought is not None and (len(brought) != len(leaf.shape) or not _divides(brought, leaf.shape, mesh)):
+            yield f"{leaf.path!r}, shape {list(leaf.shape)}, cannot be brought to {format_spec(brought)} at the start of the step"
     for by_index in (plan.sharding_constraints.operands, plan.sharding_constraints.results):
         for chain in (chain for specs in by_index.values() for chain in specs if chain is not None):
             for spec in chain:

@@ -8,10 +8,23 @@ import pytest
 from tests.shard.search.programs import FAST_LINKS, MESHES, array, model_of, steps, training
 
 from penstock.shard.graph.batch_dims import find_batch_dims
+from penstock.shard.mesh.compiler_models import CPU, TPU
+from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.mesh.resharding import union
-from penstock.shard.search.baselines import DATA_PARALLEL, FSDP, MEGATRON, MEGATRON_FSDP, ZERO_1, data_parallel, find_baselines
+from penstock.shard.search.baselines import (
+    DATA_PARALLEL,
+    FSDP,
+    MEGATRON,
+    MEGATRON_FSDP,
+    ZERO_1,
+    data_parallel,
+    find_baselines,
+    split_storage,
+)
 from penstock.shard.search.cost_model import project
+from penstock.shard.search.mesh_search import prepare_meshes
 from penstock.shard.search.problem import build_problem
+from penstock.shard.trace.step import trace
 
 meshes = pytest.mark.parametrize("mesh", MESHES, ids=str)
 TWO = {"data": 2, "model": 4}
@@ -222,10 +235,31 @@ def test_every_baseline_divides_every_dimension(mesh):
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((64, 1024), 1), ((64, 512), 0), ((64, 3, 512), 0), ((16, 512), 1)])
-def test_storage_is_sharded_where_shards_fill_tiles(shape, dim):
+@pytest.mark.parametrize("compiler", [TPU, CPU], ids=lambda compiler: compiler.name)
+def test_storage_is_sharded_where_shards_fill_tiles_of_tpus(shape, dim, compiler):
     def loss(weight, x):
         return jnp.tanh(x @ weight.reshape(shape[0], -1)).mean()
 
-    problem, made = found((training(loss), (array(*shape), array(4096, shape[0]))), {"data": 8})
-    ((leaf, _), *_) = problem.stored
-    assert [at for at, axes in enumerate(made[FSDP][leaf]) if axes] == [dim]
+    step, args = training(loss), (array(*shape), array(4096, shape[0]))
+    traced = trace(step, args)
+    (mesh,) = prepare_meshes(traced, [{"data": 8}], find_hardware("tpu-v5e"), None, {}, compiler)
+    ((leaf, _), *_) = mesh.problem.stored
+    sharded = [at for at, axes in enumerate(mesh.baselines[FSDP][leaf]) if axes]
+    assert sharded == [dim if compiler is TPU else shape.index(max(shape))]
+
+
+@meshes
+def test_split_storage_shards_state_over_some_axes_and_the_batch_over_the_others(mesh):
+    step = two_layers(mesh)
+    model, problem, kept, batch = problem_of(step, mesh)
+    every = (1 << len(mesh)) - 1
+    splits = list(split_storage(problem, model, [*["parameters"] * len(kept), "batch"]))
+    assert len(splits) == every
+    for axes, assignment in enumerate(splits, start=1):
+        large = [node for node in kept if math.prod(problem.graph.nodes[node].sizes) >= 1024]
+        assert all(union(assignment[node]) == axes for node in large)
+        rows = 0
+        for node, dims in find_batch_dims(problem.graph, [batch]).items():
+            if node not in problem.pinned:
+                rows |= union(tuple(assignment[node][dim] for dim in dims))
+        assert rows == every & ~axes

@@ -35,10 +35,12 @@ class ShardingConstraints:
       operands: path of an equation → for each operand, the layout of its value, then the layout in which it is used.
       results: path of an equation → for each result, the layout in which it is computed, if it is not a partial sum, then
         the layout of its axis group.
+      at_start: for each flat argument, the layout to which it is brought at the start of the step, or None; () if all are None.
     """
 
     operands: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
     results: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
+    at_start: tuple[Spec | None, ...] = ()
 
 
 def insert_constraints(
@@ -54,7 +56,9 @@ def insert_constraints(
     """
 
     def run(*flat: Any) -> list[Any]:
-        return _Evaluation(sharding_constraints, mesh, debug).evaluate(closed.jaxpr, closed.consts, flat, (), {})
+        wanted = sharding_constraints.at_start or (None,) * len(flat)
+        brought = [each if spec is None else _constrain(each, spec, mesh) for each, spec in zip(flat, wanted, strict=True)]
+        return _Evaluation(sharding_constraints, mesh, debug).evaluate(closed.jaxpr, closed.consts, brought, (), {})
 
     return run
 
@@ -96,7 +100,7 @@ class _Evaluation:
             for spec in specs or ():
                 key = (id(given), spec)
                 if key not in constrained:
-                    constrained[key] = (given, self._constrain(array, spec))
+                    constrained[key] = (given, _constrain(array, spec, self._mesh))
                 array = constrained[key][1]
             return array
 
@@ -117,17 +121,11 @@ class _Evaluation:
             specs = self._sharding_constraints.results.get(here, (None,) * len(results))
             for variable, result, chain in zip(equation.outvars, results, specs, strict=True):
                 for spec in chain or ():
-                    result = self._constrain(result, spec)
+                    result = _constrain(result, spec, self._mesh)
                 environment[variable] = result
                 if chain:
                     constrained[id(result), chain[-1]] = (result, result)
         return [read(atom) for atom in jaxpr.outvars]
-
-    def _constrain(self, array: Any, spec: Spec) -> Any:
-        """Return an array with one sharding constraint."""
-        return jax.lax.with_sharding_constraint(
-            array, NamedSharding(self._mesh, PartitionSpec(*(entry or None for entry in spec)))
-        )
 
     def _equation(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
         """Evaluate one equation, with constraints in the jaxprs nested in it."""
@@ -181,3 +179,8 @@ class _Evaluation:
             jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in jaxpr.invars
         ]
         return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, path, {}))(*avals)
+
+
+def _constrain(array: Any, spec: Spec, mesh: Any) -> Any:
+    """Return an array with one sharding constraint."""
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*(entry or None for entry in spec))))

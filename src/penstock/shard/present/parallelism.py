@@ -25,7 +25,8 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
     - *batch*: the axis shards compute along the batch. *tensor parallel*: it shards compute along another dimension, and
       parameters at their use (Megatron, arXiv:1909.08053). *updates and casts of the state*: most of the compute that it shards
       are these, which follow the stored state. *idle*: all devices along it compute the same. If there are several, each has its
-      share of the compute.
+      share of the compute. In a plan that is left to the compiler, an axis that does not shard the batch is *used as the
+      compiler chooses*.
     - *ZeRO-3* (FSDP): the axis shards stored parameters, which are gathered for use. *ZeRO-1*: it shards optimizer leaves, and
       not the parameters that they belong to (arXiv:1910.02054). The share of the leaves follows, unless it is all of them.
     - The collectives that send the most bytes along it.
@@ -36,12 +37,15 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
     """
     if plan.mesh_shape[axis] == 1:
         return ["one device, shards nothing"]
-    work = plan.axis_work[axis]
-    return [*_compute(plan, axis, work), *_storage(plan, axis), *_collectives(plan, axis)]
+    return [*_compute(plan, axis), *_storage(plan, axis), *_collectives(plan, axis)]
 
 
-def _compute(plan: PlanRecord, axis: str, work: dict[str, float]) -> list[str]:
+def _compute(plan: PlanRecord, axis: str) -> list[str]:
     """Describe the part of the compute that an axis shards."""
+    if plan.left_to_compiler:
+        rows = any(leaf.role == "batch" and leaf.used is not None and _has(leaf.used, axis) for leaf in plan.inputs)
+        return ["batch"] if rows else ["used as the compiler chooses"]
+    work = plan.axis_work[axis]
     used = any(leaf.used is not None and _has(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
     names = {
         "batch": "batch",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from penstock.shard.graph.batch_dims import find_batch_dims
 from penstock.shard.graph.step_model import StepModel
@@ -60,6 +60,24 @@ def find_baselines(
             both = (sharded(state, assignment, every & ~axis) for assignment, axis in by_axis)
             found[MEGATRON_FSDP] = min(both, key=problem.seconds)
     return {name: problem.fold(assignment) for name, assignment in found.items()}
+
+
+def split_storage(problem: Problem, model: StepModel, roles: Sequence[str]) -> Iterator[Assignment]:
+    """Yield layouts in which some mesh axes shard each leaf of the state, along its largest dimension, and the others the batch.
+
+    The one in which all axes shard both is FSDP, and not among them.
+
+    Args:
+      problem: the search problem.
+      model: the step.
+      roles: the role of each input.
+    """
+    batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
+    state = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
+    batch_dims, every = find_batch_dims(problem.graph, batch), (1 << len(problem.links.sizes)) - 1
+    for axes in range(1, every + 1):
+        assignment = data_parallel(problem, batch_dims, every & ~axes)
+        yield shard_storage(problem, model, batch_dims, state, assignment, axes)
 
 
 def data_parallel(problem: Problem, batch_dims: Mapping[int, Sequence[int]], axes: int) -> Assignment:
@@ -136,7 +154,7 @@ def shard_storage(
 ) -> Assignment:
     """Return an assignment in which mesh axes also shard stored leaves, each along the largest dimension that they divide.
 
-    A dimension whose shards fill TPU tiles comes before larger ones.
+    On TPUs, a dimension whose shards fill tiles comes before larger ones.
 
     Values that are computed from these leaves alone are sharded like them, and so are those that become their new values, such as
     the update of the optimizer. Products read gathered weights, in the layouts of the given assignment.
@@ -190,9 +208,9 @@ class _Storage:
         dims = [dim for dim in range(len(sizes)) if self._divides(leaf, layout, dim)]
         local = [size // self._problem.links.shards(mask) for size, mask in zip(sizes, layout, strict=True)]
         n = self._problem.links.shards(self._axes)
-        # Other shards are padded, and the TPU compiler makes an all-reduce of a reduce-scatter into them.
-        last = max(dim for dim, size in enumerate(sizes) if size > 1)
-        dims.sort(key=lambda dim: (local[dim] // n % (LANES if dim == last else SUBLANES) != 0, -local[dim], dim))
+        last, tiles = max(dim for dim, size in enumerate(sizes) if size > 1), self._problem.compiler.tiles
+        # Shards that do not fill tiles are padded, and the TPU compiler makes an all-reduce of a reduce-scatter into them.
+        dims.sort(key=lambda dim: (tiles and local[dim] // n % (LANES if dim == last else SUBLANES) != 0, -local[dim], dim))
         if dims:
             best = next((dim for dim in dims if self._fits_around(leaf, dim)), dims[0])
             self._spread(leaf, with_axes(layout, best, self._axes))
