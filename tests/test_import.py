@@ -17,7 +17,7 @@ ROOMS = [
     *("errors", "unknown_costs", "units", "garbage"),
     *("mesh", "trace", "graph", "search", "apply", "hlo"),
     *("own_copy", "record", "arguments", "write_record", "axis_names", "alternatives", "uneven_batch", "jit", "progress"),
-    *("compile_plan", "verify", "compiler", "refusals", "memory_check", "serialization", "present"),
+    *("compile_plan", "verify", "compiler", "refusals", "left_to_compiler", "memory_check", "serialization", "present"),
     *("planned", "_plan", "command"),
 ]
 """The files and folders of `shard/`, likewise."""
