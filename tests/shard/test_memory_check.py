@@ -209,6 +209,15 @@ def test_plans_left_to_the_compiler_cost_what_their_programs_say(left):
     assert plan.cost.collectives == ()
 
 
+def test_a_refusal_names_no_prediction_of_a_plan_left_to_the_compiler(monkeypatch):
+    limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
+    for left, said in ((1.1, False), (1.3, True)):
+        compile_to(monkeypatch, lambda plan, left=left: (left if plan.left_to_compiler else 1.2) * limit)
+        with pytest.raises(PlanError, match="no layout that was found fits") as refused:
+            plan_of(deep_step, *DEEP, memory=limit)
+        assert ("predicted to need" in str(refused.value)) is said
+
+
 def test_nothing_is_left_to_the_compiler_if_all_plans_are_far_too_large(monkeypatch):
     limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
     compiled = compile_to(monkeypatch, lambda plan: 2 * limit)

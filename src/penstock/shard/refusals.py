@@ -65,11 +65,12 @@ def describe_excess(
     """
     arguments = _largest_arguments(prepared, assignment, traced)
     largest = "; ".join((*arguments, *_largest_activations(prepared, assignment, traced)))
+    predicted = "" if plan.left_to_compiler else f"It was predicted to need {format_bytes(plan.cost.memory.total)}. "
     return (
         f"no layout that was found fits {format_bytes(plan.limit)} a device on mesh {describe_mesh(plan.mesh_shape)}: of "
         f"{counted(count, 'plan')} that {compiler.name} compiled, the smallest needs {format_bytes(needed)}, "
         f"{format_bytes(needed - plan.limit)} too much; {format_bytes(plan.cost.memory.arguments)} of it are arguments. "
-        f"It was predicted to need {format_bytes(plan.cost.memory.total)}. The largest on each device: {largest}. "
+        f"{predicted}The largest on each device: {largest}. "
         f"More than {plan.device_count} devices, a smaller batch, or jax.checkpoint around each layer would help."
         f"{f' Note that {compiler.remark}.' if compiler.remark else ''}"
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tests.shard.limits import compile_to
 
 import penstock as ps
 from penstock.bench.suites.shard import planning
@@ -43,6 +44,15 @@ def test_a_limit_that_the_compiler_says_is_not_kept_is_a_refusal():
     score, made = plan_within(asked(), "tight", smallest + 10)
     assert (score.refused, score.score, made) == (True, None, None)
     assert "no layout" in score.reason
+
+
+def test_a_plan_that_is_left_to_the_compiler_is_scored_and_has_no_prediction(monkeypatch):
+    limit = 2**20
+    compile_to(monkeypatch, lambda plan: limit if plan.left_to_compiler else 1.2 * limit)
+    score, made = plan_within(asked(), "tight", limit)
+    assert made.left_to_compiler
+    assert score.predicted is None
+    assert score.score.memory == limit
 
 
 def test_a_step_that_fails_is_no_refusal():

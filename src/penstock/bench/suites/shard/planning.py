@@ -106,7 +106,8 @@ def _checked(asked: Asked, memory: int, score: PlanScore) -> tuple[Plan, PlanSco
     return made, replace(
         score,
         checking=time.perf_counter() - begin,
-        predicted=_prediction(made),
+        # The cost of a plan that is left to the compiler is read from the program, and no prediction.
+        predicted=None if made.left_to_compiler else _prediction(made),
         mesh=describe_mesh(made.mesh_shape),
         notes=tuple(reason(each.message) for each in warned if issubclass(each.category, UserWarning)),
     )

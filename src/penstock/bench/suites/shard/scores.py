@@ -71,6 +71,7 @@ class PlanScore:
       checking: seconds that it took to plan with the compiler that judges; None if no plan came out.
       mesh: the plan's mesh, in words.
       score: None where there is no plan, or it did not compile.
+      predicted: None without a plan, and for a plan that is left to the compiler.
       reason: why there is no score.
       refused: the planner found that nothing fits; otherwise a missing score is an error.
       notes: the warnings of the planner.
