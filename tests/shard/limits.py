@@ -8,6 +8,7 @@ from tests.shard.steps import mlp, mlp_step, rows
 import penstock as ps
 from penstock.shard import compile_plan, compiler, find_hardware
 from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.collectives import Collective
 
 AT_HAND = replace(find_hardware("tpu-v5e"), name="a chip whose compiler is that of this machine", platform="cpu")
 COMPILED_HERE = "the CPU compiler for 8 of this process's devices"
@@ -47,14 +48,21 @@ def count_compilations(monkeypatch):
     return compiled
 
 
-def compile_to(monkeypatch, bytes_of):
-    """Replace the compiler by one whose programs need `bytes_of(plan)`; return the plans that it compiles."""
+def compile_to(monkeypatch, bytes_of, sent_by=None):
+    """Replace the compiler by one whose programs need `bytes_of(plan)`; return the plans that it compiles.
+
+    With `sent_by`, they compute what is predicted, and send `sent_by(plan)` bytes in an all-reduce.
+    """
     compiled = []
 
     def compile_plan(plan, *_):
         compiled.append(plan)
         arguments = plan.cost.memory.arguments
-        return Measured(arguments, 0, int(bytes_of(plan)) - arguments, 0, 1.0, (), 1.0, (), "a made-up compiler")
+        collectives, flops = (), 1.0
+        if sent_by is not None:
+            flops = plan.cost.flops
+            collectives = (Collective("all-reduce", sent_by(plan), plan.device_count, count=1.0, axes=tuple(plan.mesh_shape)),)
+        return Measured(arguments, 0, int(bytes_of(plan)) - arguments, 0, flops, collectives, 1.0, (), "a made-up compiler")
 
     monkeypatch.setattr(compiler, "compile_plan", compile_plan)
     return compiled

@@ -226,6 +226,70 @@ def test_nothing_is_left_to_the_compiler_if_all_plans_are_far_too_large(monkeypa
     assert not any(plan.left_to_compiler for plan in compiled)
 
 
+# The compiler decides what is fast, where it is asked to decide.
+
+SMALL_PLAN = 2**20  # bytes, far below the limit
+
+
+def test_a_step_left_to_the_compiler_is_taken_where_its_program_is_faster(monkeypatch):
+    compiled = compile_to(monkeypatch, lambda plan: SMALL_PLAN, lambda plan: 0 if plan.left_to_compiler else 2**30)
+    plan = plan_of(deep_step, *DEEP, check=True)
+    assert plan.left_to_compiler
+    assert plan.cost.bytes_on_wire == 0
+    assert "slower once compiled" in str(plan)
+    assert len(compiled) <= 1 + 8
+
+
+def test_a_baseline_is_taken_where_its_program_is_faster(monkeypatch):
+    searched = plan_of(deep_step, *DEEP, check=False)
+    slower = max(searched.baselines.values(), key=lambda cost: cost.seconds)
+    compile_to(monkeypatch, lambda plan: SMALL_PLAN, lambda plan: 0 if plan.cost == slower else 2**30)
+    plan = plan_of(deep_step, *DEEP, check=True)
+    assert plan.cost == slower
+    assert not plan.left_to_compiler
+    assert "chosen because its compiled program costs less" in str(plan)
+
+
+def test_programs_of_one_speed_leave_the_plan_that_the_search_found(monkeypatch):
+    searched = plan_of(deep_step, *DEEP, check=False)
+    compiled = compile_to(monkeypatch, lambda plan: SMALL_PLAN, lambda plan: 2**30)
+    plan = plan_of(deep_step, *DEEP, check=True)
+    assert plan.sharding_constraints == searched.sharding_constraints
+    assert len(compiled) > 1
+
+
+def test_a_faster_program_that_does_not_fit_is_not_taken(monkeypatch):
+    searched = plan_of(deep_step, *DEEP, check=False)
+    limit = 4 * searched.cost.memory.total
+    compile_to(
+        monkeypatch,
+        lambda plan: 2 * limit if plan.left_to_compiler else SMALL_PLAN,
+        lambda plan: 0 if plan.left_to_compiler else 2**30,
+    )
+    assert not plan_of(deep_step, *DEEP, memory=limit, check=True).left_to_compiler
+
+
+@pytest.mark.parametrize(("check", "sent"), [(None, 2**30), (True, 0)])
+def test_contenders_are_compiled_only_on_request_and_for_a_program_that_costs_more(check, sent, monkeypatch):
+    searched = plan_of(deep_step, *DEEP, check=False)
+    limit = int(1.3 * searched.cost.memory.total)  # so near that None compiles too
+    compiled = compile_to(monkeypatch, lambda plan: plan.cost.memory.total, lambda plan: sent)
+    plan_of(deep_step, *DEEP, memory=limit, check=check)
+    assert len(compiled) == 1
+
+
+def test_a_contender_that_the_compiler_fails_on_leaves_the_plan(monkeypatch):
+    def fail_if_left(plan):
+        if plan.left_to_compiler:
+            raise CompilerFailedError("the compiler crashed")
+        return SMALL_PLAN
+
+    compile_to(monkeypatch, fail_if_left, lambda plan: 2**30)
+    plan = plan_of(deep_step, *DEEP, check=True)
+    assert not plan.left_to_compiler
+    assert not plan.unchecked
+
+
 def test_a_program_that_exceeds_the_memory_of_the_chip_does_not_fit(monkeypatch):
     def out_of_memory(plan, *_):
         raise CompilerMemoryError("out of memory", 3 * 2**30)

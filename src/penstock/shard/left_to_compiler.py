@@ -21,8 +21,8 @@ from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
 
 LEFT_TO_COMPILER = (
-    "the compiler chooses the layouts inside of the step, because no plan that gives them was found to fit; the cost is that of "
-    "the compiled program"
+    "the compiler chooses the layouts inside of the step, because plans that give them do not fit, or are slower once compiled; "
+    "the cost is that of the compiled program"
 )
 
 

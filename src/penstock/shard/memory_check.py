@@ -4,6 +4,7 @@ In: functions that search for plans, write them as records and compile them. Out
 if its prediction is near the limit. The ratio of the prediction and the compiler's figure then corrects the limit of the next
 search: down if the plan does not fit, and up if it needs less than predicted, so that a faster plan is found. Nothing is refused
 by prediction; only stored arguments are counted exactly. Before a refusal, plans that leave the step to the compiler are tried.
+They and the baselines are also tried where the compiler was asked to decide and its program costs more than predicted.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.shard.compiler import Compiler
 from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.left_to_compiler import with_cost_of
+from penstock.shard.left_to_compiler import stored_layouts, with_cost_of
 from penstock.shard.record import NEAR_LIMIT, PlanRecord
 from penstock.shard.refusals import describe_arguments, describe_excess, describe_unchecked
 from penstock.shard.search.cost_model import Assignment
@@ -38,10 +39,15 @@ _WORTHWHILE = 1.05
 """A search is repeated with a higher limit if it is higher by this factor."""
 _FASTER = 0.98
 """A plan is compiled for its speed if it is predicted to take less than this fraction of the time of one that fits."""
+_MORE_COSTLY = 1.05
+"""Contenders are compiled if the program of a plan costs more than its prediction by this factor."""
+_CONTENDERS = 8
+"""The most contenders that are compiled."""
+CHOSEN_BY_PROGRAM = "chosen because its compiled program costs less than that of the plan of least predicted cost"
 
 Search = Callable[[float], MeshPlan]
 Write = Callable[[PreparedMesh, Assignment], PlanRecord]
-WriteLeft = Callable[[], Iterable[tuple[PreparedMesh, Assignment, PlanRecord]]]
+WriteLeft = Callable[[PreparedMesh, Assignment], list[PlanRecord]]
 
 
 def enforce_limit(
@@ -60,7 +66,7 @@ def enforce_limit(
     Args:
       search: returns the best decisions for a limit in bytes; those of least memory if none fit by prediction.
       write: writes decisions as a record.
-      write_left: yields plans that leave the step to the compiler, with the mesh and the decisions from which they are made.
+      write_left: writes decisions as records that leave the step to the compiler.
       choose_compiler: returns the compiler that decides.
       traced: the step.
       least_arguments: returns the fewest bytes of stored arguments that any layout has on a device.
@@ -90,6 +96,8 @@ def enforce_limit(
     trials = _Trials(search, write, write_left, compiler.compile, baselines, plan)
     try:
         trials.run(found, plan)
+        if check and trials.fastest is not None:
+            return trials.fastest_program()
     except CompileError as error:
         if trials.fastest is not None:
             return trials.fastest
@@ -153,7 +161,7 @@ class _Trials:
         plan: PlanRecord,
     ) -> None:
         self._search, self._write, self._compile, self._limit = search, write, compile_record, plan.limit
-        self._write_left, self._baselines = write_left, baselines.values()
+        self._write_left, self._baselines = write_left, baselines
         self._done: list[_Trial] = []
         self.current = plan
 
@@ -200,7 +208,7 @@ class _Trials:
 
     def _compile_baselines(self) -> None:
         """Compile the baselines that may fit, those of least predicted memory first, until one fits and the others are slower."""
-        for each in sorted(self._baselines, key=lambda each: each.candidate.memory):
+        for each in sorted(self._baselines.values(), key=lambda each: each.candidate.memory):
             plan, best = self._write(each.prepared, each.candidate.assignment), self.fastest
             if plan.cost.memory.arguments > self._limit or self._was_tried(plan):
                 continue
@@ -209,10 +217,47 @@ class _Trials:
 
     def _leave_to_compiler(self) -> None:
         """Compile plans that leave the step to the compiler; their compiled programs say which is the fastest."""
-        for prepared, assignment, plan in self._write_left():
-            if plan.cost.memory.arguments <= self._limit and not self._was_tried(plan):
+        for prepared, assignment in stored_layouts(self._baselines):
+            for plan in self._write_left(prepared, assignment):
+                if plan.cost.memory.arguments <= self._limit and not self._was_tried(plan):
+                    self._try(prepared, assignment, plan)
+                    self._done[-1] = _with_cost_of_program(self._done[-1])
+
+    def fastest_program(self) -> PlanRecord:
+        """Return the plan that fits and whose program costs the least. Near-ties are won by the one that the search found.
+
+        If the program of the fastest plan costs more than predicted, the compiler added collectives to those of its layouts.
+        Layouts with a higher prediction may then be faster, so contenders are compiled.
+        """
+        best = min(self._fitting, key=lambda each: each.plan.cost.seconds)
+        if _seconds_of_program(best) <= _MORE_COSTLY * _without_overlap(best.plan):
+            return best.plan
+        before = len(self._done)
+        for prepared, assignment, plan in itertools.islice(self._contenders(best), _CONTENDERS):
+            try:
                 self._try(prepared, assignment, plan)
-                self._done[-1] = _with_cost_of_program(self._done[-1])
+            except CompileError:
+                break
+        contenders = [each for each in self._done[before:] if each.fits]
+        first = min(contenders, key=_seconds_of_program, default=best)
+        if _seconds_of_program(first) > _FASTER * _seconds_of_program(best):
+            return best.plan
+        if first.plan.left_to_compiler:
+            return _with_cost_of_program(first).plan
+        return replace(first.plan, remarks=(*first.plan.remarks, CHOSEN_BY_PROGRAM))
+
+    def _contenders(self, best: _Trial) -> Iterator[tuple[PreparedMesh, Assignment, PlanRecord]]:
+        """Yield plans whose programs may cost less than that of the fastest plan, those of least predicted cost first.
+
+        They are the baselines, and its layouts and those of `stored_layouts` left to the compiler.
+        """
+        found = [(each.prepared, each.candidate.assignment) for each in self._baselines.values()]
+        written = [(*each, self._write(*each)) for each in found]
+        for layouts in [(best.prepared, best.assignment), *stored_layouts(self._baselines)]:
+            written += [(*layouts, plan) for plan in self._write_left(*layouts)]
+        for each in sorted(written, key=lambda each: each[2].cost.seconds):
+            if each[2].cost.memory.arguments <= self._limit and not self._was_tried(each[2]):
+                yield each
 
     def _try(self, prepared: PreparedMesh, assignment: Assignment, plan: PlanRecord) -> None:
         """Compile a plan, which is given as decisions and as a record."""
@@ -258,6 +303,16 @@ def _with_cost_of_program(trial: _Trial) -> _Trial:
     """Return a trial whose plan costs what its compiled program says, if the compiler made one."""
     plan, hardware = trial.plan, trial.prepared.problem.hardware
     return trial if plan.checked is None else replace(trial, plan=with_cost_of(plan, plan.checked, hardware))
+
+
+def _seconds_of_program(trial: _Trial) -> float:
+    """Return the cost of a compiled program, in seconds, if nothing is hidden."""
+    return _with_cost_of_program(trial).plan.cost.seconds
+
+
+def _without_overlap(plan: PlanRecord) -> float:
+    """Return the predicted seconds of a plan, if nothing is hidden."""
+    return plan.cost.compute + plan.cost.communication
 
 
 def _predicted(trial: _Trial) -> float:
