@@ -258,6 +258,21 @@ def test_programs_of_one_speed_leave_the_plan_that_the_search_found(monkeypatch)
     assert len(compiled) > 1
 
 
+def test_of_near_ties_among_contenders_the_one_of_least_memory_is_taken(monkeypatch):
+    searched = plan_of(deep_step, *DEEP, check=False)
+    smallest = searched.baselines["FSDP"]
+    compile_to(
+        monkeypatch,
+        lambda plan: SMALL_PLAN if plan.cost == smallest else 2 * SMALL_PLAN,
+        lambda plan: 2**30 if plan.sharding_constraints == searched.sharding_constraints else 0,
+    )
+    costs = {name: cost.compute for name, cost in searched.baselines.items()}
+    plan = plan_of(deep_step, *DEEP, check=True)
+    near = [name for name, compute in costs.items() if compute <= min(costs.values()) / 0.98]
+    assert ("FSDP" in near) == (plan.cost == smallest)
+    assert "FSDP" in near, "take a step whose baselines compute alike"
+
+
 def test_a_faster_program_that_does_not_fit_is_not_taken(monkeypatch):
     searched = plan_of(deep_step, *DEEP, check=False)
     limit = 4 * searched.cost.memory.total

@@ -96,9 +96,11 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
         seconds = sent / hardware.bandwidth(each.axes) + hardware.latency(each.axes) * each.count
         collectives.append(PlannedCollective(each.kind, each.axes, each.count, sent, seconds, hidden=0.0))
     work = measured.flops / plan.cost.flops if plan.cost.flops else 1.0
+    # What the compiler adds is computed at the peak; the memory traffic stays as predicted.
+    added = plan.cost.flops_seconds * (work - 1.0)
     cost = replace(
         plan.cost,
-        compute=plan.cost.compute * work,
+        compute=max(0.0, plan.cost.compute + added),
         flops=measured.flops,
         flops_seconds=plan.cost.flops_seconds * work,
         collectives=tuple(sorted(_merged(collectives), key=lambda each: -each.seconds)),

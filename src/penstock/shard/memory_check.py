@@ -224,10 +224,11 @@ class _Trials:
                     self._done[-1] = _with_cost_of_program(self._done[-1])
 
     def fastest_program(self) -> PlanRecord:
-        """Return the plan that fits and whose program costs the least. Near-ties are won by the one that the search found.
+        """Return the plan that fits and whose program costs the least.
 
         If the program of the fastest plan costs more than predicted, the compiler added collectives to those of its layouts.
-        Layouts with a higher prediction may then be faster, so contenders are compiled.
+        Layouts with a higher prediction may then be faster, so contenders are compiled. Near-ties are won by the plan that the search
+        found, and among contenders by the one that needs the least memory.
         """
         best = min(self._fitting, key=lambda each: each.plan.cost.seconds)
         if _seconds_of_program(best) <= _MORE_COSTLY * _without_overlap(best.plan):
@@ -239,9 +240,11 @@ class _Trials:
             except CompileError:
                 break
         contenders = [each for each in self._done[before:] if each.fits]
-        first = min(contenders, key=_seconds_of_program, default=best)
-        if _seconds_of_program(first) > _FASTER * _seconds_of_program(best):
+        fastest = min(map(_seconds_of_program, contenders), default=math.inf)
+        if fastest > _FASTER * _seconds_of_program(best):
             return best.plan
+        near_ties = [each for each in contenders if _FASTER * _seconds_of_program(each) <= fastest]
+        first = min(near_ties, key=lambda each: each.needed)
         if first.plan.left_to_compiler:
             return _with_cost_of_program(first).plan
         return replace(first.plan, remarks=(*first.plan.remarks, CHOSEN_BY_PROGRAM))
