@@ -264,13 +264,9 @@ def test_of_near_ties_among_contenders_the_one_of_least_memory_is_taken(monkeypa
     compile_to(
         monkeypatch,
         lambda plan: SMALL_PLAN if plan.cost == smallest else 2 * SMALL_PLAN,
-        lambda plan: 2**30 if plan.sharding_constraints == searched.sharding_constraints else 0,
+        lambda plan: 2**33 if plan.sharding_constraints == searched.sharding_constraints else 2**32,  # what is computed is little
     )
-    costs = {name: cost.compute for name, cost in searched.baselines.items()}
-    plan = plan_of(deep_step, *DEEP, check=True)
-    near = [name for name, compute in costs.items() if compute <= min(costs.values()) / 0.98]
-    assert ("FSDP" in near) == (plan.cost == smallest)
-    assert "FSDP" in near, "take a step whose baselines compute alike"
+    assert plan_of(deep_step, *DEEP, check=True).checked.memory == SMALL_PLAN
 
 
 def test_a_faster_program_that_does_not_fit_is_not_taken(monkeypatch):

@@ -227,8 +227,8 @@ class _Trials:
         """Return the plan that fits and whose program costs the least.
 
         If the program of the fastest plan costs more than predicted, the compiler added collectives to those of its layouts.
-        Layouts with a higher prediction may then be faster, so contenders are compiled. Near-ties are won by the plan that the search
-        found, and among contenders by the one that needs the least memory.
+        Layouts with a higher prediction may then be faster, so contenders are compiled. Near-ties are won by the plan that the
+        search found, and among contenders by the one that needs the least memory.
         """
         best = min(self._fitting, key=lambda each: each.plan.cost.seconds)
         if _seconds_of_program(best) <= _MORE_COSTLY * _without_overlap(best.plan):
