@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas
-from tests.shard.limits import COMPILED_HERE, LEAST, compile_to, count_compilations, plan_of, unchecked_plan
+from tests.shard.limits import AT_HAND, COMPILED_HERE, LEAST, compile_to, count_compilations, plan_of, unchecked_plan
 from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
 import penstock as ps
@@ -287,6 +287,17 @@ def test_contenders_are_compiled_only_on_request_and_for_a_program_that_costs_mo
     compiled = compile_to(monkeypatch, lambda plan: plan.cost.memory.total, lambda plan: sent)
     plan_of(deep_step, *DEEP, memory=limit, check=check)
     assert len(compiled) == 1
+
+
+def test_bytes_that_the_compiler_adds_count_also_where_it_saves_latency(monkeypatch):
+    searched = plan_of(deep_step, *SMALL, mesh={"data": 2}, check=False)
+    link = AT_HAND.bandwidth(("data",))
+    # One all-reduce of two devices sends its size. It takes as long as all that is predicted: more bytes, less latency.
+    size = int(searched.cost.communication * link)
+    assert size > 1.2 * searched.cost.bytes_on_wire, "take a step whose collectives are slower for their latency"
+    compiled = compile_to(monkeypatch, lambda plan: SMALL_PLAN, lambda plan: size)
+    plan_of(deep_step, *SMALL, mesh={"data": 2}, check=True)
+    assert len(compiled) > 1
 
 
 def test_a_contender_that_the_compiler_fails_on_leaves_the_plan(monkeypatch):

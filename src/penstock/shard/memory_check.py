@@ -231,7 +231,7 @@ class _Trials:
         search found, and among contenders by the one that needs the least memory.
         """
         best = min(self._fitting, key=lambda each: each.plan.cost.seconds)
-        if _seconds_of_program(best) <= _MORE_COSTLY * _without_overlap(best.plan):
+        if not _costs_more_than_predicted(best):
             return best.plan
         before = len(self._done)
         for prepared, assignment, plan in itertools.islice(self._contenders(best), _CONTENDERS):
@@ -313,9 +313,15 @@ def _seconds_of_program(trial: _Trial) -> float:
     return _with_cost_of_program(trial).plan.cost.seconds
 
 
-def _without_overlap(plan: PlanRecord) -> float:
-    """Return the predicted seconds of a plan, if nothing is hidden."""
-    return plan.cost.compute + plan.cost.communication
+def _costs_more_than_predicted(trial: _Trial) -> bool:
+    """Return whether a program costs more than predicted, if nothing is hidden: in all, or for the bytes that it sends.
+
+    The compiler combines small collectives, which may save as much latency as the bytes that it adds take.
+    """
+    program, predicted = _with_cost_of_program(trial).plan.cost, trial.plan.cost
+    added = program.communication * (1 - predicted.bytes_on_wire / max(program.bytes_on_wire, 1.0))
+    without = program.seconds / _MORE_COSTLY
+    return predicted.compute + predicted.communication < without or program.seconds - added < without
 
 
 def _predicted(trial: _Trial) -> float:
