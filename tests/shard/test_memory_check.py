@@ -290,13 +290,14 @@ def test_contenders_are_compiled_only_on_request_and_for_a_program_that_costs_mo
 
 
 def test_bytes_that_the_compiler_adds_count_also_where_it_saves_latency(monkeypatch):
-    searched = plan_of(deep_step, *SMALL, mesh={"data": 2}, check=False)
-    link = AT_HAND.bandwidth(("data",))
+    args = [array(128, 128) for _ in range(8)], array(1024, 128)
+    searched = plan_of(deep_step, *args, mesh={"data": 2}, check=False)
+    link, latency = AT_HAND.bandwidth(("data",)), AT_HAND.latency(("data",))
     # One all-reduce of two devices sends its size. It takes as long as all that is predicted: more bytes, less latency.
-    size = int(searched.cost.communication * link)
+    size = int((searched.cost.communication - latency) * link)
     assert size > 1.2 * searched.cost.bytes_on_wire, "take a step whose collectives are slower for their latency"
     compiled = compile_to(monkeypatch, lambda plan: SMALL_PLAN, lambda plan: size)
-    plan_of(deep_step, *SMALL, mesh={"data": 2}, check=True)
+    plan_of(deep_step, *args, mesh={"data": 2}, check=True)
     assert len(compiled) > 1
 
 
