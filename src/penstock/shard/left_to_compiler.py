@@ -96,7 +96,7 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
         seconds = sent / hardware.bandwidth(each.axes) + hardware.latency(each.axes) * each.count
         collectives.append(PlannedCollective(each.kind, each.axes, each.count, sent, seconds, hidden=0.0))
     work = measured.flops / plan.cost.flops if plan.cost.flops else 1.0
-    # What the compiler adds is computed at the peak; the memory traffic stays as predicted.
+    # Count added FLOPs at the peak, and keep the predicted memory traffic.
     added = plan.cost.flops_seconds * (work - 1.0)
     cost = replace(
         plan.cost,
