@@ -45,20 +45,19 @@ def test_a_loop_that_was_only_started_gets_no_verdict():
 
 def test_a_slow_transform_is_found():
     """The transform holds a batch until the consumer asks for it, so all of the time is spent there."""
-    asked = threading.Semaphore(0)
+    asked = [threading.Event() for _ in range(16)]
 
     def wait_to_be_asked(batch):
-        asked.acquire()
+        asked[batch["x"][0] // 4].wait()  # one event a batch: several threads transform, in any order
         threading.Event().wait(0.01)
         return batch
 
     feed = ps.feed(ps.Loader({"x": np.arange(64)}, 4, epochs=1, transform=wait_to_be_asked))
-    while True:
-        asked.release()
-        try:
-            next(feed)
-        except StopIteration:
-            break
+    for event in asked:
+        event.set()
+        next(feed)
+    with pytest.raises(StopIteration):
+        next(feed)
     assert feed.stats().bottleneck == "transform"
     assert "`transform`" in feed.stats().verdict
 
