@@ -44,20 +44,14 @@ def test_a_loop_that_was_only_started_gets_no_verdict():
 
 
 def test_a_slow_transform_is_found():
-    """The transform holds a batch until the consumer asks for it, so all of the time is spent there."""
-    asked = [threading.Event() for _ in range(16)]
+    list(ps.feed([np.arange(4)]))  # JAX starts here: it would count as the placement of the first batch
 
-    def wait_to_be_asked(batch):
-        asked[batch["x"][0] // 4].wait()  # one event a batch: several threads transform, in any order
-        threading.Event().wait(0.01)
+    def wait(batch):
+        threading.Event().wait(0.05)
         return batch
 
-    feed = ps.feed(ps.Loader({"x": np.arange(64)}, 4, epochs=1, transform=wait_to_be_asked))
-    for event in asked:
-        event.set()
-        next(feed)
-    with pytest.raises(StopIteration):
-        next(feed)
+    feed = ps.feed(ps.Loader({"x": np.arange(64)}, 4, epochs=1, transform=wait))
+    assert len(list(feed)) == 16
     assert feed.stats().bottleneck == "transform"
     assert "`transform`" in feed.stats().verdict
 
