@@ -10,9 +10,10 @@ that is scattered.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from penstock.shard.graph.primitives import ALIASES
-from penstock.shard.trace.flat_program import FlatProgram
+from penstock.shard.trace.flat_program import FlatProgram, Loop, Op
 
 _ADDITIONS = ("add", "add_any")
 
@@ -23,12 +24,22 @@ def find_accumulated(program: FlatProgram) -> dict[int, float]:
     Args:
       program: the step.
     """
+    return {value: addition.count / (loop.length or 1) for loop, addition, value in find_additions(program)}
+
+
+def find_additions(program: FlatProgram) -> Iterator[tuple[Loop, Op, int]]:
+    """Yield each loop of known length, an addition to a carry in it that nothing else reads, and the value that is added.
+
+    The value is the result of an operation that is not elementwise, perhaps reshaped before it is added.
+
+    Args:
+      program: the step.
+    """
     made_by = {result: op for op in program.ops for result in op.results}
     reads = Counter(operand for op in program.ops for operand in op.operands)
     reads.update(program.outputs)
     for loop in program.loops:
         reads.update((*loop.operands, *(inside for inside, _ in loop.stacks), *(carry.after for carry in loop.carries)))
-    found: dict[int, float] = {}
     for loop in program.loops:
         for carry in loop.carries:
             addition = made_by.get(carry.after) if carry.after is not None else None
@@ -42,7 +53,6 @@ def find_accumulated(program: FlatProgram) -> dict[int, float]:
                 op = made_by[added]
                 if op.primitive not in ALIASES:
                     if op.count == addition.count and not op.rule.identity:
-                        found[added] = op.count / loop.length
+                        yield loop, addition, added
                     break
                 added = op.operands[0]
-    return found

@@ -14,23 +14,16 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from penstock.shard.graph.accumulations import find_accumulated
 from penstock.shard.graph.axis_groups import AxisGroups
+from penstock.shard.graph.loop_reuse import find_reuse
 from penstock.shard.graph.overlap import find_early_values, find_late_values
 from penstock.shard.graph.primitives import CONTRACTIONS
+from penstock.shard.graph.work import Dims, Traffic, Work, compute_dtype
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.resharding import ReshardStep
 from penstock.shard.trace.flat_program import FlatProgram, Op, Path
-
-Dims = tuple[int | None, ...]
-Work = tuple[str, float, tuple[tuple[float, Dims | None], ...]]
-"""The work of an operation in a step if nothing is sharded: dtype, FLOPs, and its HBM traffic as pairs (bytes, dimensions of
-the node that divide them). None instead of the dimensions means that all of them do."""
-
 
 Reading = tuple[int, float, Path]
 """A value, how often the operations run that read it, and the `jax.checkpoint` that they are in. A weight that is gathered for
@@ -181,6 +174,7 @@ class _GraphBuilder:
         self.program, self.groups, self.compiler = program, groups, compiler
         self.early, self.late = find_early_values(program), find_late_values(program)
         self.accumulated = find_accumulated(program) if compiler.moves_sums else {}
+        self.reuse = find_reuse(program)
         self.readers: dict[int, list[Op]] = defaultdict(list)
         for op in groups.non_elementwise:
             for operand in {value for value in op.operands if value is not None}:
@@ -281,12 +275,15 @@ class _GraphBuilder:
 
     def _work_of(self, op: Op) -> Work:
         """Return the work of an operation. A contraction reads its local shard of every operand from HBM."""
-        flops, count = op.flops * op.count, op.count
+        flops, count, index = op.flops * op.count, op.count, self.op_index[id(op)]
         if op.primitive not in CONTRACTIONS:
-            return self._dtype_of(op), flops, ((self.hbm_traffic[self.op_index[id(op)]] * count, None),)
+            reuse = self.reuse.get((index, op.results[0])) if op.results else None
+            return self._dtype_of(op), flops, (Traffic(self.hbm_traffic[index] * count, None, reuse),)
         operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None]
         arrays = (*operands, *zip(op.results, op.rule.results, strict=True))
-        traffic = tuple((self.program.values[value].bytes * count, dims) for value, dims in arrays)
+        traffic = tuple(
+            Traffic(self.program.values[value].bytes * count, dims, self.reuse.get((index, value))) for value, dims in arrays
+        )
         return self._dtype_of(op), flops, traffic
 
     def _add_edge(
@@ -332,7 +329,7 @@ class _GraphBuilder:
     def _dtype_of(self, op: Op) -> str:
         """Return the name of the dtype in which an operation computes."""
         if id(op) not in self.dtype_of:
-            self.dtype_of[id(op)] = _compute_dtype(self.program, op)
+            self.dtype_of[id(op)] = compute_dtype(self.program, op)
         return self.dtype_of[id(op)]
 
 
@@ -353,21 +350,6 @@ def _fixed_factors(op: Op) -> tuple[tuple[str, ...] | None, ...] | None:
             if factor is not None:
                 fixed[factor] = entry
     return tuple(fixed.get(factor) for factor in range(len(op.rule.sizes)))
-
-
-def _compute_dtype(program: FlatProgram, op: Op) -> str:
-    """Return the name of the dtype in which an operation computes: that of its largest operand."""
-    values = [program.values[value] for value in op.operands if value is not None] or [program.values[op.results[0]]]
-    return _dtype_name(max(values, key=lambda value: value.bytes).dtype)
-
-
-@functools.lru_cache(maxsize=256)
-def _dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype, of the kind that products know."""
-    try:
-        return np.dtype(dtype).name
-    except TypeError:  # Random keys have an extended dtype, and consist of uint32.
-        return "uint32"
 
 
 def _connect_dims(graph: Graph) -> dict[tuple[int, int], int]:

@@ -20,6 +20,7 @@ import numpy as np
 from penstock.shard.graph.decisions import Edge, Graph
 from penstock.shard.graph.folding import FoldedGraph
 from penstock.shard.graph.live_ranges import LiveRanges
+from penstock.shard.graph.work import Traffic
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
@@ -85,6 +86,8 @@ class CostModel:
         forms = np.stack([bundle_of[live.edge[self._copies]], live.form[self._copies]])
         kinds, self._copy_kind = np.unique(forms, axis=1, return_inverse=True)
         self._copy_kinds = kinds.T.tolist()
+
+        self._fast_bytes = _FAST_PART * self.hardware.fast_memory if self.compiler.tiles else 0.0
 
     def fold(self, assignment: Assignment) -> Assignment:
         """Return an assignment in which each class of nodes has the layout of its first node.
@@ -175,15 +178,21 @@ class CostModel:
             self._work[key] = sum(
                 max(
                     flops / self._peaks[dtype] / parts,
-                    sum(
-                        size / (parts if dims is None else self.links.shards(union(project(dims, layout))))
-                        for size, dims in traffic
-                    )
-                    / self.hardware.memory_bandwidth,
+                    sum(self._moved_bytes(each, layout, parts) for each in traffic) / self.hardware.memory_bandwidth,
                 )
                 for dtype, flops, traffic in self.graph.nodes[node].work
             )
         return self._work[key]
+
+    def _moved_bytes(self, traffic: Traffic, layout: Layout, parts: int) -> float:
+        """Return the bytes of HBM traffic of an array on one device, with the layout of its node, which has so many parts.
+
+        Arrays that all iterations of a loop use are moved once, if one device's part of them fits into the vector memory.
+        """
+        shards = parts if traffic.dims is None else self.links.shards(union(project(traffic.dims, layout)))
+        reuse = traffic.reuse
+        moves_once = reuse is not None and reuse.held / shards <= self._fast_bytes
+        return traffic.bytes / shards / (reuse.turns if reuse is not None and moves_once else 1)
 
     def all_reshard_steps(self, assignment: Assignment) -> Iterator[tuple[Edge, tuple[ReshardStep, ...], int]]:
         """Yield each edge that needs collectives, with its reshard steps and the number of such edges.
@@ -274,8 +283,7 @@ class CostModel:
         if not len(live):
             return stored, 0
         time = int(np.argmax(live))
-        fast = _FAST_PART * self.hardware.fast_memory if self.compiler.tiles else 0.0
-        peak = float(live[time])
+        fast, peak = self._fast_bytes, float(live[time])
         held = max(0.0, peak - fast) + _SPILLED * min(peak, fast)
         return stored + held + self.compiler.reserve * len(live), time
 

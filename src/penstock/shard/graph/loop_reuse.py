@@ -1,0 +1,75 @@
+"""Find the arrays that a loop reads or adds to in each iteration, which a TPU moves once if its vector memory holds them all.
+
+In: a flat program. Out: for operands and results of operations, in how many iterations they are the same array.
+
+They are what a loop reads and does not change, such as the weights of an RNN, and the sums that each iteration adds to, such as
+their gradients. In programs of the TPU compiler for LSTMs, GRUs and ODEs, these arrays have the memory space of the vector memory
+(`S(1)` in the text).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.shard.graph.accumulations import find_additions
+from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS
+from penstock.shard.trace.flat_program import FlatProgram, Loop, Op
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """The iterations of a loop that use the same array, and its neighbours in memory.
+
+    Attributes:
+      turns: how many iterations use the array.
+      held: bytes of all such arrays of the loop together, if nothing is sharded.
+    """
+
+    turns: int
+    held: int
+
+
+def find_reuse(program: FlatProgram) -> dict[tuple[int, int], Reuse]:
+    """Return the reuse of arrays, by the index of an operation and the index of a value that it reads or makes.
+
+    Only products have it, and the additions to a sum. In loops inside of loops it is that of the innermost one.
+
+    Args:
+      program: the step.
+    """
+    found: dict[tuple[int, int], Reuse] = {}
+    index_of = {id(op): index for index, op in enumerate(program.ops)}
+    added: dict[int, list[tuple[Op, int]]] = defaultdict(list)
+    for loop, addition, value in find_additions(program):
+        added[id(loop)].append((addition, value))
+    made_by = {result: op for op in program.ops for result in op.results}
+    for loop in program.loops:
+        if loop.length is None:
+            continue
+        uses = list(_unchanged_reads(program, loop, index_of))
+        held = {value: program.values[value].bytes for _, value in uses}
+        for addition, value in added[id(loop)]:
+            held[addition.results[0]] = program.values[addition.results[0]].bytes
+            uses += [(index_of[id(addition)], addition.results[0]), (index_of[id(made_by[value])], value)]
+        reuse = Reuse(loop.length, sum(held.values()))
+        for use in uses:
+            found.setdefault(use, reuse)
+    return found
+
+
+def _unchanged_reads(program: FlatProgram, loop: Loop, index_of: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield the index of each product in a loop, with each operand that all iterations share."""
+    inside = [each for each in program.loops if loop.start <= each.start and each.end <= loop.end]
+    changing = {carry.before for each in inside for carry in each.carries}
+    changing |= {slice_ for each in inside for _, slice_ in each.slices}
+    results = {carry.result for each in inside if each is not loop for carry in each.carries}
+    changing |= results | {stack for each in inside if each is not loop for _, stack in each.stacks}
+    for op in program.ops[loop.start : loop.end]:
+        operands = [operand for operand in op.operands if operand is not None]
+        is_moved_out = (op.rule.identity or op.primitive in ALIASES) and changing.isdisjoint(operands)
+        if not is_moved_out:
+            changing.update(op.results)
+        if op.primitive in CONTRACTIONS:
+            yield from ((index_of[id(op)], operand) for operand in operands if operand not in changing)
