@@ -15,6 +15,8 @@ from tests.shard.assertions import assert_close, assert_laid_out
 from tests.shard.eager import MESHES, like, matches_one_device, planned, sharded
 from tests.shard.steps import STEPS, array, mlp, mlp_loss, mlp_step, rows, sgd
 
+import penstock as ps
+
 
 def test_results_in_a_dict_are_state_and_the_rest():
     def step(state, batch):
@@ -308,6 +310,24 @@ def test_debugging_changes_no_plan():
     with_, without = (planned(step, mlp(), rows(64), mesh=MESHES[1]) for step in (debugged, mlp_step))
     assert with_.cost == without.cost
     assert [leaf.stored for leaf in with_.inputs] == [leaf.stored for leaf in without.inputs]
+
+
+def test_a_pure_callback_is_kept_and_left_out_for_devices_that_are_not_present():
+    """Error checks of Equinox and Diffrax are such callbacks."""
+
+    def step(params, batch):
+        def body(h, _):
+            scale = jax.pure_callback(lambda h: np.float32(np.abs(h).max()), jax.ShapeDtypeStruct((), jnp.float32), h)
+            return h / jnp.where(scale > 1, scale, 1), scale
+
+        scales = lax.scan(body, batch["x"], None, length=3)[1]
+        params, loss = mlp_step(params, batch)
+        return params, loss + scales.sum()
+
+    plan = planned(step, mlp(), rows(), mesh=MESHES[1])
+    assert_close(plan.jit(step)(mlp(), rows()), jax.jit(step)(mlp(), rows()))
+    absent = ps.plan(step, mlp(), rows(64), mesh={"data": 2 * jax.device_count()}, hardware="tpu-v5e", check=True)
+    assert absent.verify().measured.memory > 0
 
 
 @pytest.mark.parametrize("effect", ["print", "callback"])

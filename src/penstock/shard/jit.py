@@ -224,7 +224,8 @@ def check_step(plan: PlanRecord, traced: TracedStep) -> None:
 def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
     """Return the step as a jitted function of its flat arguments, with the state donated, to be compiled and not run.
 
-    It leaves out `jax.debug.print` and `jax.debug.callback`, because a program that calls back cannot be exported.
+    It leaves out `jax.debug.print`, `jax.debug.callback` and `jax.pure_callback`, because a program that calls back cannot be
+    exported.
 
     Args:
       plan: the layouts.
@@ -232,7 +233,7 @@ def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
       mesh: a `Mesh` or an `AbstractMesh`.
     """
     return jax.jit(
-        insert_constraints(traced.closed, plan.sharding_constraints, mesh, debug=False),
+        insert_constraints(traced.closed, plan.sharding_constraints, mesh, callbacks=False),
         in_shardings=named_shardings(plan.inputs, mesh),
         out_shardings=named_shardings(plan.outputs, mesh),
         donate_argnums=tuple(sorted(set(plan.state.values()))),

@@ -44,7 +44,7 @@ class ShardingConstraints:
 
 
 def insert_constraints(
-    closed: ClosedJaxpr, sharding_constraints: ShardingConstraints, mesh: Any, debug: bool = True
+    closed: ClosedJaxpr, sharding_constraints: ShardingConstraints, mesh: Any, callbacks: bool = True
 ) -> Callable[..., list[Any]]:
     """Return a function from the flat arguments of a traced step to its flat results, with sharding constraints inside.
 
@@ -52,17 +52,19 @@ def insert_constraints(
       closed: the jaxpr of the step.
       sharding_constraints: the layouts inside of it.
       mesh: the mesh of the layouts.
-      debug: whether to keep the calls of `jax.debug.print` and `jax.debug.callback`.
+      callbacks: whether to keep the calls of `jax.debug.print`, `jax.debug.callback` and `jax.pure_callback`. Without them, the
+        function can be compiled where there is no host to call. The results of `jax.pure_callback` are then zeros.
     """
 
     def run(*flat: Any) -> list[Any]:
         wanted = sharding_constraints.at_start or (None,) * len(flat)
         brought = [each if spec is None else _constrain(each, spec, mesh) for each, spec in zip(flat, wanted, strict=True)]
-        return _Evaluation(sharding_constraints, mesh, debug).evaluate(closed.jaxpr, closed.consts, brought, (), {})
+        return _Evaluation(sharding_constraints, mesh, callbacks).evaluate(closed.jaxpr, closed.consts, brought, (), {})
 
     return run
 
 
+_CALLBACK = "pure_callback"
 _Constrained = dict[tuple[int, Spec], tuple[Any, Any]]
 """(id of an array, layout) → (the array, the same array in that layout). The reference keeps the id from being used again."""
 
@@ -70,8 +72,8 @@ _Constrained = dict[tuple[int, Spec], tuple[Any, Any]]
 class _Evaluation:
     """An evaluation of a jaxpr and of those nested in it, with sharding constraints."""
 
-    def __init__(self, sharding_constraints: ShardingConstraints, mesh: Any, debug: bool):
-        self._debug = debug
+    def __init__(self, sharding_constraints: ShardingConstraints, mesh: Any, callbacks: bool):
+        self._callbacks = callbacks
         self._sharding_constraints = sharding_constraints
         self._mesh = mesh
         may_be_cpu = not isinstance(mesh, jax.sharding.Mesh) or mesh.devices.flat[0].platform == "cpu"
@@ -107,7 +109,7 @@ class _Evaluation:
         environment.update(zip(jaxpr.constvars, consts, strict=True))
         environment.update(zip(jaxpr.invars, args, strict=True))
         for number, equation in enumerate(jaxpr.eqns):
-            if equation.primitive.name in DEBUG and not self._debug:
+            if equation.primitive.name in DEBUG and not self._callbacks:
                 continue
             here = (*path, number)
             wanted = self._sharding_constraints.operands.get(here)
@@ -133,6 +135,8 @@ class _Evaluation:
         with equation.ctx.manager:
             if name in ("checkpoint", "remat", "remat2"):
                 return self._checkpoint(equation, operands, path)
+            if name == _CALLBACK and not self._callbacks:
+                return _instead_of_callback(equation, operands)
             if name in CUSTOM_DERIVATIVES:
                 params = self._with_own_derivative(params, path)
             elif name in INLINED:
@@ -179,6 +183,12 @@ class _Evaluation:
             jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in jaxpr.invars
         ]
         return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, path, {}))(*avals)
+
+
+def _instead_of_callback(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Return zeros for the results of a callback. A barrier keeps the compiler from what only their values would let it drop."""
+    zeros = [jax.numpy.zeros(variable.aval.shape, variable.aval.dtype) for variable in equation.outvars]
+    return list(jax.lax.optimization_barrier((zeros, list(operands)))[0])
 
 
 def _constrain(array: Any, spec: Spec, mesh: Any) -> Any:
