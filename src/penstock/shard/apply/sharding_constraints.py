@@ -53,7 +53,8 @@ def insert_constraints(
       sharding_constraints: the layouts inside of it.
       mesh: the mesh of the layouts.
       callbacks: whether to keep the calls of `jax.debug.print`, `jax.debug.callback` and `jax.pure_callback`. Without them, the
-        function can be compiled where there is no host to call. The results of `jax.pure_callback` are then zeros.
+        function can be compiled where there is no host to call. The results of `jax.pure_callback` are then zeros, and the
+        compiler drops what only callbacks read.
     """
 
     def run(*flat: Any) -> list[Any]:
@@ -136,7 +137,7 @@ class _Evaluation:
             if name in ("checkpoint", "remat", "remat2"):
                 return self._checkpoint(equation, operands, path)
             if name == _CALLBACK and not self._callbacks:
-                return _instead_of_callback(equation, operands)
+                return _instead_of_callback(equation)
             if name in CUSTOM_DERIVATIVES:
                 params = self._with_own_derivative(params, path)
             elif name in INLINED:
@@ -185,10 +186,9 @@ class _Evaluation:
         return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, path, {}))(*avals)
 
 
-def _instead_of_callback(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Return zeros for the results of a callback. A barrier keeps the compiler from what only their values would let it drop."""
-    zeros = [jax.numpy.zeros(variable.aval.shape, variable.aval.dtype) for variable in equation.outvars]
-    return list(jax.lax.optimization_barrier((zeros, list(operands)))[0])
+def _instead_of_callback(equation: Any) -> list[Any]:
+    """Return zeros for the results of a callback, behind a barrier, so that nothing is simplified because they are zeros."""
+    return [jax.lax.optimization_barrier(jax.numpy.zeros(each.aval.shape, each.aval.dtype)) for each in equation.outvars]
 
 
 def _constrain(array: Any, spec: Spec, mesh: Any) -> Any:

@@ -45,6 +45,20 @@ def test_a_step_is_the_same_program_here_and_in_another_process():
     assert found.aliased == 4 * 64 * 128 // 4
 
 
+def test_a_step_that_calls_the_host_compiles_elsewhere():
+    mesh = abstract_mesh(AXES)
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def step(state, batch):
+        product = batch @ state
+        checked = jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), product.mean())
+        return product - checked, checked
+
+    arrays = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2
+    (found,) = compile_elsewhere([flat_step(step, *arrays, whole, whole, mesh)], None)
+    assert found.flops >= 2 * 64**3
+
+
 def change(folder, **figures) -> None:
     """Change the kept figures, so that a compilation would be seen."""
     (kept,) = folder.glob("*.json")

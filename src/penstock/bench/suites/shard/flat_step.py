@@ -19,6 +19,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock.bench.suites.shard.zoo.model import PyTree
+from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
 from penstock.shard.compile_plan import FAST_COMPILE
 from penstock.shard.errors import CompileError, CompilerFailedError
 from penstock.shard.hlo import analysis, collectives, flops, parse, slices
@@ -56,7 +57,7 @@ def flat_step(
     batch_shardings: PyTree,
     mesh: Any,
 ) -> FlatStep:
-    """Return a step with these shardings of its state, before and after, and of its batch.
+    """Return a step with these shardings of its state, before and after, and of its batch. It calls no host.
 
     Args:
       state, batch: abstract, or arrays.
@@ -69,13 +70,20 @@ def flat_step(
     def flat(*arguments: Array) -> list[Array]:
         return jax.tree.leaves(step(*jax.tree.unflatten(tree, arguments)))
 
-    jitted = jax.jit(
-        flat,
-        in_shardings=tuple(shardings),
-        out_shardings=[*shardings[:donated], NamedSharding(mesh, PartitionSpec())],
-        donate_argnums=tuple(range(donated)),
-    )
-    return FlatStep(jitted, [_abstract(leaf, sharding) for leaf, sharding in zip(leaves, shardings, strict=True)])
+    def jit(function: Callable[..., list[Array]]) -> Any:
+        return jax.jit(
+            function,
+            in_shardings=tuple(shardings),
+            out_shardings=[*shardings[:donated], NamedSharding(mesh, PartitionSpec())],
+            donate_argnums=tuple(range(donated)),
+        )
+
+    abstract = [_abstract(leaf, sharding) for leaf, sharding in zip(leaves, shardings, strict=True)]
+    jitted = jit(flat)
+    closed = jitted.trace(*abstract).jaxpr
+    if "pure_callback" in str(closed):  # of error checks; such a program cannot be compiled for devices that are not present
+        jitted = jit(insert_constraints(closed, ShardingConstraints(), mesh, callbacks=False))
+    return FlatStep(jitted, abstract)
 
 
 def compile_here(step: FlatStep) -> Measured:
