@@ -14,6 +14,7 @@ from penstock.shard.graph.decisions import Edge, Graph, Node
 from penstock.shard.graph.folding import fold_layers
 from penstock.shard.graph.live_ranges import LiveRanges
 from penstock.shard.graph.step_model import StepModel, build_step_model
+from penstock.shard.graph.work import Traffic, Work
 from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.lookup import find_hardware
@@ -218,8 +219,8 @@ def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> Problem:
     return Problem(graph, fold_layers(graph), links, SLOW_LINKS, live, stored, CPU)
 
 
-def _random_work(rng: np.random.Generator, rank: int) -> tuple[str, float, tuple]:
-    traffic = (
+def _random_work(rng: np.random.Generator, rank: int) -> Work:
+    traffic = Traffic(
         float(rng.integers(1, 1000) << 20),
         tuple(int(each) for each in rng.permutation(rank)[: rng.integers(0, rank + 1)]),
     )
