@@ -32,7 +32,7 @@ compiles in some seconds."""
 _COMPILATIONS = 4
 """The most plans that are compiled, other than the baselines before a refusal."""
 _RESCUED = 1.5
-"""Plans that are left to the compiler are tried if the smallest so far needs at most this many times the limit."""
+"""More plans that are left to the compiler are tried if the smallest so far needs at most this many times the limit."""
 _CLOSER = 0.98
 """Factor on a corrected limit, so that the search does not find the same plan again."""
 _WORTHWHILE = 1.05
@@ -195,7 +195,7 @@ class _Trials:
             self._compile_baselines()
             if self._fitting:
                 self._correct()
-        if not self._fitting and self.smallest.needed <= _RESCUED * self._limit:
+        if not self._fitting:
             self._leave_to_compiler()
 
     def _correct(self) -> None:
@@ -216,8 +216,13 @@ class _Trials:
                 self._try(each.prepared, each.candidate.assignment, plan)
 
     def _leave_to_compiler(self) -> None:
-        """Compile plans that leave the step to the compiler; their compiled programs say which is the fastest."""
-        for prepared, assignment in stored_layouts(self._baselines):
+        """Compile plans that leave the step to the compiler; their compiled programs say which is the fastest.
+
+        Those that are stored as by FSDP are always tried: layouts inside of the step made a RegNet take twice the memory.
+        """
+        for number, (prepared, assignment) in enumerate(stored_layouts(self._baselines)):
+            if number and self.smallest.needed > _RESCUED * self._limit:
+                return
             for plan in self._write_left(prepared, assignment):
                 if plan.cost.memory.arguments <= self._limit and not self._was_tried(plan):
                     self._try(prepared, assignment, plan)
