@@ -169,6 +169,80 @@ def test_copies_of_state_exist_in_part_where_its_gradient_waits_for_others():
     assert waiting(0) < waiting(100 * MB)
 
 
+SLICING = replace(TPU, slices_sums=True)
+"""A compiler without reduce-scatters, which fuses as little as possible of what is counted here."""
+
+
+def scattered_sums(compiler, update):
+    """Return the live ranges of the gradients of two weights of 1 MiB, if the sums are scattered: (weight, start, end, bytes).
+
+    Args:
+      compiler: the compiler.
+      update: weights, gradients → new weights.
+    """
+
+    def step(weights, x):
+        gradients = jax.grad(lambda weights: jnp.sum(jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1])))(weights)
+        return update(weights, gradients)
+
+    model = build_step_model(trace(step, ([square()] * 2, jax.ShapeDtypeStruct((256, 512), jnp.float32))), {}, compiler)
+    live_ranges, rows = model.live_ranges, model.graph.leaf[model.program.inputs[2]]
+    edges = model.graph.edges
+    found = [
+        (edges[edge].value, int(start), int(end), round(size / compiler.packing))
+        for edge, form, start, end, size in zip(
+            *(getattr(live_ranges, name).tolist() for name in ("edge", "form", "start", "end", "bytes")), strict=True
+        )
+        if form == 1
+        and model.program.values[edges[edge].value].shape == (512, 512)
+        and _reduces_rows(model.graph, edges[edge], rows)
+    ]
+    assert len({value for value, *_ in found}) == 2
+    return found
+
+
+def descend(weights, gradients):
+    return jax.tree.map(lambda w, g: w - g, weights, gradients)
+
+
+def clip(weights, gradients):
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in gradients))
+    return jax.tree.map(lambda w, g: w - g / norm, weights, gradients)
+
+
+def test_a_scattered_sum_is_in_memory_in_full_where_there_is_no_reduce_scatter():
+    with_one, without = scattered_sums(TPU, descend), scattered_sums(SLICING, descend)
+    assert len(with_one) == 2  # a gradient each, before it is sent
+    assert len(without) == 4  # and the sum
+    assert {size for *_, size in without} == {MB}
+    assert len({end for _, _, end, _ in without}) == 1  # of one all-reduce, of which slices are taken
+
+
+def test_scattered_gradients_of_which_the_norm_is_computed_are_summed_one_by_one():
+    ends = {
+        value: {end for each, _, end, _ in scattered_sums(SLICING, clip) if each == value}
+        for value, *_ in scattered_sums(SLICING, clip)
+    }
+    assert [len(each) for each in ends.values()] == [1, 1]
+    assert len(set.union(*ends.values())) == 2
+
+
+@pytest.mark.parametrize(("compiler", "early"), [(CPU, True), (TPU, False)])
+def test_a_partial_gradient_of_a_lookup_exists_as_long_as_its_zeros(compiler, early):
+    def step(table, rows):
+        return table - jax.grad(lambda table: jnp.sum(jnp.tanh(table[rows]) ** 2))(table)
+
+    model = build_step_model(trace(step, (square(), jax.ShapeDtypeStruct((256,), jnp.int32))), {}, compiler)
+    live_ranges, edges = model.live_ranges, model.graph.edges
+    starts = [
+        int(start)
+        for edge, form, start in zip(live_ranges.edge, live_ranges.form, live_ranges.start, strict=True)
+        if form and model.program.values[edges[edge].value].shape == (512, 512)
+    ]
+    scatter = next(time for time, op in enumerate(model.program.ops) if op.primitive == "scatter-add")
+    assert (min(starts) < scatter) == early
+
+
 def _reduces_rows(graph, edge, leaf):
     """Return whether an edge sums over the rows of an input."""
     components = graph.components

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.shard.graph.decisions import Graph
-from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS
+from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS, is_product
 from penstock.shard.graph.stored_values import Fusion
 from penstock.shard.graph.workspaces import find_layout_copies, find_workspaces
 from penstock.shard.trace.flat_program import FlatProgram, Op
@@ -124,17 +124,72 @@ def _copy_rows(program: FlatProgram, graph: Graph, sums: Mapping[int, _Sum]) -> 
 def _partial_rows(
     program: FlatProgram, graph: Graph, fusion: Fusion, first_read: Sequence[int], sums: Mapping[int, _Sum]
 ) -> list[Row]:
-    """Return the live ranges of partial results, until they are summed, and of sums that are stored because they are sent."""
-    stored = {each.value for each in fusion.buffers}
+    """Return the live ranges of partial results, until they are summed, and of sums that are stored because they are sent.
+
+    A partial result is in memory as long as its value would be: that of a scatter from where its zeros are made.
+    """
+    made = {each.value: each.start for each in reversed(fusion.buffers)}
+    scattered = {index: each.start for index, each in sums.items()}
     rows: list[Row] = []
+    if fusion.compiler.slices_sums:
+        scattered = _find_slices(program, graph, sums)
+        rows += [
+            (graph.edges[index].value, graph.edges[index].a, graph.edges[index].bytes, time, time, index, 1)
+            for index, time in scattered.items()
+        ]
     for index, each in sums.items():
         edge = graph.edges[index]
-        rows.append((edge.value, edge.a, edge.bytes, each.start, each.start, index, 1))
-        rows.append((edge.value, edge.a, edge.bytes, each.start, each.end, index, 2))
+        start = min(each.start, made.get(edge.value, each.start))
+        rows.append((edge.value, edge.a, edge.bytes, start, scattered[index], index, 1))
+        rows.append((edge.value, edge.a, edge.bytes, start, each.end, index, 2))
         read = first_read[edge.value]
-        if edge.value not in stored and each.end < read < len(program.ops):
+        if edge.value not in made and each.end < read < len(program.ops):
             rows.append((edge.value, edge.a, edge.bytes, each.end, read, index, 2))
     return rows
+
+
+def _find_slices(program: FlatProgram, graph: Graph, sums: Mapping[int, _Sum]) -> dict[int, int]:
+    """Return when each sum has been made from which a device takes a slice (`CompilerModel.slices_sums`), by index of its edge.
+
+    Such sums are combined as all-reduces are, if none depends on another. Otherwise a sum is made by itself, but after the next
+    product: of the two gradients of a product, that of its other operand is computed before the first of them is sent.
+
+    Args:
+      program: the step.
+      graph: its decisions.
+      sums: by index of their edges.
+    """
+    again = _find_summed_again(program, graph, sums)
+    products = [time for time, op in enumerate(program.ops) if op.primitive in CONTRACTIONS]
+
+    def after_next(time: int) -> int:
+        following = bisect.bisect_right(products, time)
+        return products[following] + 1 if following < len(products) else time
+
+    return {index: min(after_next(each.start), each.end) if index in again else each.end for index, each in sums.items()}
+
+
+def _find_summed_again(program: FlatProgram, graph: Graph, sums: Mapping[int, _Sum]) -> frozenset[int]:
+    """Return the sums that are summed again, such as gradients whose norm is computed, by index of their edges.
+
+    If the first sum is scattered, the second is over devices, too, and depends on the first. A sum that another depends on is not
+    combined with those that follow it (XLA's `AllReduceCombiner`).
+
+    Args:
+      program: the step.
+      graph: its decisions.
+      sums: by index of their edges.
+    """
+    summing = {graph.nodes[edge.a].label for edge in graph.edges if edge.kind == "result" and edge.partial}
+    origin = {graph.edges[index].value: index for index in sums}
+    found: set[int] = set()
+    for time, op in enumerate(program.ops):
+        known = {origin[operand] for operand in op.operands if operand in origin}
+        if len(known) == 1 and op.rule.identity and not is_product(op):
+            origin.update(dict.fromkeys(op.results, min(known)))
+        elif time in summing:
+            found |= known
+    return frozenset(found)
 
 
 @dataclass(frozen=True)

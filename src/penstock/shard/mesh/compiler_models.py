@@ -39,6 +39,9 @@ class CompilerModel:
       split_from: bytes of a partial result on one device from which it splits the product that makes it into parts, and sends
         the sums of one while it computes the next (windowed einsum; Wang et al., ASPLOS 2023). The TPU compiler does it for all
         weights of layouts by hand from 16 MiB on; XLA's default for others is 100 GB, which is never.
+      slices_sums: whether it makes no reduce-scatters: each device has the full sum in memory, and takes a slice of it. In bytes
+        sent, such a sum counts as a reduce-scatter all the same, here and in compiled programs, because the CPU compiler stands
+        for those of accelerators.
       scatters: the most devices over which it scatters a sum. Over more, each device has the full sum and takes its slice, which
         sends twice as much: seen for FSDP over 64 TPUs, and not over 32.
       tiles: whether arrays are stored in tiles of 8 × 128 elements (`tiles.py`).
@@ -59,6 +62,7 @@ class CompilerModel:
     breadth_first: bool
     writes_dense: bool
     copies_layouts: bool
+    slices_sums: bool
     hides: Mapping[str, float]
     tiles: bool
     packing: float = 1.05
@@ -94,6 +98,7 @@ CPU = CompilerModel(
     breadth_first=True,
     writes_dense=True,
     copies_layouts=False,
+    slices_sums=True,
     hides={},
     tiles=False,
 )
@@ -103,6 +108,7 @@ GPU = replace(
     combines=30 << 20,
     moves_sums=True,
     breadth_first=False,
+    slices_sums=False,
     hides=dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), _SAVED),
 )
 TPU = CompilerModel(
@@ -115,6 +121,7 @@ TPU = CompilerModel(
     breadth_first=False,
     writes_dense=False,
     copies_layouts=True,
+    slices_sums=False,
     hides={"all-gather": _SAVED},
     tiles=True,
     reserve=2400,
