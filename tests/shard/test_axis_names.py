@@ -18,6 +18,7 @@ from penstock.shard.apply.sharding_constraints import ShardingConstraints
 from penstock.shard.axis_names import name_axes, rename_axes
 from penstock.shard.record import PlanRecord
 
+TPU = find_hardware("tpu-v5e")
 BATCH = {"batch": 1.0, "tensor": 0.0, "state": 0.0, "idle": 0.0}
 MIXED = {"batch": 0.6, "tensor": 0.3, "state": 0.1, "idle": 0.0}
 UPDATES = {"batch": 0.6, "tensor": 0.1, "state": 0.3, "idle": 0.0}
@@ -29,7 +30,7 @@ REPLICATED = spec(None, None)
 def searched(stored, sizes=(2, 2, 2), **work):
     """Return the names of the axes of a plan: those with work, of which `stored` ones shard weights that are gathered for use."""
     weights = [leaf(f"params/{axis}", (64, 64), spec(axis, None), REPLICATED) for axis in stored]
-    return list(name_axes(plan(weights, dict(zip(work, sizes, strict=False)), work), kept=()).mesh_shape)
+    return list(name_axes(plan(weights, dict(zip(work, sizes, strict=False)), work), kept=(), hardware=TPU).mesh_shape)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_names_differ_and_those_of_the_user_are_kept(work, kept, sizes, stored):
     shape = dict(zip(axes, sizes, strict=False))
     weights = [leaf(f"params/{axis}", (64, 64), spec(axis, None), REPLICATED) for axis in stored & set(axes)]
     before = plan(weights, shape, axes)
-    after = name_axes(before, kept)
+    after = name_axes(before, kept, TPU)
     assert list(after.mesh_shape.values()) == list(shape.values())
     assert list(after.axis_work.values()) == work
     for old, new in zip(shape, after.mesh_shape, strict=True):
@@ -80,7 +81,7 @@ def ordered(*layouts, mesh=("a", "b", "c"), **changed):
     weights = [leaf(f"params/{number}", (64, 64), layout) for number, layout in enumerate(layouts)]
     sizes = {axis: 2 + number for number, axis in enumerate(mesh)}
     work = {axis: BATCH | {"batch": sizes[axis]} for axis in mesh}
-    found = name_axes(plan(weights, sizes, work, **changed), kept=mesh)
+    found = name_axes(plan(weights, sizes, work, **changed), kept=mesh, hardware=TPU)
     assert {axis: sizes[axis] for axis in mesh} == found.mesh_shape
     assert [found.axis_work[axis]["batch"] for axis in found.mesh_shape] == list(found.mesh_shape.values())
     assert list(found.axis_work) == list(found.mesh_shape)
@@ -119,9 +120,24 @@ def test_the_order_inside_of_the_step_counts_too():
 
 def test_the_axis_that_comes_first_in_layouts_is_named_after_its_own_work():
     weights = [leaf("params/w", (64, 64), spec(("y", "x"), None))]
-    found = name_axes(plan(weights, {"x": 2, "y": 4}, {"x": BATCH, "y": TENSOR}), kept=())
+    found = name_axes(plan(weights, {"x": 2, "y": 4}, {"x": BATCH, "y": TENSOR}), kept=(), hardware=TPU)
     assert found.mesh_shape == {"model": 4, "data": 2}
     assert found.inputs[0].stored == spec(("model", "data"), None)
+
+
+@pytest.mark.parametrize("changed", [{"axis_bandwidth": {"node": 25e9}}, {"axis_latency": {"node": 1e-3}}])
+def test_the_axis_with_the_slowest_links_is_the_first_of_the_mesh(changed):
+    nodes = replace(TPU, axis_size={"node": 2}, **changed)
+    for width, count in ((1024, 8192), (4096, 4096), (512, 32768)):  # in which other layouts are best
+        found = ps.plan(mlp_step, mlp(width, 4 * width), rows(count, width), devices=8, hardware=nodes, check=False)
+        assert next(iter(found.mesh_shape)) == "node"
+
+
+def test_fast_links_that_are_named_come_after_the_others():
+    fast = replace(TPU, axis_bandwidth={"chip": 1e12})
+    weights = [leaf("params/w", (64, 64), spec(("chip", "x"), None))]
+    found = name_axes(plan(weights, {"chip": 4, "x": 2}, {"chip": BATCH, "x": BATCH}), kept=("chip",), hardware=fast)
+    assert list(found.mesh_shape)[-1] == "chip"
 
 
 def test_a_renamed_plan_is_the_plan_for_a_mesh_of_these_names():

@@ -168,7 +168,7 @@ def _plan(
 
     def finish(record: PlanRecord) -> PlanRecord:
         record = replace(record, remarks=(*record.remarks, *(() if remark is None else (remark,))))
-        return record if kept is None else name_axes(record, kept)
+        return record if kept is None else name_axes(record, kept, chosen)
 
     def write_left(mesh: PreparedMesh, decisions: Assignment) -> list[PlanRecord]:
         record = write_record(mesh, decisions, baselines, traced, chosen, limit)

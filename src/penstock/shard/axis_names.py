@@ -1,8 +1,8 @@
 """Name the axes of a mesh that the planner chose after what they do in the plan, and order them as its layouts do.
 
 In: a `PlanRecord` whose axes have the names of the search. Out: the same record, in which *model* is an axis that shards other
-dimensions than the batch, and *data* and *fsdp* are axes that shard the batch. The axis that comes first in dimensions with
-several axes is the first of the mesh.
+dimensions than the batch, and *data* and *fsdp* are axes that shard the batch. Axes with slower links come first in the mesh; of
+the others, the axis that comes first in dimensions with several axes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
+from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.cost import Cost
 
@@ -22,7 +23,7 @@ _TENSOR = 0.25
 """The share of other dimensions than the batch in the compute that an axis shards, from which it is a model axis."""
 
 
-def name_axes(plan: PlanRecord, kept: Collection[str]) -> PlanRecord:
+def name_axes(plan: PlanRecord, kept: Collection[str], hardware: Hardware) -> PlanRecord:
     """Return a plan with its mesh axes named after what they do.
 
     - *model*: at least a quarter of the compute that the axis shards, updates and casts of the state aside, is sharded along
@@ -31,18 +32,20 @@ def name_axes(plan: PlanRecord, kept: Collection[str]) -> PlanRecord:
       *fsdp* if any are.
     - A name that is taken gets a number: *model2*. An axis of size one has its name unless that is taken.
 
-    The axes are put in the order in which most dimensions with several axes have them. Compilers find collectives over several
-    axes more easily in the order of the devices.
+    Axes with slower links come first, as `jax.devices()` lists the devices of a host one after the other. The others are put in
+    the order in which most dimensions with several axes have them. Compilers find collectives over several axes more easily in
+    the order of the devices.
 
     Args:
       plan: the plan.
       kept: axes that the user or the hardware names, which keep their names.
+      hardware: says how fast the links along each axis are, by the names that the axes have so far.
     """
-    return rename_axes(_in_order(plan), _choose_names(plan, kept))
+    return rename_axes(_in_order(plan, hardware), _choose_names(plan, kept))
 
 
-def _in_order(plan: PlanRecord) -> PlanRecord:
-    """Return the plan with its mesh axes in the order of most layouts."""
+def _in_order(plan: PlanRecord, hardware: Hardware) -> PlanRecord:
+    """Return the plan with its mesh axes in the order of their links, and then in that of most layouts."""
     counts: Counter[tuple[str, ...]] = Counter()
     constraints = plan.sharding_constraints
     for by_path in (constraints.operands, constraints.results):
@@ -53,7 +56,10 @@ def _in_order(plan: PlanRecord) -> PlanRecord:
     def others(order: tuple[str, ...]) -> int:
         return sum(count for entry, count in counts.items() if tuple(axis for axis in order if axis in entry) != entry)
 
-    best = min(itertools.permutations(plan.mesh_shape), key=others)
+    speeds = {axis: (hardware.bandwidth([axis]), -hardware.latency([axis])) for axis in plan.mesh_shape}
+    by_speed = sorted(speeds.values())
+    orders = [each for each in itertools.permutations(plan.mesh_shape) if [speeds[axis] for axis in each] == by_speed]
+    best = min(orders, key=others)
     return replace(
         plan,
         mesh_shape={axis: plan.mesh_shape[axis] for axis in best},
