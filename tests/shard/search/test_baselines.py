@@ -193,6 +193,27 @@ def test_heads_and_the_vocabulary_are_sharded_by_megatron_and_not_the_residual_s
     assert sharded == [[F], [], [V], [heads], [heads], [F]] or sharded == [[F], [V], [V], [heads], [heads], [F]]
 
 
+def test_the_residual_stream_is_sharded_by_megatron_not_even_where_that_is_cheaper():
+    width, heads, rows = 48, 6, 4  # gathered activations are smaller than sums of them
+
+    def loss(params, x):
+        def layer(x, params):
+            x = x + jax.nn.relu(x @ params["up"]) @ params["down"]
+            q, k, v = jnp.einsum("bd,dch->cbh", x, params["qkv"])
+            return x + (q * k * v) @ params["out"], None
+
+        return (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+
+    shapes = {"up": (width, 2 * width), "down": (2 * width, width), "qkv": (width, 3, heads), "out": (heads, width)}
+    params = {name: array(LAYERS, *shape) for name, shape in shapes.items()}
+    model, problem, kept, _ = problem_of((training(loss), (params, array(rows, width))), {"x": 2})
+    assignment = find_baselines(problem, model, [*["parameters"] * len(kept), "batch"])[MEGATRON]
+    sharded = {
+        size for leaf in kept for size, mask in zip(problem.graph.nodes[leaf].sizes, assignment[leaf], strict=True) if mask
+    }
+    assert sharded == {2 * width, heads}
+
+
 def test_two_layers_are_a_pair():
     _, made = found(two_layers(TWO), TWO)
     assert MEGATRON in made

@@ -1,4 +1,8 @@
-"""Find the batch dimensions of a graph: all that edges connect with the first dimension of a batch input."""
+"""Find the batch dimensions of a graph: all that edges connect with the first dimension of a batch input.
+
+A step that accumulates gradients splits its batch, [B] → [microbatches, rows], and loops over the microbatches. Then the rows of
+a microbatch are the batch dimension from there on.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,25 @@ def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
     """Return, for each node, the dimensions reachable from the first dimension of the batch inputs.
 
     If the first dimension of an input is replicated where the input is used, the next dimension counts instead. An example is a
-    dimension over which a loop accumulates gradients.
+    dimension over which a loop accumulates gradients. The same holds for the parts into which a reshape splits a batch dimension.
 
     Args:
       graph: the decisions.
       batch: indices of the nodes of the batch inputs.
     """
     components = graph.components
-    batch_components = {components[node, first_shardable_dim(graph, node)] for node in batch if graph.nodes[node].sizes}
+    found = {components[node, first_shardable_dim(graph, node)] for node in batch if graph.nodes[node].sizes}
+    looped: set[tuple[int, int]] = set()
+    size = -1
+    while size != len(found):  # a part may be split again
+        size = len(found)
+        for factor, ((node, major), following) in graph.splits.items():
+            if components[factor] in found and graph.nodes[node].sizes[major] == 1:
+                found.add(components[following])
+                looped.add(factor)
     dims: dict[int, list[int]] = {}
     for (node, dim), component in components.items():
-        if component in batch_components:
+        if component in found and (node, dim) not in looped:
             dims.setdefault(node, []).append(dim)
     return dims
 

@@ -11,9 +11,10 @@ edges from a leaf to the group in which it is used, from a group to the operand 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.shard.graph.accumulations import find_accumulated
 from penstock.shard.graph.axis_groups import AxisGroups
@@ -122,6 +123,7 @@ class Graph:
       group: for each value, the index of the node of its group.
       shared_reshard: for each reading of a value by several operations, the index of the node of their shared reshard.
       op: for each non-elementwise operation, in order, the index of its node.
+      splits: (node of an operation, factor) that a reshape splits → (node, dimension) of the major part, and of the next part.
     """
 
     nodes: tuple[Node, ...]
@@ -130,6 +132,7 @@ class Graph:
     group: Mapping[int, int]
     shared_reshard: Mapping[Reading, int]
     op: tuple[int, ...]
+    splits: Mapping[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
 
     @functools.cached_property
     def components(self) -> dict[tuple[int, int], int]:
@@ -187,6 +190,7 @@ class _GraphBuilder:
         self.op_index = {id(op): index for index, op in enumerate(program.ops)}
         self.group_of: dict[int, int] = {}
         self.dtype_of: dict[int, str] = {}  # by the identity of an operation
+        self.splits: dict[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]] = {}
 
     def build(self, state: Mapping[int, int], fixed_layouts: Mapping[int, tuple]) -> Graph:
         self._add_groups()
@@ -194,7 +198,7 @@ class _GraphBuilder:
         self._add_shared_reshards()
         ops = tuple(self._add_operation(op) for op in self.groups.non_elementwise)
         self._add_stores(state)
-        return Graph(tuple(self.nodes), tuple(self.edges), self.leaf, self.group_of, self.shared_reshard, ops)
+        return Graph(tuple(self.nodes), tuple(self.edges), self.leaf, self.group_of, self.shared_reshard, ops, self.splits)
 
     def _add_groups(self) -> None:
         node_of: dict[int, int] = {}
@@ -256,7 +260,16 @@ class _GraphBuilder:
             self._add_edge(
                 node, into, result, factors, target, "result", partial=partial, count=op.count, position=position, writer=op
             )
+            if op.primitive == "reshape":
+                self._note_splits(node, into, factors, target)
         return node
+
+    def _note_splits(self, node: int, into: int, factors: Dims, target: Dims) -> None:
+        """Note the dimensions of the result of a reshape that are parts of one dimension: [B] → [major, next, …]."""
+        parts = [(factor, dim) for factor, dim in zip(factors, target, strict=True) if dim is not None]
+        for (factor, major), (other, following) in itertools.pairwise(parts):
+            if factor is not None and other is None:
+                self.splits[node, factor] = (into, major), (into, following)
 
     def _add_stores(self, state: Mapping[int, int]) -> None:
         for index, replaced in state.items():
