@@ -20,6 +20,7 @@ from penstock.shard.search.mesh_search import PreparedMesh
 from penstock.shard.trace.flat_program import FlatProgram, Op
 from penstock.shard.trace.source import describe_source
 from penstock.shard.trace.step import TracedStep
+from penstock.shard.units import format_share
 
 UNCHECKED = "the plan is unchecked"
 """The first words of the warning about a plan that is not known to fit."""
@@ -77,20 +78,21 @@ def describe_excess(
 
 
 def describe_unchecked(plan: PlanRecord, reason: str) -> str:
-    """Describe that a plan near its limit, or above it, was not compiled.
+    """Describe that a plan was not compiled, although it is near its limit or `check` asked for it.
 
     Args:
       plan: the plan.
       reason: why it was not, as the end of a sentence.
     """
     needs = plan.cost.memory.total
-    share = f"{format_bytes(needs - plan.limit)} more than" if needs > plan.limit else f"{needs / plan.limit:.0%} of"
+    share = f"{format_bytes(needs - plan.limit)} more than" if needs > plan.limit else f"{format_share(needs, plan.limit)} of"
+    doubt = "the plan may not fit, or a faster one may" if plan.near_limit else "the plan likely fits, and another may be faster"
     lines = reason.splitlines() or [""]
     words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
     return (
         f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit, and {words[:400]}. "
         "Most predictions are within 10% of the compiler's figure, and the worst that were measured are half and twice it: "
-        "the plan may not fit, or a faster one may"
+        f"{doubt}"
     )
 
 
