@@ -67,6 +67,23 @@ def test_results_are_on_the_mesh_that_is_set():
     assert (state["in"].sharding, loss.sharding) == (plan.out_shardings[0]["in"], plan.out_shardings[1])
 
 
+@pytest.mark.parametrize("transform", [None, lambda batch: {"x": batch["x"] * 2.0, "y": batch["y"], "mask": batch["mask"]}])
+def test_a_feed_gives_batches_on_the_mesh_that_is_set_where_it_is_created(transform):
+    plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+    records = jax.tree.map(np.asarray, rows())
+    loader = ps.Loader(records, batch_size=len(records["x"]), epochs=1, remainder="pad")
+    with jax.set_mesh(EXPLICIT):
+        with ps.feed(loader, to=plan, transform=transform) as batches:
+            batch = next(batches)
+        assert {leaf.sharding.mesh for leaf in jax.tree.leaves(batch)} == {EXPLICIT}
+        assert (batch["x"] * batch["mask"][:, None] + plan.put(rows())["x"]).shape == records["x"].shape
+        assert batch["mask"].sum() == len(records["x"])
+        inside = ps.feed(loader, to=plan)
+    with inside, ps.feed(loader, to=plan) as outside:
+        assert next(inside)["x"].sharding.mesh == EXPLICIT
+        assert next(outside)["x"].sharding == plan.batch_shardings["x"]
+
+
 @pytest.mark.parametrize(
     ("prescribe", "said"),
     [
