@@ -58,10 +58,14 @@ def test_a_number_of_devices_that_no_topology_has_is_not_compiled_for_tpus():
         ("v5e:4x4", {"mesh": None, "devices": 8}, ["v5e:4x4 has 16 devices", "topologies of 8: v5e:2x4"]),
         ("v4:2x2x2", {}, ["compiles for tpu-v4", "hardware tpu-v5e", 'give check="v5e:2x4", or hardware="tpu-v4"']),
         ("v5e:2x4", {"hardware": "h100"}, ["hardware h100", "check=True"]),
+        ("v3:2x2", {}, ["compiles for v3", 'check="v5e:2x4", or hardware=penstock.shard.Hardware(...) of your own']),
+        ("v3:2x2", {"hardware": None}, ["needs hardware=penstock.shard.Hardware(...)", "no datasheet of v3", "v5e:2x4"]),
+        ("tpu7x:2x2x1", {"hardware": None}, ["needs hardware=penstock.shard.Hardware(...)", "no datasheet of tpu7x"]),
+        ("v5e:32x32", {"mesh": None, "hardware": None}, ["v5e has at most 256 chips", "v5e:16x16"]),
     ],
 )
 def test_a_topology_on_which_the_plan_cannot_run_is_refused_with_one_that_works(check, options, said):
-    with pytest.raises(ValueError, match=r"topology|compiles for") as refused:
+    with pytest.raises(ValueError, match=r"topolog|compiles for") as refused:
         plan_of(mlp_step, mlp(), rows(), **{"hardware": "tpu-v5e", "check": check, **options})
     assert "\n" not in str(refused.value)
     assert [each for each in said if each not in str(refused.value)] == []

@@ -67,6 +67,60 @@ def test_results_are_on_the_mesh_that_is_set():
     assert (state["in"].sharding, loss.sharding) == (plan.out_shardings[0]["in"], plan.out_shardings[1])
 
 
+@pytest.mark.parametrize("transform", [None, lambda batch: {"x": batch["x"] * 2.0, "y": batch["y"], "mask": batch["mask"]}])
+def test_a_feed_gives_batches_on_the_mesh_that_is_set_where_it_is_created(transform):
+    plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+    records = jax.tree.map(np.asarray, rows())
+    loader = ps.Loader(records, batch_size=len(records["x"]), epochs=1, remainder="pad")
+    with jax.set_mesh(EXPLICIT):
+        with ps.feed(loader, to=plan, transform=transform) as batches:
+            batch = next(batches)
+        assert {leaf.sharding.mesh for leaf in jax.tree.leaves(batch)} == {EXPLICIT}
+        assert (batch["x"] * batch["mask"][:, None] + plan.put(rows())["x"]).shape == records["x"].shape
+        assert batch["mask"].sum() == len(records["x"])
+        inside = ps.feed(loader, to=plan)
+    with inside, ps.feed(loader, to=plan) as outside:
+        assert next(inside)["x"].sharding.mesh == EXPLICIT
+        assert next(outside)["x"].sharding == plan.batch_shardings["x"]
+
+
+@pytest.mark.parametrize(
+    ("prescribe", "said"),
+    [
+        (lambda x: jax.sharding.reshard(x, P("data", "model")), "in reshard at "),
+        (lambda x: jnp.einsum("bf,bg->fg", x, x, out_sharding=P("data", "model")), "in einsum at "),
+        (lambda x: x.at[jnp.arange(8)].get(out_sharding=P("data", "model")), "in .get at "),
+        (lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(EXPLICIT, P("data"))), "in with_sharding_constraint"),
+        (lambda x: jnp.tanh(jax.sharding.reshard(x, NamedSharding(EXPLICIT, P("data", "model")))), ""),
+    ],
+    ids=["reshard", "einsum", "get", "constraint", "named"],
+)
+def test_a_step_that_prescribes_layouts_of_explicit_axes_is_refused_with_the_way_out(prescribe, said):
+    with jax.set_mesh(EXPLICIT), pytest.raises(ValueError, match="the step prescribes a layout of explicit axes") as refused:
+        planned(lambda w, x: (w, (prescribe(x @ w) ** 2).mean()), jnp.ones((8, 8)), jnp.ones((64, 8)), mesh=EXPLICIT)
+    message = str(refused.value)
+    assert said in message
+    assert "with_sharding_constraint with a PartitionSpec, or by constraints=" in message
+    assert "\n" not in message
+
+
+def test_a_constraint_with_a_partition_spec_is_kept_under_explicit_axes():
+    def step(w, x):
+        return w, (jax.lax.with_sharding_constraint(x @ w, P("data", "model")) ** 2).mean()
+
+    with jax.set_mesh(EXPLICIT):
+        plan = planned(step, jnp.ones((8, 8)), jnp.ones((64, 8)), mesh=EXPLICIT)
+        assert_close(plan.jit(step)(plan.put(jnp.ones((8, 8))), plan.put(jnp.ones((64, 8))))[1], 64.0)
+
+
+def test_other_errors_of_a_step_are_its_own():
+    def step(w, x):
+        raise ValueError("the step is wrong")
+
+    with jax.set_mesh(EXPLICIT), pytest.raises(ValueError, match=r"^the step is wrong"):
+        planned(step, jnp.ones((8, 8)), jnp.ones((64, 8)), mesh=EXPLICIT)
+
+
 def test_a_planned_step_inside_of_a_jitted_function_says_that_explicit_axes_cannot_be():
     plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
     batch = jax.device_put(rows(), NamedSharding(EXPLICIT, P("data")))

@@ -394,6 +394,22 @@ def test_a_compiler_that_hangs_leaves_the_plan_unchecked(monkeypatch):
     assert "gave no answer in" in said
 
 
+def test_a_plan_far_below_its_limit_is_unchecked_if_the_compiler_fails(monkeypatch, tmp_path):
+    def fail(plan, *_):
+        raise CompilerFailedError("the compiler crashed")
+
+    monkeypatch.setattr(compiler, "compile_plan", fail)
+    plan, said = unchecked_plan(check=True)
+    assert plan.cost.memory.total < 0.01 * plan.limit
+    assert said.endswith("the plan likely fits, and another may be faster")
+    assert "<1% of its limit" in said
+    assert repr(plan).endswith(", unchecked>")
+    plan.save(tmp_path / "plan.json")
+    loaded = ps.Plan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    assert loaded.unchecked
+
+
 def test_a_plan_that_fits_is_returned_if_the_compiler_fails_later(monkeypatch):
     fast = plan_of(deep_step, *DEEP, check=False)
     compiled = []

@@ -1,10 +1,12 @@
 """A refusal says how many bytes are missing, and which arrays take them, with the line that makes each."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
-from tests.shard.limits import compile_to, plan_of, unchecked_plan
+from tests.shard.limits import AT_HAND, compile_to, plan_of, unchecked_plan
 from tests.shard.steps import array, sgd
 
 from penstock.shard import PlanError, compiler
@@ -44,9 +46,10 @@ def refusal(monkeypatch, step, *args, **options):
 
 def largest(message):
     """Return the arguments and the activations that a refusal names."""
-    named = message.split("The largest on each device: ")[1].split(". More than")[0].split("; ")
-    activations = [each for each in named if "activation" in each or " of a copy of " in each]
-    return [each for each in named if each not in activations], activations
+    arguments, rest = (
+        message.split("The largest on each device: ")[1].split(". More than")[0].split(". It was predicted to need ")
+    )
+    return arguments.split("; "), rest.split("The largest activations of this prediction: ")[1].split("; ")
 
 
 LINE = block.__code__.co_firstlineno + 1
@@ -80,7 +83,10 @@ def test_an_array_and_its_transpose_are_one_activation(monkeypatch):
 
     constraints = {"x": PartitionSpec("data", None)}
     _, activations = largest(refusal(monkeypatch, step, array(64, 256), array(8192, 64), constraints=constraints))
-    assert sum("float32[8192, 256]" in each or "float32[256, 8192]" in each for each in activations) == 1
+    line = step.__code__.co_firstlineno + 1
+    hidden = [each for each in activations if f"made at test_refusals.py:{line} " in each]
+    assert len(hidden) == 1
+    assert " of an activation float32[" in hidden[0]
 
 
 def test_a_function_of_jax_counts_as_the_line_that_calls_it(monkeypatch):
@@ -128,6 +134,33 @@ def test_arguments_of_a_tpu_have_the_bytes_of_their_tiles(monkeypatch):
     arguments, _ = largest(refusal(monkeypatch, step, array(9), array(512, 9), hardware="tpu-v5e"))
     assert "of 'w' float32[9]" in arguments[1]
     assert not arguments[1].startswith("36 B")
+
+
+def read_bytes(words):
+    number, unit = re.match(r"([\d.]+) ([KMG]?i?B)", words).groups()
+    return float(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+
+
+@pytest.mark.parametrize("hardware", ["tpu-v5e", AT_HAND], ids=["tpu", "cpu"])
+def test_the_activations_of_a_refusal_fit_into_the_memory_that_it_says_was_predicted(hardware, monkeypatch):
+    """Check arrays larger than all that is predicted, as a TPU keeps temporary arrays in its vector memory."""
+    monkeypatch.setattr(compiler, "tpu_compiler_is_installed", lambda: True)
+    message = refusal(monkeypatch, train_layers(block), *UNROLLED, hardware=hardware)
+    arguments, activations = largest(message)
+    said = re.search(r"predicted to need ([\d.]+ \w+)(?:, and ([\d.]+ \w+) of the chip's vector memory)?", message)
+    assert (said[2] is not None) == (hardware == "tpu-v5e")
+    room = read_bytes(said[1]) + (read_bytes(said[2]) if said[2] else 0)
+    listed = sum(map(read_bytes, (*arguments, *activations)))
+    assert listed <= 1.01 * room  # the numbers are rounded
+    assert said[2] is None or listed > read_bytes(said[1]), "all fits without the vector memory: take larger arrays"
+
+
+def test_no_activations_of_a_plan_that_is_left_to_the_compiler_are_named(monkeypatch):
+    compile_to(monkeypatch, lambda plan: 2**30 + (1 if plan.left_to_compiler else 2**20))
+    with pytest.raises(PlanError) as refused:
+        plan_of(train_layers(block), *UNROLLED, memory="1GiB", check=True)
+    assert "The largest on each device: " in str(refused.value)
+    assert "activations" not in str(refused.value)
 
 
 def test_the_warning_about_an_unchecked_plan_has_the_accuracy_that_was_measured():

@@ -155,6 +155,9 @@ class Placement:
             )
         self._given_transform = transform
         self._mask = mask_sharding(to, self._to, row_dim)
+        # A plan may move placed batches to the mesh of `jax.set_mesh`, as its `put` does. That holds for one thread: the one that
+        # creates the feed, which runs this. Batches are placed by another thread, where no mesh is set.
+        self._after_placement = to.after_placement() if hasattr(to, "after_placement") else None
         self._signatures: dict[Hashable, _Signature] = {}
         self._last: _Signature | None = None
         self._x64 = setting("jax_enable_x64")
@@ -246,7 +249,10 @@ class Placement:
         if signature is not self._last:
             change = _difference(self._last, signature) if self._last else ""
             self._last = signature
-        return Placed(self._place(batch, signature), signature.bytes, change)
+        placed = self._place(batch, signature)
+        if self._after_placement is not None:
+            placed = self._after_placement(placed)
+        return Placed(placed, signature.bytes, change)
 
     def _place(self, batch: Batch, signature: _Signature) -> Batch:
         seen, signature.seen = signature.seen, True

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock._bytes import parse_bytes
 from penstock.shard.axis_names import name_axes
-from penstock.shard.compiler import choose_compiler, match_topology, read_check
+from penstock.shard.compiler import choose_compiler, hardware_of, match_topology, read_check
 from penstock.shard.garbage import without_collection
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
 from penstock.shard.left_to_compiler import leave_to_compiler
@@ -136,7 +136,7 @@ def _plan(
         warnings.warn(LOST_GRADIENTS, stacklevel=3)
     topology = read_check(check)
     if topology is not None:
-        hardware = topology.hardware if hardware is None else hardware
+        hardware = hardware_of(topology) if hardware is None else hardware
         devices = topology.devices if mesh is None and devices is None else devices
     chosen = find_hardware(hardware) if hardware is not None else detect_hardware()
     limit = parse_bytes(memory) if memory is not None else chosen.memory

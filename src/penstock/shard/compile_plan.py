@@ -16,7 +16,7 @@ import jax
 from penstock.shard.errors import CompileError, compile_error
 from penstock.shard.hlo.analysis import Measured, measure
 from penstock.shard.hlo.compile_exported import export_program, measure_exported
-from penstock.shard.hlo.topologies import find_topology, topologies_of
+from penstock.shard.hlo.topologies import default_topology, find_topology, topologies_of
 from penstock.shard.jit import abstract_arguments, jit_flat
 from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh, describe_mesh
 from penstock.shard.progress import shown
@@ -84,7 +84,8 @@ def check_topology(topology: str, mesh_shape: dict[str, int]) -> None:
     """
     found, needed = find_topology(topology), math.prod(mesh_shape.values())
     if found.devices != needed:
-        names = sorted(topologies_of(needed), key=lambda name: not name.startswith(f"{found.chip}:"))
+        same = default_topology(found.chip, needed)
+        names = dict.fromkeys((*([same.name] if same else []), *topologies_of(needed)))
         raise ValueError(
             f"topology {topology} has {found.devices} devices, and the mesh {describe_mesh(mesh_shape)} needs {needed}; "
             f"topologies of {needed}: {', '.join(names) or 'none'}"

@@ -15,7 +15,14 @@ import jax
 from penstock.shard.compile_plan import check_topology, compile_plan, describe_compiler, has_devices
 from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.hlo.topologies import Topology, default_topology, find_topology, tpu_compiler_is_installed
+from penstock.shard.hlo.topologies import (
+    OWN_HARDWARE,
+    Topology,
+    default_topology,
+    examples,
+    find_topology,
+    tpu_compiler_is_installed,
+)
 from penstock.shard.mesh.datasheets import DATASHEETS
 from penstock.shard.record import PlanRecord
 from penstock.shard.trace.step import TracedStep
@@ -63,6 +70,23 @@ def read_check(check: Any) -> Topology | None:
     return find_topology(check)
 
 
+def hardware_of(topology: Topology) -> str:
+    """Return the name of the hardware that plans for a topology are for, if the user gives none.
+
+    Args:
+      topology: the topology.
+
+    Raises:
+      ValueError: there is no datasheet of its chip.
+    """
+    if topology.hardware is None:
+        raise ValueError(
+            f'check="{topology.name}" needs {OWN_HARDWARE}, as there is no datasheet of {topology.chip} here; topologies that '
+            f"need none: {', '.join(examples())}"
+        )
+    return topology.hardware
+
+
 def match_topology(topology: Topology, mesh_shape: dict[str, int], hardware: str) -> None:
     """Check that a plan can be compiled for a topology, and run there.
 
@@ -79,9 +103,10 @@ def match_topology(topology: Topology, mesh_shape: dict[str, int], hardware: str
     if hardware in DATASHEETS and hardware != topology.hardware:
         same = default_topology(hardware.removeprefix("tpu-"), topology.devices)
         instead = f'check="{same.name}"' if same else "check=True"
+        other = f'hardware="{topology.hardware}"' if topology.hardware else OWN_HARDWARE
         raise ValueError(
-            f'check="{topology.name}" compiles for {topology.hardware}, and the plan is for hardware {hardware}: give {instead}, '
-            f'or hardware="{topology.hardware}"'
+            f'check="{topology.name}" compiles for {topology.hardware or topology.chip}, and the plan is for hardware {hardware}'
+            f": give {instead}, or {other}"
         )
     if not tpu_compiler_is_installed():
         raise CompileError(f'check="{topology.name}" needs the TPU compiler, which is not installed: {_INSTALL}')

@@ -20,7 +20,7 @@ from penstock.shard.compiler import Compiler
 from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.left_to_compiler import stored_layouts, with_cost_of
-from penstock.shard.record import NEAR_LIMIT, PlanRecord
+from penstock.shard.record import PlanRecord
 from penstock.shard.refusals import describe_arguments, describe_excess, describe_unchecked
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
@@ -75,8 +75,8 @@ def enforce_limit(
       check: as in `ps.plan`.
 
     Returns:
-      The plan, with the compiler's figures if it was compiled. If it is near its limit or above, and could not or should not be
-      compiled, a warning says so.
+      The plan, with the compiler's figures if it was compiled. A warning says so if it could not be compiled, or if it should not
+      be and is predicted above its limit.
 
     Raises:
       PlanError: no plan fits once compiled, or the stored arguments alone exceed the limit.
@@ -103,7 +103,8 @@ def enforce_limit(
             return trials.fastest
         if check and not isinstance(error, CompilerFailedError):
             raise
-        return _warn_unchecked(trials.current, f"could not be compiled here to check that it fits: {error}")
+        failed = replace(trials.current, compiler_failed=True)
+        return _warn_unchecked(failed, f"could not be compiled here to check that it fits: {error}")
     if trials.fastest is None:
         smallest = trials.smallest
         raise PlanError(
@@ -336,9 +337,7 @@ def _predicted(trial: _Trial) -> float:
 
 def _is_limited(plan: PlanRecord) -> bool:
     """Return whether a plan may be slower than others because of its limit: it is near it, or a baseline is faster."""
-    return plan.cost.memory.total > NEAR_LIMIT * plan.limit or any(
-        each.seconds < plan.cost.seconds for each in plan.baselines.values()
-    )
+    return plan.near_limit or any(each.seconds < plan.cost.seconds for each in plan.baselines.values())
 
 
 def _warn_unchecked(plan: PlanRecord, reason: str) -> PlanRecord:

@@ -213,6 +213,15 @@ class Plan(PlanRecord):
             created = jax.jit(create, out_shardings=shardings)(*args)
         return put_shared_back(created if surrounding is None else to_explicit(created, surrounding), shared)
 
+    def after_placement(self) -> Callable[[Any], Any] | None:
+        """Return the function that `ps.feed` applies to each placed batch, so that it is on the mesh on which `put` gives arrays.
+
+        Returns:
+          None if the mesh of `jax.set_mesh` in this thread has no explicit axes: the batch stays as it is placed.
+        """
+        with automatic_axes() as surrounding:
+            return None if surrounding is None else functools.partial(to_explicit, mesh=surrounding)
+
     def put(self, tree: Any, *, argument: str | None = None) -> Any:
         """Put an argument of the step on the devices, with the shardings of the plan.
 

@@ -100,6 +100,7 @@ class PlanRecord:
       fingerprint: a hash of the step and of the signature of its arguments, without the numbers written in the step.
       numbers: a hash of these numbers. The plan fits a step with other numbers as well.
       checked: the compiler's figures, if the plan was compiled while it was made.
+      compiler_failed: whether the plan was to be compiled while it was made, and the compiler gave no figures.
       remarks: sentences about the plan, such as one about a batch that does not divide over the devices.
     """
 
@@ -117,6 +118,7 @@ class PlanRecord:
     fingerprint: str
     numbers: str = ""
     checked: Measured | None = None
+    compiler_failed: bool = False
     remarks: tuple[str, ...] = ()
 
     @property
@@ -131,8 +133,16 @@ class PlanRecord:
 
     @property
     def unchecked(self) -> bool:
-        """Return whether it is only predicted that the plan fits: it is near the limit or above it, and was not compiled."""
-        return self.checked is None and self.cost.memory.total > NEAR_LIMIT * self.limit
+        """Return whether the plan has no figures of a compiler although it needs them.
+
+        It needs them if it is predicted near the limit or above it, or if they were asked for and the compiler gave none.
+        """
+        return self.checked is None and (self.compiler_failed or self.near_limit)
+
+    @property
+    def near_limit(self) -> bool:
+        """Return whether the plan is predicted near its limit or above it."""
+        return self.cost.memory.total > NEAR_LIMIT * self.limit
 
 
 def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int], platform: str) -> float:

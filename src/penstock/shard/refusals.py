@@ -20,6 +20,7 @@ from penstock.shard.search.mesh_search import PreparedMesh
 from penstock.shard.trace.flat_program import FlatProgram, Op
 from penstock.shard.trace.source import describe_source
 from penstock.shard.trace.step import TracedStep
+from penstock.shard.units import format_share
 
 UNCHECKED = "the plan is unchecked"
 """The first words of the warning about a plan that is not known to fit."""
@@ -63,35 +64,47 @@ def describe_excess(
       compiler: the compiler.
       count: how many plans were compiled.
     """
-    arguments = _largest_arguments(prepared, assignment, traced)
-    largest = "; ".join((*arguments, *_largest_activations(prepared, assignment, traced)))
-    predicted = "" if plan.left_to_compiler else f"It was predicted to need {format_bytes(plan.cost.memory.total)}. "
+    # The compiler chooses the activations of a plan that is left to it: nothing is predicted of them.
+    predicted = "" if plan.left_to_compiler else _describe_prediction(prepared, assignment, plan, traced)
     return (
         f"no layout that was found fits {format_bytes(plan.limit)} a device on mesh {describe_mesh(plan.mesh_shape)}: of "
         f"{counted(count, 'plan')} that {compiler.name} compiled, the smallest needs {format_bytes(needed)}, "
         f"{format_bytes(needed - plan.limit)} too much; {format_bytes(plan.cost.memory.arguments)} of it are arguments. "
-        f"{predicted}The largest on each device: {largest}. "
+        f"The largest on each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. {predicted}"
         f"More than {plan.device_count} devices, a smaller batch, or jax.checkpoint around each layer would help."
         f"{f' Note that {compiler.remark}.' if compiler.remark else ''}"
     )
 
 
 def describe_unchecked(plan: PlanRecord, reason: str) -> str:
-    """Describe that a plan near its limit, or above it, was not compiled.
+    """Describe that a plan was not compiled, although it is near its limit or `check` asked for it.
 
     Args:
       plan: the plan.
       reason: why it was not, as the end of a sentence.
     """
     needs = plan.cost.memory.total
-    share = f"{format_bytes(needs - plan.limit)} more than" if needs > plan.limit else f"{needs / plan.limit:.0%} of"
+    share = f"{format_bytes(needs - plan.limit)} more than" if needs > plan.limit else f"{format_share(needs, plan.limit)} of"
+    doubt = "the plan may not fit, or a faster one may" if plan.near_limit else "the plan likely fits, and another may be faster"
     lines = reason.splitlines() or [""]
     words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
     return (
         f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit, and {words[:400]}. "
         "Most predictions are within 10% of the compiler's figure, and the worst that were measured are half and twice it: "
-        "the plan may not fit, or a faster one may"
+        f"{doubt}"
     )
+
+
+def _describe_prediction(prepared: PreparedMesh, assignment: Assignment, plan: PlanRecord, traced: TracedStep) -> str:
+    """Describe the memory that a plan was predicted to need, and the activations that take the most of it.
+
+    The vector memory of a TPU counts here too, because some of these activations are in it.
+    """
+    held = prepared.problem.vector_memory(assignment)
+    also = f", and {format_bytes(held)} of the chip's vector memory" if held else ""
+    activations = "; ".join(_largest_activations(prepared, assignment, traced))
+    largest = f". The largest activations of this prediction: {activations}" if activations else ""
+    return f"It was predicted to need {format_bytes(plan.cost.memory.total)}{also}{largest}. "
 
 
 def _largest_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:

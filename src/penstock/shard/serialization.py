@@ -21,7 +21,7 @@ from penstock.shard.search.cost import Cost, Memory, PlannedCollective
 from penstock.shard.units import format_spec
 
 FORMAT = "penstock plan"
-VERSION = 3
+VERSION = 4
 
 
 def save(plan: PlanRecord, path: Path) -> None:
@@ -48,6 +48,7 @@ def save(plan: PlanRecord, path: Path) -> None:
         "at_start": plan.sharding_constraints.at_start,
         "cost": asdict(plan.cost),
         "checked": None if plan.checked is None else json.loads(plan.checked.to_json()),
+        "compiler_failed": plan.compiler_failed,
         "axis_work": plan.axis_work,
         "remarks": list(plan.remarks),
         "baselines": {name: asdict(cost) for name, cost in plan.baselines.items()},
@@ -108,6 +109,7 @@ def _plan(read: dict[str, Any]) -> PlanRecord:
         fingerprint=read["fingerprint"],
         numbers=read["numbers"],
         checked=None if read["checked"] is None else Measured.from_json(json.dumps(read["checked"])),
+        compiler_failed=bool(read["compiler_failed"]),
         remarks=tuple(map(str, read["remarks"])),
     )
 

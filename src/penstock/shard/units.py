@@ -18,6 +18,19 @@ def format_seconds(number: float) -> str:
     return f"{number / 1e-6:.3g} µs"
 
 
+def format_share(part: float, whole: float) -> str:
+    """Return a part of a whole as text, in percent.
+
+    Args:
+      part, whole: numbers of one unit.
+
+    >>> format_share(5, 16), format_share(1, 1000)
+    ('31%', '<1%')
+    """
+    share = part / whole
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
+
+
 def format_spec(spec: tuple[tuple[str, ...], ...]) -> str:
     """Return a layout as text, without the dimensions at its end that are not sharded.
 

@@ -74,6 +74,11 @@ def test_the_page_says_that_a_plan_near_its_limit_is_unchecked():
     assert "This plan is unchecked: the memory is predicted, 83% of the limit" in text
 
 
+def test_the_page_says_that_a_plan_is_unchecked_where_the_compiler_failed():
+    text = Reader(plan_page(replace(megatron(), compiler_failed=True))).text
+    assert "This plan is unchecked: the memory is predicted, 31% of the limit" in text
+
+
 def test_the_page_has_unknown_costs_below_the_times():
     made = megatron()
     text = Reader(plan_page(replace(made, cost=replace(made.cost, unknown=("1 loop of unknown length counts once",))))).text

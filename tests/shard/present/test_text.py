@@ -6,7 +6,7 @@ import pytest
 from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, plan, spec
 
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.present.text import plan_text
+from penstock.shard.present.text import plan_line, plan_text
 
 
 def test_the_text_has_mesh_axes_costs_and_leaves():
@@ -46,6 +46,13 @@ def test_the_text_says_that_a_plan_near_its_limit_or_above_is_unchecked(limit):
     made = replace(megatron(), limit=limit * GIB)
     assert f"unchecked: the memory is predicted, {5 / limit:.0%} of the limit, and no compiler has confirmed it" in str(made)
     assert "unchecked" not in str(replace(made, checked=Measured(GIB, GIB, GIB, GIB, 1e12, (), 1.0)))
+
+
+def test_a_plan_says_that_it_is_unchecked_where_the_compiler_failed():
+    made = replace(megatron(), compiler_failed=True)
+    assert "unchecked: the memory is predicted, 31% of the limit, and no compiler has confirmed it" in str(made)
+    assert plan_line(made).endswith(" a step, unchecked")
+    assert plan_line(megatron()).endswith(" a step")
 
 
 def test_a_plan_that_fits_once_compiled_is_not_called_over_the_limit():

@@ -144,13 +144,26 @@ def _undone(folder: Path, share: Sequence[int], status: int) -> list[int]:
     """
     missing = [position for position in share if not (folder / f"{position}.json").exists()]
     crashed = status < 0
-    end = f"crashed (signal {-status})" if crashed else f"ended with status {status}"
-    if status == -signal.SIGKILL:
-        end = f"was killed (signal {-status}), perhaps because the machine ran out of memory: free some, and plan again"
     log = (folder / f"{share[0]}.log").read_text(errors="replace").rpartition(COMPILING)[2][-2000:].strip()
     for position in missing[:1] if crashed else missing:
-        write_result(folder, position, CompilerFailedError(f"the process that compiled it {end}\n{log}".strip()))
+        write_result(
+            folder, position, CompilerFailedError(f"the process that compiled it {_describe_end(status)}\n{log}".strip())
+        )
     return missing[1:] if crashed else []
+
+
+def _describe_end(status: int) -> str:
+    """Return how a process ended without a result, and what to do, as the end of a sentence."""
+    if status >= 0:
+        return f"ended with status {status}"
+    if status == -signal.SIGKILL:
+        return f"was killed (signal {-status}), perhaps because the machine ran out of memory: free some, and plan again"
+    if status in (-signal.SIGINT, -signal.SIGTERM):
+        return f"was ended from outside (signal {-status}): plan again"
+    return (
+        f"crashed (signal {-status}), which is a fault of the compiler: plan again, and if it crashes again, use another "
+        "version of jaxlib, or of libtpu if it compiles for a TPU"
+    )
 
 
 def write_result(folder: Path, position: int | str, result: Measured | CompileError) -> None:

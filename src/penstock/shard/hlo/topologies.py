@@ -1,4 +1,4 @@
-"""Name the TPU topologies for which programs can be compiled: those that the TPU compiler (libtpu) accepts.
+"""Name the TPU topologies for which programs can be compiled: those that exist and that the TPU compiler (libtpu) compiles for.
 
 In: a name such as "v5e:2x4", or a chip and a number of devices. Out: a `Topology`, or names that work.
 """
@@ -12,11 +12,43 @@ import os
 import re
 from dataclasses import dataclass
 
-CHIPS = {"v2": (2, 2), "v3": (2, 2), "v4": (3, 1), "v5e": (2, 1), "v5p": (3, 1), "v6e": (2, 1), "tpu7x": (3, 2)}
-"""For each chip, the dimensions of its torus and the JAX devices of a chip.
+from penstock.shard.mesh.datasheets import DATASHEETS
 
-libtpu 0.0.52 was asked for all sizes up to 16 × 16, and up to 8 × 8 × 8. It accepts the sizes for which `_is_accepted` is true.
-The cores of a v4 chip are one device (`compile_worker.tpu_mesh`)."""
+
+@dataclass(frozen=True)
+class _Chip:
+    """A kind of TPU chip, and the largest torus of such chips.
+
+    Attributes:
+      dimensions: the dimensions of the torus.
+      cores: the JAX devices of a chip. The cores of a v4 chip are one device (`compile_worker.tpu_mesh`).
+      most: the most chips: those of a pod, by the pages of Google Cloud about each version.
+      longest: the longest side. In two dimensions, it is that of a pod. The compiler for v5e aborts at longer ones. In three
+        dimensions, it is the longest for which programs were compiled.
+    """
+
+    dimensions: int
+    cores: int
+    most: int
+    longest: int
+
+
+CHIPS = {
+    "v2": _Chip(2, 2, 256, 16),
+    "v3": _Chip(2, 2, 1024, 32),
+    "v4": _Chip(3, 1, 4096, 256),
+    "v5e": _Chip(2, 1, 256, 16),
+    "v5p": _Chip(3, 1, 8960, 256),
+    "v6e": _Chip(2, 1, 256, 16),
+    "tpu7x": _Chip(3, 2, 9216, 128),
+}
+"""The chips for which libtpu compiles.
+
+With libtpu 0.0.52, a small program was compiled for all sizes up to 16 × 16, and up to 8 × 8 × 8, and for the largest ones. It
+compiles for the sizes for which `_exists` is true. Two exceptions, 1 × 2 × 2 and 6 × 6 × 3 of v4, abort for some programs."""
+
+OWN_HARDWARE = "hardware=penstock.shard.Hardware(...) of your own"
+"""The argument that a plan for a chip without a datasheet needs, in words."""
 
 _NAMED = (1, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of devices for which an error names a topology."""
@@ -37,9 +69,10 @@ class Topology:
     devices: int
 
     @property
-    def hardware(self) -> str:
-        """Return the name of the hardware that plans for this topology are for: "tpu-v5e"."""
-        return f"tpu-{self.chip}"
+    def hardware(self) -> str | None:
+        """Return the name of the datasheet of the chip, "tpu-v5e"; None if there is none."""
+        name = f"tpu-{self.chip}"
+        return name if name in DATASHEETS else None
 
 
 def find_topology(name: str) -> Topology:
@@ -57,14 +90,18 @@ def find_topology(name: str) -> Topology:
     read = re.fullmatch(r"(?:tpu )?(\w+):(\d+(?:x\d+)+)", name.strip().lower())
     if read is None or read[1] not in CHIPS:
         given = "" if read is None else f"the chip {read[1]!r} is not known; "
-        raise ValueError(f"there is no TPU topology {name!r}: {given}names that work: {', '.join(_examples())}")
+        raise ValueError(f"there is no TPU topology {name!r}: {given}names that work: {', '.join(examples())}{_others()}")
     sizes = tuple(map(int, read[2].split("x")))
-    rank, cores = CHIPS[read[1]]
-    if not _is_accepted(sizes, rank):
+    found = Topology(f"{read[1]}:{read[2]}", read[1], math.prod(sizes) * CHIPS[read[1]].cores)
+    if not _exists(sizes, read[1]):
+        most = CHIPS[read[1]].most
+        too_large = f": {read[1]} has at most {most:,} chips" if math.prod(sizes) > most else ""
+        own = "" if found.hardware else f"; a plan for {found.chip} needs {OWN_HARDWARE}"
         raise ValueError(
-            f"there is no TPU topology {name!r}; of {read[1]}, these work, for example: {', '.join(_names_of(read[1]))}"
+            f"there is no TPU topology {name!r}{too_large}; of {found.chip}, these work, for example: "
+            f"{', '.join(_names_of(found.chip))}{own}"
         )
-    return Topology(f"{read[1]}:{read[2]}", read[1], math.prod(sizes) * cores)
+    return found
 
 
 def default_topology(chip: str, devices: int) -> Topology | None:
@@ -79,8 +116,8 @@ def default_topology(chip: str, devices: int) -> Topology | None:
     """
     if chip not in CHIPS:
         return None
-    rank, cores = CHIPS[chip]
-    found = [sizes for sizes in _factorisations(devices // cores, rank) if _is_accepted(sizes, rank)]
+    dimensions, cores = CHIPS[chip].dimensions, CHIPS[chip].cores
+    found = [sizes for sizes in _factorisations(devices // cores, dimensions) if _exists(sizes, chip)]
     if devices % cores or not found:
         return None
     # Among equally compact ones, the sizes ascend and ones come last, as in Google's names: 2x2x4, 2x2x1.
@@ -89,15 +126,20 @@ def default_topology(chip: str, devices: int) -> Topology | None:
 
 
 def topologies_of(devices: int) -> list[str]:
-    """Return the names of a topology of each chip that has a number of devices.
+    """Return the names of a topology of each chip with a datasheet that has a number of devices.
 
     Args:
       devices: the number of devices.
 
     >>> topologies_of(16)
-    ['v2:2x4', 'v3:2x4', 'v4:2x2x4', 'v5e:4x4', 'v5p:2x2x4', 'v6e:4x4', 'tpu7x:2x2x2']
+    ['v4:2x2x4', 'v5e:4x4', 'v5p:2x2x4', 'v6e:4x4']
     """
-    return [found.name for chip in CHIPS if (found := default_topology(chip, devices))]
+    return [found.name for chip in CHIPS if (found := default_topology(chip, devices)) and found.hardware]
+
+
+def examples() -> list[str]:
+    """Return names of topologies of all chips with a datasheet."""
+    return [name for devices in (8, 64) for name in topologies_of(devices)]
 
 
 def tpu_compiler_is_installed() -> bool:
@@ -105,13 +147,19 @@ def tpu_compiler_is_installed() -> bool:
     return importlib.util.find_spec("libtpu") is not None or bool(os.environ.get("TPU_LIBRARY_PATH"))
 
 
-def _is_accepted(sizes: tuple[int, ...], rank: int) -> bool:
-    """Return whether libtpu accepts the sizes of a torus.
+def _exists(sizes: tuple[int, ...], chip: str) -> bool:
+    """Return whether there is a torus of these sizes for which libtpu compiles.
 
     A host has 2 × 2 chips, so that the first two sizes are even; a size of 1 is allowed too.
     """
+    limits = CHIPS[chip]
     in_hosts = all(size == 1 or (size > 0 and size % 2 == 0) for size in sizes[:2])
-    return in_hosts and len(sizes) in (2, rank) and min(sizes) > 0
+    if not in_hosts or len(sizes) not in (2, limits.dimensions) or min(sizes) <= 0:
+        return False
+    if math.prod(sizes) > limits.most or max(sizes) > limits.longest:
+        return False
+    # libtpu finds no routes for v5e on most others: 2 × 16 and 10 × 8 do not compile, 16 × 2 and 8 × 10 do.
+    return chip != "v5e" or max(sizes) <= 8 or sizes[0] in (1, 4, 8, 16) or sizes[1] == 1
 
 
 def _factorisations(number: int, rank: int) -> list[tuple[int, ...]]:
@@ -125,6 +173,7 @@ def _names_of(chip: str) -> list[str]:
     return [found.name for devices in _NAMED if (found := default_topology(chip, devices))]
 
 
-def _examples() -> list[str]:
-    """Return names of topologies of all chips."""
-    return [name for devices in (8, 64) for name in topologies_of(devices)]
+def _others() -> str:
+    """Return the end of a sentence about the chips without a datasheet."""
+    without = [chip for chip in CHIPS if not Topology("", chip, 1).hardware]
+    return f"; a plan for {', '.join(without[:-1])} or {without[-1]} needs {OWN_HARDWARE}" if without else ""

@@ -7,6 +7,7 @@ planned step works on the same devices in a mesh with automatic axes. Arrays cha
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +19,17 @@ _INSIDE = (
     "axis_types=(jax.sharding.AxisType.Auto, ...)"
 )
 
+_PRESCRIBED = re.compile(
+    r"axis names that are of type Auto"  # reshard and out_sharding of a PartitionSpec
+    r"|context mesh .* should match"  # the same of a sharding on the mesh itself, where `jax.set_mesh` has explicit axes
+    r"|can only refer to Auto axes",  # with_sharding_constraint of such a sharding
+    re.IGNORECASE,
+)
+"""Messages of JAX about a layout that can only be prescribed where axes are explicit."""
+
 
 class ExplicitAxesError(ValueError):
-    """The error raised if a planned step is traced with arrays on a mesh with explicit axes."""
+    """The error raised if a planned step is traced with arrays on a mesh with explicit axes, or prescribes layouts of them."""
 
 
 def has_explicit_axes(mesh: Any) -> bool:
@@ -37,8 +46,23 @@ def automatic_axes() -> Iterator[Any]:
     """Enter a context in which no axis is explicit, and yield the mesh of `jax.set_mesh` if it has explicit axes, or None.
 
     Raises:
-      ExplicitAxesError: it has explicit axes, and something is traced.
+      ExplicitAxesError: it has explicit axes, and something is traced; or the step, which is traced in this context, prescribes a
+        layout of explicit axes.
     """
+    try:
+        with _automatic_context() as surrounding:
+            yield surrounding
+    except ExplicitAxesError:
+        raise
+    except ValueError as error:
+        if _PRESCRIBED.search(str(error)):
+            raise ExplicitAxesError(_describe_prescribed(str(error))) from error
+        raise
+
+
+@contextlib.contextmanager
+def _automatic_context() -> Iterator[Any]:
+    """Enter the context of `automatic_axes`, and yield what it yields."""
     context = jax.sharding.get_abstract_mesh()
     if not has_explicit_axes(context):
         yield None
@@ -89,6 +113,18 @@ def to_explicit(tree: Any, mesh: Mesh) -> Any:
         return jax.device_put(leaf, NamedSharding(mesh, sharding.spec))
 
     return jax.tree_util.tree_map(explicit, tree)
+
+
+def _describe_prescribed(said: str) -> str:
+    """Describe that a step prescribes a layout of explicit axes, given what JAX says of it."""
+    function = re.search(r"passed to (\.?\w+(?:\.\w+)*)", said)
+    source = re.search(r"at source:\s+(\S+)", said)
+    where = (f" in {function[1]}" if function else "") + (f" at {source[1]}" if source else "")
+    return (
+        f"the step prescribes a layout of explicit axes{where}, and a plan chooses the layouts itself, with automatic axes: "
+        "remove reshard, out_sharding and shardings on a mesh with explicit axes from the step. If a layout has to be, give it "
+        "by jax.lax.with_sharding_constraint with a PartitionSpec, or by constraints= if it is of an argument"
+    )
 
 
 def _automatic(leaf: Any) -> Any:

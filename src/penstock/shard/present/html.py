@@ -17,10 +17,10 @@ from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.drawing import layout_drawing
 from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
-from penstock.shard.present.text import about_check, is_over, memory_parts, share_of_limit
+from penstock.shard.present.text import about_check, is_over, memory_parts
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
-from penstock.shard.units import format_seconds, format_spec
+from penstock.shard.units import format_seconds, format_share, format_spec
 
 _BAR = 1000.0  # width of a bar in its own units
 _Part = tuple[str, float, str]  # name, size, and the size in words
@@ -102,7 +102,7 @@ def _memory(plan: PlanRecord) -> Content:
 
 def _memory_total(plan: PlanRecord, cost: Cost) -> Content:
     """Return the peak memory in words, marked if it exceeds the limit."""
-    words = f"{format_bytes(cost.memory.total)} ({share_of_limit(plan, cost.memory.total)})"
+    words = f"{format_bytes(cost.memory.total)} ({format_share(cost.memory.total, plan.limit)})"
     return tag("span", f"{words}, over the limit", class_="over") if is_over(plan, cost) else words
 
 

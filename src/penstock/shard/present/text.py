@@ -17,7 +17,7 @@ from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
-from penstock.shard.units import format_seconds, format_spec
+from penstock.shard.units import format_seconds, format_share, format_spec
 
 _LINES, _COLUMNS = 40, 130
 _COLLECTIVES = 6
@@ -48,14 +48,15 @@ def plan_text(plan: PlanRecord) -> str:
 
 
 def plan_line(plan: PlanRecord) -> str:
-    """Return a plan as one line: devices, mesh, memory and time.
+    """Return a plan as one line: devices, mesh, memory and time, and whether it is unchecked.
 
     Args:
       plan: the plan.
     """
     memory = f"{format_bytes(plan.cost.memory.total)} of {format_bytes(plan.limit)} a device"
     mesh = describe_mesh(plan.mesh_shape)
-    return f"{plan.device_count} × {plan.hardware}, mesh {mesh}, {memory}, {format_seconds(plan.cost.seconds)} a step"
+    end = ", unchecked" if plan.unchecked else ""
+    return f"{plan.device_count} × {plan.hardware}, mesh {mesh}, {memory}, {format_seconds(plan.cost.seconds)} a step{end}"
 
 
 def memory_parts(cost: Cost) -> list[tuple[str, int]]:
@@ -79,11 +80,11 @@ def about_check(plan: PlanRecord) -> str:
     if made is not None:
         took = format_seconds(made.seconds_to_compile)
         return (
-            f"compiled by {made.compiled_for} in {took}: {format_bytes(made.memory)}, {share_of_limit(plan, made.memory)} of the "
-            f"limit{describe_excess_of_cpu(plan.hardware, made.compiled_for)}"
+            f"compiled by {made.compiled_for} in {took}: {format_bytes(made.memory)}, {format_share(made.memory, plan.limit)} of "
+            f"the limit{describe_excess_of_cpu(plan.hardware, made.compiled_for)}"
         )
     if plan.unchecked:
-        predicted = share_of_limit(plan, plan.cost.memory.total)
+        predicted = format_share(plan.cost.memory.total, plan.limit)
         return f"unchecked: the memory is predicted, {predicted} of the limit, and no compiler has confirmed it"
     return ""
 
@@ -97,17 +98,6 @@ def is_over(plan: PlanRecord, cost: Cost) -> bool:
     """
     fits = cost is plan.cost and plan.checked is not None and plan.checked.memory <= plan.limit
     return cost.memory.total > plan.limit and not fits
-
-
-def share_of_limit(plan: PlanRecord, size: float) -> str:
-    """Return bytes as a share of the memory limit: "31%".
-
-    Args:
-      plan: the plan.
-      size: bytes.
-    """
-    share = size / plan.limit
-    return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def _axis(plan: PlanRecord, axis: str) -> list[str]:
@@ -141,7 +131,7 @@ def _costs(plan: PlanRecord) -> list[str]:
                 format_seconds(cost.communication),
                 format_bytes(cost.bytes_on_wire),
                 format_bytes(cost.memory.total),
-                share_of_limit(plan, cost.memory.total),
+                format_share(cost.memory.total, plan.limit),
                 format_bytes(cost.memory.arguments),
             )
         )

@@ -275,17 +275,30 @@ class CostModel:
         Args:
           assignment: the layout of each node.
         """
-        each, stored = self.local_bytes(assignment)
-        change = np.zeros(self.live_ranges.steps + 1)
-        np.add.at(change, self.live_ranges.start, each)
-        np.add.at(change, self.live_ranges.end + 1, -each)
-        live = np.cumsum(change[:-1])
+        live, stored = self._live_bytes(assignment)
         if not len(live):
             return stored, 0
         time = int(np.argmax(live))
         fast, peak = self._fast_bytes, float(live[time])
         held = max(0.0, peak - fast) + _SPILLED * min(peak, fast)
         return stored + held + self.compiler.reserve * len(live), time
+
+    def vector_memory(self, assignment: Assignment) -> float:
+        """Return the bytes of temporary arrays that are in a TPU's vector memory at the peak, which `memory` does not count.
+
+        Args:
+          assignment: the layout of each node.
+        """
+        live, _ = self._live_bytes(assignment)
+        return min(float(live.max(initial=0.0)), self._fast_bytes)
+
+    def _live_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
+        """Return the bytes of temporary arrays on one device at each operation, and of all stored inputs together."""
+        each, stored = self.local_bytes(assignment)
+        change = np.zeros(self.live_ranges.steps + 1)
+        np.add.at(change, self.live_ranges.start, each)
+        np.add.at(change, self.live_ranges.end + 1, -each)
+        return np.cumsum(change[:-1]), stored
 
 
 def project(dims: Sequence[int | None], layout: Layout) -> Layout:

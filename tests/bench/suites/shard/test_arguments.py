@@ -65,6 +65,7 @@ def test_quick_chooses_little(with_tpu_compiler):
     ("given", "said"),
     [
         (["--topology", "v5e:3x3"], "there is no TPU topology 'v5e:3x3'"),
+        (["--topology", "v3:2x2"], "v3:2x2: there is no datasheet of v3 here"),
         (
             ["--topology", "v5e:2x4", "--mesh", "2x2"],
             "--mesh 2x2: is no mesh of the 8 devices of --topology v5e:2x4;",

@@ -120,11 +120,11 @@ def _compilers(args: argparse.Namespace) -> list[Compiler]:
         if name == CPU:
             found.append(Compiler(CPU, hardware or HARDWARE))
             continue
-        topology = find_topology(name)
-        if hardware not in (None, topology.hardware):
-            raise ValueError(f"--hardware {hardware}: --topology {name} is of {topology.hardware}; leave --hardware out")
+        compiler = Compiler.of_label(find_topology(name).name)
+        if hardware not in (None, compiler.hardware):
+            raise ValueError(f"--hardware {hardware}: --topology {name} is of {compiler.hardware}; leave --hardware out")
         _check_tpu_compiler(f"--topology {name}")
-        found.append(Compiler(topology.name, topology.hardware))
+        found.append(compiler)
     return found
 
 

@@ -32,7 +32,7 @@ class Compiler:
         """Return the compiler of a label.
 
         Raises:
-          ValueError: there is no such topology.
+          ValueError: there is no such topology, or no datasheet of its chip.
 
         >>> Compiler.of_label("v5e:2x4")
         Compiler(name='v5e:2x4', hardware='tpu-v5e')
@@ -42,6 +42,8 @@ class Compiler:
         if label.startswith(f"{CPU}-"):
             return cls(CPU, label.removeprefix(f"{CPU}-"))
         found = find_topology(label)
+        if found.hardware is None:
+            raise ValueError(f"{label}: there is no datasheet of {found.chip} here, so that nothing on it can be scored")
         return cls(found.name, found.hardware)
 
     @property
