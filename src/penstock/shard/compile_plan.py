@@ -15,16 +15,13 @@ import jax
 
 from penstock.shard.errors import CompileError, compile_error
 from penstock.shard.hlo.analysis import Measured, measure
-from penstock.shard.hlo.compile_exported import export_program, measure_exported
+from penstock.shard.hlo.compile_exported import FAST_COMPILE, export_program, measure_exported
 from penstock.shard.hlo.topologies import default_topology, find_topology, topologies_of
 from penstock.shard.jit import abstract_arguments, jit_flat
 from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh, describe_mesh
 from penstock.shard.progress import shown
 from penstock.shard.record import PlanRecord
 from penstock.shard.trace.step import TracedStep
-
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Options of XLA:CPU that skip LLVM's expensive passes. The optimised HLO, which is all that penstock reads, does not change."""
 
 _PATIENCE = 1800.0
 """Seconds after which a compiler in another process has failed. A TPU compiler takes seconds to a few minutes."""

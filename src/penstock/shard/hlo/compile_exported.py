@@ -23,6 +23,9 @@ import penstock
 from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError
 from penstock.shard.hlo.analysis import Measured
 
+FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options of XLA:CPU that skip LLVM's expensive passes. The optimised HLO, which is all that penstock reads, does not change."""
+
 COMPILING = "penstock compiles"
 """The line in the log of a process after which all is about the program that it compiles."""
 

@@ -12,8 +12,8 @@ import pytest
 from penstock._jax import program_text
 from penstock.bench.suites.shard.real import REAL, Size, jit_layout, load, measure_layout
 from penstock.bench.suites.shard.zoo.training import text
-from penstock.shard.compile_plan import FAST_COMPILE
 from penstock.shard.hlo.analysis import measure
+from penstock.shard.hlo.compile_exported import FAST_COMPILE
 from penstock.shard.hlo.parse import parse_hlo
 from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh
 

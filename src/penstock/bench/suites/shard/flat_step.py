@@ -1,8 +1,8 @@
 """Compile a step in a layout by hand: a step and shardings go in, the compiler's figures come out.
 
-The step becomes a function of its leaves, because `jax.export` knows no named tuples of Optax. It is compiled in this process, or
-in another one by the TPU compiler. Figures from another process can be kept in a folder, because a compilation takes up to some
-minutes and a layout by hand does not change.
+The step becomes a function of its leaves, because `jax.export` knows no named tuples of Optax. It is compiled in another process:
+XLA's partitioner aborts for some layouts, such as that of a grouped convolution along its groups. The figures can be kept in a
+folder, because a compilation takes up to some minutes and a layout by hand does not change.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock.bench.suites.shard.zoo.model import PyTree
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
-from penstock.shard.compile_plan import FAST_COMPILE
 from penstock.shard.errors import CompileError, CompilerFailedError
 from penstock.shard.hlo import analysis, collectives, flops, parse, slices
-from penstock.shard.hlo.analysis import Measured, measure
+from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.compile_exported import export_program, measure_exported, read_result, write_result
 
 _READERS = (analysis, collectives, flops, parse, slices)
@@ -84,11 +83,6 @@ def flat_step(
     if "pure_callback" in str(closed):  # of error checks; such a program cannot be compiled for devices that are not present
         jitted = jit(insert_constraints(closed, ShardingConstraints(), mesh, callbacks=False))
     return FlatStep(jitted, abstract)
-
-
-def compile_here(step: FlatStep) -> Measured:
-    """Compile a step for the devices of this process, which are CPUs, and return the compiler's figures."""
-    return measure(step.jitted.lower(*step.arguments).compile(dict(FAST_COMPILE)), step.mesh)
 
 
 def compile_elsewhere(steps: Sequence[FlatStep], topology: str | None, kept: Path | None = None) -> list[Measured | CompileError]:

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 from penstock.bench.suites.shard import parallax, planning, real, steps
 from penstock.bench.suites.shard.baselines import Baseline, baselines, laid_out
-from penstock.bench.suites.shard.flat_step import compile_elsewhere, compile_here
+from penstock.bench.suites.shard.flat_step import compile_elsewhere
 from penstock.bench.suites.shard.planning import Asked, own_baselines, plan_within, reason, without_baselines
 from penstock.bench.suites.shard.scores import BaselineScore, OwnBaseline, PlanScore
 from penstock.bench.suites.shard.task import LIMITS, TIGHT, Compiler, Task
@@ -62,7 +62,7 @@ def measure_task(task: Task, folder: Path) -> Found:
     """Score the baselines of a task, and its plan for each limit.
 
     Args:
-      folder: the plans are saved in it, and the TPU compiler's figures for the baselines.
+      folder: the plans are saved in it, and the compiler's figures for the baselines.
     """
     for limit in LIMITS:
         plan_path(folder, task, limit).unlink(missing_ok=True)  # those of an earlier run
@@ -104,23 +104,15 @@ def score_layouts(
     """Compile a step in layouts by hand with the compiler that judges, and score them.
 
     Args:
-      folder: the TPU compiler's figures are kept in it.
+      folder: the compiler's figures are kept in it.
     """
-    topology = asked.compiler.topology
-    if topology is None:
-        mesh = mesh_of(axes)
-
-        def compiled(layout: Baseline) -> Measured:
-            return compile_here(laid_out(model, asked.state, asked.batch, layout, mesh))
-
-        return [_attempt(layout.name, asked, partial(compiled, layout)) for layout in layouts]
     flat = [laid_out(model, asked.state, asked.batch, layout, abstract_mesh(axes)) for layout in layouts]
-    results = compile_elsewhere(flat, topology, kept_in(folder))
+    results = compile_elsewhere(flat, asked.compiler.topology, kept_in(folder))
     return [_attempt(layout.name, asked, partial(_given, result)) for layout, result in zip(layouts, results, strict=True)]
 
 
 def kept_in(folder: Path) -> Path:
-    """Return the folder for the figures of the TPU compiler."""
+    """Return the folder for the compiler's figures."""
     return folder / "compiled"
 
 

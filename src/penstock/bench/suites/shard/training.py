@@ -16,7 +16,7 @@ from penstock.bench.suites.shard.task import Task
 from penstock.bench.suites.shard.zoo import Model
 from penstock.bench.suites.shard.zoo import load as load_zoo
 from penstock.shard import Plan
-from penstock.shard.compile_plan import FAST_COMPILE
+from penstock.shard.hlo.compile_exported import FAST_COMPILE
 from penstock.shard.mesh.lookup import find_hardware
 
 _STEPS = 3
