@@ -67,6 +67,11 @@ class TracedStep:
     written: tuple[int, ...] = ()
     returned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def arguments(self) -> list[int]:
+        """Return the number of the argument that each input belongs to."""
+        return [number for number, argument in enumerate(self.tree.children()) for _ in range(argument.num_leaves)]
+
     def fingerprint(self) -> str:
         """Return the fingerprint of the arguments and the program (`penstock.shard.trace.fingerprint`)."""
         return fingerprint(self.inputs, self.closed.jaxpr)
