@@ -310,6 +310,16 @@ def test_what_is_the_same_for_all_rows_is_no_batch():
     assert batch_of(trained(loss), array(32, 8), batch) == {"batch/x", "batch/one-hot"}
 
 
+@pytest.mark.parametrize("make", [jax.random.PRNGKey, jax.random.key], ids=["raw", "typed"])
+def test_a_key_for_each_row_is_a_batch(make):
+    def loss(params, batch):
+        x = jax.vmap(lambda key, x: x + jax.random.normal(key, x.shape))(batch["key"], batch["x"])
+        return mlp_loss(params, batch | {"x": x})
+
+    batch = rows(16) | {"key": jax.random.split(make(0), 16)}
+    assert batch_of(trained(loss), mlp(), batch) == {"batch/x", "batch/y", "batch/key"}
+
+
 def test_a_feed_puts_batches_of_a_forward_step_in_the_layout_of_its_plan():
     step, (params, batch) = layers_with_norms()
     plan = ps.plan(step, params, batch, mesh={"x": 8}, hardware="tpu-v5e", check=False)

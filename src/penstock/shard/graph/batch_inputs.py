@@ -30,7 +30,7 @@ def find_batch(model: StepModel, replaced: set[int], keys: set[int], used: set[i
     Args:
       model: the step.
       replaced: the indices of the state.
-      keys: the indices of keys of random numbers, which are no batch.
+      keys: the indices of keys of random numbers. They are a batch where their first dimension is that of other batch inputs.
       used: the indices of the inputs on which results of the step depend.
       arguments: for each input, the number of the argument that it belongs to.
     """
@@ -45,6 +45,8 @@ def find_batch(model: StepModel, replaced: set[int], keys: set[int], used: set[i
             if component not in state_components:
                 first[index] = component
     batch = _without_frozen(model, {index: first[index] for index in first if index in used - keys})
+    rows = {first[index] for index in batch}
+    batch |= {index for index in keys & used if first.get(index) in rows}
     # Unused labels differ from the unused optimizer of an evaluation only in their size, and in what is beside them.
     others = {arguments[index] for index in used - batch if program.values[program.inputs[index]].shape}
     sizes = {program.values[program.inputs[index]].shape[0] for index in batch}

@@ -20,7 +20,7 @@ def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[
     - "parameters": state on which the other results, such as the loss, depend. All state, if there are no other results.
     - "optimizer": the other state.
     - "batch": an input that is not state, whose first dimension is connected with no dimension of the state, and that is not
-      frozen (`batch_inputs.py`).
+      frozen (`batch_inputs.py`). Keys of random numbers are a batch if their first dimension is that of other batch inputs.
     - "other": the other inputs, such as frozen weights and learning rates. Keys of random numbers are "other" in the state too.
 
     Args:
@@ -38,9 +38,7 @@ def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[
     batch = find_batch(model, replaced, keys, used, arguments)
     roles = []
     for index, value in enumerate(program.inputs):
-        if index in keys:
-            roles.append("other")
-        elif index in replaced:
+        if index in replaced and index not in keys:
             roles.append("parameters" if value in needed and program.values[value].shape else "optimizer")
         else:
             roles.append("batch" if index in batch else "other")
