@@ -320,6 +320,11 @@ def test_a_key_for_each_row_is_a_batch(make):
     assert batch_of(trained(loss), mlp(), batch) == {"batch/x", "batch/y", "batch/key"}
 
 
+def test_a_key_that_is_not_used_is_no_batch_even_of_two_rows():
+    found = batch_of(lambda params, key, batch: mlp_loss(params, batch), mlp(), jax.random.PRNGKey(0), rows(2))
+    assert found == {"batch/x", "batch/y"}
+
+
 def test_a_feed_puts_batches_of_a_forward_step_in_the_layout_of_its_plan():
     step, (params, batch) = layers_with_norms()
     plan = ps.plan(step, params, batch, mesh={"x": 8}, hardware="tpu-v5e", check=False)

@@ -133,6 +133,8 @@ KEYS = {
     "stacked": (lambda keys, batch: drop(keys[0], noisy(keys[1], batch)), lambda: jax.random.split(jax.random.PRNGKey(0), 16)),
     "scanned": (noisy_in_a_loop, lambda: jax.random.split(jax.random.PRNGKey(0), 8)),
     "generator": (generated, lambda: jax.random.PRNGKey(0)),
+    "not read": (lambda key, batch: batch, lambda: jax.random.PRNGKey(0)),
+    "not read by another generator": (lambda key, batch: batch, lambda: jax.random.PRNGKey(0, impl="rbg")),
     "another generator": (noisy, lambda: jax.random.PRNGKey(0, impl="rbg")),
 }
 
