@@ -79,11 +79,25 @@ def describe_difference(
         *_leaf_differences(planned_inputs, inputs, "argument"),
         *_leaf_differences(planned_outputs, outputs, "result"),
     ]
-    if not differences:
-        return (
-            "arguments and results are the same, and the program differs: in an operation, an axis or the length of a loop; plan "
-            "it again"
-        )
+    return _first_three(differences) or (
+        "arguments and results are the same, and the program differs: in an operation, an axis or the length of a loop; plan "
+        "it again"
+    )
+
+
+def describe_arguments(planned: Sequence[LeafLike], inputs: Sequence[LeafLike]) -> str:
+    """Describe how the arguments of a plan and those of a call differ.
+
+    Args:
+      planned, inputs: the leaves of the arguments.
+
+    Returns:
+      Up to three differences, in words; "" if there are none.
+    """
+    return _first_three(_leaf_differences(planned, inputs, "argument"))
+
+
+def _first_three(differences: Sequence[str]) -> str:
     more = f", and {len(differences) - 3} differences more" if len(differences) > 3 else ""
     return "; ".join(differences[:3]) + more
 
