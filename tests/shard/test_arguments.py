@@ -1,5 +1,6 @@
 """Trees of arrays are matched with the arguments of the step, and the batch is found among them."""
 
+import equinox
 import jax
 import jax.numpy as jnp
 import pytest
@@ -32,6 +33,23 @@ def test_a_tree_that_is_no_argument_of_the_step_is_refused():
         plan.put(mlp(hidden=31))
     with pytest.raises(ValueError, match="'out' where this has 'scale'"):
         plan.init(lambda: {**{name: mlp()[name] for name in ("bias", "in")}, "scale": array(32, 16)})
+
+
+def test_the_nearest_argument_is_the_one_with_the_same_leaves():
+    plan = plan_of(mlp_step, mlp(), rows())
+    integers = jax.tree.map(lambda leaf: leaf.astype(int), rows())
+    with pytest.raises(ValueError, match=r"the nearest is 'batch', where 'x' is float32\[16, 16\], and here it is int32"):
+        plan.put(integers)
+
+
+def test_a_leaf_that_is_no_array_is_named():
+    plan = plan_of(mlp_step, mlp(), rows())
+    model = equinox.nn.MLP(16, 16, 32, 1, key=jax.random.key(0))
+    for use in (plan.put, lambda tree: plan.init(lambda: tree)):
+        with pytest.raises(TypeError, match=r"equinox\.Module.* 'activation' .*: a function\. .*eqx\.partition"):
+            use(model)
+        with pytest.raises(TypeError, match="a leaf at 'bias' that is not an array: str"):
+            use(mlp() | {"bias": "none"})
 
 
 def test_a_given_role_selects_the_batch():

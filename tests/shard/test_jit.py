@@ -1,7 +1,9 @@
 """The jitted step of a plan follows it, and refuses any other step."""
 
+import functools
 import logging
 
+import equinox
 import jax
 import pytest
 from tests.shard.assertions import assert_close
@@ -23,6 +25,44 @@ def test_a_call_with_other_arguments_says_what_differs():
     plan = plan_of(mlp_step, mlp(), rows())
     with pytest.raises(ValueError, match=r"'batch/x' is float32\[16, 16\] in the plan, and float32\[32, 16\] in the step"):
         plan.jit(mlp_step)(mlp(), rows(32))
+
+
+OTHER_ARGUMENTS = {
+    r"'batch/x' is float32\[16, 16\] in the plan, and float32\[16, 8\] in the step": lambda: {**rows(), "x": array(16, 8)},
+    "plan has the argument 'batch/y', .* has not; the step has the argument 'batch/z'": lambda: {
+        "x": rows()["x"],
+        "z": rows()["y"],
+    },
+    "plan has the argument 'batch/x', .* the step has the argument 'batch', which the plan has not": lambda: rows()["x"],
+}
+
+
+@pytest.mark.parametrize("said", OTHER_ARGUMENTS)
+def test_arguments_that_jax_or_the_step_refuse_are_compared_with_the_plan(said, tmp_path):
+    plan = plan_of(mlp_step, mlp(), rows())
+    plan.save(tmp_path / "plan.json")
+    loaded, batch = ps.Plan.load(tmp_path / "plan.json"), OTHER_ARGUMENTS[said]()
+    uses = (plan.jit(mlp_step), plan.jit(mlp_step).lower, loaded.jit(mlp_step), functools.partial(loaded.bind, mlp_step))
+    for use in uses:
+        with pytest.raises(ValueError, match=said):
+            use(mlp(), batch)
+
+
+def test_an_error_of_the_step_is_passed_on():
+    def fails(params, batch):
+        raise KeyError("my own")
+
+    plan = plan_of(mlp_step, mlp(), rows())
+    with pytest.raises(KeyError, match="my own"):
+        plan.jit(fails)(mlp(), rows())
+
+
+def test_an_equinox_module_with_functions_is_told_how_to_be_split():
+    plan = plan_of(mlp_step, mlp(), rows())
+    model = equinox.nn.MLP(16, 16, 32, 1, key=jax.random.key(0))
+    for use in (plan.jit(mlp_step), plan.jit(mlp_step).lower):
+        with pytest.raises(TypeError, match=r"'params' .* equinox\.Module.*a function\. .*eqx\.partition\(params, "):
+            use(model, rows())
 
 
 def test_a_call_of_another_step_says_so():

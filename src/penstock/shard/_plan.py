@@ -30,7 +30,7 @@ from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh, best_baselines, prepare_meshes, search_meshes
 from penstock.shard.trace.call import refuse_option_names
-from penstock.shard.trace.gradients import LOST_GRADIENTS, loses_gradients
+from penstock.shard.trace.gradients import describe_lost_gradients
 from penstock.shard.trace.prescribed_layouts import find_meshes
 from penstock.shard.trace.step import TracedStep, trace
 from penstock.shard.uneven_batch import describe_uneven_batch
@@ -87,8 +87,9 @@ def plan(
       TypeError: an argument has a wrong type; the message names it.
       ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
 
-    Errors that the step raises while it is traced are passed on. A step that computes gradients, and returns no array that
-    depends on them, gets a `UserWarning`; so does a batch whose rows do not divide over the devices.
+    Errors that the step raises while it is traced are passed on. A step that computes gradients gets a
+    `UserWarning` if no array that it returns depends on them; in a step without state, a scalar is enough. A batch whose rows do
+    not divide over the devices gets one too.
 
     >>> import jax
     >>> def step(params, batch):
@@ -132,8 +133,9 @@ def _plan(
     check: bool | str | None,
 ) -> Plan:
     """Find a plan of a traced step; the options are those of `plan`."""
-    if loses_gradients(traced):
-        warnings.warn(LOST_GRADIENTS, stacklevel=3)
+    lost = describe_lost_gradients(traced)
+    if lost is not None:
+        warnings.warn(lost, stacklevel=3)
     topology = read_check(check)
     if topology is not None:
         hardware = hardware_of(topology) if hardware is None else hardware

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from penstock.shard.record import LeafLayout
-from penstock.shard.trace.step import as_array, canonical_dtype, leaf_paths
+from penstock.shard.trace.step import Leaf, tree_leaves
 
 
 def find_argument(inputs: Sequence[LeafLayout], tree: Any, name: str | None = None) -> list[LeafLayout]:
@@ -24,26 +24,26 @@ def find_argument(inputs: Sequence[LeafLayout], tree: Any, name: str | None = No
       name: the name of the argument, if several have the same structure and different layouts.
 
     Raises:
+      TypeError: a leaf of the tree is not an array.
       ValueError: no argument has this structure; the message says what differs from the nearest. Or several have it, with
         different layouts, and no name is given.
     """
-    flat = jax.tree_util.tree_leaves(tree)
-    leaves, paths = [as_array(each) for each in flat], leaf_paths(tree)
+    leaves = tree_leaves(tree)
     arguments: dict[str, list[LeafLayout]] = {}
     for leaf in inputs:
         arguments.setdefault(leaf.path.partition("/")[0], []).append(leaf)
     if name is not None and name not in arguments:
         raise ValueError(f"the step has no argument {name!r}; its arguments are {', '.join(map(repr, arguments))}")
-    nearest, most_equal = "", -1
+    nearest, most_alike = "", (-1, -1, -1)
     found: dict[str, list[LeafLayout]] = {}
     for each_name, planned in arguments.items():
         if name not in (None, each_name):
             continue
-        equal = [_equal(leaf, path, array) for leaf, path, array in zip(planned, paths, leaves, strict=False)]
-        if len(planned) == len(leaves) and all(equal):
+        alike = _likeness(planned, leaves)
+        if len(planned) == len(leaves) == alike[0]:
             found[each_name] = planned
-        elif sum(equal) > most_equal:
-            nearest, most_equal = _first_difference(each_name, planned, paths, leaves), sum(equal)
+        elif alike > most_alike:
+            nearest, most_alike = _first_difference(each_name, planned, leaves), alike
     if not found:
         raise ValueError(f"no argument of the step has this structure; {nearest}")
     if len({tuple(leaf.stored for leaf in planned) for planned in found.values()}) > 1:
@@ -82,20 +82,30 @@ def select_batch(inputs: Sequence[LeafLayout], tree: Any, shardings: Sequence[An
     return batches[0] if len(batches) == 1 else tuple(batches)
 
 
-def _equal(leaf: LeafLayout, path: str, array: Any) -> bool:
-    """Return whether a leaf of the plan has the path, shape and dtype of an array."""
-    return (leaf.path.partition("/")[2], leaf.shape, leaf.dtype) == (path, tuple(array.shape), str(canonical_dtype(array)))
+def _likeness(planned: Sequence[LeafLayout], leaves: Sequence[Leaf]) -> tuple[int, int, int]:
+    """Return how many leaves of an argument equal those of a tree, how many have their paths, and how many their shapes."""
+    pairs = list(zip(planned, leaves, strict=False))
+    return (
+        sum(_path(leaf) == given.path and _type(leaf) == _type(given) for leaf, given in pairs),
+        sum(_path(leaf) == given.path for leaf, given in pairs),
+        sum(leaf.shape == given.shape for leaf, given in pairs),
+    )
 
 
-def _first_difference(name: str, planned: list[LeafLayout], paths: list[str], leaves: list[Any]) -> str:
-    """Describe the first leaf in which an argument of the plan differs from the arrays given."""
-    for leaf, path, array in zip(planned, paths, leaves, strict=False):
-        here = leaf.path.partition("/")[2]
-        if here != path:
-            return f"the nearest is {name!r}, which has a leaf {here!r} where this has {path!r}"
-        if not _equal(leaf, path, array):
-            return (
-                f"the nearest is {name!r}, where {here!r} is {leaf.dtype}{list(leaf.shape)}, "
-                f"and here it is {canonical_dtype(array)}{list(array.shape)}"
-            )
+def _first_difference(name: str, planned: Sequence[LeafLayout], leaves: Sequence[Leaf]) -> str:
+    """Describe the first leaf in which an argument of the plan differs from a tree."""
+    for leaf, given in zip(planned, leaves, strict=False):
+        if _path(leaf) != given.path:
+            return f"the nearest is {name!r}, which has a leaf {_path(leaf)!r} where this has {given.path!r}"
+        if _type(leaf) != _type(given):
+            return f"the nearest is {name!r}, where {_path(leaf)!r} is {_type(leaf)}, and here it is {_type(given)}"
     return f"the nearest is {name!r}, which has {len(planned)} leaves where this has {len(leaves)}"
+
+
+def _path(leaf: LeafLayout) -> str:
+    """Return the path of a leaf without the name of its argument."""
+    return leaf.path.partition("/")[2]
+
+
+def _type(leaf: Leaf | LeafLayout) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"

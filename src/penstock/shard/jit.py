@@ -24,11 +24,15 @@ from penstock.shard.mesh.explicit_axes import (
 )
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.trace.call import CallForm, read_call
-from penstock.shard.trace.fingerprint import describe_difference
+from penstock.shard.trace.fingerprint import describe_arguments, describe_difference
 from penstock.shard.trace.modules import has_variables, write_back
-from penstock.shard.trace.step import TracedStep, trace_form
+from penstock.shard.trace.step import TracedStep, argument_leaves, trace_form
 
 _LOGGER = logging.getLogger("penstock.shard")
+
+
+class OtherStepError(ValueError):
+    """The error raised if a step or its arguments are not those of a plan. Its message says what differs."""
 
 
 class StepResult(NamedTuple):
@@ -69,17 +73,22 @@ class PlannedStep:
           The result of the step.
 
         Raises:
+          TypeError: a leaf of the arguments is not an array.
           ValueError: the step or the arguments are not those of the plan.
         """
         jitted, returned, given, values = self._read(args, kwargs)
         with automatic_axes() as surrounding:
-            if surrounding is None and not self._explicit:
-                try:
-                    results = jitted(*given)
-                except ExplicitAxesError:
-                    self._explicit = True
-            if surrounding is not None or self._explicit:
-                results = jitted(*to_automatic(given))
+            try:
+                if surrounding is None and not self._explicit:
+                    try:
+                        results = jitted(*given)
+                    except ExplicitAxesError:
+                        self._explicit = True
+                if surrounding is not None or self._explicit:
+                    results = jitted(*to_automatic(given))
+            except Exception as error:
+                refuse_other_arguments(self._plan, self._step, args, kwargs, error)
+                raise
         if surrounding is not None:
             results = to_explicit(results, surrounding)
         result, written = results if isinstance(results, StepResult) else (results, {})
@@ -99,7 +108,11 @@ class PlannedStep:
         """
         jitted, _, given, _ = self._read(args, kwargs)
         with automatic_axes():
-            return jitted.lower(*to_automatic(given))
+            try:
+                return jitted.lower(*to_automatic(given))
+            except Exception as error:
+                refuse_other_arguments(self._plan, self._step, args, kwargs, error)
+                raise
 
     def _read(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, dict[int, tuple[int, ...]], tuple, tuple]:
         """Return the jitted program for a call, `TracedStep.returned`, what the program takes, and all arguments as one tuple."""
@@ -199,6 +212,29 @@ def _leaf_numbers(structure: Any, arguments: int | Sequence[int]) -> tuple[int, 
     return tuple(number for number, owner in enumerate(owners) if owner in chosen)
 
 
+def refuse_other_arguments(plan: PlanRecord, step: Callable, args: tuple, kwargs: Mapping[str, Any], error: Exception) -> None:
+    """Raise an error that says how the arguments of a call that failed differ from those of a plan, if they do.
+
+    JAX and the step may refuse such arguments before the step is traced to its end, in words that do not mention the plan. This
+    runs only after an error, so that calls that succeed do no more work.
+
+    Args:
+      plan: the plan.
+      step: the step.
+      args, kwargs: the arguments of the call.
+      error: the error with which it failed.
+
+    Raises:
+      TypeError: a leaf of the arguments is not an array.
+      OtherStepError: the arguments are not those of the plan; the message says what differs.
+    """
+    if isinstance(error, OtherStepError):
+        return
+    leaves = argument_leaves(step, *read_call(step, args, kwargs))
+    if difference := describe_arguments(plan.inputs, leaves):
+        raise OtherStepError(f"the plan is for other arguments: {difference}") from error
+
+
 def check_step(plan: PlanRecord, traced: TracedStep) -> None:
     """Check that a plan was made for this step and these arguments.
 
@@ -210,11 +246,11 @@ def check_step(plan: PlanRecord, traced: TracedStep) -> None:
       traced: the step.
 
     Raises:
-      ValueError: the step or its arguments are not those of the plan; the message says what differs.
+      OtherStepError: the step or its arguments are not those of the plan; the message says what differs.
     """
     if traced.fingerprint() != plan.fingerprint:
         difference = describe_difference(plan.inputs, plan.outputs, traced.inputs, traced.outputs)
-        raise ValueError(f"the plan is for another step: {difference}")
+        raise OtherStepError(f"the plan is for another step: {difference}")
     if traced.numbers() != plan.numbers:
         _LOGGER.info(
             "the plan was made for a step with other numbers written in it, such as another learning rate; it fits this step too"

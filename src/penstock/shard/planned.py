@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from penstock.shard.alternatives import Alternatives
 from penstock.shard.arguments import find_argument, select_batch
-from penstock.shard.jit import PlannedStep, check_step
+from penstock.shard.jit import PlannedStep, check_step, refuse_other_arguments
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.explicit_axes import automatic_axes, to_automatic, to_explicit
 from penstock.shard.own_copy import put_copy
@@ -25,7 +25,7 @@ from penstock.shard.present.text import plan_line, plan_text
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.modules import Shared, put_shared_back, take_shared_out
-from penstock.shard.trace.step import TracedStep, trace
+from penstock.shard.trace.step import TracedStep, trace, tree_leaves
 from penstock.shard.verify import Verified, verify
 
 _DECIDED_BY_PLAN = frozenset(["in_shardings", "out_shardings", "static_argnums", "static_argnames", "donate_argnames"])
@@ -155,7 +155,11 @@ class Plan(PlanRecord):
           ValueError: the plan was made for another step or other arguments; the message says what differs.
         """
         with automatic_axes():
-            traced = trace(step, args, [leaf.weak for leaf in self.inputs], kwargs)
+            try:
+                traced = trace(step, args, [leaf.weak for leaf in self.inputs], kwargs)
+            except Exception as error:
+                refuse_other_arguments(self, step, args, kwargs, error)
+                raise
         check_step(self, traced)
         return replace(self, traced=traced)
 
@@ -174,7 +178,8 @@ class Plan(PlanRecord):
           donated, no other object may hold its old arrays. Where `jax.set_mesh` has explicit axes, the results are on its mesh.
 
         Raises:
-          TypeError: a setting of `jax.jit` is one that the plan decides (shardings), or is for names or static arguments.
+          TypeError: a setting of `jax.jit` is one that the plan decides (shardings), or is for names or static arguments. A call
+            or `lower` raises it if a leaf of the arguments is not an array.
           ValueError: there are fewer devices than the plan needs. A call or `lower` raises it if the step or its arguments are
             not those of the plan.
         """
@@ -197,6 +202,7 @@ class Plan(PlanRecord):
           The result of `init`, with the shardings of the plan.
 
         Raises:
+          TypeError: a leaf of the result is not an array.
           ValueError: no argument of the step has the structure of the result; the message says what differs from the nearest.
             Or there are fewer devices than the plan needs.
         """
@@ -205,6 +211,7 @@ class Plan(PlanRecord):
         def create(*args: Any) -> Any:
             nonlocal shared
             created, shared = take_shared_out(init(*args))
+            tree_leaves(created)  # raises an error about a leaf that is not an array, before JAX does
             return created
 
         with automatic_axes() as surrounding:
@@ -235,6 +242,7 @@ class Plan(PlanRecord):
           The same tree, of sharded arrays.
 
         Raises:
+          TypeError: a leaf of the tree is not an array.
           ValueError: no argument has this structure and these shapes, or there are fewer devices than the plan needs.
         """
         tree, shared = take_shared_out(tree)

@@ -131,12 +131,10 @@ KEYS = {
     "typed": (noisy, lambda: jax.random.key(0)),
     "split": (lambda key, batch: drop(jax.random.split(key)[1], batch), lambda: jax.random.PRNGKey(0)),
     "stacked": (lambda keys, batch: drop(keys[0], noisy(keys[1], batch)), lambda: jax.random.split(jax.random.PRNGKey(0), 16)),
-    "mapped": (
-        lambda keys, batch: {**batch, "x": jax.vmap(lambda key, x: x + jax.random.normal(key, x.shape))(keys, batch["x"])},
-        lambda: jax.random.split(jax.random.PRNGKey(0), 16),
-    ),
     "scanned": (noisy_in_a_loop, lambda: jax.random.split(jax.random.PRNGKey(0), 8)),
     "generator": (generated, lambda: jax.random.PRNGKey(0)),
+    "not read": (lambda key, batch: batch, lambda: jax.random.PRNGKey(0)),
+    "not read by another generator": (lambda key, batch: batch, lambda: jax.random.PRNGKey(0, impl="rbg")),
     "another generator": (noisy, lambda: jax.random.PRNGKey(0, impl="rbg")),
 }
 

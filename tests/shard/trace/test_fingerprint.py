@@ -45,6 +45,21 @@ def test_numbers_written_in_a_program_do_not_change_its_fingerprint():
     assert trace(step(1), (array(4),)).fingerprint() != traced[0].fingerprint()  # an integer among its results
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: x**4, lambda x: x**3),
+        (jax.grad(lambda x: jnp.sum(x**4)), jax.grad(lambda x: jnp.sum(x**-3))),
+        (lambda x: lax.reduce_precision(x, 5, 10), lambda x: lax.reduce_precision(x, 8, 7)),
+    ],
+    ids=["power", "gradient of a power", "rounding"],
+)
+def test_numbers_that_are_parameters_of_elementwise_operations_do_not_change_the_fingerprint(one, other):
+    first, second = trace(one, (array(4),)), trace(other, (array(4),))
+    assert first.fingerprint() == second.fingerprint()
+    assert first.numbers() != second.numbers()
+
+
 def loop(body, length):
     return lambda x: lax.scan(lambda carry, _: (body(carry), None), x, None, length=length)[0]
 
@@ -71,6 +86,8 @@ def test_the_precision_does_not_change_the_fingerprint():
     default = fingerprint(lambda x: x @ x, array(4, 4))
     with jax.default_matmul_precision("highest"):
         assert fingerprint(lambda x: x @ x, array(4, 4)) == default
+    accurate = fingerprint(lambda x: lax.exp(x, accuracy=lax.AccuracyMode.HIGHEST), array(4))
+    assert accurate == fingerprint(lax.exp, array(4))
 
 
 def test_a_mesh_set_around_the_step_does_not_change_the_fingerprint():

@@ -9,13 +9,18 @@ from jax import lax
 from tests.shard.eager import MESHES, planned
 from tests.shard.steps import STEPS, array, mlp, mlp_loss, mlp_step, rows, sgd
 
-from penstock.shard.trace.gradients import loses_gradients
+from penstock.shard.trace.gradients import describe_lost_gradients
 from penstock.shard.trace.step import trace
 
 
 def forgets(params, batch):
+    _, loss = mlp_step(params, batch)
+    return loss, loss
+
+
+def returns_old_parameters(params, batch):
     new, loss = mlp_step(params, batch)
-    return loss, jnp.sqrt(sum(jnp.sum((new[name] - params[name]) ** 2) for name in params))
+    return params, loss, jnp.sqrt(sum(jnp.sum((new[name] - params[name]) ** 2) for name in params))
 
 
 def forgets_in_a_scan(params, batch):
@@ -35,12 +40,17 @@ def forgets_some(params, frozen, batch):
     return jax.tree.map(lambda w: w * 0.9, params), loss
 
 
+def gradient_penalty(w, x):
+    return jnp.mean(jax.vmap(jax.grad(lambda row: jnp.sum(jnp.tanh(row @ w))))(x["x"]) ** 2)
+
+
 def gradients_themselves(params, batch):
     return [leaf.ravel() for leaf in jax.tree.leaves(jax.grad(mlp_loss)(params, batch))]
 
 
 LOST = {
     "forgotten": (forgets, mlp(), rows()),
+    "for their norm": (returns_old_parameters, mlp(), rows()),
     "in jit": (jax.jit(lambda params, batch: jax.jit(forgets)(params, batch)[0]), mlp(), rows()),
     "in a scan": (forgets_in_a_scan, array(3, 16, 16), rows()),
     "in a branch": (forgets_in_a_branch, mlp(), rows()),
@@ -51,6 +61,7 @@ KEPT = {
     "the loss": lambda: (mlp_loss, (mlp(),), rows()),
     "gradients": lambda: (jax.grad(mlp_loss), (mlp(),), rows()),
     "flat gradients": lambda: (gradients_themselves, (mlp(),), rows()),
+    "a gradient penalty": lambda: (gradient_penalty, (array(16, 16),), rows()),
     "forces": lambda: (lambda x: jax.grad(lambda x: jnp.sum(jnp.tanh(x) ** 2))(x)[:, :3], (), array(16, 4)),
     "one number": lambda: (lambda w, x: sgd(w, jax.grad(lambda w: jnp.sum(w * x["x"]))(w)), (jnp.float32(1.0),), rows()),
 }
@@ -59,7 +70,8 @@ KEPT = {
 @pytest.mark.parametrize("case", LOST)
 def test_lost_gradients_are_warned_of(case):
     step, *args = LOST[case]
-    with pytest.warns(UserWarning, match="computes gradients, and neither its state .* does not train: return") as caught:
+    results = "only scalars" if case == "for their norm" else "no results"
+    with pytest.warns(UserWarning, match=f"gradients, and {results} that .* on them, so it does not train: return") as caught:
         planned(step, *args, mesh=MESHES[0])
     assert [each.filename for each in caught] == [__file__]
 
@@ -67,7 +79,7 @@ def test_lost_gradients_are_warned_of(case):
 @pytest.mark.parametrize("case", KEPT)
 def test_gradients_that_are_used_are_not_warned_of(case):
     step, state, batch = KEPT[case]()
-    assert not loses_gradients(trace(step, (*state, batch)))
+    assert describe_lost_gradients(trace(step, (*state, batch))) is None
 
 
 def test_a_step_is_warned_of_when_it_is_planned_only():

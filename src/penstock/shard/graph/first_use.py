@@ -15,7 +15,7 @@ from penstock.shard.trace.flat_program import FlatProgram, Op, SameSharding
 
 Dims = tuple[int | None, ...]
 
-_SELECT_ELEMENTS = {
+SELECT_ELEMENTS = {
     **dict.fromkeys(("reshape", "slice", "dynamic_slice", "split", "rev", "copy", "sharding_constraint"), 1),
     "optimization_barrier": None,
 }
@@ -154,7 +154,7 @@ class _Aliases:
         if op.rule.identity:
             arrays = [each for each in operands if self._program.values[each[0]].shape]
             return arrays if len(arrays) == 1 else []
-        return operands[: _SELECT_ELEMENTS[op.primitive]] if op.primitive in _SELECT_ELEMENTS else []
+        return operands[: SELECT_ELEMENTS[op.primitive]] if op.primitive in SELECT_ELEMENTS else []
 
     def _enter_loops(self, values: Iterable[int]) -> None:
         """Let the values inside of loops stand for the same inputs as the values outside that they come from."""

@@ -95,7 +95,8 @@ def prepare_meshes(
             continue
         if model is None or fixed != last:
             model, last = build_step_model(traced, fixed, compiler), fixed
-            roles = [given_roles.get(index, role) for index, role in enumerate(infer_roles(model, traced.state))]
+            inferred = infer_roles(model, traced.state, traced.arguments)
+            roles = [given_roles.get(index, role) for index, role in enumerate(inferred)]
             batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
             pairs = find_weight_pairs(model, batch)
         problem = build_problem(model, shape, hardware, batch)

@@ -79,11 +79,25 @@ def describe_difference(
         *_leaf_differences(planned_inputs, inputs, "argument"),
         *_leaf_differences(planned_outputs, outputs, "result"),
     ]
-    if not differences:
-        return (
-            "arguments and results are the same, and the program differs: in an operation, an axis or the length of a loop; plan "
-            "it again"
-        )
+    return _first_three(differences) or (
+        "arguments and results are the same, and the program differs: in an operation, an axis or the length of a loop; plan "
+        "it again"
+    )
+
+
+def describe_arguments(planned: Sequence[LeafLike], inputs: Sequence[LeafLike]) -> str:
+    """Describe how the arguments of a plan and those of a call differ.
+
+    Args:
+      planned, inputs: the leaves of the arguments.
+
+    Returns:
+      Up to three differences, in words; "" if there are none.
+    """
+    return _first_three(_leaf_differences(planned, inputs, "argument"))
+
+
+def _first_three(differences: Sequence[str]) -> str:
     more = f", and {len(differences) - 3} differences more" if len(differences) > 3 else ""
     return "; ".join(differences[:3]) + more
 
@@ -107,9 +121,12 @@ def _type(leaf: LeafLike) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-_IGNORED_PARAMS = frozenset(["name", "ctx_mesh", "debug_info", "precision"])
-"""Parameters of equations that do not change a plan: names, and the precision of products. The precision is often a setting of
-the process (jax_default_matmul_precision) and changes no layout."""
+_IGNORED_PARAMS = frozenset(["name", "ctx_mesh", "debug_info", "precision", "accuracy"])
+"""Parameters of equations that do not change a plan: names, the precision of products, and the accuracy of functions such as exp.
+The precision is often a setting of the process (jax_default_matmul_precision) and changes no layout."""
+
+_NUMBERS = {"integer_pow": ("y",), "reduce_precision": ("exponent_bits", "mantissa_bits")}
+"""Elementwise primitives → their parameters that are numbers as literals are: they change neither shapes nor layouts."""
 
 
 _IGNORED_WITHOUT_LAYOUT = _IGNORED_PARAMS | {"sharding", "out_sharding"}
@@ -153,6 +170,7 @@ def _hash_jaxpr(hasher: Any, jaxpr: Any) -> None:
         operands = [_operand_text(atom, number) for atom in equation.invars]
         results = [f"{variable.aval.str_short()}" for variable in equation.outvars]
         ignored = _IGNORED_PARAMS if equation.primitive.name in _PRESCRIBES_LAYOUT else _IGNORED_WITHOUT_LAYOUT
+        ignored |= set(_NUMBERS.get(equation.primitive.name, ()))
         params = _stable_text({key: value for key, value in equation.params.items() if key not in ignored})
         hasher.update(f"{equation.primitive.name} {' '.join(operands)} {' '.join(results)} {params}\n".encode())
         for variable in equation.outvars:
@@ -168,11 +186,16 @@ def _operand_text(atom: Any, number: Mapping[Any, int]) -> str:
 
 
 def _hash_numbers(hasher: Any, jaxpr: Any) -> None:
-    """Update a hash with the literals of a program, and with the floating-point numbers among its parameters."""
+    """Update a hash with the literals of a program, and with the numbers among its parameters."""
     for equation in jaxpr.eqns:
         literals = [str(atom) for atom in equation.invars if isinstance(atom, core.Literal)]
-        floats = [f"{key}={value}" for key, value in sorted(equation.params.items()) if isinstance(value, (float, complex))]
-        hasher.update(f"{' '.join((*literals, *floats))}\n".encode())
+        named = _NUMBERS.get(equation.primitive.name, ())
+        numbers = [
+            f"{key}={value}"
+            for key, value in sorted(equation.params.items())
+            if key in named or isinstance(value, (float, complex))
+        ]
+        hasher.update(f"{' '.join((*literals, *numbers))}\n".encode())
         for inner in _nested(equation):
             _hash_numbers(hasher, inner)
     hasher.update(" ".join(str(atom) for atom in jaxpr.outvars if isinstance(atom, core.Literal)).encode())

@@ -8,16 +8,12 @@ from typing import Any
 from penstock.shard.trace.flat_program import INLINED, Path
 from penstock.shard.trace.step import TracedStep
 
-LOST_GRADIENTS = (
-    "the step computes gradients, and neither its state nor any other array that it returns depends on them, so it does not "
-    "train: return the new parameters and optimizer state, or take the gradients out"
-)
 
+def describe_lost_gradients(traced: TracedStep) -> str | None:
+    """Return a sentence about a step that computes gradients and does not train; None if it uses them.
 
-def loses_gradients(traced: TracedStep) -> bool:
-    """Return whether a step computes gradients on which neither its state nor an array among its other results depends.
-
-    Scalar results, such as the norm of the gradients, do not count.
+    It uses them if its state depends on them, or an array among its other results. A scalar result, such as the norm of the
+    gradients, counts only in a step without state: that is an evaluation, of a gradient penalty for example.
 
     Args:
       traced: the step.
@@ -31,7 +27,7 @@ def loses_gradients(traced: TracedStep) -> bool:
         for result in op.results
     }
     if not reached:
-        return False
+        return None
     uses: dict[int, list[int]] = {}
     for op in program.ops:
         for operand in op.operands:
@@ -46,8 +42,12 @@ def loses_gradients(traced: TracedStep) -> bool:
             if result not in reached:
                 reached.add(result)
                 queue.append(result)
-    return not any(
-        value in reached and (index in traced.state or traced.outputs[index].shape) for index, value in enumerate(program.outputs)
+    dependent = [index for index, value in enumerate(program.outputs) if value in reached]
+    if any(not traced.state or index in traced.state or traced.outputs[index].shape for index in dependent):
+        return None
+    return (
+        f"the step computes gradients, and {'only scalars' if dependent else 'no results'} that it returns depend on them, so it "
+        "does not train: return the new parameters and optimizer state, or take the gradients out"
     )
 
 

@@ -1,7 +1,7 @@
 """Find the inputs of a step that are keys of random numbers, typed (`jax.random.key`) or raw (`jax.random.PRNGKey`).
 
 A raw key is an array of integers, [2] or stacked [n, 2], and looks like data. It is known by its use: JAX wraps it into a typed
-key, or passes it to the generator.
+key, or passes it to the generator. One that nothing reads is known by its shape.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ _MOVES: dict[str, int | None] = {
 }
 """Primitives that only select or move elements → how many of their first operands hold these; None for all."""
 
+_RAW_SHAPES = ((2,), (4,))
+"""Shapes of raw keys of one generator: of threefry2x32, and of rbg and unsafe_rbg."""
+
 
 def find_keys(program: FlatProgram) -> set[int]:
     """Return the indices of the inputs that are keys of random numbers.
@@ -39,6 +42,8 @@ def find_keys(program: FlatProgram) -> set[int]:
                 sources.setdefault(result, []).extend(moved)
     for pair in program.same_sharding:
         sources.setdefault(pair.inner, []).append(pair.outer)
+    read = {value for op in program.ops for value in op.operands} | {pair.outer for pair in program.same_sharding}
+    keys |= {value for value in program.inputs if value not in read and program.values[value].shape in _RAW_SHAPES}
     queue = deque(keys)
     while queue:
         for source in sources.get(queue.popleft(), ()):

@@ -67,6 +67,11 @@ class TracedStep:
     written: tuple[int, ...] = ()
     returned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
+    @property
+    def arguments(self) -> list[int]:
+        """Return the number of the argument that each input belongs to."""
+        return [number for number, argument in enumerate(self.tree.children()) for _ in range(argument.num_leaves)]
+
     def fingerprint(self) -> str:
         """Return the fingerprint of the arguments and the program (`penstock.shard.trace.fingerprint`)."""
         return fingerprint(self.inputs, self.closed.jaxpr)
@@ -124,10 +129,7 @@ def trace_form(
       Exception: errors that the step raises while it is traced are passed on.
     """
     names = argument_names(step, form, len(values))
-    abstract = tuple(
-        jax.tree_util.tree_map_with_path(lambda path, leaf, name=name, value=value: _abstract(name, path, leaf, value), value)
-        for name, value in zip(names, values, strict=True)
-    )
+    abstract = tuple(_abstract_tree(value, name) for name, value in zip(names, values, strict=True))
     if weak is not None and len(weak) == len(jax.tree_util.tree_leaves(abstract)):
         types = iter(weak)
         abstract = jax.tree_util.tree_map(
@@ -153,11 +155,8 @@ def trace_form(
             f"the step has side effects ({', '.join(effects)}), which a plan cannot keep in order; take them out of the step. "
             "It keeps jax.debug.print and jax.debug.callback with ordered=False"
         )
-    flat, tree = jax.tree_util.tree_flatten(abstract)
-    inputs = tuple(
-        Leaf(path, tuple(leaf.shape), leaf.dtype, leaf.weak_type)
-        for path, leaf in zip(_argument_paths(names, abstract), flat, strict=True)
-    )
+    tree = jax.tree_util.tree_structure(abstract)
+    inputs = _leaves(names, abstract)
     out_flat, out_tree = jax.tree_util.tree_flatten(out)
     outputs = [Leaf(path, tuple(leaf.shape), leaf.dtype) for path, leaf in zip(leaf_paths(out), out_flat, strict=True)]
     starts = [len(jax.tree_util.tree_leaves(abstract[:argument])) for argument in range(len(abstract))]
@@ -227,6 +226,33 @@ def _only_calls_jit(closed: ClosedJaxpr) -> bool:
     return not any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings)
 
 
+def argument_leaves(step: Callable, form: CallForm, values: tuple) -> tuple[Leaf, ...]:
+    """Return the leaves of the arguments of a call, as `trace_form` does, without tracing the step.
+
+    Args:
+      step: the step.
+      form, values: its arguments, as `read_call` returns them.
+
+    Raises:
+      TypeError: an argument holds a leaf that is not an array.
+    """
+    names = argument_names(step, form, len(values))
+    return _leaves(names, tuple(_abstract_tree(value, name) for name, value in zip(names, values, strict=True)))
+
+
+def tree_leaves(tree: Any) -> list[Leaf]:
+    """Return the leaves of a tree of arrays or Python numbers.
+
+    Args:
+      tree: a pytree.
+
+    Raises:
+      TypeError: it holds a leaf that is not an array.
+    """
+    flat = jax.tree_util.tree_leaves(_abstract_tree(tree))
+    return [Leaf(path, tuple(leaf.shape), leaf.dtype) for path, leaf in zip(leaf_paths(tree), flat, strict=True)]
+
+
 def leaf_paths(tree: Any) -> list[str]:
     """Return the path of each leaf: keys, attributes and indices, joined by "/".
 
@@ -244,9 +270,11 @@ def leaf_paths(tree: Any) -> list[str]:
     return paths
 
 
-def _argument_paths(names: Sequence[str], args: tuple) -> list[str]:
-    """Return the path of each leaf of the arguments, which begins with the name of the argument."""
-    return [f"{name}/{path}" if path else name for name, arg in zip(names, args, strict=True) for path in leaf_paths(arg)]
+def _leaves(names: Sequence[str], args: tuple) -> tuple[Leaf, ...]:
+    """Return the leaves of abstract arguments. The path of each begins with the name of its argument."""
+    paths = [f"{name}/{path}" if path else name for name, arg in zip(names, args, strict=True) for path in leaf_paths(arg)]
+    flat = jax.tree_util.tree_leaves(args)
+    return tuple(Leaf(path, tuple(leaf.shape), leaf.dtype, leaf.weak_type) for path, leaf in zip(paths, flat, strict=True))
 
 
 def _key_name(key: Any) -> str:
@@ -256,19 +284,32 @@ def _key_name(key: Any) -> str:
     return re.sub(r"^[.\[]|\]$", "", str(key))
 
 
-def _abstract(name: str, path: Any, leaf: Any, argument: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a leaf of an argument."""
+def _abstract_tree(tree: Any, name: str | None = None) -> Any:
+    """Return the shapes and dtypes of a tree of arrays, which is the argument of this name, if it has one."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _abstract(path, leaf, tree, name), tree)
+
+
+def _abstract(path: Any, leaf: Any, tree: Any, name: str | None) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a leaf of a tree."""
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = jax.eval_shape(lambda: jax.numpy.asarray(leaf))
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        where = "/".join([name, *map(_key_name, path)])
-        if _has_equinox_module(argument):
+        where = "/".join([*([] if name is None else [name]), *map(_key_name, path)])
+        kind = "a function" if callable(leaf) else type(leaf).__name__
+        if _has_equinox_module(tree):
+            if name is None:
+                raise TypeError(
+                    f"this is an equinox.Module, or has one, with a leaf at {where!r} that is not an array: {kind}. A plan lays "
+                    "out arrays alone: params, static = eqx.partition(module, eqx.is_array) splits it, and params has the arrays"
+                )
             raise TypeError(
                 f"the argument {name!r} is an equinox.Module, or has one, with a leaf at {where!r} that is not an array: "
-                f"{'a function' if callable(leaf) else type(leaf).__name__}. Split it, params, static = eqx.partition({name}, "
+                f"{kind}. Split it, params, static = eqx.partition({name}, "
                 "eqx.is_array), and plan a step of params that begins with eqx.combine(params, static); where the step does not "
                 f"call it, eqx.filter({name}, eqx.is_array) leaves the arrays"
             )
+        if name is None:
+            raise TypeError(f"the tree has a leaf at {where!r} that is not an array: {kind}")
         raise TypeError(f"an argument has a leaf at {where!r} that is not an array: {type(leaf).__name__}; close over it instead")
     return jax.ShapeDtypeStruct(leaf.shape, canonical_dtype(leaf), weak_type=getattr(leaf, "weak_type", False))
 
@@ -280,15 +321,6 @@ def _has_equinox_module(tree: Any) -> bool:
         return False
     found = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, equinox.Module))
     return any(isinstance(node, equinox.Module) for node in found)
-
-
-def as_array(leaf: Any) -> Any:
-    """Return an object with a shape and a dtype: an array itself, or the abstract array of a Python number.
-
-    Args:
-      leaf: a leaf of a pytree.
-    """
-    return leaf if hasattr(leaf, "dtype") else jax.eval_shape(lambda: jax.numpy.asarray(leaf))
 
 
 def canonical_dtype(leaf: Any) -> Any:
