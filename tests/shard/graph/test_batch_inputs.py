@@ -301,6 +301,34 @@ def test_what_a_step_does_not_use_is_a_batch_beside_other_leaves_of_a_batch():
     }
 
 
+def forces(params, batch):
+    """Return the loss of a force field, whose edges look up the positions of atoms."""
+
+    def energy(positions):
+        edges = positions[batch["senders"]] - positions[batch["receivers"]]
+        messages = jax.nn.silu(edges @ params["w"]) @ params["u"]
+        return jnp.sum(jnp.zeros((64, 8)).at[batch["receivers"]].add(messages) ** 2)
+
+    return jnp.mean((jax.grad(energy)(batch["positions"]) - batch["forces"]) ** 2)
+
+
+def test_positions_that_edges_look_up_are_a_batch_beside_other_leaves_of_as_many_rows():
+    batch = {"positions": array(64, 3), "forces": array(64, 3), "senders": integers(192), "receivers": integers(192)}
+    found = batch_of(trained(forces), {"w": array(3, 16), "u": array(16, 8)}, batch)
+    assert found == {f"batch/{name}" for name in batch}
+
+
+def test_a_frozen_table_is_no_batch_where_its_argument_has_no_other_leaf_of_as_many_rows():
+    def step(params, frozen, batch):
+        def loss(params):
+            return jnp.mean((frozen["table"][batch["tokens"]] @ params["w"]) ** 2)
+
+        return sgd(params, jax.grad(loss)(params))
+
+    found = batch_of(step, {"w": array(16, 8)}, {"table": array(64, 16)}, {"tokens": integers(64)})
+    assert found == {"batch/tokens"}
+
+
 def test_what_is_the_same_for_all_rows_is_no_batch():
     def loss(params, batch):
         scores = jax.nn.log_softmax(batch["x"] @ params)

@@ -7,6 +7,7 @@ connect them:
   features of a network.
 - An input is *frozen* if its first dimension is contracted or looked up, or is a feature that such an input makes. It is also
   frozen if it meets the rows without having them, as a bias does that is added to every row.
+- What is only looked up is a batch all the same, if it is beside leaves of a batch of as many rows.
 """
 
 from __future__ import annotations
@@ -47,11 +48,39 @@ def find_batch(model: StepModel, replaced: set[int], keys: set[int], used: set[i
     batch = _without_frozen(model, {index: first[index] for index in first if index in used - keys})
     rows = {first[index] for index in batch}
     batch |= {index for index in keys & used if first.get(index) in rows}
+    batch |= _looked_up_beside(model, batch, (used - keys - replaced) & set(first), arguments)
     # Unused labels differ from the unused optimizer of an evaluation only in their size, and in what is beside them.
     others = {arguments[index] for index in used - batch if program.values[program.inputs[index]].shape}
     sizes = {program.values[program.inputs[index]].shape[0] for index in batch}
     unused = (index for index in set(first) - used - keys if arguments[index] not in others)
     return batch | {index for index in unused if program.values[program.inputs[index]].shape[0] in sizes}
+
+
+def _looked_up_beside(model: StepModel, batch: set[int], inputs: set[int], arguments: Sequence[int]) -> set[int]:
+    """Return the inputs that are only looked up, in arguments whose other leaves are a batch of as many rows.
+
+    The positions of the atoms of molecules are an example: edges look them up, as they do the rows of an embedding.
+
+    Args:
+      model: the step.
+      batch: the indices of the inputs that are known to be a batch.
+      inputs: the indices of all inputs that may be one.
+      arguments: for each input, the number of the argument that it belongs to.
+    """
+    program = model.program
+    rows = {index: program.values[program.inputs[index]].shape[0] for index in inputs}
+    uses = find_uses(program, model.groups).first
+    found: set[int] = set()
+    for argument in {arguments[index] for index in batch}:
+        others = {index for index in inputs - batch if arguments[index] == argument}
+        sizes = {rows[index] for index in batch & inputs if arguments[index] == argument}
+        looked_up = {
+            index
+            for index in others
+            if (use := uses.get(program.inputs[index])) is not None and use.op.primitive == "gather" and rows[index] in sizes
+        }
+        found |= looked_up if looked_up == others else set()
+    return found
 
 
 def _without_frozen(model: StepModel, first: dict[int, int]) -> set[int]:
