@@ -15,7 +15,7 @@ from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import union
 from penstock.shard.record import LeafLayout, PlanRecord
-from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, split_storage
+from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, by_largest_dim, split_storage
 from penstock.shard.search.cost import PlannedCollective
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
@@ -29,15 +29,18 @@ LEFT_TO_COMPILER = (
 def stored_layouts(baselines: Mapping[str, MeshPlan]) -> Iterator[tuple[PreparedMesh, Assignment]]:
     """Yield the layouts in which people store the arguments of a step that they leave to the compiler.
 
-    They are those of the baselines that shard weights, and splits of each weight over some of the mesh axes of FSDP, while the
-    others shard the batch.
+    They are those of the baselines that shard weights; the largest dimension of each leaf; and splits of each weight over some of
+    the mesh axes of FSDP, while the others shard the batch.
 
     Args:
       baselines: the baselines by name, each on its mesh.
     """
     for name in (FSDP, MEGATRON, MEGATRON_FSDP):
         if name in baselines:
-            yield baselines[name].prepared, baselines[name].candidate.assignment
+            prepared = baselines[name].prepared
+            yield prepared, baselines[name].candidate.assignment
+            if name == FSDP:
+                yield prepared, by_largest_dim(prepared.problem, prepared.model, prepared.roles)
     if FSDP in baselines:
         prepared = baselines[FSDP].prepared
         for assignment in split_storage(prepared.problem, prepared.model, prepared.roles):

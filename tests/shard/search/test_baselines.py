@@ -17,6 +17,7 @@ from penstock.shard.search.baselines import (
     MEGATRON,
     MEGATRON_FSDP,
     ZERO_1,
+    by_largest_dim,
     data_parallel,
     find_baselines,
     split_storage,
@@ -284,3 +285,17 @@ def test_split_storage_shards_state_over_some_axes_and_the_batch_over_the_others
             if node not in problem.pinned:
                 rows |= union(tuple(assignment[node][dim] for dim in dims))
         assert rows == every & ~axes
+
+
+@meshes
+def test_the_largest_dimension_of_each_leaf_is_sharded_also_of_small_ones(mesh):
+    def loss(params, x):
+        return jnp.mean((jnp.tanh(x @ params["up"] + params["bias"]) @ params["down"]) ** 2)
+
+    params = {"bias": array(F), "down": array(F, D), "odd": array(7, 9), "up": array(D, F)}
+    model, problem, kept, batch = problem_of((training(lambda p, x: loss(p, x) + p["odd"].sum()), (params, array(128, D))), mesh)
+    assignment, every = by_largest_dim(problem, model, [*["parameters"] * len(kept), "batch"]), (1 << len(mesh)) - 1
+    assert [assignment[leaf] for leaf in kept] == [(every,), (every, 0), (0, 0), (0, every)]
+    assert assignment[batch][0] == every
+    made = find_baselines(problem, model, [*["parameters"] * len(kept), "batch"])
+    assert not any(made[FSDP][kept[0]])  # FSDP leaves small leaves replicated

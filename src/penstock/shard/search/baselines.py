@@ -80,6 +80,27 @@ def split_storage(problem: Problem, model: StepModel, roles: Sequence[str]) -> I
         yield shard_storage(problem, model, batch_dims, state, assignment, axes)
 
 
+def by_largest_dim(problem: Problem, model: StepModel, roles: Sequence[str]) -> Assignment:
+    """Return the layout in which all mesh axes shard each leaf of the state along its largest dimension that they divide.
+
+    FSDP differs for small leaves, which it replicates, and where values around a leaf are sharded better along another dimension.
+
+    Args:
+      problem: the search problem.
+      model: the step.
+      roles: the role of each input.
+    """
+    batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
+    every = (1 << len(problem.links.sizes)) - 1
+    assignment, n = data_parallel(problem, find_batch_dims(problem.graph, batch), every), problem.links.shards(every)
+    for leaf in set(model.inputs) - set(batch):
+        sizes, layout = problem.graph.nodes[leaf].sizes, assignment[leaf]
+        dims = [dim for dim, size in enumerate(sizes) if size > 1 and size % n == 0]
+        if dims and problem.graph.nodes[leaf].fixed is None and not union(layout):
+            assignment[leaf] = with_axes(layout, max(dims, key=lambda dim: (sizes[dim], -dim)), every)
+    return problem.fold(assignment)
+
+
 def data_parallel(problem: Problem, batch_dims: Mapping[int, Sequence[int]], axes: int) -> Assignment:
     """Return the decisions of data parallelism: mesh axes shard the batch, and everything else is replicated.
 
