@@ -109,6 +109,7 @@ if importlib.util.find_spec("libtpu"):
             "import fcntl, sys, time; f = open('/tmp/libtpu_lockfile', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True)"
         )
         monkeypatch.setattr(compile_exported, "_WITHOUT_TPU", {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"})
+        monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD", raising=False)
         command = ["python", "-c", f"{lock}; sys.stdin.read()"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             other.stdout.readline()
