@@ -2,6 +2,7 @@
 
 import importlib.util
 import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -110,10 +111,12 @@ if importlib.util.find_spec("libtpu"):
         )
         monkeypatch.setattr(compile_exported, "_WITHOUT_TPU", {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"})
         monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD", raising=False)
-        command = ["python", "-c", f"{lock}; sys.stdin.read()"]
+        command = [sys.executable, "-c", f"{lock}; sys.stdin.read()"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             other.stdout.readline()
-            _, said = unchecked_plan(hardware="tpu-v5e", check="v5e:2x4", memory="60KiB")
-            other.stdin.close()
+            try:
+                _, said = unchecked_plan(hardware="tpu-v5e", check="v5e:2x4", memory="60KiB")
+            finally:
+                other.kill()
         assert "in use by another process" in said
         assert "plan again" in said
