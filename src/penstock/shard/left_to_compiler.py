@@ -96,7 +96,8 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
     collectives = []
     for each in measured.collectives:
         sent = each.bytes_on_wire * each.count
-        seconds = sent / hardware.bandwidth(each.axes) + hardware.latency(each.axes) * each.count
+        times = 1 if hardware.reduce_scatters or each.kind != "reduce-scatter" else 2
+        seconds = times * sent / hardware.bandwidth(each.axes) + hardware.latency(each.axes) * each.count
         collectives.append(PlannedCollective(each.kind, each.axes, each.count, sent, seconds, hidden=0.0))
     work = measured.flops / plan.cost.flops if plan.cost.flops else 1.0
     # Count added FLOPs at the peak, and keep the predicted memory traffic.

@@ -22,6 +22,7 @@ def cache(tmp_path, monkeypatch):
 def test_this_machine_is_measured_once(cache, monkeypatch):
     first = this_machine()
     assert first.name == "this machine"
+    assert not first.reduce_scatters  # these are CPUs
     assert min(first.peak("float32"), first.memory, first.memory_bandwidth, first.link_bandwidth, first.link_latency) > 0
     monkeypatch.setattr(calibration, "measure_devices", lambda devices: pytest.fail("measured again"))
     assert find_hardware("this machine") == first

@@ -128,3 +128,12 @@ def test_a_collective_takes_its_slowest_link_and_longest_latency():
     links = MeshLinks(("a", "b"), (2, 4), (100.0, 10.0), (1.0, 2.0))
     (step,) = links.reshard_steps((0b11,), (0,), 0, 800)
     assert links.seconds(step) == 800 * 7 / 8 / 10 + 2
+
+
+def test_a_reduce_scatter_takes_the_time_of_an_all_reduce_where_there_is_none():
+    links = MeshLinks(("a",), (4,), (100.0,), (1.0,), reduce_scatters=False)
+    (scatter,) = links.reshard_steps((0,), (1,), 1, 800)
+    (reduce,) = links.reshard_steps((0,), (0,), 1, 800)
+    assert (scatter.kind, reduce.kind) == ("reduce-scatter", "all-reduce")
+    assert links.seconds(scatter) == links.seconds(reduce)
+    assert scatter.bytes_on_wire == reduce.bytes_on_wire / 2

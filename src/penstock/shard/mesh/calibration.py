@@ -36,7 +36,8 @@ def this_machine() -> Hardware:
     import jax
 
     devices = jax.local_devices()
-    key = f"{platform.node()} {platform.machine()} {os.cpu_count()} {len(devices)}×{devices[0].device_kind} jax {jax.__version__}"
+    kind = f"{len(devices)}×{devices[0].device_kind}"
+    key = f"{platform.node()} {platform.machine()} {os.cpu_count()} {kind} jax {jax.__version__} 2"  # the version of the figures
     path = _cache_path()
     cached = _read_cache(path)
     try:
@@ -103,7 +104,17 @@ def measure_devices(devices: list[Any]) -> Hardware:
     source += "" if len(devices) > 1 else "; the links are unknown, and taken to be as fast as the memory"
     memory = device_memory(device, len(devices))
     compiled_as = device.platform if device.platform in ("tpu", "cpu") else "gpu"
-    return Hardware(THIS_MACHINE, flops, memory, memory_bandwidth, link_bandwidth, link_latency, source, platform=compiled_as)
+    return Hardware(
+        THIS_MACHINE,
+        flops,
+        memory,
+        memory_bandwidth,
+        link_bandwidth,
+        link_latency,
+        source,
+        platform=compiled_as,
+        reduce_scatters=compiled_as != "cpu",
+    )
 
 
 def _seconds(function: Callable[..., Any], *arguments: Any) -> float:

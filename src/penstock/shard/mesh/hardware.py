@@ -34,6 +34,8 @@ class Hardware:
       axis_size: the number of devices along a mesh axis, where the machine decides it: {"node": 2} for two nodes.
       platform: the compiler that makes its programs: "tpu", "gpu" or "cpu" (`compiler_models.py`).
       fast_memory: bytes of memory on the chip in which the compiler keeps temporary arrays: VMEM on TPUs.
+      reduce_scatters: whether it runs reduce-scatters. On CPUs, XLA runs an all-reduce instead, and each device takes its slice,
+        which takes twice the time. The bytes sent count as those of a reduce-scatter, as in `Plan.verify`.
 
     A mesh has all axes that `axis_bandwidth`, `axis_latency` and `axis_size` name. If the planner chooses the mesh, it adds these
     axes, in the size that `axis_size` gives. Without one, each factor of the number of devices is searched.
@@ -51,6 +53,7 @@ class Hardware:
     axis_size: Mapping[str, int] = field(default_factory=dict)
     platform: str = "gpu"
     fast_memory: int = 0
+    reduce_scatters: bool = True
 
     def __post_init__(self) -> None:
         """Check the numbers.

@@ -44,6 +44,7 @@ class MeshLinks:
       bandwidth: bytes/s along each axis.
       latency: seconds of one step of a ring along each axis.
       scatters: the most devices over which the compiler scatters a sum (`CompilerModel.scatters`).
+      reduce_scatters: whether a reduce-scatter takes half the time of an all-reduce (`Hardware.reduce_scatters`).
     """
 
     names: tuple[str, ...]
@@ -51,6 +52,7 @@ class MeshLinks:
     bandwidth: tuple[float, ...]
     latency: tuple[float, ...]
     scatters: float = math.inf
+    reduce_scatters: bool = True
     _steps: dict = field(default_factory=dict, repr=False)
     _shards: dict = field(default_factory=dict, repr=False)
     _speeds: dict = field(default_factory=dict, repr=False)
@@ -129,7 +131,8 @@ class MeshLinks:
           step: the collective.
         """
         bandwidth, latency = self.speed(step)
-        return step.bytes_on_wire / bandwidth + latency
+        times = 1 if self.reduce_scatters or step.kind != "reduce-scatter" else 2
+        return times * step.bytes_on_wire / bandwidth + latency
 
     def speed(self, step: ReshardStep) -> tuple[float, float]:
         """Return the bandwidth (bytes/s) and the latency (seconds) of the slowest axis that a collective runs over.

@@ -219,6 +219,7 @@ def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware,
         tuple(hardware.bandwidth([name]) for name in names),
         tuple(hardware.latency([name]) for name in names),
         model.compiler.scatters,
+        hardware.reduce_scatters,
     )
     program = model.program
     stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
