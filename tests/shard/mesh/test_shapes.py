@@ -108,7 +108,7 @@ def test_a_slow_axis_is_searched_in_both_sizes_and_comes_first(slow):
     """Rows divide by 3 and columns by 2. The sum over columns runs over the axis of 2, which should be the fast one."""
     machine = dataclasses.replace(EAGER, axis_bandwidth={slow: 1e3})
     plan = planned(lambda w: jax.numpy.tanh(w).sum(1), array(3**5, 2**8), devices=6, hardware=machine)
-    assert list(plan.mesh_shape.items())[0] == (slow, 3)
+    assert next(iter(plan.mesh_shape.items())) == (slow, 3)
     assert list(plan.mesh_shape.values()) == [3, 2]
 
 
