@@ -9,7 +9,8 @@ planned for this hardware, and the plan and each of its baselines run, in turns,
 The cores are shared, so seconds mean little: the shape of the estimate is compared. Columns are times over those of data
 parallelism, predicted and measured (medians over rounds). Below are the share of pairs of layouts that are measured in the
 predicted order, and the error of the predicted ratios, with what is hidden of the collectives by three rules: nothing, as the
-planner has it for CPUs; a quarter of the compute; and all that the compute can hide.
+planner has it for CPUs; a quarter of the compute; and all that the compute can hide. A step takes three minutes on two cores, for
+the most part to compile in eight processes.
 """
 
 from __future__ import annotations
@@ -156,8 +157,6 @@ def measure_step(name: str, hardware: Any, rounds: int) -> Iterator[Timed]:
     for layout, each in layouts.items():
         collectives = sum(one.seconds for one in each.cost.collectives)
         yield Timed(name, layout, each.cost.compute, collectives, tuple(measured[layout]))
-    if jax.process_index() == 0:
-        print(f"{name}: " + ", ".join(f"{layout} {median(each):.3g} s" for layout, each in measured.items()), flush=True)
 
 
 class _Running:
@@ -280,7 +279,8 @@ def run(names: Sequence[str], processes: int, rounds: int) -> dict[str, Any]:
         logs = [(Path(folder) / f"{index}.log").open("w+") for index in range(processes)]
         command = [sys.executable, __file__, "--rounds", str(rounds), "--out", str(out), *(f"--only={name}" for name in names)]
         started = [
-            subprocess.Popen([*command, f"--process={address},{processes},{index}"], stderr=log, env=_one_thread())
+            # Gloo writes a line to the standard output for each group of processes.
+            subprocess.Popen([*command, f"--process={address},{processes},{index}"], stdout=log, stderr=log, env=_one_thread())
             for index, log in enumerate(logs)
         ]
         try:

@@ -107,11 +107,14 @@ if importlib.util.find_spec("libtpu"):
 
     def test_a_tpu_compiler_in_use_by_another_process_leaves_the_plan_unchecked(monkeypatch, tmp_path):
         lock = (
-            "import fcntl, sys, time; f = open('/tmp/libtpu_lockfile', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True)"
+            "import contextlib, fcntl, sys; f = open('/tmp/libtpu_lockfile', 'w')\n"
+            "with contextlib.suppress(OSError):  # then this process has it, which also loads libtpu\n"
+            "    fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+            "print(1, flush=True); sys.stdin.read()"
         )
         monkeypatch.setattr(compile_exported, "_WITHOUT_TPU", {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"})
         monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD", raising=False)
-        command = [sys.executable, "-c", f"{lock}; sys.stdin.read()"]
+        command = [sys.executable, "-c", lock]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             other.stdout.readline()
             try:
