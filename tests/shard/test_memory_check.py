@@ -189,6 +189,34 @@ def test_a_plan_left_to_the_compiler_is_taken_before_a_refusal(left):
     assert "the compiler chooses the layouts inside of the step" in str(plan)
 
 
+def test_a_plan_for_which_the_compiler_aborts_is_passed_over_where_the_compiler_chooses(monkeypatch):
+    limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
+    tried = []
+
+    def needs(plan):
+        if plan.left_to_compiler:
+            tried.append(plan)
+            if len(tried) == 1:
+                raise CompilerFailedError("the process that compiled it crashed (signal 6)")
+        return limit if plan.left_to_compiler else 1.2 * limit
+
+    compile_to(monkeypatch, needs)
+    assert plan_of(deep_step, *DEEP, memory=limit).left_to_compiler
+    assert len(tried) > 1
+
+
+def test_a_plan_left_to_the_compiler_of_cpus_is_compiled_in_another_process(left, monkeypatch):
+    """XLA's partitioner may abort, which would end this process."""
+    plan, _ = left
+    monkeypatch.undo()
+    elsewhere, compile_in_worker = [], compile_plan._compile_in_worker
+    monkeypatch.setattr(compile_plan, "_compile_in_worker", lambda *args: elsewhere.append(args) or compile_in_worker(*args))
+    assert plan.verify().measured.arguments == plan.cost.memory.arguments
+    assert len(elsewhere) == 1
+    plan.alternatives["FSDP"].verify()
+    assert len(elsewhere) == 1
+
+
 def test_a_plan_left_to_the_compiler_is_saved_verified_and_trains(left, tmp_path, monkeypatch):
     plan, _ = left
     monkeypatch.undo()

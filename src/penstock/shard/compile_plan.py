@@ -58,7 +58,7 @@ def compile_plan(
     start = time.perf_counter()
     try:
         with shown(f"compiling with {where}"):
-            if topology is None and has_devices(plan.device_count, devices):
+            if topology is None and has_devices(plan.device_count, devices) and not _may_abort(plan, devices):
                 measured = _compile_for_devices(plan, traced, devices)
             else:
                 measured = _compile_in_worker(plan, traced, topology)
@@ -97,6 +97,15 @@ def has_devices(count: int, devices: Sequence[Any] | None) -> bool:
       devices: the devices, or None.
     """
     return devices is not None or jax.device_count() >= count
+
+
+def _may_abort(plan: PlanRecord, devices: Sequence[Any] | None) -> bool:
+    """Return whether XLA may abort the process that compiles a plan.
+
+    On CPUs, its partitioner does so for some layouts of grouped convolutions that it chooses itself.
+    """
+    platform = devices[0].platform if devices else jax.default_backend()
+    return plan.left_to_compiler and platform == "cpu"
 
 
 def describe_compiler(count: int, devices: Sequence[Any] | None, topology: str | None) -> str:

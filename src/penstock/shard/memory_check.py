@@ -226,7 +226,10 @@ class _Trials:
                 return
             for plan in self._write_left(prepared, assignment):
                 if plan.cost.memory.arguments <= self._limit and not self._was_tried(plan):
-                    self._try(prepared, assignment, plan)
+                    try:
+                        self._try(prepared, assignment, plan)
+                    except CompilerFailedError:  # XLA aborts for some layouts that it chooses; others may do
+                        continue
                     self._done[-1] = _with_cost_of_program(self._done[-1])
 
     def fastest_program(self) -> PlanRecord:
