@@ -13,7 +13,7 @@ from penstock.shard.apply.sharding_constraints import ShardingConstraints
 from penstock.shard.graph.batch_dims import find_batch_dims
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.resharding import union
+from penstock.shard.mesh.resharding import sent_times, union
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, by_largest_dim, split_storage
 from penstock.shard.search.cost import PlannedCollective
@@ -96,7 +96,7 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
     collectives = []
     for each in measured.collectives:
         sent = each.bytes_on_wire * each.count
-        times = 1 if hardware.reduce_scatters or each.kind != "reduce-scatter" else 2
+        times = sent_times(each.kind, hardware.reduce_scatters)
         seconds = times * sent / hardware.bandwidth(each.axes) + hardware.latency(each.axes) * each.count
         collectives.append(PlannedCollective(each.kind, each.axes, each.count, sent, seconds, hidden=0.0))
     work = measured.flops / plan.cost.flops if plan.cost.flops else 1.0

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from penstock.shard.graph.batch_dims import first_shardable_dim
-from penstock.shard.graph.first_use import SELECT_ELEMENTS, find_uses
+from penstock.shard.graph.first_use import SELECT_ELEMENTS, FirstUse, find_uses
 from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.trace.flat_program import Op
@@ -45,10 +45,11 @@ def find_batch(model: StepModel, replaced: set[int], keys: set[int], used: set[i
             component = components[node, first_shardable_dim(model.graph, node)]
             if component not in state_components:
                 first[index] = component
-    batch = _without_frozen(model, {index: first[index] for index in first if index in used - keys})
+    uses = find_uses(program, model.groups).first
+    batch = _without_frozen(model, uses, {index: first[index] for index in first if index in used - keys})
     rows = {first[index] for index in batch}
     batch |= {index for index in keys & used if first.get(index) in rows}
-    batch |= _looked_up_beside(model, batch, (used - keys - replaced) & set(first), arguments)
+    batch |= _looked_up_beside(model, uses, batch, (used - keys - replaced) & set(first), arguments)
     # Unused labels differ from the unused optimizer of an evaluation only in their size, and in what is beside them.
     others = {arguments[index] for index in used - batch if program.values[program.inputs[index]].shape}
     sizes = {program.values[program.inputs[index]].shape[0] for index in batch}
@@ -56,20 +57,22 @@ def find_batch(model: StepModel, replaced: set[int], keys: set[int], used: set[i
     return batch | {index for index in unused if program.values[program.inputs[index]].shape[0] in sizes}
 
 
-def _looked_up_beside(model: StepModel, batch: set[int], inputs: set[int], arguments: Sequence[int]) -> set[int]:
+def _looked_up_beside(
+    model: StepModel, uses: Mapping[int, FirstUse], batch: set[int], inputs: set[int], arguments: Sequence[int]
+) -> set[int]:
     """Return the inputs that are only looked up, in arguments whose other leaves are a batch of as many rows.
 
     The positions of the atoms of molecules are an example: edges look them up, as they do the rows of an embedding.
 
     Args:
       model: the step.
+      uses: the first use of the value of each input.
       batch: the indices of the inputs that are known to be a batch.
       inputs: the indices of all inputs that may be one.
       arguments: for each input, the number of the argument that it belongs to.
     """
     program = model.program
     rows = {index: program.values[program.inputs[index]].shape[0] for index in inputs}
-    uses = find_uses(program, model.groups).first
     found: set[int] = set()
     for argument in {arguments[index] for index in batch}:
         others = {index for index in inputs - batch if arguments[index] == argument}
@@ -83,15 +86,15 @@ def _looked_up_beside(model: StepModel, batch: set[int], inputs: set[int], argum
     return found
 
 
-def _without_frozen(model: StepModel, first: dict[int, int]) -> set[int]:
+def _without_frozen(model: StepModel, uses: Mapping[int, FirstUse], first: dict[int, int]) -> set[int]:
     """Return the inputs that are not frozen.
 
     Args:
       model: the step.
+      uses: the first use of the value of each input.
       first: index of each input to consider → the component of its first dimension.
     """
     inputs, flow = model.program.inputs, _Flow(model)
-    uses = find_uses(model.program, model.groups).first
     summed, features = set(), set()
     for index in first:
         node, use = model.inputs[index], uses.get(inputs[index])

@@ -131,8 +131,7 @@ class MeshLinks:
           step: the collective.
         """
         bandwidth, latency = self.speed(step)
-        times = 1 if self.reduce_scatters or step.kind != "reduce-scatter" else 2
-        return times * step.bytes_on_wire / bandwidth + latency
+        return sent_times(step.kind, self.reduce_scatters) * step.bytes_on_wire / bandwidth + latency
 
     def speed(self, step: ReshardStep) -> tuple[float, float]:
         """Return the bandwidth (bytes/s) and the latency (seconds) of the slowest axis that a collective runs over.
@@ -181,6 +180,16 @@ class MeshLinks:
             local_bytes *= n
             steps.append(ReshardStep("all-gather", gathered, local_bytes, local_bytes * (n - 1) / n, tuple(target)))
         return steps
+
+
+def sent_times(kind: str, reduce_scatters: bool) -> int:
+    """Return how often the bytes of a collective are sent: those of a reduce-scatter twice, where an all-reduce stands for it.
+
+    Args:
+      kind: the name of the collective.
+      reduce_scatters: whether there are reduce-scatters (`Hardware.reduce_scatters`).
+    """
+    return 2 if kind == "reduce-scatter" and not reduce_scatters else 1
 
 
 def union(layout: Layout) -> int:
