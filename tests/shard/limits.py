@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
-from tests.shard.steps import mlp, mlp_step, rows
+from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
 import penstock as ps
 from penstock.shard import compile_plan, compiler, find_hardware
@@ -66,3 +68,19 @@ def compile_to(monkeypatch, bytes_of, sent_by=None):
 
     monkeypatch.setattr(compiler, "compile_plan", compile_plan)
     return compiled
+
+
+def deep_step(params, batch):
+    """Train a chain of layers: gathering weights for each saves memory and takes time."""
+
+    def loss(params):
+        x = batch
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return (x**2).mean()
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return sgd(params, gradients), value
+
+
+DEEP = ([array(512, 512) for _ in range(4)], array(2048, 512))

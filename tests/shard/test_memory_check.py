@@ -11,8 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas
-from tests.shard.limits import AT_HAND, COMPILED_HERE, LEAST, compile_to, count_compilations, plan_of, unchecked_plan
-from tests.shard.steps import array, mlp, mlp_step, rows, sgd
+from tests.shard.limits import (
+    AT_HAND,
+    COMPILED_HERE,
+    DEEP,
+    LEAST,
+    compile_to,
+    count_compilations,
+    deep_step,
+    plan_of,
+    unchecked_plan,
+)
+from tests.shard.steps import array, mlp, mlp_step, rows
 
 import penstock as ps
 from penstock.shard import CompileError, PlanError, compile_plan, compiler
@@ -98,20 +108,6 @@ def test_layouts_that_the_user_gives_count_in_the_least_arguments():
 # Corrections of the prediction. The figures are made up, so that the compiler needs a known fraction of the prediction.
 
 
-def deep_step(params, batch):
-    """Train a chain of layers: gathering weights for each saves memory and takes time."""
-
-    def loss(params):
-        x = batch
-        for w in params:
-            x = jnp.tanh(x @ w)
-        return (x**2).mean()
-
-    value, gradients = jax.value_and_grad(loss)(params)
-    return sgd(params, gradients), value
-
-
-DEEP = ([array(512, 512) for _ in range(4)], array(2048, 512))
 SMALL = ([array(256, 256) for _ in range(2)], array(256, 256))
 
 
@@ -171,96 +167,6 @@ def test_a_baseline_whose_arguments_exceed_the_limit_is_not_compiled(monkeypatch
         plan_of(deep_step, *DEEP, memory=limit)
     assert compiled
     assert all(plan.cost.memory.arguments <= limit for plan in compiled)
-
-
-@pytest.fixture
-def left(monkeypatch):
-    """Return a plan whose step is left to the compiler, and its limit: all others need 1.2 times the limit."""
-    limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
-    compile_to(monkeypatch, lambda plan: limit if plan.left_to_compiler else 1.2 * limit)
-    return plan_of(deep_step, *DEEP, memory=limit), limit
-
-
-def test_a_plan_left_to_the_compiler_is_taken_before_a_refusal(left):
-    plan, limit = left
-    assert plan.left_to_compiler
-    assert plan.checked.memory == plan.cost.memory.total == limit
-    assert not plan.sharding_constraints.operands
-    assert "the compiler chooses the layouts inside of the step" in str(plan)
-
-
-def test_a_plan_for_which_the_compiler_aborts_is_passed_over_where_the_compiler_chooses(monkeypatch):
-    limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
-    tried = []
-
-    def needs(plan):
-        if plan.left_to_compiler:
-            tried.append(plan)
-            if len(tried) == 1:
-                raise CompilerFailedError("the process that compiled it crashed (signal 6)")
-        return limit if plan.left_to_compiler else 1.2 * limit
-
-    compile_to(monkeypatch, needs)
-    assert plan_of(deep_step, *DEEP, memory=limit).left_to_compiler
-    assert len(tried) > 1
-
-
-def test_a_plan_left_to_the_compiler_of_cpus_is_compiled_in_another_process(left, monkeypatch):
-    """XLA's partitioner may abort, which would end this process."""
-    plan, _ = left
-    monkeypatch.undo()
-    elsewhere, compile_in_worker = [], compile_plan._compile_in_worker
-    monkeypatch.setattr(compile_plan, "_compile_in_worker", lambda *args: elsewhere.append(args) or compile_in_worker(*args))
-    assert plan.verify().measured.arguments == plan.cost.memory.arguments
-    assert len(elsewhere) == 1
-    plan.alternatives["FSDP"].verify()
-    assert len(elsewhere) == 1
-
-
-def test_a_plan_left_to_the_compiler_is_saved_verified_and_trains(left, tmp_path, monkeypatch):
-    plan, _ = left
-    monkeypatch.undo()
-    plan.save(tmp_path / "plan.json")
-    assert ps.Plan.load(tmp_path / "plan.json") == plan
-    keys = jax.random.split(jax.random.key(0), 4)
-    params, batch = [jax.random.normal(key, (512, 512)) / 32 for key in keys], jnp.ones((2048, 512))
-    expected = jax.jit(deep_step)(params, batch)
-    found = plan.jit(deep_step)(plan.put(params), plan.put(batch))
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, expected)
-    measured = plan.verify().measured
-    assert measured.arguments == plan.cost.memory.arguments
-
-
-def test_plans_left_to_the_compiler_cost_what_their_programs_say(left):
-    plan, _ = left
-    assert plan.cost.flops == plan.checked.flops == 1.0
-    assert plan.cost.collectives == ()
-
-
-def test_a_refusal_names_no_prediction_of_a_plan_left_to_the_compiler(monkeypatch):
-    limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
-    for left, said in ((1.1, False), (1.3, True)):
-        compile_to(monkeypatch, lambda plan, left=left: (left if plan.left_to_compiler else 1.2) * limit)
-        with pytest.raises(PlanError, match="no layout that was found fits") as refused:
-            plan_of(deep_step, *DEEP, memory=limit)
-        assert ("predicted to need" in str(refused.value)) is said
-
-
-def test_few_are_left_to_the_compiler_if_all_plans_are_far_too_large(monkeypatch):
-    limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
-    compiled = compile_to(monkeypatch, lambda plan: 2 * limit)
-    with pytest.raises(PlanError):
-        plan_of(deep_step, *DEEP, memory=limit)
-    left = [plan for plan in compiled if plan.left_to_compiler]
-    assert 1 <= len(left) <= 2
-    assert len({tuple(leaf.stored for leaf in plan.inputs) for plan in left}) == 1
-
-
-def test_a_plan_left_to_the_compiler_is_taken_even_if_all_others_are_far_too_large(monkeypatch):
-    """Such a step: with convolutions of many groups, layouts inside of the step took twice the memory."""
-    limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
-    compile_to(monkeypatch, lambda plan: limit if plan.left_to_compiler else 3 * limit)
-    assert plan_of(deep_step, *DEEP, memory=limit).left_to_compiler
 
 
 # The compiler decides what is fast, where it is asked to decide.
