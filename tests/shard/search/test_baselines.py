@@ -215,6 +215,17 @@ def test_the_residual_stream_is_sharded_by_megatron_not_even_where_that_is_cheap
     assert sharded == {2 * width, heads}
 
 
+def test_the_hidden_layer_of_two_is_sharded_by_megatron_and_not_their_inputs_and_outputs():
+    params = {"up": array(D, F), "down": array(F, D)}
+
+    def loss(params, x):
+        return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"]) ** 2)
+
+    model, problem, kept, _ = problem_of((training(loss), (params, array(B, D))), {"x": 8})
+    assignment = find_baselines(problem, model, [*["parameters"] * len(kept), "batch"])[MEGATRON]
+    assert [assignment[leaf] for leaf in kept] == [(1, 0), (0, 1)]
+
+
 def test_two_layers_are_a_pair():
     _, made = found(two_layers(TWO), TWO)
     assert MEGATRON in made

@@ -138,8 +138,9 @@ def megatron(problem: Problem, pairs: WeightPairs, batch_dims: Mapping[int, Sequ
 
     The first weight of a pair is sharded along its outputs, the second along its inputs, and the activations between them along
     the same dimension: heads, hidden units, the vocabulary. Each set of connected pairs has two sides to shard
-    (`weight_pairs.py`). The one of more dimensions is taken: the other is the residual stream, which all layers share. If both
-    have as many, as in a chain of layers, the one that is faster by prediction is taken.
+    (`weight_pairs.py`). The one with more dimensions between two weights is taken: the other is the residual stream, which all
+    layers share, or has the first inputs and the last outputs. If both have as many, as in a chain of three layers, the one that
+    is faster by prediction is taken.
 
     Args:
       problem: the search problem.
@@ -150,8 +151,9 @@ def megatron(problem: Problem, pairs: WeightPairs, batch_dims: Mapping[int, Sequ
     every = (1 << len(problem.links.sizes)) - 1
     assignment = data_parallel(problem, batch_dims, every & ~axis)
     for both in sides(pairs):
-        most = max(map(len, both))
-        tried = [problem.fold(_shard_dims(problem, pairs, side, assignment, axis)) for side in both if len(side) == most]
+        most = max(len(side & pairs.joined) for side in both)
+        chosen = [side for side in both if len(side & pairs.joined) == most]
+        tried = [problem.fold(_shard_dims(problem, pairs, side, assignment, axis)) for side in chosen]
         assignment = min(tried, key=problem.seconds)
     return assignment
 

@@ -29,10 +29,12 @@ class WeightPairs:
     Attributes:
       component: (node, dimension) → the component that it belongs to.
       weights: pairs (component of the inputs, component of the outputs) of the weights that products read, in program order.
+      joined: the components that two weights or more have: what one makes, and another reads.
     """
 
     component: dict[tuple[int, int], int]
     weights: tuple[tuple[int, int], ...]
+    joined: frozenset[int] = frozenset()
 
     @functools.cached_property
     def members(self) -> dict[int, list[tuple[int, int]]]:
@@ -85,7 +87,8 @@ def find_weight_pairs(model: StepModel, batch: Sequence[int]) -> WeightPairs:
     paired = any(
         set(first[one][1]) & set(first[other][0]) for each in joined for one in readers[each] for other in readers[each] - {one}
     )
-    return WeightPairs(component, tuple(dict.fromkeys((a, b) for a, b in chosen if a != b)) if paired else ())
+    weights_of_pairs = tuple(dict.fromkeys((a, b) for a, b in chosen if a != b)) if paired else ()
+    return WeightPairs(component, weights_of_pairs, frozenset(joined))
 
 
 def sides(pairs: WeightPairs) -> Iterator[tuple[set[int], set[int]]]:
