@@ -32,7 +32,7 @@ FIRST = f"last seen in Keras {KERAS.tested[0]}"
 
 @pytest.fixture(autouse=True)
 def _the_iterator_is_that_of_keras(monkeypatch):
-    monkeypatch.setattr(trainer, "JAXEpochIterator", _versions._keras_iterator(trainer))
+    monkeypatch.setattr(trainer, "JAXEpochIterator", _versions.keras_iterator())
 
 
 def parameters(function):

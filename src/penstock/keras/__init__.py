@@ -5,9 +5,13 @@ import penstock.keras as pk
 with pk.threaded_epochs():                 # every fit, evaluate and predict in here, whatever its data
     model.fit(x, y, epochs=3)
 model.fit(pk.data(loader), epochs=3)       # a Loader, or anything that ps.feed takes, as Keras data
+with pk.AutoShardDistribution().scope():   # every model in here is sharded over all devices, by a plan of its training step
+    model = build(); model.compile("adamw", "mse"); model.fit(x, y)
 
 With the environment variable KERAS_JAX_EPOCH_ITERATOR=threaded, importing this module turns threaded epochs on.
 """
+
+from typing import Any
 
 from penstock.keras._data import data as data
 from penstock.keras._replace_iterator import disable_threaded_epochs as disable_threaded_epochs
@@ -15,6 +19,17 @@ from penstock.keras._replace_iterator import enable_threaded_epochs as enable_th
 from penstock.keras._replace_iterator import follow_environment
 from penstock.keras._replace_iterator import threaded_epochs as threaded_epochs
 from penstock.keras._session import ThreadedEpochs as ThreadedEpochs
+from penstock.keras._versions import require_jax
 
 follow_environment()
 del follow_environment
+
+
+def __getattr__(name: str) -> Any:
+    """Return `AutoShardDistribution`, whose base class is Keras's, so that Keras is imported with it and not before."""
+    if name != "AutoShardDistribution":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_jax("automatic shardings", "use the distributions of Keras")
+    from penstock.keras._autoshard import AutoShardDistribution
+
+    return AutoShardDistribution

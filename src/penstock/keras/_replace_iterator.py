@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.keras._session import Session, ThreadedEpochs
-from penstock.keras._versions import behaviour, build_method, require_keras
+from penstock.keras._versions import build_method, require_jax
 
 _VARIABLE = "KERAS_JAX_EPOCH_ITERATOR"
 _CHOICES = ("default", "threaded")
@@ -150,15 +150,7 @@ def _trainer_module() -> Any:
       UnsupportedVersionError: there is no Keras, or its version is unknown. Such a Keras is not imported, as its import may fail.
       RuntimeError: Keras runs on another backend.
     """
-    require_keras()
-    import keras
-
-    if (backend := keras.backend.backend()) != "jax":
-        raise RuntimeError(
-            f"Keras runs on the backend {backend!r}, which has a training loop of its own; threaded epochs are for JAX: set "
-            "KERAS_BACKEND=jax before Keras is imported, or train without threaded epochs"
-        )
+    require_jax("threaded epochs", "train without threaded epochs")
     from keras.src.backend.jax import trainer
 
-    behaviour()  # refuses a build that does not behave as its version number says, before anything is replaced
     return trainer

@@ -64,6 +64,28 @@ def require_keras() -> str:
     return version
 
 
+def require_jax(what: str, otherwise: str) -> None:
+    """Check that Keras can be used, and runs on JAX. Keras is imported.
+
+    Args:
+      what: the part of penstock that needs it, in the plural.
+      otherwise: what to do without it.
+
+    Raises:
+      UnsupportedVersionError: there is no Keras, or its version is unknown. Such a Keras is not imported, as its import may fail.
+      RuntimeError: Keras runs on another backend.
+    """
+    require_keras()
+    import keras
+
+    if (backend := keras.backend.backend()) != "jax":
+        raise RuntimeError(
+            f"Keras runs on the backend {backend!r}, which has a training loop of its own; {what} are for JAX: set "
+            f"KERAS_BACKEND=jax before Keras is imported, or {otherwise}"
+        )
+    behaviour()  # refuses a build that does not behave as its version number says, before anything is replaced
+
+
 @functools.cache
 def behaviour() -> Behaviour:
     """Return how the imported Keras treats batches.
@@ -133,11 +155,11 @@ def _places_for_distributions_only() -> bool:
 
     In these versions, batches with a distribution have an iterator of their own.
     """
+    return hasattr(keras_iterator(), "_get_distributed_iterator")
+
+
+def keras_iterator() -> Any:
+    """Return Keras's own class of the epoch iterator, also while ours replaces it."""
     from keras.src.backend.jax import trainer
 
-    return hasattr(_keras_iterator(trainer), "_get_distributed_iterator")
-
-
-def _keras_iterator(trainer: Any) -> Any:
-    """Return Keras's own class, also while ours replaces it."""
     return next(kind for kind in trainer.JAXEpochIterator.__mro__ if kind.__module__ == trainer.__name__)

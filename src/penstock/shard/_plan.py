@@ -119,20 +119,28 @@ def plan(
     with automatic_axes():
         with without_collection():
             traced = trace(step, args, kwargs=kwargs)
-        return _plan(traced, **options)
+        return plan_traced(traced, **options)
 
 
-def _plan(
+def plan_traced(
     traced: TracedStep,
-    mesh: Any,
-    devices: Any,
-    hardware: str | Hardware | None,
-    memory: int | str | None,
-    constraints: Mapping[str, Any] | None,
-    roles: Mapping[str, str] | None,
-    check: bool | str | None,
+    mesh: Any = None,
+    devices: Any = None,
+    hardware: str | Hardware | None = None,
+    memory: int | str | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    roles: Mapping[str, str] | None = None,
+    check: bool | str | None = None,
 ) -> Plan:
-    """Find a plan of a traced step; the options are those of `plan`."""
+    """Find a plan of a step that is traced already, with automatic axes.
+
+    Args:
+      traced: the step.
+      mesh, devices, hardware, memory, constraints, roles, check: as in `plan`.
+
+    Returns, raises:
+      As `plan`.
+    """
     lost = describe_lost_gradients(traced)
     if lost is not None:
         warnings.warn(lost, stacklevel=3)

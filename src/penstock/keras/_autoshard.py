@@ -1,0 +1,396 @@
+"""Train a Keras model on all devices by a plan: `AutoShardDistribution`.
+
+In: a model and its data, as for any distribution of Keras. Out: the same training, with every variable, batch and intermediate
+where a plan of the model's own training step puts it.
+
+Keras asks for the layout of a variable when it creates it, and the step to plan is known only when `fit` has a batch. Therefore
+variables are created in a provisional layout, sharded over all devices (`_layouts`). The first batch is planned for
+(`_planned_function`), and the variables are brought into the layouts of the plan, one after the other. With
+`AutoShardDistribution.plan`, the plan is made from shapes before, and variables are created in its layouts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from keras.src.backend.config import is_nnx_enabled
+from keras.src.distribution import distribution_lib
+from keras.src.distribution.distribution_lib import DEFAULT_BATCH_DIM_NAME, DeviceMesh, Distribution, LayoutMap
+
+from penstock.keras._births import put
+from penstock.keras._from_shapes import build_from_shapes, complete
+from penstock.keras._hooks import install
+from penstock.keras._layouts import PlannedLayout, ProvisionalLayouts, keras_mesh, planned_layout, rows_layout
+from penstock.keras._model_step import ModelStep, StepArguments, abstract_batch, unique_paths
+from penstock.keras._planned_function import Layouts, PlannedFunction, inside
+from penstock.keras._trace_errors import explained
+from penstock.shard import Hardware, Plan
+from penstock.shard._plan import plan_traced
+from penstock.shard.apply.sharding_constraints import ShardingConstraints
+from penstock.shard.garbage import without_collection
+from penstock.shard.mesh.explicit_axes import automatic_axes
+from penstock.shard.record import named_shardings
+from penstock.shard.trace.step import TracedStep, trace
+
+_TRAIN = "train"
+
+
+class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no types
+    """A distribution of Keras that plans how each model is sharded over the devices.
+
+    Use it as `keras.distribution.DataParallel`: in a `with distribution.scope():`, or with `keras.distribution.set_distribution`.
+    No layout map is needed. `fit`, `evaluate`, `predict` and the `*_on_batch` methods plan for the first batch of each shape.
+
+    Args:
+      device_mesh: a `keras.distribution.DeviceMesh` or a `jax.sharding.Mesh`, whose shape is kept. None searches the shape too.
+      devices: the devices, as those of JAX or as Keras names them ("cpu:0"); all if there is no mesh either.
+      hardware, memory, check: as in `penstock.plan`: the hardware, the memory limit of a device, and the compiler that decides
+        whether a plan fits.
+      layout_map: a `keras.distribution.LayoutMap` of layouts to keep. The plan chooses those of all other variables. Its mesh is
+        the `device_mesh`, if that is not given.
+      auto_shard_dataset: as in Keras's own distributions.
+
+    Raises:
+      TypeError, ValueError: an argument has a wrong type or value.
+      RuntimeError: Keras runs on NNX variables.
+
+    Example:
+      >>> import os; os.environ["KERAS_BACKEND"] = "jax"
+      >>> import keras, numpy as np, penstock.keras as pk
+      >>> distribution = pk.AutoShardDistribution()
+      >>> with distribution.scope():
+      ...     model = keras.Sequential([keras.layers.Dense(64, activation="relu"), keras.layers.Dense(8)])
+      ...     model.compile("adam", "mse")
+      ...     history = model.fit(np.ones((64, 32)), np.ones((64, 8)), verbose=0)
+      >>> sorted(distribution.plans)
+      ['train']
+    """
+
+    def __init__(
+        self,
+        device_mesh: Any = None,
+        devices: Sequence[Any] | None = None,
+        hardware: str | Hardware | None = None,
+        memory: int | str | None = None,
+        *,
+        layout_map: Any = None,
+        check: bool | str | None = None,
+        auto_shard_dataset: bool = True,
+    ):
+        if is_nnx_enabled():
+            raise RuntimeError(
+                "Keras was started with KERAS_NNX_ENABLED, whose variables create their values whole on one device; start it "
+                "without, or plan the NNX module itself: ps.plan(step, model, optimizer, batch)"
+            )
+        install(AutoShardDistribution)
+        if layout_map is not None:
+            if not isinstance(layout_map, LayoutMap):
+                raise TypeError(f"layout_map is of type {type(layout_map).__name__}, and a keras.distribution.LayoutMap is needed")
+            device_mesh = layout_map.device_mesh if device_mesh is None else device_mesh
+        mesh = _read_mesh(device_mesh)
+        if mesh is not None and devices is not None:
+            raise ValueError("device_mesh has devices of its own: give either device_mesh or devices")
+        self._given_mesh = mesh
+        self._given_devices = None if devices is None else _read_devices(devices)
+        self._options = {"hardware": hardware, "memory": memory, "check": check}
+        self._layout_map = layout_map
+        self._own_plans: dict[Any, Plan] = {}
+        self._ahead: dict[str, tuple[tuple[int, ...], PlannedLayout]] = {}
+        self._mesh: Mesh | None = mesh
+        self._owners = False
+        self._entered = 0
+        self.plans: dict[str, Plan] = {}
+        order = self._device_order()
+        first = keras_mesh(mesh) if mesh is not None else DeviceMesh((len(order),), [DEFAULT_BATCH_DIM_NAME], order)
+        self._provisional = ProvisionalLayouts(order)
+        super().__init__(first, DEFAULT_BATCH_DIM_NAME, auto_shard_dataset)
+
+    @property
+    def num_model_replicas(self) -> int:
+        """Return the number of parts of a batch: each device has rows of its own where they divide."""
+        return int(self.device_mesh.devices.size)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Make this the distribution of Keras inside of a `with`.
+
+        Raises:
+          RuntimeError: another distribution is active.
+        """
+        self._refuse_another()
+        with super().scope():
+            yield
+
+    def plan(self, build: Callable[[], Any], sample_batch: Any = None) -> Plan:
+        """Plan for a model before it exists. Nothing is allocated. A model that the same function makes is created in shards.
+
+        Args:
+          build: a function without arguments that returns the model, compiled. One that is not compiled is planned for `predict`.
+          sample_batch: one batch as `fit` gets it, (x, y) or (x, y, sample_weight) or x: arrays, or anything with a shape and a
+            dtype.
+
+        Returns:
+          The `penstock.Plan`.
+
+        Raises:
+          PlanError: the model does not fit the devices; the message has the paths of the largest variables.
+          RuntimeError: another distribution is active.
+          TypeError, ValueError: there is no batch, it does not fit the model, or the model cannot be built from shapes.
+        """
+        self._refuse_another()
+        sample = _read_batch(sample_batch, "plan(build, (x, y))")
+        with self.scope():
+            model = build_from_shapes(build, sample)
+            step = ModelStep(model, _TRAIN if model.compiled else "predict")
+            arguments = step.arguments(sample)
+            plan, _ = self._find_plan(step, arguments)
+            shardings = iter(named_shardings(plan.inputs, plan.mesh))
+            mesh = keras_mesh(plan.mesh)
+            found: dict[str, list[tuple[tuple[int, ...], PlannedLayout]]] = {}
+            for variables in step.variables().values():
+                for variable in variables:
+                    layout = planned_layout(next(shardings), mesh, len(variable.shape), None)
+                    found.setdefault(variable.path, []).append((tuple(variable.shape), layout))
+        self._ahead |= {path: layouts[0] for path, layouts in found.items() if len(layouts) == 1}
+        return plan
+
+    def shard(self, model: Any, sample_batch: Any = None) -> Plan:
+        """Plan for a model that exists, and bring its variables into the layouts of the plan, one after the other.
+
+        Args:
+          model: the model. If it is compiled, its training step is planned, and otherwise `predict`. What is not built yet is
+            built.
+          sample_batch: as for `plan`.
+
+        Returns:
+          The `penstock.Plan`. Train inside of `scope()`, where it is used.
+
+        Raises:
+          PlanError, RuntimeError, TypeError, ValueError: as for `plan`.
+        """
+        self._refuse_another()
+        sample = _read_batch(sample_batch, "shard(model, (x, y))")
+        with self.scope():
+            complete(model, sample)
+            function = _TRAIN if model.compiled else "predict"
+            step = ModelStep(model, function)
+            layouts = PlannedFunction(self, model, function).prepare(sample)
+            expected = iter(layouts.state)
+            for variables in step.variables().values():
+                for variable in variables:
+                    variable._value = put(variable._value, None, next(expected))
+        return self.plans[function]
+
+    def explain(self, print_fn: Callable[[str], Any] = print) -> None:
+        """Print the plan of the training step, by the paths of Keras's variables; without one, the last plan of another function.
+
+        Args:
+          print_fn: what is called with the text.
+
+        Raises:
+          ValueError: nothing is planned yet.
+        """
+        print_fn(str(self._latest()))
+
+    def layout_map(self) -> LayoutMap:
+        """Return the layouts of all variables of the model as a `LayoutMap` of Keras, on the mesh of the plan.
+
+        Keras's own `ModelParallel` takes it. It gives an optimizer's variables the layouts of the model's, and shards the batch
+        over one axis of the mesh. `AutoShardDistribution(layout_map=...)` keeps its layouts and plans the rest.
+
+        Raises:
+          ValueError: nothing is planned yet.
+        """
+        plan = self._latest()
+        layout_map = LayoutMap(keras_mesh(plan.mesh))
+        for leaf, sharding in zip(plan.inputs, named_shardings(plan.inputs, plan.mesh), strict=True):
+            group, _, path = leaf.path.partition("/")
+            if group in ("trainable", "non_trainable") and path not in layout_map._layout_map:
+                layout_map[path] = planned_layout(sharding, layout_map.device_mesh, len(leaf.shape), None)
+        return layout_map
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> Any:
+        """Return the layout of a leaf of a batch: its rows are sharded over as many devices as divide them."""
+        return rows_layout(data_shape, self._device_order())
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        """Return the layout of a variable: the one that it has, or of a plan made before, or a provisional one."""
+        if getattr(variable, "_layout", None) is not None:
+            return variable._layout
+        shape = tuple(variable.shape)
+        planned, layout = self._ahead.get(variable.path, (None, None))
+        return layout if planned == shape else self._provisional.of(shape)
+
+    def get_tensor_layout(self, path: str) -> None:
+        """Return None: the plan has the layouts of intermediates, and not by the paths of layers."""
+
+    def _plan_step(self, step: ModelStep, arguments: StepArguments) -> Layouts:
+        """Plan for a function of a model and a batch, and give the variables the layouts of the plan."""
+        if step.function == _TRAIN:
+            self._refuse_uneven(arguments)
+        plan, traced = self._find_plan(step, arguments)
+        self._set_plan(step, plan)
+        shardings = named_shardings(plan.inputs, plan.mesh)
+        return _layouts(step, arguments, traced, shardings, plan.mesh, plan.sharding_constraints, True)
+
+    def _leave_to_compiler(self, step: ModelStep, arguments: StepArguments) -> Layouts:
+        """Return the layouts for a smaller batch than was planned for, as the last of an epoch is: the compiler chooses."""
+        with automatic_axes(), without_collection(), explained(step):
+            traced = trace(step.step(), (*arguments.state, arguments.data))
+        assert self._mesh is not None
+        variables = [variable for group in step.variables().values() for variable in group]
+        shardings = [NamedSharding(self._mesh, variable._layout.backend_layout.spec) for variable in variables]
+        for leaf in jax.tree_util.tree_leaves(arguments.data):
+            shardings.append(rows_layout(leaf.shape, self._device_order()).backend_layout)
+        return _layouts(step, arguments, traced, shardings, self._mesh, ShardingConstraints(), False)
+
+    def _find_plan(self, step: ModelStep, arguments: StepArguments) -> tuple[Plan, TracedStep]:
+        """Return the plan for a function of a model, and the step that was traced for it. An equal step has been planned once."""
+        kept = self._kept_layouts(step)
+        with automatic_axes():
+            with without_collection(), explained(step):
+                traced = trace(step.step(), (*arguments.state, arguments.data))
+            key = (traced.fingerprint(), tuple((path, str(spec)) for path, spec in kept.items()))
+            if key not in self._own_plans:
+                mesh = self._given_mesh or (self._mesh if self._owners else None)
+                self._own_plans[key] = plan_traced(
+                    traced,
+                    mesh=mesh,
+                    devices=self._given_devices if mesh is None else None,
+                    constraints=kept,
+                    roles=step.roles(arguments),
+                    **self._options,
+                )
+        plan = self._own_plans[key]
+        self.plans[step.function] = plan
+        return plan, traced
+
+    def _kept_layouts(self, step: ModelStep) -> dict[str, PartitionSpec]:
+        """Return the layouts that a plan must keep: those of the user's map, and those of other plans of training steps."""
+        kept: dict[str, PartitionSpec] = {}
+        for group, variables in step.variables().items():
+            for path, variable in zip(unique_paths(variables), variables, strict=True):
+                layout = variable._layout
+                owner = layout.owner if isinstance(layout, PlannedLayout) else None
+                if owner is not None and not (owner is step.model and step.function == _TRAIN):
+                    kept[f"{group}/{path}"] = layout.backend_layout.spec
+                elif self._layout_map is not None and group in ("trainable", "non_trainable"):
+                    chosen = self._layout_map[variable.path]
+                    if chosen is not None:
+                        kept[f"{group}/{path}"] = PartitionSpec(*chosen.axes)
+        return kept
+
+    def _set_plan(self, step: ModelStep, plan: Plan) -> None:
+        """Give the variables of a model the layouts of a plan."""
+        self._mesh, mesh = plan.mesh, keras_mesh(plan.mesh)
+        self._device_mesh = mesh
+        owner = step.model if step.function == _TRAIN else None
+        self._owners = self._owners or owner is not None
+        shardings = iter(named_shardings(plan.inputs, plan.mesh))
+        for variables in step.variables().values():
+            for variable in variables:
+                sharding, layout = next(shardings), variable._layout
+                if not (isinstance(layout, PlannedLayout) and layout.owner is not None and layout.owner is not owner):
+                    variable._layout = planned_layout(sharding, mesh, len(variable.shape), owner)
+
+    def _device_order(self) -> list[Any]:
+        """Return the devices in the order of the mesh."""
+        if self._mesh is not None:
+            return list(self._mesh.devices.flat)
+        return self._given_devices if self._given_devices is not None else jax.devices()
+
+    def _latest(self) -> Plan:
+        if not self.plans:
+            raise ValueError(
+                "nothing is planned yet: train a model in the scope of this distribution, or call plan(build, sample_batch) or "
+                "shard(model, sample_batch)"
+            )
+        return self.plans.get(_TRAIN) or list(self.plans.values())[-1]
+
+    def _refuse_another(self) -> None:
+        """Raise RuntimeError if another distribution is active."""
+        active = distribution_lib.distribution()
+        if active is not None and active is not self:
+            raise RuntimeError(
+                f"a {type(active).__name__} is active already, and variables can follow only one distribution: leave its scope, "
+                "or keras.distribution.set_distribution(None), before"
+            )
+
+    def _refuse_uneven(self, arguments: StepArguments) -> None:
+        """Raise ValueError if the rows of a training batch do not divide over the devices."""
+        leaves = [leaf for leaf in jax.tree_util.tree_leaves(arguments.data) if leaf.shape]
+        rows, devices = (leaves[0].shape[0] if leaves else 0), len(self._device_order())
+        if rows and rows % devices and devices % rows:
+            below = rows - rows % devices
+            sizes = [str(size) for size in (below, below + devices) if size]
+            raise ValueError(
+                f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of "
+                f"{' or '.join(sizes)}. A smaller last batch of an epoch may have any size"
+            )
+
+
+def _layouts(
+    step: ModelStep,
+    arguments: StepArguments,
+    traced: TracedStep,
+    shardings: Sequence[NamedSharding],
+    mesh: Mesh,
+    constraints: ShardingConstraints,
+    planned: bool,
+) -> Layouts:
+    count = sum(len(group.values) for group in arguments.state)
+    return Layouts(
+        state=tuple(shardings[:count]),
+        data=tuple(shardings[count:]),
+        run=inside(traced, constraints, mesh),
+        logs=traced.out_tree.children()[0],
+        planned=planned,
+    )
+
+
+def _read_mesh(given: Any) -> Mesh | None:
+    """Return a mesh of JAX for a mesh of Keras or of JAX."""
+    if given is None or isinstance(given, Mesh):
+        return given
+    if isinstance(given, DeviceMesh):
+        mesh: Mesh = given.backend_mesh
+        return mesh
+    raise TypeError(
+        f"device_mesh is of type {type(given).__name__}, and a keras.distribution.DeviceMesh or a jax.sharding.Mesh is needed"
+    )
+
+
+def _read_devices(given: Sequence[Any]) -> list[Any]:
+    """Return the devices of JAX for a list of them, or of the names that Keras gives them.
+
+    Raises:
+      TypeError: it is not such a list.
+      ValueError: it is empty, or a device does not exist.
+    """
+    from keras.src.backend.jax.distribution_lib import _to_backend_device
+
+    if isinstance(given, (str, int)) or not hasattr(given, "__iter__"):
+        raise TypeError(f'devices={given!r} is not a list of devices, such as jax.devices() or ["cpu:0", "cpu:1"]')
+    found = [_to_backend_device(each) for each in given]
+    if not found:
+        raise ValueError("devices is empty; a plan needs at least one device")
+    return found
+
+
+def _read_batch(given: Any, usage: str) -> Any:
+    """Return the shapes and dtypes of a batch.
+
+    Raises:
+      ValueError: there is none.
+      TypeError: a leaf is not an array.
+    """
+    if given is None:
+        raise ValueError(
+            "the shapes of the layers and the cost of a step depend on the data, and there is no sample: give one batch as fit "
+            f"gets it, {usage}. Shapes are enough, such as jax.ShapeDtypeStruct((32, 128), 'int32')"
+        )
+    return abstract_batch(given)

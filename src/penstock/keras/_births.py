@@ -1,0 +1,96 @@
+"""Create and assign variables of Keras so that each device gets only its shard.
+
+In: an initializer or a host array, and the layout of a variable. Out: the value, sharded.
+
+Keras creates a variable of less than 250 MB whole on the default device, and then shards it; values that are loaded take the same
+way. Here the initializer runs in a jitted function whose result is sharded, and a host array is sharded on the host.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+from keras.src.backend.common.stateless_scope import StatelessScope, in_stateless_scope
+
+_KEPT = 512  # compiled initializers
+
+
+def create(initializer: Callable, shape: Sequence[int], dtype: str, sharding: Sharding) -> jax.Array:
+    """Return the value that an initializer gives a variable, created in shards.
+
+    Args:
+      initializer: a function of a shape and a dtype, as Keras calls it.
+      shape, dtype: those of the variable.
+      sharding: the layout.
+
+    An initializer that cannot be traced, or draws from a generator that it changes, runs by itself; its result is then sharded.
+    """
+    call = functools.partial(initializer, tuple(shape), dtype=dtype)
+    scope = StatelessScope(initialize_variables=False)
+    try:
+        with scope:
+            closed = jax.make_jaxpr(call)()
+    except Exception:  # whatever it is, it is raised again below if the initializer has it too
+        return put(call(), dtype, sharding)
+    if scope.state_mapping:
+        return put(call(), dtype, sharding)
+    # The seeds are constants of the program. As arguments, they leave one program for all variables of a shape and a kind.
+    seeds = [each for each in closed.consts]
+    if any(np.size(each) > 16 for each in seeds):
+        return put(call(), dtype, sharding)
+    key = (str(closed.jaxpr), sharding)
+    if key not in _compiled:
+        if len(_compiled) >= _KEPT:
+            _compiled.clear()
+        _compiled[key] = jax.jit(_evaluated(closed.jaxpr), out_shardings=sharding)
+    return put(_compiled[key](*seeds), dtype, sharding)
+
+
+_compiled: dict[Any, Any] = {}
+
+
+def _evaluated(jaxpr: Any) -> Callable[..., Any]:
+    """Return a function from the constants of a jaxpr without arguments to its only result."""
+
+    def initialize(*constants: Any) -> Any:
+        (result,) = jax.core.eval_jaxpr(jaxpr, constants)
+        return result
+
+    return initialize
+
+
+def put(value: Any, dtype: str | None, sharding: Sharding) -> jax.Array:
+    """Return a value in a layout. A host array goes to each device as its shard, and is never whole on one.
+
+    Args:
+      value: an array, of any kind that Keras takes.
+      dtype: the dtype of the variable; None keeps that of the value.
+      sharding: the layout.
+    """
+    if isinstance(value, jax.Array):
+        value = value if dtype is None or value.dtype == dtype else value.astype(dtype)
+        return value if value.sharding.is_equivalent_to(sharding, value.ndim) else jax.device_put(value, sharding)
+    value = host_array(value, dtype)
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def host_array(value: Any, dtype: str | None) -> np.ndarray:
+    """Return a value as a host array with the dtype that a JAX array has."""
+    array = np.asarray(value)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype if dtype is None else dtype), copy=False)
+
+
+def stays_on_host(value: Any) -> bool:
+    """Return whether Keras's variable shall keep a value on the host, until its layout is known.
+
+    Args:
+      value: what a variable is created from or assigned. Arrays of NumPy, h5py and PyTorch stay; numbers and lists are small.
+    """
+    return isinstance(value, np.ndarray) and value.ndim > 0 and not in_stateless_scope()

@@ -1,0 +1,120 @@
+"""Let Keras's trainer and variables ask an active `AutoShardDistribution`: the one place where Keras's methods are replaced.
+
+Three methods of the trainer make the functions for training, evaluation and prediction, and two methods of the variable create
+and convert values. Each runs Keras's own method unless an `AutoShardDistribution` is active. So does the method of the epoch
+iterator of Keras 3.15 that takes the layouts of all batches from the first one, into which a smaller last batch may not fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras.src.distribution import distribution_lib
+
+from penstock.keras._versions import keras_iterator
+
+_MAKERS = {"train": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
+_MADE = {"train": "train_function", "evaluate": "test_function", "predict": "predict_function"}
+
+
+def install(kind: type) -> None:
+    """Replace the methods, unless they are replaced already.
+
+    Args:
+      kind: the class `AutoShardDistribution`.
+    """
+    import keras
+    from keras.src import backend
+
+    if hasattr(backend.Variable._convert_to_tensor, "__wrapped__"):
+        return
+
+    def active() -> Any:
+        distribution = distribution_lib.distribution()
+        return distribution if isinstance(distribution, kind) else None
+
+    for function, name in _MAKERS.items():
+        owner = next(each for each in keras.Model.__mro__ if name in vars(each))
+        setattr(owner, name, _maker(getattr(owner, name), function, active))
+    backend.Variable._initialize_with_initializer = _initializer(backend.Variable._initialize_with_initializer, active)
+    iterator = keras_iterator()
+    if hasattr(iterator, "_get_distributed_iterator"):
+        iterator._get_distributed_iterator = _batches(iterator._get_distributed_iterator, active)
+    backend.Variable._convert_to_tensor = _converter(backend.Variable._convert_to_tensor, active)
+
+
+def _maker(original: Callable, function: str, active: Callable[[], Any]) -> Callable:
+    """Return the method that makes the function of a model for the trainer."""
+    from penstock.keras._planned_function import PlannedFunction
+
+    @functools.wraps(original)
+    def make(self: Any, force: bool = False) -> Any:
+        distribution = active()
+        if distribution is None:
+            return original(self, force)
+        if self.run_eagerly or not self.jit_compile:
+            warnings.warn(
+                f"{self.name!r} was compiled with {'run_eagerly=True' if self.run_eagerly else 'jit_compile=False'}, so that "
+                "nothing is planned: its variables stay sharded over all devices, and each operation is sharded by itself",
+                stacklevel=3,
+            )
+            return original(self, force)
+        made = getattr(self, _MADE[function])
+        if force or not (isinstance(made, PlannedFunction) and made.distribution is distribution):
+            setattr(self, _MADE[function], PlannedFunction(distribution, self, function))
+        return None
+
+    return make
+
+
+def _batches(original: Callable, active: Callable[[], Any]) -> Callable:
+    """Return the method that places the batches of an epoch, each in the layout of its own shapes."""
+    from keras.src.backend.jax.trainer import _distribute_data
+
+    @functools.wraps(original)
+    def place(self: Any, distribution: Any) -> Iterator[Any]:
+        if active() is None:
+            return original(self, distribution)
+        return map(_distribute_data, self.data_adapter.get_jax_iterator())
+
+    return place
+
+
+def _initializer(original: Callable, active: Callable[[], Any]) -> Callable:
+    """Return the method that gives a variable its first value."""
+    import jax
+
+    from penstock._jax import TRACE_STATE_CLEAN, part
+    from penstock.keras._births import create
+    from penstock.keras._layouts import PlannedLayout
+
+    @functools.wraps(original)
+    def initialize(self: Any, initializer: Callable) -> None:
+        if active() is None:
+            return original(self, initializer)
+        if isinstance(self._layout, PlannedLayout):  # that of the variable to which an optimizer's variable belongs
+            self._layout = None
+        self._initialize_layout()
+        if part(*TRACE_STATE_CLEAN)():
+            self._value = create(initializer, self._shape, self._dtype, self._layout.backend_layout)
+        else:
+            self._value = jax.numpy.asarray(initializer(self._shape, dtype=self._dtype), self._dtype)
+        return None
+
+    return initialize
+
+
+def _converter(original: Callable, active: Callable[[], Any]) -> Callable:
+    """Return the method that converts what a variable is created from or assigned."""
+    from penstock.keras._births import host_array, stays_on_host
+
+    @functools.wraps(original)
+    def convert(self: Any, value: Any, dtype: Any = None) -> Any:
+        if active() is not None and stays_on_host(value):
+            return host_array(value, dtype)
+        return original(self, value, dtype)
+
+    return convert

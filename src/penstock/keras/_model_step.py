@@ -1,0 +1,175 @@
+"""Write what Keras's trainer does with one batch as a function of named arrays, which `ps.plan` can plan.
+
+In: a Keras model and one of its functions. Out: a step (trainable, non_trainable, optimizer, metrics, data) → (logs, new state),
+whose leaves have the paths of Keras's variables: "trainable/encoder/dense/kernel".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from penstock.shard.trace.step import leaf_paths
+
+_GROUPS = {
+    "train": ("trainable", "non_trainable", "optimizer", "metrics"),
+    "evaluate": ("trainable", "non_trainable", "metrics"),
+    "predict": ("trainable", "non_trainable"),
+}
+_METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}
+_ROLES = {"trainable": "parameters", "optimizer": "optimizer"}
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Named:
+    """A list of arrays with names, in the order of Keras's variables.
+
+    Args:
+      names: the names, all different.
+      values: an array for each.
+    """
+
+    def __init__(self, names: tuple[str, ...], values: Sequence[Any]):
+        self.names, self.values = names, values
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        """Return the arrays with their names, for JAX."""
+        return [(jax.tree_util.DictKey(name), value) for name, value in zip(self.names, self.values, strict=True)], self.names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Iterable[Any]) -> Named:
+        """Return the arrays under their names again, for JAX."""
+        return cls(names, list(values))
+
+
+class StepArguments(NamedTuple):
+    """The abstract arguments of a step.
+
+    Attributes:
+      state: for each group of variables, their shapes and dtypes.
+      data: those of a batch.
+    """
+
+    state: tuple[Named, ...]
+    data: Any
+
+
+class ModelStep:
+    """One function of a model, as a step of named arrays.
+
+    Args:
+      model: the model, built, and compiled unless the function is "predict".
+      function: "train", "evaluate" or "predict".
+
+    Attributes:
+      groups: the names of the groups of variables that the function takes.
+    """
+
+    def __init__(self, model: Any, function: str):
+        self.model, self.function = model, function
+        self.groups = _GROUPS[function]
+
+    def variables(self) -> dict[str, list[Any]]:
+        """Return the variables of each group, in Keras's order."""
+        model = self.model
+        optimizer = getattr(model, "optimizer", None)
+        every = {
+            "trainable": lambda: model.trainable_variables,
+            "non_trainable": lambda: model.non_trainable_variables,
+            "optimizer": lambda: [] if optimizer is None else optimizer.variables,
+            "metrics": lambda: model.metrics_variables,
+        }
+        return {group: list(every[group]()) for group in self.groups}
+
+    def arguments(self, data: Any) -> StepArguments:
+        """Return the abstract arguments for a batch.
+
+        Args:
+          data: a pytree of arrays, or of anything with a shape and a dtype.
+        """
+        state = tuple(
+            Named(unique_paths(variables), [jax.ShapeDtypeStruct(each.shape, each._dtype) for each in variables])
+            for variables in self.variables().values()
+        )
+        return StepArguments(state, abstract_batch(data))
+
+    def roles(self, arguments: StepArguments) -> dict[str, str]:
+        """Return the roles of the leaves for `ps.plan`, by pattern."""
+        sizes = {group: len(each.values) for group, each in zip(self.groups, arguments.state, strict=True)}
+        roles = {f"{group}/*": role for group, role in _ROLES.items() if sizes.get(group)}
+        return roles | {f"data/{path}" if path else "data": "batch" for path in leaf_paths(arguments.data)}
+
+    def step(self) -> Any:
+        """Return the step, whose arguments have the names of the groups.
+
+        It returns the logs, or the outputs of "predict", and the groups in their order.
+        """
+
+        def run(state: tuple[Named, ...], data: Any) -> tuple[Any, tuple[Named, ...]]:
+            method = getattr(self.model, _METHODS[self.function])
+            given = tuple(list(group.values) for group in state)
+            if self.function == "predict":
+                outputs, non_trainable = method(given, data)
+                new = (given[0], non_trainable)
+            else:
+                outputs, new = method(given, data)
+            return outputs, tuple(Named(old.names, list(each)) for old, each in zip(state, new, strict=True))
+
+        return _STEPS[self.function](run)
+
+
+def _train(run: Any) -> Any:
+    def train_step(trainable: Named, non_trainable: Named, optimizer: Named, metrics: Named, data: Any) -> Any:
+        return run((trainable, non_trainable, optimizer, metrics), data)
+
+    return train_step
+
+
+def _evaluate(run: Any) -> Any:
+    def test_step(trainable: Named, non_trainable: Named, metrics: Named, data: Any) -> Any:
+        return run((trainable, non_trainable, metrics), data)
+
+    return test_step
+
+
+def _predict(run: Any) -> Any:
+    def predict_step(trainable: Named, non_trainable: Named, data: Any) -> Any:
+        return run((trainable, non_trainable), data)
+
+    return predict_step
+
+
+_STEPS = {"train": _train, "evaluate": _evaluate, "predict": _predict}  # the planner names leaves after the arguments
+
+
+def unique_paths(variables: Sequence[Any]) -> tuple[str, ...]:
+    """Return the path of each variable. Where several have one path, all but the first get a number: "dense/kernel (2)"."""
+    seen: Counter[str] = Counter()
+    paths = []
+    for variable in variables:
+        seen[variable.path] += 1
+        count = seen[variable.path]
+        paths.append(variable.path if count == 1 else f"{variable.path} ({count})")
+    return tuple(paths)
+
+
+def abstract_batch(data: Any) -> Any:
+    """Return the shapes and dtypes of a batch, as Keras passes it to JAX.
+
+    Args:
+      data: a pytree of arrays, or of anything with a shape and a dtype.
+
+    Raises:
+      TypeError: a leaf is neither.
+    """
+    return jax.tree_util.tree_map(_abstract, data)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    dtype = getattr(leaf, "dtype", None)
+    if not hasattr(leaf, "shape") or dtype is None:
+        raise TypeError(f"a batch has a leaf of type {type(leaf).__name__}, and arrays are needed, or their shapes and dtypes")
+    return jax.ShapeDtypeStruct(tuple(leaf.shape), jax.dtypes.canonicalize_dtype(dtype))
