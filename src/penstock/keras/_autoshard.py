@@ -25,12 +25,12 @@ from penstock.keras._births import put
 from penstock.keras._from_shapes import build_from_shapes, complete
 from penstock.keras._hooks import install
 from penstock.keras._layouts import PlannedLayout, ProvisionalLayouts, keras_mesh, planned_layout, rows_layout
-from penstock.keras._model_step import ModelStep, StepArguments, abstract_batch, unique_paths
-from penstock.keras._planned_function import Layouts, PlannedFunction, inside
+from penstock.keras._model_step import ModelStep, StepArguments, abstract_batch
+from penstock.keras._planned_function import Layouts, PlannedFunction
 from penstock.keras._trace_errors import explained
 from penstock.shard import Hardware, Plan
 from penstock.shard._plan import plan_traced
-from penstock.shard.apply.sharding_constraints import ShardingConstraints
+from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
 from penstock.shard.garbage import without_collection
 from penstock.shard.mesh.explicit_axes import automatic_axes
 from penstock.shard.record import named_shardings
@@ -209,7 +209,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         layout_map = LayoutMap(keras_mesh(plan.mesh))
         for leaf, sharding in zip(plan.inputs, named_shardings(plan.inputs, plan.mesh), strict=True):
             group, _, path = leaf.path.partition("/")
-            if group in ("trainable", "non_trainable") and path not in layout_map._layout_map:
+            if group in ("trainable", "non_trainable"):
                 layout_map[path] = planned_layout(sharding, layout_map.device_mesh, len(leaf.shape), None)
         return layout_map
 
@@ -230,23 +230,32 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
 
     def _plan_step(self, step: ModelStep, arguments: StepArguments) -> Layouts:
         """Plan for a function of a model and a batch, and give the variables the layouts of the plan."""
-        if step.function == _TRAIN:
-            self._refuse_uneven(arguments)
+        if not self._divides(arguments):
+            if step.function == _TRAIN:
+                raise self._uneven_error(arguments)
+            return self._leave_to_compiler(step, arguments)
         plan, traced = self._find_plan(step, arguments)
         self._set_plan(step, plan)
-        shardings = named_shardings(plan.inputs, plan.mesh)
-        return _layouts(step, arguments, traced, shardings, plan.mesh, plan.sharding_constraints, True)
+        count = traced.out_tree.children()[0].num_leaves
+        inputs, outputs = (named_shardings(leaves, plan.mesh) for leaves in (plan.inputs, plan.outputs[:count]))
+        return _layouts(arguments, traced, inputs, outputs, plan.sharding_constraints, True)
 
     def _leave_to_compiler(self, step: ModelStep, arguments: StepArguments) -> Layouts:
-        """Return the layouts for a smaller batch than was planned for, as the last of an epoch is: the compiler chooses."""
+        """Return the layouts for a batch that is not planned for, as the last of an epoch: the compiler chooses those inside."""
         with automatic_axes(), without_collection(), explained(step):
             traced = trace(step.step(), (*arguments.state, arguments.data))
-        assert self._mesh is not None
-        variables = [variable for group in step.variables().values() for variable in group]
-        shardings = [NamedSharding(self._mesh, variable._layout.backend_layout.spec) for variable in variables]
+        shardings: list[NamedSharding] = []
+        for variable in (variable for group in step.variables().values() for variable in group):
+            variable._layout = self.get_variable_layout(variable)
+            shardings.append(variable._layout.backend_layout)
         for leaf in jax.tree_util.tree_leaves(arguments.data):
             shardings.append(rows_layout(leaf.shape, self._device_order()).backend_layout)
-        return _layouts(step, arguments, traced, shardings, self._mesh, ShardingConstraints(), False)
+        rows = _rows(arguments)
+        outputs = [
+            rows_layout(leaf.shape if leaf.shape[:1] == (rows,) else (), self._device_order()).backend_layout
+            for leaf in traced.outputs[: traced.out_tree.children()[0].num_leaves]
+        ]
+        return _layouts(arguments, traced, shardings, outputs, ShardingConstraints(), False)
 
     def _find_plan(self, step: ModelStep, arguments: StepArguments) -> tuple[Plan, TracedStep]:
         """Return the plan for a function of a model, and the step that was traced for it. An equal step has been planned once."""
@@ -272,8 +281,9 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
     def _kept_layouts(self, step: ModelStep) -> dict[str, PartitionSpec]:
         """Return the layouts that a plan must keep: those of the user's map, and those of other plans of training steps."""
         kept: dict[str, PartitionSpec] = {}
+        names = step.names()
         for group, variables in step.variables().items():
-            for path, variable in zip(unique_paths(variables), variables, strict=True):
+            for path, variable in zip(names[group], variables, strict=True):
                 layout = variable._layout
                 owner = layout.owner if isinstance(layout, PlannedLayout) else None
                 if owner is not None and not (owner is step.model and step.function == _TRAIN):
@@ -320,33 +330,40 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
                 "or keras.distribution.set_distribution(None), before"
             )
 
-    def _refuse_uneven(self, arguments: StepArguments) -> None:
-        """Raise ValueError if the rows of a training batch do not divide over the devices."""
-        leaves = [leaf for leaf in jax.tree_util.tree_leaves(arguments.data) if leaf.shape]
-        rows, devices = (leaves[0].shape[0] if leaves else 0), len(self._device_order())
-        if rows and rows % devices and devices % rows:
-            below = rows - rows % devices
-            sizes = [str(size) for size in (below, below + devices) if size]
-            raise ValueError(
-                f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of "
-                f"{' or '.join(sizes)}. A smaller last batch of an epoch may have any size"
-            )
+    def _divides(self, arguments: StepArguments) -> bool:
+        """Return whether the rows of a batch divide over the devices, or over some of them without a rest."""
+        rows, devices = _rows(arguments), len(self._device_order())
+        return not rows or not rows % devices or not devices % rows
+
+    def _uneven_error(self, arguments: StepArguments) -> ValueError:
+        rows, devices = _rows(arguments), len(self._device_order())
+        below = rows - rows % devices
+        sizes = [str(size) for size in (below, below + devices) if size]
+        return ValueError(
+            f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of "
+            f"{' or '.join(sizes)}. A smaller last batch of an epoch may have any size"
+        )
+
+
+def _rows(arguments: StepArguments) -> int:
+    """Return the number of rows of a batch; 0 if it has none."""
+    return next((leaf.shape[0] for leaf in jax.tree_util.tree_leaves(arguments.data) if leaf.shape), 0)
 
 
 def _layouts(
-    step: ModelStep,
     arguments: StepArguments,
     traced: TracedStep,
-    shardings: Sequence[NamedSharding],
-    mesh: Mesh,
+    inputs: Sequence[NamedSharding],
+    outputs: Sequence[NamedSharding],
     constraints: ShardingConstraints,
     planned: bool,
 ) -> Layouts:
     count = sum(len(group.values) for group in arguments.state)
     return Layouts(
-        state=tuple(shardings[:count]),
-        data=tuple(shardings[count:]),
-        run=inside(traced, constraints, mesh),
+        state=tuple(inputs[:count]),
+        data=tuple(inputs[count:]),
+        outputs=tuple(outputs),
+        run=insert_constraints(traced.closed, constraints, inputs[0].mesh),
         logs=traced.out_tree.children()[0],
         planned=planned,
     )

@@ -7,7 +7,7 @@ whose leaves have the paths of Keras's variables: "trainable/encoder/dense/kerne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -84,15 +84,28 @@ class ModelStep:
         }
         return {group: list(every[group]()) for group in self.groups}
 
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the variables of each group: their paths. Those of an optimizer are named after the model's.
+
+        The momentum of "dense/kernel" is "momentum/dense/kernel"; Keras calls it "adam/dense_kernel_momentum".
+        """
+        variables = self.variables()
+        owners = {path.replace("/", "_"): path for path in _unique(each.path for each in variables["trainable"])}
+        return {
+            group: _unique(_optimizer_name(each, owners) if group == "optimizer" else each.path for each in members)
+            for group, members in variables.items()
+        }
+
     def arguments(self, data: Any) -> StepArguments:
         """Return the abstract arguments for a batch.
 
         Args:
           data: a pytree of arrays, or of anything with a shape and a dtype.
         """
+        names = self.names()
         state = tuple(
-            Named(unique_paths(variables), [jax.ShapeDtypeStruct(each.shape, each._dtype) for each in variables])
-            for variables in self.variables().values()
+            Named(names[group], [jax.ShapeDtypeStruct(each.shape, each._dtype) for each in variables])
+            for group, variables in self.variables().items()
         )
         return StepArguments(state, abstract_batch(data))
 
@@ -145,15 +158,30 @@ def _predict(run: Any) -> Any:
 _STEPS = {"train": _train, "evaluate": _evaluate, "predict": _predict}  # the planner names leaves after the arguments
 
 
-def unique_paths(variables: Sequence[Any]) -> tuple[str, ...]:
-    """Return the path of each variable. Where several have one path, all but the first get a number: "dense/kernel (2)"."""
+def _unique(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return paths, each once. Where several variables have one path, all but the first get a number: "dense/kernel (2)"."""
     seen: Counter[str] = Counter()
-    paths = []
-    for variable in variables:
-        seen[variable.path] += 1
-        count = seen[variable.path]
-        paths.append(variable.path if count == 1 else f"{variable.path} ({count})")
-    return tuple(paths)
+    unique = []
+    for path in paths:
+        seen[path] += 1
+        unique.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
+    return tuple(unique)
+
+
+def _optimizer_name(variable: Any, owners: Mapping[str, str]) -> str:
+    """Return the name of an optimizer's variable, without that of the optimizer, which differs each time it is made.
+
+    Args:
+      variable: its name begins with the path of the model's variable that it belongs to, with "_" for "/".
+      owners: the paths of the model's variables, by these beginnings.
+    """
+    head, _, kind = variable.name.rpartition("_")
+    while head:
+        if head in owners:
+            return f"{kind}/{owners[head]}"
+        head, _, more = head.rpartition("_")
+        kind = f"{more}_{kind}"
+    return str(variable.name)
 
 
 def abstract_batch(data: Any) -> Any:

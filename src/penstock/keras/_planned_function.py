@@ -18,7 +18,6 @@ from penstock.keras._births import put
 from penstock.keras._layouts import is_in_layout
 from penstock.keras._model_step import ModelStep, StepArguments
 from penstock.keras._versions import behaviour, is_partial
-from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
 
 _LOGGER = logging.getLogger("penstock.keras")
 
@@ -31,7 +30,7 @@ class Layouts:
     """Where the arrays of a step lie, and the step with its layouts inside.
 
     Attributes:
-      state, data: a sharding for each variable and for each leaf of a batch.
+      state, data, outputs: a sharding for each variable, for each leaf of a batch, and for each of the logs.
       run: from the flat state and the flat batch to the flat logs and the flat new state.
       logs: the structure of the logs.
       planned: whether a plan chose the layouts inside, and not the compiler.
@@ -39,6 +38,7 @@ class Layouts:
 
     state: tuple[NamedSharding, ...]
     data: tuple[NamedSharding, ...]
+    outputs: tuple[NamedSharding, ...]
     run: Callable[..., list[Any]]
     logs: Any
     planned: bool
@@ -234,18 +234,8 @@ def _jit(layouts: Layouts, stacked: int, function: str) -> Any:
     return jax.jit(
         several if stacked else one,
         in_shardings=(list(layouts.state), data),
-        out_shardings=(None, list(layouts.state)),
+        out_shardings=(list(layouts.outputs), list(layouts.state)),
         donate_argnums=0,
         keep_unused=True,
     )
 
-
-def inside(traced: Any, constraints: ShardingConstraints, mesh: Any) -> Callable[..., list[Any]]:
-    """Return a traced step as a function of its flat arguments, with the layouts of a plan inside.
-
-    Args:
-      traced: the step.
-      constraints: the layouts; those of no plan leave them to the compiler.
-      mesh: the mesh of the plan.
-    """
-    return insert_constraints(traced.closed, constraints, mesh)
