@@ -21,6 +21,7 @@ from keras.src.backend.config import is_nnx_enabled
 from keras.src.distribution import distribution_lib
 from keras.src.distribution.distribution_lib import DEFAULT_BATCH_DIM_NAME, DeviceMesh, Distribution, LayoutMap
 
+from penstock._bytes import parse_bytes
 from penstock.keras._births import put
 from penstock.keras._from_shapes import build_from_shapes, complete
 from penstock.keras._hooks import install
@@ -33,6 +34,7 @@ from penstock.shard._plan import plan_traced
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
 from penstock.shard.garbage import without_collection
 from penstock.shard.mesh.explicit_axes import automatic_axes
+from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.record import named_shardings
 from penstock.shard.trace.step import TracedStep, trace
 
@@ -89,13 +91,19 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         install(AutoShardDistribution)
         if layout_map is not None:
             if not isinstance(layout_map, LayoutMap):
-                raise TypeError(f"layout_map is of type {type(layout_map).__name__}, and a keras.distribution.LayoutMap is needed")
+                raise TypeError(
+                    f"layout_map is of type {type(layout_map).__name__}, and a keras.distribution.LayoutMap is needed"
+                )
             device_mesh = layout_map.device_mesh if device_mesh is None else device_mesh
         mesh = _read_mesh(device_mesh)
         if mesh is not None and devices is not None:
             raise ValueError("device_mesh has devices of its own: give either device_mesh or devices")
         self._given_mesh = mesh
         self._given_devices = None if devices is None else _read_devices(devices)
+        if hardware is not None:
+            find_hardware(hardware)  # it raises an error now rather than at the first batch
+        if memory is not None:
+            parse_bytes(memory)
         self._options = {"hardware": hardware, "memory": memory, "check": check}
         self._layout_map = layout_map
         self._own_plans: dict[Any, Plan] = {}
@@ -230,9 +238,10 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
 
     def _plan_step(self, step: ModelStep, arguments: StepArguments) -> Layouts:
         """Plan for a function of a model and a batch, and give the variables the layouts of the plan."""
-        if not self._divides(arguments):
-            if step.function == _TRAIN:
-                raise self._uneven_error(arguments)
+        rows, devices = _rows(arguments), len(self._device_order())
+        if step.function == _TRAIN and rows and rows % devices and devices % rows:
+            raise _uneven_error(rows, devices)
+        if step.function != _TRAIN and rows % devices:
             return self._leave_to_compiler(step, arguments)
         plan, traced = self._find_plan(step, arguments)
         self._set_plan(step, plan)
@@ -330,19 +339,14 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
                 "or keras.distribution.set_distribution(None), before"
             )
 
-    def _divides(self, arguments: StepArguments) -> bool:
-        """Return whether the rows of a batch divide over the devices, or over some of them without a rest."""
-        rows, devices = _rows(arguments), len(self._device_order())
-        return not rows or not rows % devices or not devices % rows
 
-    def _uneven_error(self, arguments: StepArguments) -> ValueError:
-        rows, devices = _rows(arguments), len(self._device_order())
-        below = rows - rows % devices
-        sizes = [str(size) for size in (below, below + devices) if size]
-        return ValueError(
-            f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of "
-            f"{' or '.join(sizes)}. A smaller last batch of an epoch may have any size"
-        )
+def _uneven_error(rows: int, devices: int) -> ValueError:
+    below = rows - rows % devices
+    sizes = [str(size) for size in (below, below + devices) if size]
+    return ValueError(
+        f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of {' or '.join(sizes)}. A "
+        "smaller last batch of an epoch may have any size"
+    )
 
 
 def _rows(arguments: StepArguments) -> int:

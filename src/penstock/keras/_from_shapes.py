@@ -17,6 +17,8 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
+from penstock.keras._trace_errors import NEED_VALUES
+
 _NAMES = "object_name_uids"
 """The attribute of Keras's global state that counts the names of each kind of layer."""
 
@@ -45,7 +47,7 @@ def build_from_shapes(build: Callable[[], Any], sample: Any) -> Any:
     with _unchanged_names_and_seeds():
         try:
             jax.eval_shape(trace)
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        except NEED_VALUES as error:
             raise TypeError(
                 "build() computes with values of variables or arrays, and it is run from shapes, where there are none. Leave out "
                 "what needs values, such as loading weights or adapt(), or make the model inside of scope(), where fit plans for it"

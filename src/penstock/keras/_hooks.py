@@ -8,7 +8,6 @@ iterator of Keras 3.15 that takes the layouts of all batches from the first one,
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,12 +55,11 @@ def _maker(original: Callable, function: str, active: Callable[[], Any]) -> Call
         if distribution is None:
             return original(self, force)
         if self.run_eagerly or not self.jit_compile:
-            warnings.warn(
-                f"{self.name!r} was compiled with {'run_eagerly=True' if self.run_eagerly else 'jit_compile=False'}, so that "
-                "nothing is planned: its variables stay sharded over all devices, and each operation is sharded by itself",
-                stacklevel=3,
+            raise ValueError(
+                f"{self.name!r} was compiled with {'run_eagerly=True' if self.run_eagerly else 'jit_compile=False'}, and a plan is "
+                "for a step that JAX compiles: leave this out of compile(), or train outside of the scope, on one device. Keras "
+                "sets jit_compile=False by itself for a layer with supports_jit=False"
             )
-            return original(self, force)
         made = getattr(self, _MADE[function])
         if force or not (isinstance(made, PlannedFunction) and made.distribution is distribution):
             setattr(self, _MADE[function], PlannedFunction(distribution, self, function))

@@ -18,6 +18,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from keras.src.distribution.distribution_lib import DEFAULT_BATCH_DIM_NAME, DeviceMesh, TensorLayout
 
+_FEW = 64
+"""The number of elements from which an array is sharded before there is a plan."""
+
 Entry = str | tuple[str, ...] | None
 
 
@@ -102,11 +105,15 @@ class ProvisionalLayouts:
     def of(self, shape: Sequence[int]) -> PlannedLayout:
         """Return the layout of an array: each prime factor of the number of devices shards the largest part that it divides.
 
+        Arrays of a few numbers, such as the state of a generator of seeds, are replicated.
+
         >>> import jax
-        >>> layout = ProvisionalLayouts(jax.devices()[:4]).of((6, 16))
+        >>> layout = ProvisionalLayouts(jax.devices()[:4]).of((6, 64))
         >>> layout.axes
         (None, ('part0', 'part1'))
         """
+        if math.prod(shape) < _FEW:
+            return PlannedLayout((None,) * len(shape), self._device_mesh)
         left = list(shape)
         entries: list[tuple[str, ...]] = [() for _ in shape]
         for name, factor in zip(self._mesh.axis_names, self._factors, strict=True):
@@ -119,9 +126,7 @@ class ProvisionalLayouts:
 
 def is_in_layout(array: Any, sharding: NamedSharding) -> bool:
     """Return whether an array is a JAX array that lies as a sharding says."""
-    return isinstance(array, jax.Array) and (
-        array.sharding is sharding or array.sharding.is_equivalent_to(sharding, array.ndim)
-    )
+    return isinstance(array, jax.Array) and (array.sharding is sharding or array.sharding.is_equivalent_to(sharding, array.ndim))
 
 
 def _prime_factors(number: int) -> list[int]:

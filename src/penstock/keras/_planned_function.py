@@ -135,7 +135,10 @@ class PlannedFunction:
 
     def _prepare(self, arguments: StepArguments) -> Layouts:
         """Return the layouts for a batch: those of a plan, or, for fewer rows than were planned for, what the compiler makes."""
-        if any(layouts.planned and self._is_current(layouts) and _is_part(arguments.data, key) for key, layouts in self._layouts.items()):
+        if any(
+            layouts.planned and self._is_current(layouts) and _is_part(arguments.data, key)
+            for key, layouts in self._layouts.items()
+        ):
             return self.distribution._leave_to_compiler(self._step, arguments)
         return self.distribution._plan_step(self._step, arguments)
 
@@ -238,4 +241,3 @@ def _jit(layouts: Layouts, stacked: int, function: str) -> Any:
         donate_argnums=0,
         keep_unused=True,
     )
-

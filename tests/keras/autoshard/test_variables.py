@@ -49,7 +49,9 @@ def test_a_variable_is_created_in_shards():
 
 
 @pytest.mark.parametrize(
-    "shape", [(16, 3), (3, 16), (12, 6), (4, 2), (2, 2, 2), (1, 8), (7, 5), (), (0, 8)], ids=lambda shape: "x".join(map(str, shape))
+    "shape",
+    [(16, 3), (3, 16), (12, 6), (4, 2), (2, 2, 2), (1, 8), (7, 5), (), (0, 8)],
+    ids=lambda shape: "x".join(map(str, shape)),
 )
 def test_a_provisional_layout_divides_its_shape(shape):
     layout = ProvisionalLayouts(jax.devices()).of(shape).backend_layout

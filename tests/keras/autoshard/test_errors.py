@@ -1,0 +1,228 @@
+"""Whatever cannot be planned is refused with words that say what to do, and no weights are lost."""
+
+import subprocess
+import sys
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from tests.keras.autoshard.models import BATCH, CLASSES, FEATURES, compiled, records, sequential
+
+import penstock as ps
+import penstock.keras as pk
+
+
+# Keras's conversion of a variable to NumPy
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def fit(model, count=64, **options):
+    x, y = records(count)
+    return model.fit(x, y, shuffle=False, verbose=0, **{"batch_size": BATCH, **options})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_another_backend(backend):
+    script = f"import os; os.environ['KERAS_BACKEND'] = {backend!r}\nimport penstock.keras as pk\npk.AutoShardDistribution()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    assert f"Keras runs on the backend '{backend}'" in done.stderr
+    assert "set KERAS_BACKEND=jax before Keras is imported, or use the distributions of Keras" in done.stderr
+
+
+@pytest.mark.slow
+def test_nnx_variables():
+    script = (
+        "import os; os.environ['KERAS_BACKEND'] = 'jax'; os.environ['KERAS_NNX_ENABLED'] = '1'\n"
+        "import penstock.keras as pk\npk.AutoShardDistribution()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    assert "RuntimeError: Keras was started with KERAS_NNX_ENABLED" in done.stderr
+
+
+def test_another_distribution_is_active():
+    distribution = pk.AutoShardDistribution()
+    with keras.distribution.DataParallel().scope():
+        with pytest.raises(RuntimeError, match=r"a DataParallel is active already.*set_distribution\(None\)"):
+            with distribution.scope():
+                pass
+        with pytest.raises(RuntimeError, match="a DataParallel is active already"):
+            distribution.plan(sequential, records(BATCH))
+        with pytest.raises(RuntimeError, match="a DataParallel is active already"):
+            distribution.shard(sequential(), records(BATCH))
+    with distribution.scope(), distribution.scope():
+        assert keras.distribution.distribution() is distribution
+
+
+def test_no_sample():
+    distribution = pk.AutoShardDistribution()
+    with pytest.raises(ValueError, match=r"there is no sample: give one batch as fit gets it, plan\(build, \(x, y\)\)"):
+        distribution.plan(sequential)
+    with pytest.raises(ValueError, match=r"there is no sample.*shard\(model, \(x, y\)\)"):
+        distribution.shard(sequential())
+
+
+def test_a_model_that_is_too_large():
+    distribution = pk.AutoShardDistribution(memory="10KiB")
+    x, y = records(BATCH)
+    with pytest.raises(ps.PlanError, match=r"sequential.*kernel"):
+        distribution.plan(sequential, (x, y))
+    with distribution.scope():
+        model = sequential()
+        model.build((None, FEATURES))
+        weights = model.get_weights()
+        with pytest.raises(ps.PlanError, match=r"sequential.*kernel"):
+            fit(model)
+        for before, after in zip(weights, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(10, "8 or 16"), (30, "24 or 32"), (12, "8 or 16"), (7, "8")])
+def test_rows_that_do_not_divide(rows, sizes):
+    with pk.AutoShardDistribution().scope():
+        with pytest.raises(ValueError, match=rf"the batch has {rows} rows.*8 devices: take a batch size of {sizes}\."):
+            fit(sequential(), rows, batch_size=rows)
+
+
+def test_rows_that_do_not_divide_after_a_plan():
+    distribution = pk.AutoShardDistribution()
+    distribution.plan(sequential, records(32))
+    with distribution.scope(), pytest.raises(ValueError, match="take a batch size of 8 or 16"):
+        fit(sequential(), batch_size=10)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_fewer_rows_than_devices(rows):
+    with pk.AutoShardDistribution().scope(), pytest.warns(UserWarning, match="The nearest size that divides is 8"):
+        fit(sequential(), 8, batch_size=rows)
+
+
+class Keeps(layers.Layer):
+    """A layer that keeps a tensor of a training step for the next."""
+
+    kept = None
+
+    def call(self, x, training=False):
+        out = x + Keeps.kept if training and Keeps.kept is not None else x
+        if training:
+            Keeps.kept = keras.ops.mean(x)
+        return out
+
+
+class Reads(layers.Layer):
+    """A layer that needs the values of a tensor."""
+
+    def call(self, x, training=False):
+        return x * float(keras.ops.mean(x)) if training else x
+
+
+class Counts(layers.Layer):
+    """A layer that counts its calls in Python, which is harmless."""
+
+    calls = 0
+
+    def call(self, x):
+        self.calls += 1
+        return x
+
+
+def with_layer(layer):
+    return compiled(keras.Sequential([keras.Input((FEATURES,)), layers.Dense(16), layer, layers.Dense(CLASSES, "softmax")]))
+
+
+def test_a_layer_that_keeps_a_tensor():
+    with pk.AutoShardDistribution().scope():
+        with pytest.raises(TypeError, match=r"keeps a tensor from one call and uses it in another.*add_weight"):
+            fit(with_layer(Keeps()), 20)  # the smaller last batch is traced too
+
+
+def test_a_layer_that_reads_values():
+    with pk.AutoShardDistribution().scope():
+        with pytest.raises(TypeError, match="needs the values of a tensor in Python"):
+            fit(with_layer(Reads()))
+
+
+def test_a_layer_that_counts_its_calls():
+    with pk.AutoShardDistribution().scope():
+        fit(with_layer(Counts()))
+
+
+def test_a_build_that_needs_values():
+    def build():
+        model = sequential()
+        model.build((None, FEATURES))
+        np.asarray(model.layers[0].kernel.value)
+        return model
+
+    with pytest.raises(TypeError, match=r"build\(\) computes with values.*inside of scope\(\)"):
+        pk.AutoShardDistribution().plan(build, records(BATCH))
+
+
+def test_a_build_that_returns_no_model():
+    with pytest.raises(TypeError, match=r"build\(\) returned Dense, and a keras.Model is needed"):
+        pk.AutoShardDistribution().plan(lambda: layers.Dense(3), records(BATCH))
+
+
+def test_a_model_that_changes_after_it_was_planned():
+    """With LoRA, other variables are trained: the new step is planned, and the old optimizer is told."""
+    inputs = keras.Input((FEATURES,))
+    hidden = layers.Dense(16)
+    model = compiled(keras.Model(inputs, layers.Dense(CLASSES, "softmax")(hidden(inputs))))
+    distribution = pk.AutoShardDistribution()
+    with distribution.scope():
+        fit(model)
+        first = distribution.plans["train"]
+        hidden.enable_lora(2)
+        with pytest.raises(Exception) as caught:  # noqa: PT011  Keras's own error
+            fit(model)
+        assert any("compile it again" in note for note in getattr(caught.value, "__notes__", ()))
+        compiled(model)
+        fit(model)
+    assert distribution.plans["train"] is not first
+    assert any("lora" in leaf.path for leaf in distribution.plans["train"].inputs)
+
+
+@pytest.mark.parametrize("option", ["run_eagerly=True", "jit_compile=False"])
+def test_an_eager_model(option):
+    name, _, value = option.partition("=")
+    with pk.AutoShardDistribution().scope():
+        with pytest.raises(ValueError, match=f"compiled with {option}, and a plan is for a step that JAX compiles"):
+            fit(sequential(**{name: value == "True"}), 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"device_mesh": (2, 4)}, TypeError, "device_mesh is of type tuple, and a keras.distribution.DeviceMesh"),
+        ({"devices": 8}, TypeError, "devices=8 is not a list of devices"),
+        ({"devices": []}, ValueError, "devices is empty"),
+        ({"devices": ["cpu:99"]}, ValueError, "Device not found: cpu:99"),
+        ({"layout_map": {}}, TypeError, "layout_map is of type dict"),
+        ({"hardware": "tpu-v99"}, ValueError, "tpu-v99"),
+        ({"memory": "lots"}, ValueError, "lots"),
+    ],
+)
+def test_wrong_arguments(options, error, message):
+    with pytest.raises(error, match=message):
+        pk.AutoShardDistribution(**options)
+
+
+def test_mesh_and_devices():
+    mesh = keras.distribution.DeviceMesh((8,), ["data"])
+    with pytest.raises(ValueError, match="give either device_mesh or devices"):
+        pk.AutoShardDistribution(mesh, devices=jax.devices())
+
+
+def test_nothing_is_planned_yet():
+    distribution = pk.AutoShardDistribution()
+    with pytest.raises(ValueError, match="nothing is planned yet: train a model"):
+        distribution.explain()
+    with pytest.raises(ValueError, match="nothing is planned yet"):
+        distribution.layout_map()
+
+
+def test_a_batch_that_is_not_arrays():
+    with pytest.raises(TypeError, match="a batch has a leaf of type str"):
+        pk.AutoShardDistribution().plan(sequential, ("x", "y"))
