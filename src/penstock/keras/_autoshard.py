@@ -104,7 +104,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
             find_hardware(hardware)  # it raises an error now rather than at the first batch
         if memory is not None:
             parse_bytes(memory)
-        self._options = {"hardware": hardware, "memory": memory, "check": check}
+        self._options: dict[str, Any] = {"hardware": hardware, "memory": memory, "check": check}
         self._layout_map = layout_map
         self._own_plans: dict[Any, Plan] = {}
         self._ahead: dict[str, tuple[tuple[int, ...], PlannedLayout]] = {}
@@ -344,8 +344,8 @@ def _uneven_error(rows: int, devices: int) -> ValueError:
     below = rows - rows % devices
     sizes = [str(size) for size in (below, below + devices) if size]
     return ValueError(
-        f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of {' or '.join(sizes)}. A "
-        "smaller last batch of an epoch may have any size"
+        f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of {' or '.join(sizes)}. "
+        "A smaller last batch of an epoch may have any size"
     )
 
 

@@ -40,7 +40,7 @@ def create(initializer: Callable, shape: Sequence[int], dtype: str, sharding: Sh
     if scope.state_mapping:
         return put(call(), dtype, sharding)
     # The seeds are constants of the program. As arguments, they leave one program for all variables of a shape and a kind.
-    seeds = [each for each in closed.consts]
+    seeds = list(closed.consts)
     if any(np.size(each) > 16 for each in seeds):
         return put(call(), dtype, sharding)
     key = (str(closed.jaxpr), sharding)

@@ -56,8 +56,8 @@ def _maker(original: Callable, function: str, active: Callable[[], Any]) -> Call
             return original(self, force)
         if self.run_eagerly or not self.jit_compile:
             raise ValueError(
-                f"{self.name!r} was compiled with {'run_eagerly=True' if self.run_eagerly else 'jit_compile=False'}, and a plan is "
-                "for a step that JAX compiles: leave this out of compile(), or train outside of the scope, on one device. Keras "
+                f"{self.name!r} was compiled with {'run_eagerly=True' if self.run_eagerly else 'jit_compile=False'}, and a plan "
+                "is for a step that JAX compiles: leave this out of compile(), or train outside of the scope, on one device. Keras "
                 "sets jit_compile=False by itself for a layer with supports_jit=False"
             )
         made = getattr(self, _MADE[function])

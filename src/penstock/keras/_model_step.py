@@ -76,13 +76,13 @@ class ModelStep:
         """Return the variables of each group, in Keras's order."""
         model = self.model
         optimizer = getattr(model, "optimizer", None)
-        every = {
-            "trainable": lambda: model.trainable_variables,
-            "non_trainable": lambda: model.non_trainable_variables,
-            "optimizer": lambda: [] if optimizer is None else optimizer.variables,
-            "metrics": lambda: model.metrics_variables,
+        every: dict[str, list[Any]] = {
+            "trainable": model.trainable_variables,
+            "non_trainable": model.non_trainable_variables,
+            "optimizer": [] if optimizer is None else optimizer.variables,
+            "metrics": model.metrics_variables,
         }
-        return {group: list(every[group]()) for group in self.groups}
+        return {group: every[group] for group in self.groups}
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names of the variables of each group: their paths. Those of an optimizer are named after the model's.

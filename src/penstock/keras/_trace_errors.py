@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-
 NEED_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -39,12 +38,12 @@ def explained(step: Any) -> Iterator[None]:
             ) from error
         if any(isinstance(each, NEED_VALUES) for each in found):
             raise TypeError(
-                f"a layer of {name!r} needs the values of a tensor in Python, with float(), if, or NumPy, which JAX cannot trace: "
-                "use keras.ops instead (keras.ops.cond for an if)"
+                f"a layer of {name!r} needs the values of a tensor in Python, with float(), if, or NumPy, which JAX cannot "
+                "trace: use keras.ops instead (keras.ops.cond for an if)"
             ) from error
         error.add_note(
-            f"This happened while the function {function!r} of the model {name!r} was traced to plan it. If the model was changed "
-            "after it was compiled (layers added, LoRA enabled, other layers trainable), compile it again."
+            f"This happened while the function {function!r} of the model {name!r} was traced to plan it. If the model was "
+            "changed after it was compiled (layers added, LoRA enabled, other layers trainable), compile it again."
         )
         raise
 

@@ -13,7 +13,6 @@ from tests.keras.autoshard.models import BATCH, CLASSES, FEATURES, compiled, rec
 import penstock as ps
 import penstock.keras as pk
 
-
 # Keras's conversion of a variable to NumPy
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
