@@ -1,7 +1,7 @@
 """Let Keras's trainer and variables ask an active `AutoShardDistribution`: the one place where Keras's methods are replaced.
 
-Three methods of the trainer make the functions for training, evaluation and prediction, and two methods of the variable create
-and convert values. Each runs Keras's own method unless an `AutoShardDistribution` is active. So does the method of the epoch
+Three methods of the trainer make the functions for training, evaluation and prediction, and three methods of the variable create,
+convert and assign values. Each runs Keras's own method unless an `AutoShardDistribution` is active. So does the method of the epoch
 iterator of Keras 3.15 that takes the layouts of all batches from the first one, into which a smaller last batch may not fit.
 """
 
@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 from keras.src.distribution import distribution_lib
 
 from penstock.keras._versions import keras_iterator
@@ -43,6 +44,7 @@ def install(kind: type) -> None:
     if hasattr(iterator, "_get_distributed_iterator"):
         iterator._get_distributed_iterator = _batches(iterator._get_distributed_iterator, active)
     backend.Variable._convert_to_tensor = _converter(backend.Variable._convert_to_tensor, active)
+    backend.Variable._direct_assign = _assigner(backend.Variable._direct_assign, active)
 
 
 def _maker(original: Callable, function: str, active: Callable[[], Any]) -> Callable:
@@ -57,8 +59,8 @@ def _maker(original: Callable, function: str, active: Callable[[], Any]) -> Call
         if self.run_eagerly or not self.jit_compile:
             raise ValueError(
                 f"{self.name!r} was compiled with {'run_eagerly=True' if self.run_eagerly else 'jit_compile=False'}, and a plan "
-                "is for a step that JAX compiles: leave this out of compile(), or train outside of the scope, on one device. Keras "
-                "sets jit_compile=False by itself for a layer with supports_jit=False"
+                "is for a step that JAX compiles: leave this out of compile(), or train outside of the scope, on one device. "
+                "Keras sets jit_compile=False by itself for a layer with supports_jit=False"
             )
         made = getattr(self, _MADE[function])
         if force or not (isinstance(made, PlannedFunction) and made.distribution is distribution):
@@ -83,8 +85,6 @@ def _batches(original: Callable, active: Callable[[], Any]) -> Callable:
 
 def _initializer(original: Callable, active: Callable[[], Any]) -> Callable:
     """Return the method that gives a variable its first value."""
-    import jax
-
     from penstock._jax import TRACE_STATE_CLEAN, part
     from penstock.keras._births import create
     from penstock.keras._layouts import PlannedLayout
@@ -116,3 +116,19 @@ def _converter(original: Callable, active: Callable[[], Any]) -> Callable:
         return original(self, value, dtype)
 
     return convert
+
+
+def _assigner(original: Callable, active: Callable[[], Any]) -> Callable:
+    """Return the method that assigns a converted value."""
+    import numpy as np
+
+    from penstock.keras._births import replace
+
+    @functools.wraps(original)
+    def assign(self: Any, value: Any) -> None:
+        if active() is None or not isinstance(value, np.ndarray) or self._layout is None:
+            return original(self, value)
+        replace(self, value, self._layout.backend_layout)
+        return None
+
+    return assign
