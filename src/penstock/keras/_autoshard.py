@@ -170,8 +170,8 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         """Plan for a model that exists, and bring its variables into the layouts of the plan, one after the other.
 
         Args:
-          model: the model. If it is compiled, its training step is planned, and otherwise `predict`. What is not built yet is
-            built.
+          model: the model. If it is compiled, its training step is planned, and otherwise `predict`. Layers that are not built
+            are built.
           sample_batch: as for `plan`.
 
         Returns:

@@ -23,7 +23,6 @@ _TRIM = 8 << 20
 """Bytes of replaced values after which freed memory is returned to the system."""
 _LARGE = 1 << 20
 _NOTHING = np.zeros((), np.float32)
-_freed = 0
 
 
 def create(initializer: Callable, shape: Sequence[int], dtype: str, sharding: Sharding) -> jax.Array:
@@ -117,16 +116,21 @@ def replace(variable: Any, value: np.ndarray, sharding: Sharding) -> None:
         jax.device_put(_NOTHING)  # JAX lets go of a host array when it takes the next one
 
 
+class _Freed:
+    """The bytes that were freed since memory was last returned to the system."""
+
+    bytes = 0
+
+
 def _trim_freed_memory(count: int) -> None:
     """Note that this many bytes were freed, and return freed memory to the system now and then.
 
     glibc keeps what a thread frees for this thread, and other threads create the new shards: a process grew to 1.5 times the size
     of the preset of 610 MiB that it loaded. Other C libraries have no `malloc_trim`.
     """
-    global _freed
-    _freed += count
-    if _freed >= _TRIM:
-        _freed = 0
+    _Freed.bytes += count
+    if _Freed.bytes >= _TRIM:
+        _Freed.bytes = 0
         trim = _malloc_trim()
         if trim is not None:
             trim(0)

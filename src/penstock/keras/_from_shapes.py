@@ -50,7 +50,7 @@ def build_from_shapes(build: Callable[[], Any], sample: Any) -> Any:
         except NEED_VALUES as error:
             raise TypeError(
                 "build() computes with values of variables or arrays, and it is run from shapes, where there are none. Leave "
-                "out what needs values, such as loading weights or adapt(), or make the model inside of scope(), for fit to plan it"
+                "out what needs values, such as loading weights or adapt(), or make the model in scope(), for fit to plan it"
             ) from error
     return made[0]
 

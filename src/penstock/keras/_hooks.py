@@ -1,8 +1,8 @@
 """Let Keras's trainer and variables ask an active `AutoShardDistribution`: the one place where Keras's methods are replaced.
 
 Three methods of the trainer make the functions for training, evaluation and prediction, and three methods of the variable create,
-convert and assign values. Each runs Keras's own method unless an `AutoShardDistribution` is active. So does the method of the epoch
-iterator of Keras 3.15 that takes the layouts of all batches from the first one, into which a smaller last batch may not fit.
+convert and assign values. Each runs Keras's own method unless an `AutoShardDistribution` is active. So does the method of the
+epoch iterator of Keras 3.15 that takes the layouts of all batches from the first one, which a smaller last batch may not fit.
 """
 
 from __future__ import annotations

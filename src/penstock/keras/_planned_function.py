@@ -45,7 +45,7 @@ class Layouts:
 
 
 class PlannedFunction:
-    """What Keras's trainer calls for each execution, with the layouts of a plan.
+    """A function that Keras's trainer calls for each execution, with the layouts of a plan.
 
     Args:
       distribution: the `AutoShardDistribution` that plans.

@@ -1,4 +1,4 @@
-"""What is saved under a plan is loaded on any number of devices, in shards, and Keras's callbacks continue there."""
+"""Files that are saved under a plan are loaded on any number of devices, in shards, and Keras's callbacks continue there."""
 
 import jax
 import keras

@@ -50,7 +50,7 @@ def test_a_variable_is_created_in_shards():
 
 @pytest.mark.parametrize(
     "shape",
-    [(16, 3), (3, 16), (12, 6), (4, 2), (2, 2, 2), (1, 8), (7, 5), (), (0, 8)],
+    [(32, 3), (3, 32), (12, 6), (64,), (6, 2, 10), (1, 64), (9, 15), (2,), (), (0, 8)],
     ids=lambda shape: "x".join(map(str, shape)),
 )
 def test_a_provisional_layout_divides_its_shape(shape):
@@ -59,24 +59,24 @@ def test_a_provisional_layout_divides_its_shape(shape):
     parts = [size // part for size, part in zip(shape, shard, strict=True) if part]
     assert np.prod(parts, dtype=int) <= 8
     assert all(size == part * count for size, part, count in zip(shape, shard, parts, strict=False) if size)
-    if np.prod(shape) % 8 == 0 and shape and 0 not in shape:
+    if np.prod(shape) % 8 == 0 and np.prod(shape) >= 64:
         assert np.prod(parts) == 8
 
 
 def test_an_initializer_that_draws_from_a_generator_changes_it():
-    layout = ProvisionalLayouts(jax.devices()).of((8, 8)).backend_layout
+    layout = ProvisionalLayouts(jax.devices()).of((8, 16)).backend_layout
     seeds = keras.random.SeedGenerator(3)
     initializer = keras.initializers.RandomNormal(seed=seeds)
-    first, second = (np.asarray(create(initializer, (8, 8), "float32", layout)) for _ in range(2))
+    first, second = (np.asarray(create(initializer, (8, 16), "float32", layout)) for _ in range(2))
     assert not np.array_equal(first, second)
     assert not isinstance(seeds.state.value, jax.core.Tracer)
 
 
 def test_an_initializer_that_uses_numpy():
-    layout = ProvisionalLayouts(jax.devices()).of((8, 8)).backend_layout
-    value = create(lambda shape, dtype: np.full(shape, 2, dtype), (8, 8), "float32", layout)
-    assert value.sharding.shard_shape((8, 8)) != (8, 8)
-    np.testing.assert_array_equal(value, np.full((8, 8), 2))
+    layout = ProvisionalLayouts(jax.devices()).of((8, 16)).backend_layout
+    value = create(lambda shape, dtype: np.full(shape, 2, dtype), (8, 16), "float32", layout)
+    assert value.sharding.shard_shape((8, 16)) != (8, 16)
+    np.testing.assert_array_equal(value, np.full((8, 16), 2))
 
 
 def test_a_host_array_is_assigned_in_shards():
@@ -92,7 +92,7 @@ def test_a_host_array_is_assigned_in_shards():
 
 def test_a_variable_of_an_array():
     with pk.AutoShardDistribution().scope():
-        variable = keras.Variable(np.arange(16))
+        variable = keras.Variable(np.arange(64))
     assert variable.dtype == "int32"
     assert shards(variable) == 8
 
