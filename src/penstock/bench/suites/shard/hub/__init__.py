@@ -6,6 +6,7 @@ number per row, so that `fit` runs a step through all weights that the outputs d
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,8 @@ import numpy as np
 
 from penstock.bench.suites.shard.hub.configuration import Configuration, resolve
 from penstock.bench.suites.shard.hub.configurations import CONFIGURATIONS
+
+_NOISE = 0.05  # standard deviation of what is added to constant weights
 
 BACKBONES = tuple(sorted(CONFIGURATIONS))
 
@@ -36,7 +39,12 @@ def build(name: str) -> Any:
     """
     import keras_hub
 
-    return getattr(keras_hub.models, name)(**resolve(_configuration(name).arguments))
+    configuration = _configuration(name)
+    backbone = getattr(keras_hub.models, name)(**resolve(configuration.arguments))
+    for method, arguments in configuration.calls.items():
+        operator.attrgetter(method)(backbone)(*arguments)
+    _vary_constants(backbone)
+    return backbone
 
 
 def batch(name: str, rows: int, seed: int) -> dict[str, np.ndarray]:
@@ -61,7 +69,8 @@ def trained(name: str) -> Any:
     backbone = build(name)
     model = getattr(keras_hub.models, configuration.task)(backbone) if configuration.task else backbone
     inputs = {key: keras.Input(each.shape, dtype=each.dtype, name=key) for key, each in configuration.inputs.items()}
-    outputs = model(inputs if isinstance(model.input, dict) else next(iter(inputs.values())))
+    one = len(inputs) == 1 and not isinstance(model.input, dict)
+    outputs = model(next(iter(inputs.values())) if one else inputs)
     squares = [_mean_square(each) for each in keras.tree.flatten(outputs) if keras.backend.is_float_dtype(each.dtype)]
     whole = keras.Model(inputs, sum(squares[1:], start=squares[0]), name=f"trained_{backbone.name}")
     whole.compile(optimizer=keras.optimizers.AdamW(1e-3), loss=mean_output)
@@ -73,12 +82,27 @@ def mean_output(target: Any, output: Any) -> Any:
     return output
 
 
+def _vary_constants(model: Any) -> None:
+    """Add noise to the weights that are constant at first, such as the scales and offsets of norms, so that all have gradients.
+
+    The mean square of a normalized output is constant where its scale is; and weights on both sides of a matrix of zeros have no
+    gradient.
+    """
+    rng = np.random.default_rng(0)
+    for weight in model.trainable_variables:
+        values = np.asarray(weight)
+        if values.size and (values == values.flat[0]).all():
+            weight.assign(values + rng.normal(0, _NOISE, values.shape))
+
+
 def _mean_square(output: Any) -> Any:
     """Return the mean of squares, [B], or one number of an output that has no batch dimension."""
+    import keras
     from keras import ops
 
-    has_batch = output.shape[0] is None
-    return ops.mean(ops.square(ops.cast(output, "float32")), axis=tuple(range(int(has_batch), len(output.shape))))
+    squares = ops.square(ops.cast(output, "float32"))
+    # Keras Hub declares another rank than they have for some outputs; Flatten reads it when it runs.
+    return ops.mean(squares) if output.shape[0] is not None else ops.mean(keras.layers.Flatten()(squares), axis=-1)
 
 
 def _configuration(name: str) -> Configuration:

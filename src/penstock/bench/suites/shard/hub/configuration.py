@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.bench.suites.shard.hub.arrays import Array
@@ -33,11 +33,13 @@ class Configuration:
 
     Attributes:
       task: the class of a task, for a backbone whose own outputs leave out parts that it holds.
+      calls: methods to call on a new backbone, with their arguments.
     """
 
     arguments: Mapping[str, Any]
     inputs: Mapping[str, Array]
     task: str | None = None
+    calls: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 def resolve(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from penstock.bench.suites.shard.hub.configuration import Configuration
 from penstock.bench.suites.shard.hub.configurations.dense_prediction import DENSE_PREDICTION
 from penstock.bench.suites.shard.hub.configurations.diffusion import DIFFUSION
+from penstock.bench.suites.shard.hub.configurations.gemma import GEMMA
 from penstock.bench.suites.shard.hub.configurations.image_encoders import IMAGE_ENCODERS
 from penstock.bench.suites.shard.hub.configurations.speech import SPEECH
 from penstock.bench.suites.shard.hub.configurations.text_decoders import TEXT_DECODERS
@@ -19,6 +20,7 @@ CONFIGURATIONS: Mapping[str, Configuration] = {
     **IMAGE_ENCODERS,
     **DENSE_PREDICTION,
     **VISION_LANGUAGE,
+    **GEMMA,
     **SPEECH,
     **DIFFUSION,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.bench.suites.shard.hub.arrays import Floats, Ones, Tokens
+from penstock.bench.suites.shard.hub.arrays import Floats, Ones, Same, Tokens
 from penstock.bench.suites.shard.hub.configuration import Configuration, Nested
 
 _IMAGE = (64, 64, 3)
@@ -16,19 +16,19 @@ DENSE_PREDICTION: Mapping[str, Configuration] = {
             "image_encoder": Nested(
                 "resnet.resnet_backbone:ResNetBackbone",
                 {
-                    "input_conv_filters": [16],
+                    "input_conv_filters": [64],
                     "input_conv_kernel_sizes": [7],
-                    "stackwise_num_filters": [16, 32, 64, 64],
+                    "stackwise_num_filters": [64, 64, 128, 128],
                     "stackwise_num_blocks": [1, 1, 1, 1],
                     "stackwise_num_strides": [1, 2, 2, 2],
                     "block_type": "basic_block",
                 },
             ),
             "num_classes": 1,
-            "projection_filters": 16,
-            "image_shape": _IMAGE,
+            "projection_filters": 64,
+            "image_shape": (32, 32, 3),
         },
-        {"images": Floats(_IMAGE)},
+        {"images": Floats((32, 32, 3))},
     ),
     "DFineBackbone": Configuration(
         {
@@ -64,7 +64,7 @@ DENSE_PREDICTION: Mapping[str, Configuration] = {
             "encoder_ffn_dim": 128,
             "num_encoder_layers": 1,
             "hidden_expansion": 0.5,
-            "depth_multiplier": 0.5,
+            "depth_multiplier": 0.34,
             "eval_idx": -1,
             "num_decoder_layers": 2,
             "decoder_attention_heads": 8,
@@ -83,9 +83,9 @@ DENSE_PREDICTION: Mapping[str, Configuration] = {
             "image_encoder": Nested(
                 "resnet.resnet_backbone:ResNetBackbone",
                 {
-                    "input_conv_filters": [32],
+                    "input_conv_filters": [64],
                     "input_conv_kernel_sizes": [7],
-                    "stackwise_num_filters": [32, 64, 64],
+                    "stackwise_num_filters": [64, 64, 128],
                     "stackwise_num_blocks": [1, 1, 1],
                     "stackwise_num_strides": [1, 2, 2],
                     "block_type": "basic_block",
@@ -110,8 +110,8 @@ DENSE_PREDICTION: Mapping[str, Configuration] = {
                     "hidden_dim": 64,
                     "num_heads": 8,
                     "intermediate_dim": 256,
-                    "image_shape": (56, 56, 3),
-                    "position_embedding_shape": (56, 56, 3),
+                    "image_shape": (112, 112, 3),
+                    "position_embedding_shape": (112, 112, 3),
                     "apply_layernorm": True,
                 },
             ),
@@ -122,16 +122,16 @@ DENSE_PREDICTION: Mapping[str, Configuration] = {
             "head_in_index": -1,
             "feature_keys": ["stage1", "stage2", "stage3", "stage4"],
         },
-        {"images": Floats((56, 56, 3))},
+        {"images": Floats((112, 112, 3))},
     ),
     "RetinaNetBackbone": Configuration(
         {
             "image_encoder": Nested(
                 "resnet.resnet_backbone:ResNetBackbone",
                 {
-                    "input_conv_filters": [32],
+                    "input_conv_filters": [64],
                     "input_conv_kernel_sizes": [7],
-                    "stackwise_num_filters": [32, 32, 64, 64],
+                    "stackwise_num_filters": [64, 64, 128, 128],
                     "stackwise_num_blocks": [1, 1, 1, 1],
                     "stackwise_num_strides": [1, 2, 2, 2],
                     "block_type": "basic_block",
@@ -145,7 +145,7 @@ DENSE_PREDICTION: Mapping[str, Configuration] = {
         },
         {"images": Floats((128, 128, 3))},
     ),
-    # A point, a box and a mask for each image.
+    # For each image: a point of the object, one outside of it, a box and a mask.
     "SAMBackbone": Configuration(
         {
             "image_encoder": Nested(
@@ -187,8 +187,8 @@ DENSE_PREDICTION: Mapping[str, Configuration] = {
         },
         {
             "images": Floats(_IMAGE),
-            "points": Floats((1, 2), high=64.0),
-            "labels": Ones((1,), "float32"),
+            "points": Floats((2, 2), high=64.0),
+            "labels": Same([1, 0], "float32"),
             "boxes": Floats((1, 2, 2), high=64.0),
             "masks": Floats((1, 32, 32, 1)),
         },

@@ -8,6 +8,7 @@ from penstock.bench.suites.shard.hub.arrays import Floats, Same, Tokens
 from penstock.bench.suites.shard.hub.configuration import Configuration, Nested
 
 _LENGTH = 16
+_STEPS = 4  # in which noise becomes an image
 _TOKENS = Tokens((_LENGTH,), 512)
 _CLIP = {
     "vocabulary_size": 512,
@@ -83,8 +84,10 @@ DIFFUSION: Mapping[str, Configuration] = {
             "clip_l_negative_token_ids": _TOKENS,
             "clip_g_token_ids": _TOKENS,
             "clip_g_negative_token_ids": _TOKENS,
-            "num_steps": Tokens((), 5, low=4),
+            "num_steps": Tokens((), _STEPS + 1, low=_STEPS),
             "guidance_scale": Floats((), low=7.0, high=7.5),
         },
+        # Otherwise the step would, and cannot: the shape of the noise levels is the value of `num_steps`.
+        calls={"scheduler.set_sigmas": (_STEPS,)},
     ),
 }

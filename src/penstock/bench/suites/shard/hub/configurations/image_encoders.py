@@ -19,7 +19,7 @@ IMAGE_ENCODERS: Mapping[str, Configuration] = {
             "stem_strides": 1,
             "stackwise_depth": [1, 2],
             "stackwise_strides": 2,
-            "stackwise_num_filters": [32, 64],
+            "stackwise_num_filters": [64, 128],
             "block_type": "dark_block",
             "stage_type": "csp",
             "bottle_ratio": (0.5, 1.0),
@@ -156,7 +156,7 @@ IMAGE_ENCODERS: Mapping[str, Configuration] = {
         {
             "input_conv_filters": [32],
             "input_conv_kernel_sizes": [7],
-            "stackwise_num_filters": [32, 64],
+            "stackwise_num_filters": [64, 128],
             "stackwise_num_blocks": [2, 2],
             "stackwise_num_strides": [1, 2],
             "block_type": "bottleneck_block",
@@ -192,8 +192,8 @@ IMAGE_ENCODERS: Mapping[str, Configuration] = {
     ),
     "XceptionBackbone": Configuration(
         {
-            "stackwise_conv_filters": [[32, 64], [64, 64], [128, 128]],
-            "stackwise_pooling": [False, True, False],
+            "stackwise_conv_filters": [[32, 64], [96, 96], [96, 96], [128, 128]],
+            "stackwise_pooling": [False, True, False, False],
             "image_shape": _LARGE,
         },
         {"images": Floats(_LARGE)},

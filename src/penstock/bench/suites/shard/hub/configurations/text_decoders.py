@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.bench.suites.shard.hub.arrays import Ones, Tokens
+from penstock.bench.suites.shard.hub.arrays import Array, Ones, Tokens
 from penstock.bench.suites.shard.hub.configuration import Configuration
 
 _VOCABULARY = 512
 _LENGTH = 32
 
-_INPUTS = {"token_ids": Tokens((_LENGTH,), _VOCABULARY), "padding_mask": Ones((_LENGTH,))}
+_INPUTS: Mapping[str, Array] = {"token_ids": Tokens((_LENGTH,), _VOCABULARY), "padding_mask": Ones((_LENGTH,))}
 _MULTI_HEAD = {"vocabulary_size": _VOCABULARY, "num_layers": 2, "num_heads": 8, "hidden_dim": 64, "intermediate_dim": 256}
 _GROUPED_QUERY = {
     "vocabulary_size": _VOCABULARY,
@@ -77,6 +77,7 @@ TEXT_DECODERS: Mapping[str, Configuration] = {
     "Qwen3MoeBackbone": Configuration(
         {**_GROUPED_QUERY, **_TIED, **_EXPERTS, "head_dim": 16, "moe_intermediate_dim": 128}, _INPUTS
     ),
+    # Texts only: the vision encoder computes with the values of `image_grid_thw`, which a compiled step does not have.
     "Qwen3_5Backbone": Configuration({**_DELTA_NET, **_TIED, "intermediate_dim": 256}, _INPUTS),
     "Qwen3_5MoeBackbone": Configuration(
         {**_DELTA_NET, **_TIED, **_EXPERTS, "moe_intermediate_dim": 128, "shared_expert_intermediate_size": 128}, _INPUTS

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.bench.suites.shard.hub.arrays import Ones, Tokens
+from penstock.bench.suites.shard.hub.arrays import Array, Ones, Tokens
 from penstock.bench.suites.shard.hub.configuration import Configuration
 
 _VOCABULARY = 512
 _LENGTH = 32
 
-_TOKENS = {"token_ids": Tokens((_LENGTH,), _VOCABULARY)}
-_SEGMENTS = {"segment_ids": Tokens((_LENGTH,), 2, low=0)}
-_MASK = {"padding_mask": Ones((_LENGTH,))}
-_TWO_TEXTS = {
+_TOKENS: Mapping[str, Array] = {"token_ids": Tokens((_LENGTH,), _VOCABULARY)}
+_SEGMENTS: Mapping[str, Array] = {"segment_ids": Tokens((_LENGTH,), 2, low=0)}
+_MASK: Mapping[str, Array] = {"padding_mask": Ones((_LENGTH,))}
+TWO_TEXTS: Mapping[str, Array] = {
     "encoder_token_ids": Tokens((_LENGTH,), _VOCABULARY),
     "encoder_padding_mask": Ones((_LENGTH,)),
     "decoder_token_ids": Tokens((_LENGTH,), _VOCABULARY),
     "decoder_padding_mask": Ones((_LENGTH,)),
 }
 _SIZES = {"vocabulary_size": _VOCABULARY, "num_layers": 2, "num_heads": 8, "hidden_dim": 64, "intermediate_dim": 256}
-_T5_GEMMA = {
+T5_GEMMA = {
     "vocabulary_size": _VOCABULARY,
     "encoder_hidden_dim": 64,
     "encoder_intermediate_dim": 256,
@@ -44,7 +44,7 @@ TEXT_ENCODERS: Mapping[str, Configuration] = {
     "AlbertBackbone": Configuration(
         {**_SIZES, "embedding_dim": 32, "max_sequence_length": _LENGTH}, {**_TOKENS, **_SEGMENTS, **_MASK}
     ),
-    "BartBackbone": Configuration({**_SIZES, "max_sequence_length": _LENGTH}, _TWO_TEXTS),
+    "BartBackbone": Configuration({**_SIZES, "max_sequence_length": _LENGTH}, TWO_TEXTS),
     "BertBackbone": Configuration({**_SIZES, "max_sequence_length": _LENGTH}, {**_TOKENS, **_SEGMENTS, **_MASK}),
     "DebertaV3Backbone": Configuration(
         {**_SIZES, "max_sequence_length": _LENGTH, "bucket_size": 16},
@@ -62,7 +62,7 @@ TEXT_ENCODERS: Mapping[str, Configuration] = {
             "num_heads": 8,
         },
         {
-            **_TWO_TEXTS,
+            **TWO_TEXTS,
             "encoder_padding_mask": Ones((_LENGTH,), "bool"),
             "decoder_padding_mask": Ones((_LENGTH,), "bool"),
         },
@@ -91,9 +91,8 @@ TEXT_ENCODERS: Mapping[str, Configuration] = {
     ),
     "RobertaBackbone": Configuration({**_SIZES, "max_sequence_length": _LENGTH}, {**_TOKENS, **_MASK}),
     "RoformerV2Backbone": Configuration({**_SIZES, "head_size": 8}, {**_TOKENS, **_SEGMENTS}),
-    "T5Backbone": Configuration(_SIZES, _TWO_TEXTS),
-    "T5Gemma2Backbone": Configuration(_T5_GEMMA, _TWO_TEXTS),
-    "T5GemmaBackbone": Configuration({**_T5_GEMMA, "attn_logit_softcapping": 50.0}, _TWO_TEXTS),
+    "T5Backbone": Configuration(_SIZES, TWO_TEXTS),
+    "T5GemmaBackbone": Configuration({**T5_GEMMA, "attn_logit_softcapping": 50.0}, TWO_TEXTS),
     "XLMRobertaBackbone": Configuration({**_SIZES, "max_sequence_length": _LENGTH}, {**_TOKENS, **_MASK}),
     "XLNetBackbone": Configuration(_SIZES, {**_TOKENS, **_SEGMENTS, **_MASK}),
 }
