@@ -1,0 +1,53 @@
+"""Each backbone that Keras Hub exports has a small configuration that trains, or a reason why it has none."""
+
+from __future__ import annotations
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+from penstock.bench.suites.shard.hub import BACKBONES, NOT_BUILT, batch, build, trained
+
+ROWS = 8
+
+
+def test_every_exported_backbone_has_a_configuration_or_a_reason():
+    exported = {name for name in dir(keras_hub.models) if name.endswith("Backbone")}
+    assert {*BACKBONES, *NOT_BUILT} == exported
+    assert not {*BACKBONES} & {*NOT_BUILT}
+
+
+def test_a_reason_names_the_class_of_an_alias():
+    for name, reason in NOT_BUILT.items():
+        made = getattr(keras_hub.models, name).__name__
+        assert made == name or reason == f"It is another name of {made}."
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_batch_has_rows_of_known_values(name):
+    arrays = batch(name, ROWS, seed=0)
+    assert {len(each) for each in arrays.values()} == {ROWS}
+    for key, each in batch(name, ROWS, seed=0).items():
+        np.testing.assert_array_equal(each, arrays[key])
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match="'Backbone' is no backbone with a configuration"):
+        build("Backbone")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The 'rwkv_ops' package is not installed:UserWarning")
+@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask attached to it:UserWarning")
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_backbone_trains(name):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    model = trained(name)
+    before = [np.array(each) for each in model.trainable_variables]
+    history = model.fit(batch(name, ROWS, seed=0), np.zeros(ROWS), batch_size=ROWS, epochs=1, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    after = [np.array(each) for each in model.trainable_variables]
+    assert all(np.isfinite(each).all() for each in after)
+    assert any((old != new).any() for old, new in zip(before, after, strict=True))
