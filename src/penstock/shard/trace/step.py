@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -296,31 +295,10 @@ def _abstract(path: Any, leaf: Any, tree: Any, name: str | None) -> jax.ShapeDty
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         where = "/".join([*([] if name is None else [name]), *map(_key_name, path)])
         kind = "a function" if callable(leaf) else type(leaf).__name__
-        if _has_equinox_module(tree):
-            if name is None:
-                raise TypeError(
-                    f"this is an equinox.Module, or has one, with a leaf at {where!r} that is not an array: {kind}. A plan lays "
-                    "out arrays alone: params, static = eqx.partition(module, eqx.is_array) splits it, and params has the arrays"
-                )
-            raise TypeError(
-                f"the argument {name!r} is an equinox.Module, or has one, with a leaf at {where!r} that is not an array: "
-                f"{kind}. Split it, params, static = eqx.partition({name}, "
-                "eqx.is_array), and plan a step of params that begins with eqx.combine(params, static); where the step does not "
-                f"call it, eqx.filter({name}, eqx.is_array) leaves the arrays"
-            )
         if name is None:
             raise TypeError(f"the tree has a leaf at {where!r} that is not an array: {kind}")
         raise TypeError(f"an argument has a leaf at {where!r} that is not an array: {type(leaf).__name__}; close over it instead")
     return jax.ShapeDtypeStruct(leaf.shape, canonical_dtype(leaf), weak_type=getattr(leaf, "weak_type", False))
-
-
-def _has_equinox_module(tree: Any) -> bool:
-    """Return whether a tree is an `equinox.Module` or contains one."""
-    equinox = sys.modules.get("equinox")
-    if equinox is None:
-        return False
-    found = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, equinox.Module))
-    return any(isinstance(node, equinox.Module) for node in found)
 
 
 def canonical_dtype(leaf: Any) -> Any:
