@@ -217,3 +217,11 @@ def test_changes_that_a_plan_cannot_follow_are_named():
     model.count = nnx.data(jnp.zeros(()))
     with pytest.raises(ValueError, match=r"array of the Flax NNX object 'model' that is not in an nnx\.Variable"):
         planned(replaces, model, rows(), mesh=MESHES[0])
+
+
+def test_a_copy_of_a_module_that_is_changed_in_its_place_is_warned_of():
+    def step(model, optimizer, batch):
+        return train_step(nnx.clone(model), optimizer, batch)
+
+    with pytest.warns(UserWarning, match=r"a new value of 'model/down/bias' and 5 more .* not a copy that nnx\.clone"):
+        planned(step, *made(), rows(), mesh=MESHES[0])

@@ -64,7 +64,7 @@ class PlannedStep:
         functools.update_wrapper(self, step, ("__module__", "__name__", "__qualname__", "__doc__"), ())
         self._plan, self._traced, self._step, self._mesh, self._settings = plan, traced, step, mesh, settings
         self._jitted: dict[tuple[CallForm, Any], tuple[Any, list[ResultForm]]] = {}
-        self._plain = traced is not None and not _has_objects(jax.tree_util.tree_unflatten(traced.tree, traced.inputs))
+        self._plain = traced is not None and _has_only_containers(traced.tree)
         self._explicit = False  # whether arguments were on a mesh with explicit axes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,8 +104,9 @@ class PlannedStep:
         """Lower the step, as the result of `jax.jit`.
 
         The compiled program takes all arguments by position, those by keyword last. If some are Flax NNX objects or Equinox
-        modules, it takes the leaves of all arguments, as many arguments, and returns the leaves of the result in a list. Those
-        of Flax NNX objects to which the step writes come last, and the objects stay as they are.
+        modules, or have other functions in their structure than the planned ones, it takes the leaves of all arguments, as many
+        arguments, and returns the leaves of the result in a list. Those of Flax NNX objects to which the step writes come last,
+        and the objects stay as they are.
         """
         jitted, _, given, _ = self._read(args, kwargs)
         with automatic_axes():
@@ -119,9 +120,10 @@ class PlannedStep:
         """Return the jitted program for a call, as `_jit_form`, what the program takes, and all arguments as one tuple."""
         form, values = (_POSITIONAL, args) if self._plain and not kwargs else read_call(self._step, args, kwargs)
         structure, given = None, values
-        if not self._plain and _has_objects(values):
-            leaves, structure = jax.tree_util.tree_flatten(values)
-            given = tuple(leaves)
+        if not self._plain:
+            leaves, found = jax.tree_util.tree_flatten(values)
+            if _has_objects(values) or (self._traced is not None and found != self._traced.tree):
+                given, structure = tuple(leaves), found
         key = (form, structure)
         if key not in self._jitted:
             self._jitted[key] = _jit_form(self._plan, self._traced, self._step, self._mesh, form, structure, self._settings)
@@ -132,8 +134,15 @@ _POSITIONAL = CallForm()
 
 
 def _has_objects(tree: Any) -> bool:
-    """Return whether a tree has Flax NNX objects or Equinox modules, whose structure may contain functions."""
+    """Return whether a tree has Flax NNX objects or Equinox modules."""
     return has_variables(tree) or has_equinox_module(tree)
+
+
+def _has_only_containers(structure: Any) -> bool:
+    """Return whether all nodes of a tree are tuples, lists and dicts, so that its structure contains no functions."""
+    node = structure.node_data()
+    plain = node is None or node[0] in (dict, list, type(None)) or issubclass(node[0], tuple)
+    return plain and all(map(_has_only_containers, structure.children()))
 
 
 def _jit_form(
@@ -152,9 +161,9 @@ def _jit_form(
     Args:
       plan, traced, step, mesh, settings: as in `PlannedStep`.
       form: the form of the call.
-      structure: the structure of the arguments, if the function takes their leaves. Trees of Flax NNX objects and Equinox modules
-        cannot be compared with those that were planned: they contain functions, such as those of an optimizer, which differ each
-        time it is made.
+      structure: the structure of the arguments, if the function takes their leaves: it is not that of the plan, or there are Flax
+        NNX objects or Equinox modules. Such structures cannot be compared. They contain functions, such as those of an
+        optimizer in a TrainState of Flax, which differ each time it is made.
     """
 
     traced = traced if traced is not None and traced.form == form else None
