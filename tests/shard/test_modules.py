@@ -275,6 +275,14 @@ def test_modules_of_a_function_that_the_step_closes_over_are_named():
         planned(step, rows(), mesh=MESHES[0])
 
 
+@pytest.mark.parametrize("mode", ["hijax", "ref"])
+def test_variables_that_are_mutable_arrays_are_refused(mode):
+    with nnx.var_defaults(**{mode: True}):
+        model, optimizer = made()
+    with pytest.raises(ValueError, match=rf"'model' has variables with {mode}=True, .* nnx\.vars_as\(model, hijax=False, ref="):
+        planned(train_step, model, optimizer, rows(), mesh=MESHES[0])
+
+
 def test_changes_that_a_plan_cannot_follow_are_named():
     def grows(model, batch):
         model.mean = nnx.Variable(batch["x"].mean())

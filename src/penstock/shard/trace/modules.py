@@ -43,6 +43,22 @@ def has_variables(tree: Any) -> bool:
     return "flax.nnx" in sys.modules and any(map(is_variable, jax.tree_util.tree_leaves(tree, is_leaf=is_variable)))
 
 
+def refuse_mutable_arrays(name: str, tree: Any) -> None:
+    """Raise a `ValueError` if variables are mutable arrays of JAX, which a program does not return.
+
+    Args:
+      name: the name of the argument.
+      tree: the argument.
+    """
+    for node in jax.tree_util.tree_leaves(tree, is_leaf=is_variable) if has_variables(tree) else ():
+        mode = next((mode for mode in ("hijax", "ref") if is_variable(node) and getattr(node, mode, False)), None)
+        if mode is not None:
+            raise ValueError(
+                f"the Flax NNX object {name!r} has variables with {mode}=True, which are mutable arrays of JAX. A plan needs "
+                f"variables that hold arrays: pass nnx.vars_as({name}, hijax=False, ref=False)"
+            )
+
+
 def take_shared_out(tree: Any) -> tuple[Any, Shared]:
     """Return a tree that has each `nnx.Variable` once, and the places where others were.
 

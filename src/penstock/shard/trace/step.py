@@ -17,7 +17,7 @@ from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
 from penstock.shard.trace.flat_program import FlatProgram
 from penstock.shard.trace.flatten import flatten
 from penstock.shard.trace.merge_sums import merge_sums
-from penstock.shard.trace.modules import explain_closure, has_variables, is_variable
+from penstock.shard.trace.modules import explain_closure, has_variables, is_variable, refuse_mutable_arrays
 from penstock.shard.trace.state import find_state
 
 
@@ -124,10 +124,12 @@ def trace_form(
     Raises:
       TypeError: an argument holds a leaf that is not an array.
       ValueError: the step has side effects other than unordered ones of `jax.debug`, or it writes to Flax NNX objects that are
-        not arguments.
+        not arguments, or the variables of an argument are mutable arrays.
       Exception: errors that the step raises while it is traced are passed on.
     """
     names = argument_names(step, form, len(values))
+    for name, value in zip(names, values, strict=True):
+        refuse_mutable_arrays(name, value)
     abstract = tuple(_abstract_tree(value, name) for name, value in zip(names, values, strict=True))
     if weak is not None and len(weak) == len(jax.tree_util.tree_leaves(abstract)):
         types = iter(weak)
