@@ -10,6 +10,7 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "examples"
 RECIPES = sorted((FOLDER / "recipes").glob("*.py"))
 EXAMPLES = [*sorted(FOLDER.glob("*.py")), *RECIPES]
+FRAMEWORKS = [FOLDER / f"plan_{name}.py" for name in ("nnx", "linen", "equinox")]
 ARGUMENTS = {"own_benchmark": ["1"]}  # one round
 
 
@@ -25,6 +26,11 @@ def test_an_example_runs(example):
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_a_recipe_has_at_most_60_lines(recipe):
     assert len(recipe.read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("example", FRAMEWORKS, ids=lambda example: example.stem)
+def test_an_example_of_a_framework_has_at_most_40_lines(example):
+    assert len(example.read_text().splitlines()) <= 40
 
 
 def test_the_page_of_recipes_shows_a_part_of_each():

@@ -1,5 +1,7 @@
 """Flax NNX modules that a step writes to are state: they are planned, placed, trained and donated, or refused with a reason."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +87,45 @@ def test_modules_are_state_with_plain_paths():
     assert {path for path, role in roles.items() if role == "batch"} == {"batch/x", "batch/y"}
     assert set(plan.state.values()) == {number for number, leaf in enumerate(plan.inputs) if not leaf.path.startswith("batch")}
     assert plan.batch_shardings == plan.shardings[2]
+
+
+def test_a_model_and_its_optimizer_are_created_at_once():
+    plan = planned(train_step, *nnx.eval_shape(made), rows(), mesh=MESHES[1], constraints=CONSTRAINTS)
+    expected = made()
+    for state in (plan.init(made), plan.put(made())):
+        assert_laid_out(nnx.state(state), nnx.state(plan.shardings[:2]))
+        assert_close(variables(state[0]), variables(expected[0]))
+        assert losses(plan.jit(train_step, donate_argnums=(0, 1)), *state, rows()) == pytest.approx(
+            losses(train_step, *made(), rows()), rel=1e-4
+        )
+
+
+def test_variables_of_two_arguments_that_are_created_at_once_stay_one():
+    def create():
+        rngs = nnx.Rngs(0)
+        return Model(rngs), rngs
+
+    def step(model, rngs, batch):
+        return model(batch["x"] + jax.random.normal(rngs(), batch["x"].shape)).mean()
+
+    plan = planned(step, *nnx.eval_shape(create), rows(), mesh=MESHES[1])
+    for model, rngs in (plan.init(create), plan.put(create())):
+        alone = create()
+        for _ in range(2):
+            assert_close(plan.jit(step)(model, rngs, rows()), step(*alone, rows()), 1e-4)
+        assert_close(variables(rngs), variables(alone[1]))
+
+
+def test_a_step_may_return_modules_whose_functions_are_not_those_of_the_plan():
+    def step(model, optimizer, batch):
+        return model, optimizer, train_step(model, optimizer, batch)
+
+    plan = planned(step, *nnx.eval_shape(made), rows(), mesh=MESHES[1])
+    state, alone = plan.init(made), made()  # optax makes other functions
+    train = plan.jit(step, donate_argnums=(0, 1))
+    for _ in range(3):
+        *state, loss = train(*state, rows())
+        assert_close(loss, train_step(*alone, rows()), 1e-4)
 
 
 def test_modules_are_created_put_fed_and_donated():
@@ -202,6 +243,46 @@ def test_modules_that_a_step_closes_over_and_writes_to_are_named(wrap):
     assert len(str(caught.value)) < 600
 
 
+class Trainer:
+    def __init__(self):
+        self.model, self.optimizer = made()
+
+    def step(self, batch):
+        return train_step(self.model, self.optimizer, batch)
+
+
+@pytest.mark.parametrize(
+    ("step", "names"),
+    [
+        (functools.partial(train_step, *made()), "'model' and 'optimizer'"),
+        (Trainer().step, "'self.model' and 'self.optimizer'"),
+    ],
+    ids=["partial", "method"],
+)
+def test_modules_that_are_bound_to_a_step_are_named(step, names):
+    with pytest.raises(ValueError, match=f"changes or differentiates {names}, which it closes over"):
+        planned(step, rows(), mesh=MESHES[0])
+
+
+def test_modules_of_a_function_that_the_step_closes_over_are_named():
+    model, optimizer = made()
+    inner = nnx.jit(lambda batch: train_step(model, optimizer, batch))
+
+    def step(batch, times=2):
+        return inner(batch) + (step(batch, times - 1) if times > 1 else 0.0)  # it closes over itself
+
+    with pytest.raises(ValueError, match="changes or differentiates 'model' and 'optimizer', which it closes over"):
+        planned(step, rows(), mesh=MESHES[0])
+
+
+@pytest.mark.parametrize("mode", ["hijax", "ref"])
+def test_variables_that_are_mutable_arrays_are_refused(mode):
+    with nnx.var_defaults(**{mode: True}):
+        model, optimizer = made()
+    with pytest.raises(ValueError, match=rf"'model' has variables with {mode}=True, .* nnx\.vars_as\(model, hijax=False, ref="):
+        planned(train_step, model, optimizer, rows(), mesh=MESHES[0])
+
+
 def test_changes_that_a_plan_cannot_follow_are_named():
     def grows(model, batch):
         model.mean = nnx.Variable(batch["x"].mean())
@@ -217,3 +298,11 @@ def test_changes_that_a_plan_cannot_follow_are_named():
     model.count = nnx.data(jnp.zeros(()))
     with pytest.raises(ValueError, match=r"array of the Flax NNX object 'model' that is not in an nnx\.Variable"):
         planned(replaces, model, rows(), mesh=MESHES[0])
+
+
+def test_a_copy_of_a_module_that_is_changed_in_its_place_is_warned_of():
+    def step(model, optimizer, batch):
+        return train_step(nnx.clone(model), optimizer, batch)
+
+    with pytest.warns(UserWarning, match=r"a new value of 'model/down/bias' and 5 more .* not a copy that nnx\.clone"):
+        planned(step, *made(), rows(), mesh=MESHES[0])

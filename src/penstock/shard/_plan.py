@@ -56,7 +56,7 @@ def plan(
       step: a function that `jax.jit` accepts: (state, batch) → (state, loss), or (params, optimizer, batch) → (params, optimizer,
         loss), or any other. It is traced and never run. Its own `with_sharding_constraint` and `shard_map` are kept; they have
         to be on the mesh of the plan. Flax NNX objects among its arguments may be changed by it, with `nnx.jit` or without:
-        (model, optimizer, batch) → loss. Such arguments are state.
+        (model, optimizer, batch) → loss. Such arguments are state. Leaves of Equinox modules that are not arrays are static.
       *args, **kwargs: its arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated. An argument whose
         name is that of an option below has to be given by position.
       mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}. One to three axes.
@@ -88,8 +88,8 @@ def plan(
       ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
 
     Errors that the step raises while it is traced are passed on. A step that computes gradients gets a
-    `UserWarning` if no array that it returns depends on them; in a step without state, a scalar is enough. A batch whose rows do
-    not divide over the devices gets one too.
+    `UserWarning` if no array that it returns depends on them; in a step without state, a scalar is enough. So do a step that
+    drops the new parameters that it computes, and a batch whose rows do not divide over the devices.
 
     >>> import jax
     >>> def step(params, batch):

@@ -6,22 +6,27 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import jax
 
 from penstock.shard.record import LeafLayout
 from penstock.shard.trace.step import Leaf, tree_leaves
 
+_AnyLeaf = TypeVar("_AnyLeaf", Leaf, LeafLayout)
 
-def find_argument(inputs: Sequence[LeafLayout], tree: Any, name: str | None = None) -> list[LeafLayout]:
+
+def find_arguments(inputs: Sequence[LeafLayout], tree: Any, name: str | None = None) -> list[LeafLayout]:
     """Return the leaves of the argument that has the structure, shapes and dtypes of a tree.
+
+    A tuple that is no argument stands for several arguments that follow each other.
 
     Args:
       inputs: the leaves of all arguments of the step.
       tree: a pytree of arrays.
-      name: the name of the argument, if several have the same structure and different layouts.
+      name: the name of the argument, or of the first one, if several have the same structure and different layouts.
 
     Raises:
       TypeError: a leaf of the tree is not an array.
@@ -29,23 +34,15 @@ def find_argument(inputs: Sequence[LeafLayout], tree: Any, name: str | None = No
         different layouts, and no name is given.
     """
     leaves = tree_leaves(tree)
-    arguments: dict[str, list[LeafLayout]] = {}
-    for leaf in inputs:
-        arguments.setdefault(leaf.path.partition("/")[0], []).append(leaf)
+    arguments = _by_argument(inputs)
     if name is not None and name not in arguments:
         raise ValueError(f"the step has no argument {name!r}; its arguments are {', '.join(map(repr, arguments))}")
-    nearest, most_alike = "", (-1, -1, -1)
-    found: dict[str, list[LeafLayout]] = {}
-    for each_name, planned in arguments.items():
-        if name not in (None, each_name):
-            continue
-        alike = _likeness(planned, leaves)
-        if len(planned) == len(leaves) == alike[0]:
-            found[each_name] = planned
-        elif alike > most_alike:
-            nearest, most_alike = _first_difference(each_name, planned, leaves), alike
+    found = {each: planned for each, planned in arguments.items() if name in (None, each) and _equal(planned, leaves)}
+    several = not found and type(tree) is tuple
+    if several:
+        found = _find_several(arguments, _by_argument(leaves), name)
     if not found:
-        raise ValueError(f"no argument of the step has this structure; {nearest}")
+        raise ValueError(_describe_missing(arguments, leaves, several, name))
     if len({tuple(leaf.stored for leaf in planned) for planned in found.values()}) > 1:
         raise ValueError(
             f"{' and '.join(map(repr, found))} have this structure, and are laid out differently; "
@@ -82,12 +79,61 @@ def select_batch(inputs: Sequence[LeafLayout], tree: Any, shardings: Sequence[An
     return batches[0] if len(batches) == 1 else tuple(batches)
 
 
+def _by_argument(leaves: Sequence[_AnyLeaf]) -> dict[str, list[_AnyLeaf]]:
+    """Return the leaves of each argument, or of each part of a tuple, without the first key of their paths."""
+    parts: dict[str, list[_AnyLeaf]] = {}
+    for leaf in leaves:
+        first, _, rest = leaf.path.partition("/")
+        parts.setdefault(first, []).append(replace(leaf, path=rest))
+    return parts
+
+
+def _find_several(
+    arguments: Mapping[str, list[LeafLayout]], parts: Mapping[str, list[Leaf]], name: str | None
+) -> dict[str, list[LeafLayout]]:
+    """Return the leaves of arguments that follow each other and equal the parts of a tuple, by the name of the first."""
+    found = {}
+    names = list(arguments)
+    for start in range(len(names) - len(parts) + 1):
+        chosen = names[start : start + len(parts)]
+        same = all(_equal(arguments[each], part) for each, part in zip(chosen, parts.values(), strict=True))
+        if same and name in (None, chosen[0]):
+            found[chosen[0]] = [leaf for each in chosen for leaf in arguments[each]]
+    return found
+
+
+def _describe_missing(arguments: Mapping[str, list[LeafLayout]], leaves: Sequence[Leaf], several: bool, name: str | None) -> str:
+    """Describe a tree that is no argument, and no tuple of them if it may stand for several."""
+
+    def nearest(leaves: Sequence[Leaf], name: str | None) -> str:
+        return max((each for each in arguments if name in (None, each)), key=lambda each: _likeness(arguments[each], leaves))
+
+    one = nearest(leaves, name)
+    whole = f"no argument of the step has this structure; {_first_difference(one, arguments[one], leaves)}"
+    if not several or _likeness(arguments[one], leaves)[1]:
+        return whole
+    for number, part in _by_argument(leaves).items():
+        if not any(_equal(planned, part) for planned in arguments.values()):
+            near = nearest(part, None)
+            difference = _first_difference(near, arguments[near], part)
+            return f"no argument of the step has this structure, or that of part {number} of this tuple; {difference}"
+    return (
+        "no argument of the step has this structure, and the arguments that equal the parts of this tuple do not follow each "
+        f"other: those of the step are {', '.join(map(repr, arguments))}. Give the parts in this order, or each by itself"
+    )
+
+
+def _equal(planned: Sequence[LeafLayout], leaves: Sequence[Leaf]) -> bool:
+    """Return whether the leaves of an argument are those of a tree."""
+    return len(planned) == len(leaves) == _likeness(planned, leaves)[0]
+
+
 def _likeness(planned: Sequence[LeafLayout], leaves: Sequence[Leaf]) -> tuple[int, int, int]:
     """Return how many leaves of an argument equal those of a tree, how many have their paths, and how many their shapes."""
     pairs = list(zip(planned, leaves, strict=False))
     return (
-        sum(_path(leaf) == given.path and _type(leaf) == _type(given) for leaf, given in pairs),
-        sum(_path(leaf) == given.path for leaf, given in pairs),
+        sum(leaf.path == given.path and _type(leaf) == _type(given) for leaf, given in pairs),
+        sum(leaf.path == given.path for leaf, given in pairs),
         sum(leaf.shape == given.shape for leaf, given in pairs),
     )
 
@@ -95,16 +141,11 @@ def _likeness(planned: Sequence[LeafLayout], leaves: Sequence[Leaf]) -> tuple[in
 def _first_difference(name: str, planned: Sequence[LeafLayout], leaves: Sequence[Leaf]) -> str:
     """Describe the first leaf in which an argument of the plan differs from a tree."""
     for leaf, given in zip(planned, leaves, strict=False):
-        if _path(leaf) != given.path:
-            return f"the nearest is {name!r}, which has a leaf {_path(leaf)!r} where this has {given.path!r}"
+        if leaf.path != given.path:
+            return f"the nearest is {name!r}, which has a leaf {leaf.path!r} where this has {given.path!r}"
         if _type(leaf) != _type(given):
-            return f"the nearest is {name!r}, where {_path(leaf)!r} is {_type(leaf)}, and here it is {_type(given)}"
+            return f"the nearest is {name!r}, where {leaf.path!r} is {_type(leaf)}, and here it is {_type(given)}"
     return f"the nearest is {name!r}, which has {len(planned)} leaves where this has {len(leaves)}"
-
-
-def _path(leaf: LeafLayout) -> str:
-    """Return the path of a leaf without the name of its argument."""
-    return leaf.path.partition("/")[2]
 
 
 def _type(leaf: Leaf | LeafLayout) -> str:

@@ -26,6 +26,7 @@ from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.trace.call import CallForm, read_call
 from penstock.shard.trace.fingerprint import describe_arguments, describe_difference
 from penstock.shard.trace.modules import has_variables, write_back
+from penstock.shard.trace.static_leaves import has_equinox_module, unmark_static
 from penstock.shard.trace.step import TracedStep, argument_leaves, trace_form
 
 _LOGGER = logging.getLogger("penstock.shard")
@@ -35,16 +36,16 @@ class OtherStepError(ValueError):
     """The error raised if a step or its arguments are not those of a plan. Its message says what differs."""
 
 
-class StepResult(NamedTuple):
-    """The results of the jitted program of a step that writes to some of its arguments.
+class ResultForm(NamedTuple):
+    """How the flat results of a program become the result of a step and the new values of its arguments.
 
     Attributes:
-      result: the result of the step.
-      written: index of an argument that holds Flax NNX objects → its new leaves.
+      tree: the structure of the result.
+      written: index of an argument that holds Flax NNX objects to which the step writes → the numbers of its new leaves.
     """
 
-    result: Any
-    written: dict[int, list[Any]]
+    tree: Any
+    written: dict[int, tuple[int, ...]]
 
 
 class PlannedStep:
@@ -62,8 +63,8 @@ class PlannedStep:
     def __init__(self, plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: Any, **settings: Any):
         functools.update_wrapper(self, step, ("__module__", "__name__", "__qualname__", "__doc__"), ())
         self._plan, self._traced, self._step, self._mesh, self._settings = plan, traced, step, mesh, settings
-        self._jitted: dict[tuple[CallForm, Any], tuple[Any, dict[int, tuple[int, ...]]]] = {}
-        self._plain = traced is not None and not has_variables(jax.tree_util.tree_unflatten(traced.tree, traced.inputs))
+        self._jitted: dict[tuple[CallForm, Any], tuple[Any, list[ResultForm]]] = {}
+        self._plain = traced is not None and _has_only_containers(traced.tree)
         self._explicit = False  # whether arguments were on a mesh with explicit axes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +77,7 @@ class PlannedStep:
           TypeError: a leaf of the arguments is not an array.
           ValueError: the step or the arguments are not those of the plan.
         """
-        jitted, returned, given, values = self._read(args, kwargs)
+        jitted, forms, given, values = self._read(args, kwargs)
         with automatic_axes() as surrounding:
             try:
                 if surrounding is None and not self._explicit:
@@ -91,20 +92,21 @@ class PlannedStep:
                 raise
         if surrounding is not None:
             results = to_explicit(results, surrounding)
-        result, written = results if isinstance(results, StepResult) else (results, {})
-        if returned:
-            leaves = jax.tree_util.tree_leaves(result)
-            written = written | {index: [leaves[number] for number in numbers] for index, numbers in returned.items()}
-        for index, new in written.items():
+        if not forms:
+            return results
+        tree, written = forms[-1]
+        for index, numbers in written.items():
+            new = [results[number] for number in numbers]
             write_back(values[index], jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(values[index]), new))
-        return result
+        return unmark_static(jax.tree_util.tree_unflatten(tree, results[: tree.num_leaves]))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lower the step, as the result of `jax.jit`.
 
-        The compiled program takes all arguments by position, those by keyword last. If some are Flax NNX objects, it takes the
-        leaves of all arguments, as many arguments. If the step writes to them, it returns a `StepResult` and leaves them as they
-        are.
+        The compiled program takes all arguments by position, those by keyword last. If some are Flax NNX objects or Equinox
+        modules, or have other functions in their structure than the planned ones, it takes the leaves of all arguments, as many
+        arguments, and returns the leaves of the result in a list. Those of Flax NNX objects to which the step writes come last,
+        and the objects stay as they are.
         """
         jitted, _, given, _ = self._read(args, kwargs)
         with automatic_axes():
@@ -114,13 +116,14 @@ class PlannedStep:
                 refuse_other_arguments(self._plan, self._step, args, kwargs, error)
                 raise
 
-    def _read(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, dict[int, tuple[int, ...]], tuple, tuple]:
-        """Return the jitted program for a call, `TracedStep.returned`, what the program takes, and all arguments as one tuple."""
+    def _read(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, list[ResultForm], tuple, tuple]:
+        """Return the jitted program for a call, as `_jit_form`, what the program takes, and all arguments as one tuple."""
         form, values = (_POSITIONAL, args) if self._plain and not kwargs else read_call(self._step, args, kwargs)
         structure, given = None, values
-        if not self._plain and has_variables(values):
-            leaves, structure = jax.tree_util.tree_flatten(values)
-            given = tuple(leaves)
+        if not self._plain:
+            leaves, found = jax.tree_util.tree_flatten(values)
+            if _has_objects(values) or (self._traced is not None and found != self._traced.tree):
+                given, structure = tuple(leaves), found
         key = (form, structure)
         if key not in self._jitted:
             self._jitted[key] = _jit_form(self._plan, self._traced, self._step, self._mesh, form, structure, self._settings)
@@ -128,6 +131,18 @@ class PlannedStep:
 
 
 _POSITIONAL = CallForm()
+
+
+def _has_objects(tree: Any) -> bool:
+    """Return whether a tree has Flax NNX objects or Equinox modules."""
+    return has_variables(tree) or has_equinox_module(tree)
+
+
+def _has_only_containers(structure: Any) -> bool:
+    """Return whether all nodes of a tree are tuples, lists and dicts, so that its structure contains no functions."""
+    node = structure.node_data()
+    plain = node is None or node[0] in (dict, list, type(None)) or issubclass(node[0], tuple)
+    return plain and all(map(_has_only_containers, structure.children()))
 
 
 def _jit_form(
@@ -138,34 +153,37 @@ def _jit_form(
     form: CallForm,
     structure: Any,
     settings: Mapping[str, Any],
-) -> tuple[Any, dict[int, tuple[int, ...]]]:
+) -> tuple[Any, list[ResultForm]]:
     """Return `jax.jit` of a step that follows a plan, as a function of a call's arguments in one form.
 
-    It comes with a dict that has `TracedStep.returned` after the first call.
+    If it takes leaves, it returns leaves. The list that comes with it has their form at its end after the first call.
 
     Args:
       plan, traced, step, mesh, settings: as in `PlannedStep`.
       form: the form of the call.
-      structure: the structure of the arguments, if the function takes their leaves. Trees of Flax NNX objects cannot be compared
-        with those that were planned: they contain functions, such as those of an optimizer, which differ each time it is made.
+      structure: the structure of the arguments, if the function takes their leaves: it is not that of the plan, or there are Flax
+        NNX objects or Equinox modules. Such structures cannot be compared. They contain functions, such as those of an
+        optimizer in a TrainState of Flax, which differ each time it is made.
     """
 
     traced = traced if traced is not None and traced.form == form else None
-    returned: dict[int, tuple[int, ...]] = {}
+    forms: list[ResultForm] = []
 
     def planned(*given: Any) -> Any:
         refuse_explicit(given)
         values = given if structure is None else jax.tree_util.tree_unflatten(structure, given)
         called = trace_form(step, form, values, [leaf.weak for leaf in plan.inputs])
         check_step(plan, called)
-        returned.update(called.returned)
         flat = jax.tree_util.tree_leaves(values)
         if traced is None:
             flat = list(map(jax.lax.with_sharding_constraint, flat, named_shardings(plan.inputs, mesh)))
         results = insert_constraints(called.closed, plan.sharding_constraints, mesh)(*flat)
         if traced is None:
             results = list(map(jax.lax.with_sharding_constraint, results, named_shardings(plan.outputs, mesh)))
-        return unflatten_results(called, results)
+        if structure is None:
+            return jax.tree_util.tree_unflatten(called.out_tree, results)
+        forms[:] = [_result_form(called)]
+        return list(results)
 
     planned.__name__ = planned.__qualname__ = getattr(step, "__name__", "step")
     settings = {"keep_unused": True, **settings}  # otherwise jit drops unused arguments, which the plan counts
@@ -176,27 +194,19 @@ def _jit_form(
         settings["in_shardings"] = (
             tuple(shardings) if structure is not None else jax.tree_util.tree_unflatten(traced.tree, shardings)
         )
-        settings["out_shardings"] = unflatten_results(traced, named_shardings(plan.outputs, mesh))
-    return jax.jit(planned, **settings), returned
+        results = list(named_shardings(plan.outputs, mesh))
+        settings["out_shardings"] = results if structure is not None else jax.tree_util.tree_unflatten(traced.out_tree, results)
+    return jax.jit(planned, **settings), forms
 
 
-def unflatten_results(traced: TracedStep, flat: Sequence[Any]) -> Any:
-    """Return the results of a step as its jitted program has them: a `StepResult` if it writes to arguments.
-
-    Args:
-      traced: the step.
-      flat: a value for each of its outputs.
-    """
-    count = traced.out_tree.num_leaves
-    result = jax.tree_util.tree_unflatten(traced.out_tree, flat[:count])
-    if not traced.written:
-        return result
-    written = {}
+def _result_form(traced: TracedStep) -> ResultForm:
+    """Return the form of the flat results of a step."""
+    written, count = dict(traced.returned), traced.out_tree.num_leaves
     for index in traced.written:
-        leaves = traced.tree.children()[index].num_leaves
-        written[index] = list(flat[count : count + leaves])
-        count += leaves
-    return StepResult(result, written)
+        end = count + traced.tree.children()[index].num_leaves
+        written[index] = tuple(range(count, end))
+        count = end
+    return ResultForm(traced.out_tree, written)
 
 
 def _leaf_numbers(structure: Any, arguments: int | Sequence[int]) -> tuple[int, ...]:

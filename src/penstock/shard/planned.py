@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock.shard.alternatives import Alternatives
-from penstock.shard.arguments import find_argument, select_batch
+from penstock.shard.arguments import find_arguments, select_batch
 from penstock.shard.jit import PlannedStep, check_step, refuse_other_arguments
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.explicit_axes import automatic_axes, to_automatic, to_explicit
@@ -25,6 +25,7 @@ from penstock.shard.present.text import plan_line, plan_text
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.modules import Shared, put_shared_back, take_shared_out
+from penstock.shard.trace.static_leaves import drop_static, mark_static, unmark_static
 from penstock.shard.trace.step import TracedStep, trace, tree_leaves
 from penstock.shard.verify import Verified, verify
 
@@ -112,10 +113,12 @@ class Plan(PlanRecord):
     def shardings(self) -> tuple[Any, ...]:
         """Return a `NamedSharding` for each leaf of the arguments, as one tree for each argument, those by keyword last.
 
+        An Equinox module has None where it has no array, as the result of `eqx.filter(module, eqx.is_array)`.
+
         Raises:
           ValueError: the plan was loaded, and is not bound to its step.
         """
-        return jax.tree_util.tree_unflatten(self._bound().tree, named_shardings(self.inputs, self.mesh))
+        return drop_static(jax.tree_util.tree_unflatten(self._bound().tree, named_shardings(self.inputs, self.mesh)))
 
     @property
     def out_shardings(self) -> Any:
@@ -125,7 +128,8 @@ class Plan(PlanRecord):
           ValueError: the plan was loaded, and is not bound to its step.
         """
         structure = self._bound().out_tree
-        return jax.tree_util.tree_unflatten(structure, named_shardings(self.outputs[: structure.num_leaves], self.mesh))
+        shardings = named_shardings(self.outputs[: structure.num_leaves], self.mesh)
+        return drop_static(jax.tree_util.tree_unflatten(structure, shardings))
 
     @property
     def batch_shardings(self) -> Any:
@@ -191,12 +195,14 @@ class Plan(PlanRecord):
         return PlannedStep(self, self.traced, step, self._devices_mesh(), donate_argnums=donate_argnums, **settings)
 
     def init(self, init: Callable, *args: Any, argument: str | None = None) -> Any:
-        """Run a function that creates an argument of the step, so that each device creates only its shards.
+        """Run a function that creates arguments of the step, so that each device creates only its shards.
 
         Args:
-          init: a function that `jax.jit` accepts. It returns one of the step's arguments, the state for example.
+          init: a function that `jax.jit` accepts, but for Flax NNX objects and Equinox modules in its result. It returns one
+            of the step's arguments, the state for example, or a tuple of some that follow each other: (model, optimizer).
           *args: the arguments of `init`.
-          argument: the name of the step's argument, if several have the same structure and different layouts.
+          argument: the name of the step's argument, the first one of a tuple, if several have the same structure and different
+            layouts.
 
         Returns:
           The result of `init`, with the shardings of the plan.
@@ -207,18 +213,22 @@ class Plan(PlanRecord):
             Or there are fewer devices than the plan needs.
         """
         shared: Shared = ()
+        structure: Any = None  # it may contain functions that differ each time, as those of an optimizer
 
-        def create(*args: Any) -> Any:
-            nonlocal shared
-            created, shared = take_shared_out(init(*args))
+        def create(*args: Any) -> list[Any]:
+            nonlocal shared, structure
+            created, shared = take_shared_out(mark_static(init(*args)))
             tree_leaves(created)  # raises an error about a leaf that is not an array, before JAX does
-            return created
+            leaves, structure = jax.tree_util.tree_flatten(created)
+            return leaves
 
         with automatic_axes() as surrounding:
             args = to_automatic(args)
-            shardings = self._shardings_like(jax.eval_shape(create, *args), argument)
-            created = jax.jit(create, out_shardings=shardings)(*args)
-        return put_shared_back(created if surrounding is None else to_explicit(created, surrounding), shared)
+            abstract = jax.eval_shape(create, *args)
+            shardings = self._shardings_like(jax.tree_util.tree_unflatten(structure, abstract), argument)
+            leaves = jax.jit(create, out_shardings=shardings)(*args)
+            created = jax.tree_util.tree_unflatten(structure, leaves)
+        return self._given_back(created, surrounding, shared)
 
     def after_placement(self) -> Callable[[Any], Any] | None:
         """Return the function that `ps.feed` applies to each placed batch, so that it is on the mesh on which `put` gives arrays.
@@ -230,13 +240,15 @@ class Plan(PlanRecord):
             return None if surrounding is None else functools.partial(to_explicit, mesh=surrounding)
 
     def put(self, tree: Any, *, argument: str | None = None) -> Any:
-        """Put an argument of the step on the devices, with the shardings of the plan.
+        """Put arguments of the step on the devices, with the shardings of the plan.
 
         The result shares no memory with `tree`. So a step that donates it deletes nothing of the caller's.
 
         Args:
-          tree: arrays on the host or on devices, or a Flax NNX object, of which this returns a copy.
-          argument: the name of the step's argument, if several have the same structure and different layouts.
+          tree: an argument of the step, or a tuple of some that follow each other, as in `init`: arrays on the host or on
+            devices. This returns a copy of a Flax NNX object.
+          argument: the name of the step's argument, the first one of a tuple, if several have the same structure and different
+            layouts.
 
         Returns:
           The same tree, of sharded arrays.
@@ -245,10 +257,12 @@ class Plan(PlanRecord):
           TypeError: a leaf of the tree is not an array.
           ValueError: no argument has this structure and these shapes, or there are fewer devices than the plan needs.
         """
-        tree, shared = take_shared_out(tree)
+        tree, shared = take_shared_out(mark_static(tree))
+        leaves, structure = jax.tree_util.tree_flatten(tree)
         with automatic_axes() as surrounding:
-            put = put_copy(to_automatic(tree), self._shardings_like(tree, argument))
-        return put_shared_back(put if surrounding is None else to_explicit(put, surrounding), shared)
+            leaves = put_copy(to_automatic(leaves), self._shardings_like(tree, argument))
+            put = jax.tree_util.tree_unflatten(structure, leaves)
+        return self._given_back(put, surrounding, shared)
 
     def verify(self, topology: str | None = None, *, baselines: bool = False) -> Verified:
         """Compile the step with the plan, and compare the compiler's figures with the prediction.
@@ -339,7 +353,11 @@ class Plan(PlanRecord):
             )
         return self.traced
 
-    def _shardings_like(self, tree: Any, argument: str | None) -> Any:
-        """Return the shardings of the argument that has the structure and shapes of a tree."""
-        shardings = named_shardings(find_argument(self.inputs, tree, argument), self._devices_mesh())
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), shardings)
+    def _shardings_like(self, tree: Any, argument: str | None) -> list[Any]:
+        """Return the shardings of the leaves of the arguments that have the structure and shapes of a tree."""
+        return list(named_shardings(find_arguments(self.inputs, tree, argument), self._devices_mesh()))
+
+    @staticmethod
+    def _given_back(tree: Any, surrounding: Mesh | None, shared: Shared) -> Any:
+        """Return arrays on the surrounding mesh, if it has explicit axes, in the objects that the caller has."""
+        return unmark_static(put_shared_back(tree if surrounding is None else to_explicit(tree, surrounding), shared))

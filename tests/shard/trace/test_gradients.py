@@ -40,6 +40,26 @@ def forgets_some(params, frozen, batch):
     return jax.tree.map(lambda w: w * 0.9, params), loss
 
 
+def drops_parameters(params, momentum, batch, dtype=jnp.float32):
+    loss, gradients = jax.value_and_grad(mlp_loss)(params, batch)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+    jax.tree.map(lambda p, m: (p - 0.1 * m).astype(dtype), params, momentum)
+    return momentum, loss
+
+
+def accumulates(params, total, batch):
+    loss, gradients = jax.value_and_grad(mlp_loss)(params, batch)
+    return jax.tree.map(jnp.add, total, gradients), loss
+
+
+def decays_frozen_weights(params, frozen, batch):
+    def loss(both):
+        decay = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(both))
+        return mlp_loss(jax.tree.map(jnp.add, *both), batch) + 1e-3 * decay
+
+    return sgd(params, jax.grad(loss)((params, frozen))[0])
+
+
 def gradient_penalty(w, x):
     return jnp.mean(jax.vmap(jax.grad(lambda row: jnp.sum(jnp.tanh(row @ w))))(x["x"]) ** 2)
 
@@ -56,9 +76,16 @@ LOST = {
     "in a branch": (forgets_in_a_branch, mlp(), rows()),
     "of frozen weights": (forgets_some, mlp(), mlp(16, 48), rows()),
 }
+DROPPED = {
+    "in jit": jax.jit(drops_parameters),
+    "and returned as they were": lambda params, *rest: (params, *drops_parameters(params, *rest)),
+    "in another type": lambda params, *rest: drops_parameters(params, *rest, dtype=jnp.bfloat16),
+}
 KEPT = {
     **{make.__name__: make for make in STEPS},
     "the loss": lambda: (mlp_loss, (mlp(),), rows()),
+    "an accumulator": lambda: (accumulates, (mlp(), mlp()), rows()),
+    "of frozen weights too": lambda: (decays_frozen_weights, (mlp(), mlp()), rows()),
     "gradients": lambda: (jax.grad(mlp_loss), (mlp(),), rows()),
     "flat gradients": lambda: (gradients_themselves, (mlp(),), rows()),
     "a gradient penalty": lambda: (gradient_penalty, (array(16, 16),), rows()),
@@ -74,6 +101,12 @@ def test_lost_gradients_are_warned_of(case):
     with pytest.warns(UserWarning, match=f"gradients, and {results} that .* on them, so it does not train: return") as caught:
         planned(step, *args, mesh=MESHES[0])
     assert [each.filename for each in caught] == [__file__]
+
+
+@pytest.mark.parametrize("case", DROPPED)
+def test_new_parameters_that_are_dropped_are_warned_of(case):
+    with pytest.warns(UserWarning, match=r"a new value of 'params/bias' and 2 more from gradients, .* return the new parameters"):
+        planned(DROPPED[case], mlp(), mlp(), rows(), mesh=MESHES[0])
 
 
 @pytest.mark.parametrize("case", KEPT)

@@ -37,13 +37,10 @@ def test_tracing_allocates_nothing():
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: {"nets": [model]}], ids=["module", "in a dict"])
-def test_an_equinox_module_with_functions_is_told_how_to_be_split(wrap):
+def test_an_equinox_module_with_functions_has_its_arrays_as_leaves(wrap):
     model = equinox.nn.MLP(16, 16, 32, 20, key=jax.random.key(0))
-    with pytest.raises(
-        TypeError, match=r"'net' .* equinox\.Module.*a function\. .*eqx\.partition\(net, .*eqx\.filter\(net, "
-    ) as caught:
-        trace(lambda net, x: x, (wrap(model), array(2)))
-    assert len(str(caught.value)) < 600
+    whole = trace(lambda net, x: jax.vmap(jax.tree.leaves(net, is_leaf=callable)[0])(x), (wrap(model), array(4, 16)))
+    assert {leaf.path.rpartition("/")[2] for leaf in whole.inputs[:-1]} == {"weight", "bias"}
     params, static = equinox.partition(model, equinox.is_array)
     traced = trace(lambda net, x: jax.vmap(equinox.combine(net, static))(x), (params, array(4, 16)))
     assert "net/layers/0/weight" in [leaf.path for leaf in traced.inputs]

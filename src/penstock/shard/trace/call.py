@@ -21,6 +21,7 @@ from penstock.shard.trace.modules import (
     take_shared_out,
     written_arguments,
 )
+from penstock.shard.trace.static_leaves import mark_static, unmark_static
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,23 @@ class CallForm:
           read_only: indices of arguments that are not returned.
 
         Returns:
-          The result, and index → argument after the call, for each argument that holds Flax NNX objects which the step changed.
+          The result, in which what is not an array of an Equinox module is marked as static, and index → argument after the call,
+          for each argument that holds Flax NNX objects which the step changed.
         """
         before = tuple(jax.tree_util.tree_flatten(value) if has_variables(value) else None for value in values)
-        values = put_shared_back(values, self.shared)
+        values = unmark_static(put_shared_back(values, self.shared))
         positional = len(values) - len(self.keywords)
-        result = step(*values[:positional], **dict(zip(self.keywords, values[positional:], strict=True)))
+        result = mark_static(step(*values[:positional], **dict(zip(self.keywords, values[positional:], strict=True))))
         if not any(before):
             return result, {}
-        after, _ = take_shared_out(values)
+        after, _ = take_shared_out(mark_static(values))
         return result, {index: after[index] for index in written_arguments(before, after, names) if index not in read_only}
 
 
 def read_call(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple[CallForm, tuple]:
     """Return the form of a call, and all its arguments as one tuple.
+
+    It has each Flax NNX variable once, and what is not an array of an Equinox module is marked as static.
 
     Args:
       step: the step.
@@ -78,7 +82,7 @@ def read_call(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple[C
             args, kwargs = bound.args, bound.kwargs
         order = {parameter.name: index for index, parameter in enumerate(parameters)}
         keywords = tuple(sorted(kwargs, key=lambda name: (order.get(name, len(order)), name)))
-    values, shared = take_shared_out((*args, *(kwargs[name] for name in keywords)))
+    values, shared = take_shared_out(mark_static((*args, *(kwargs[name] for name in keywords))))
     return CallForm(keywords, shared), values
 
 

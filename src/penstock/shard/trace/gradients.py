@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.shard.trace.flat_program import INLINED, Path
+from penstock.shard.trace.flat_program import INLINED, FlatProgram, Op, Path
 from penstock.shard.trace.step import TracedStep
 
 
@@ -13,21 +14,38 @@ def describe_lost_gradients(traced: TracedStep) -> str | None:
     """Return a sentence about a step that computes gradients and does not train; None if it uses them.
 
     It uses them if its state depends on them, or an array among its other results. A scalar result, such as the norm of the
-    gradients, counts only in a step without state: that is an evaluation, of a gradient penalty for example.
+    gradients, counts only in a step without state: that is an evaluation, of a gradient penalty for example. A step that
+    computes new parameters and drops them does not train these, whatever becomes of the optimizer's state.
 
     Args:
       traced: the step.
     """
     backward = _backward_paths(traced.closed.jaxpr, ())
     program = traced.program
-    reached = {
-        result
-        for op in program.ops
-        if any(op.path[:length] in backward for length in range(1, len(op.path) + 1))
-        for result in op.results
-    }
-    if not reached:
+    gradients = {result for op in program.ops if _is_in(op, backward) for result in op.results}
+    if not gradients:
         return None
+    reached = _dependent_on(gradients, program)
+    dependent = [index for index, value in enumerate(program.outputs) if value in reached]
+    if not any(not traced.state or index in traced.state or traced.outputs[index].shape for index in dependent):
+        return (
+            f"the step computes gradients, and {'only scalars' if dependent else 'no results'} that it returns depend on them, "
+            "so it does not train: return the new parameters and optimizer state, or take the gradients out"
+        )
+    replaced = {traced.state[index] for index in dependent if index in traced.state}
+    lost = sorted(_inputs_with_dropped_values(program, reached, backward) - replaced)
+    if not lost:
+        return None
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return (
+        f"the step computes a new value of {traced.inputs[lost[0]].path!r}{more} from gradients, and does not return it, so "
+        "it does not train: return the new parameters. A Flax NNX object has to be changed itself, and not a copy that nnx.clone "
+        "makes"
+    )
+
+
+def _dependent_on(values: set[int], program: FlatProgram) -> set[int]:
+    """Return the values that depend on some values, with these."""
     uses: dict[int, list[int]] = {}
     for op in program.ops:
         for operand in op.operands:
@@ -36,19 +54,47 @@ def describe_lost_gradients(traced: TracedStep) -> str | None:
     for pair in program.same_sharding:
         uses.setdefault(pair.outer, []).append(pair.inner)
         uses.setdefault(pair.inner, []).append(pair.outer)
-    queue = deque(reached)
+    return _closure(values, uses)
+
+
+def _inputs_with_dropped_values(program: FlatProgram, reached: set[int], backward: set[Path]) -> set[int]:
+    """Return the inputs from which a value is computed by elementwise operations that nothing reads, as a new parameter is.
+
+    Args:
+      program: the step.
+      reached: the values that depend on gradients. The dropped value is one of them.
+      backward: the paths of the backward pass, whose values are gradients and no parameters.
+    """
+    read = {operand for op in program.ops for operand in op.operands} | set(program.outputs)
+    read |= {value for pair in program.same_sharding for value in (pair.outer, pair.inner)}
+    sources: dict[int, list[int]] = {}
+    dropped = []
+    for op in program.ops:
+        if op.rule.identity and not _is_in(op, backward):
+            for result in op.results:
+                shape = program.values[result].shape
+                same = [value for value in op.operands if value is not None and program.values[value].shape == shape]
+                sources.setdefault(result, []).extend(same)
+                if shape and result in reached and result not in read:
+                    dropped.append(result)
+    found = _closure(set(dropped), sources)
+    return {index for index, value in enumerate(program.inputs) if value in found}
+
+
+def _closure(values: set[int], edges: Mapping[int, Sequence[int]]) -> set[int]:
+    """Return the values that edges lead to from some values, with these."""
+    found, queue = set(values), deque(values)
     while queue:
-        for result in uses.get(queue.popleft(), ()):
-            if result not in reached:
-                reached.add(result)
-                queue.append(result)
-    dependent = [index for index, value in enumerate(program.outputs) if value in reached]
-    if any(not traced.state or index in traced.state or traced.outputs[index].shape for index in dependent):
-        return None
-    return (
-        f"the step computes gradients, and {'only scalars' if dependent else 'no results'} that it returns depend on them, so it "
-        "does not train: return the new parameters and optimizer state, or take the gradients out"
-    )
+        for value in edges.get(queue.popleft(), ()):
+            if value not in found:
+                found.add(value)
+                queue.append(value)
+    return found
+
+
+def _is_in(op: Op, paths: set[Path]) -> bool:
+    """Return whether an operation is at one of some paths, or inside of an operation there."""
+    return any(op.path[:length] in paths for length in range(1, len(op.path) + 1))
 
 
 def _backward_paths(jaxpr: Any, path: Path) -> set[Path]:

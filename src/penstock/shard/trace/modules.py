@@ -11,6 +11,7 @@ Flax is never imported here: without it, no argument is a module of it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -40,6 +41,22 @@ def has_variables(tree: Any) -> bool:
       tree: a pytree.
     """
     return "flax.nnx" in sys.modules and any(map(is_variable, jax.tree_util.tree_leaves(tree, is_leaf=is_variable)))
+
+
+def refuse_mutable_arrays(name: str, tree: Any) -> None:
+    """Raise a `ValueError` if variables are mutable arrays of JAX, which a program does not return.
+
+    Args:
+      name: the name of the argument.
+      tree: the argument.
+    """
+    for node in jax.tree_util.tree_leaves(tree, is_leaf=is_variable) if has_variables(tree) else ():
+        mode = next((mode for mode in ("hijax", "ref") if is_variable(node) and getattr(node, mode, False)), None)
+        if mode is not None:
+            raise ValueError(
+                f"the Flax NNX object {name!r} has variables with {mode}=True, which are mutable arrays of JAX. A plan needs "
+                f"variables that hold arrays: pass nnx.vars_as({name}, hijax=False, ref=False)"
+            )
 
 
 def take_shared_out(tree: Any) -> tuple[Any, Shared]:
@@ -150,14 +167,21 @@ def explain_closure(error: Exception, step: Callable) -> str | None:
     )
 
 
-def _captured(step: Callable) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of what a function closes over, its bound arguments, and the globals that it names."""
+def _captured(step: Callable, seen: tuple[Callable, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of what a function closes over, its bound arguments, and the globals that it names.
+
+    Args:
+      step: the function.
+      seen: the functions that close over it.
+    """
     while True:
         if isinstance(step, functools.partial):
-            yield from ((str(name), value) for name, value in (*enumerate(step.args), *step.keywords.items()))
+            with contextlib.suppress(TypeError, ValueError):  # a function without a signature
+                yield from inspect.signature(step.func).bind_partial(*step.args, **step.keywords).arguments.items()
             step = step.func
         elif inspect.ismethod(step):
             yield "self", step.__self__
+            yield from ((f"self.{name}", value) for name, value in getattr(step.__self__, "__dict__", {}).items())
             step = step.__func__
         elif hasattr(step, "__wrapped__"):
             step = step.__wrapped__
@@ -171,8 +195,8 @@ def _captured(step: Callable) -> Iterator[tuple[str, Any]]:
         except ValueError:  # a variable that has no value yet
             continue
         yield name, value
-        if inspect.isfunction(value):
-            yield from _captured(value)
+        if (inspect.isfunction(value) or hasattr(value, "__wrapped__")) and not any(value is each for each in (step, *seen)):
+            yield from _captured(value, (*seen, step))
     codes = [step.__code__]
     while codes:
         code = codes.pop()

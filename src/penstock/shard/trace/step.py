@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
 from penstock.shard.trace.flat_program import FlatProgram
 from penstock.shard.trace.flatten import flatten
 from penstock.shard.trace.merge_sums import merge_sums
-from penstock.shard.trace.modules import explain_closure, has_variables, is_variable
+from penstock.shard.trace.modules import explain_closure, has_variables, is_variable, refuse_mutable_arrays
 from penstock.shard.trace.state import find_state
 
 
@@ -125,10 +124,12 @@ def trace_form(
     Raises:
       TypeError: an argument holds a leaf that is not an array.
       ValueError: the step has side effects other than unordered ones of `jax.debug`, or it writes to Flax NNX objects that are
-        not arguments.
+        not arguments, or the variables of an argument are mutable arrays.
       Exception: errors that the step raises while it is traced are passed on.
     """
     names = argument_names(step, form, len(values))
+    for name, value in zip(names, values, strict=True):
+        refuse_mutable_arrays(name, value)
     abstract = tuple(_abstract_tree(value, name) for name, value in zip(names, values, strict=True))
     if weak is not None and len(weak) == len(jax.tree_util.tree_leaves(abstract)):
         types = iter(weak)
@@ -296,31 +297,10 @@ def _abstract(path: Any, leaf: Any, tree: Any, name: str | None) -> jax.ShapeDty
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         where = "/".join([*([] if name is None else [name]), *map(_key_name, path)])
         kind = "a function" if callable(leaf) else type(leaf).__name__
-        if _has_equinox_module(tree):
-            if name is None:
-                raise TypeError(
-                    f"this is an equinox.Module, or has one, with a leaf at {where!r} that is not an array: {kind}. A plan lays "
-                    "out arrays alone: params, static = eqx.partition(module, eqx.is_array) splits it, and params has the arrays"
-                )
-            raise TypeError(
-                f"the argument {name!r} is an equinox.Module, or has one, with a leaf at {where!r} that is not an array: "
-                f"{kind}. Split it, params, static = eqx.partition({name}, "
-                "eqx.is_array), and plan a step of params that begins with eqx.combine(params, static); where the step does not "
-                f"call it, eqx.filter({name}, eqx.is_array) leaves the arrays"
-            )
         if name is None:
             raise TypeError(f"the tree has a leaf at {where!r} that is not an array: {kind}")
         raise TypeError(f"an argument has a leaf at {where!r} that is not an array: {type(leaf).__name__}; close over it instead")
     return jax.ShapeDtypeStruct(leaf.shape, canonical_dtype(leaf), weak_type=getattr(leaf, "weak_type", False))
-
-
-def _has_equinox_module(tree: Any) -> bool:
-    """Return whether a tree is an `equinox.Module` or contains one."""
-    equinox = sys.modules.get("equinox")
-    if equinox is None:
-        return False
-    found = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, equinox.Module))
-    return any(isinstance(node, equinox.Module) for node in found)
 
 
 def canonical_dtype(leaf: Any) -> Any:
