@@ -79,7 +79,7 @@ def put(value: Any, dtype: str | None, sharding: Sharding) -> jax.Array:
     """
     if isinstance(value, jax.Array):
         value = value if dtype is None or value.dtype == dtype else value.astype(dtype)
-        return value if value.sharding.is_equivalent_to(sharding, value.ndim) else jax.device_put(value, sharding)
+        return value if value.sharding == sharding else jax.device_put(value, sharding)
     value = host_array(value, dtype)
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)

@@ -182,7 +182,8 @@ def _place_state(state: State, shardings: Sequence[NamedSharding]) -> None:
     for group in state:
         for number, value in enumerate(group):
             sharding = next(expected)
-            if not is_in_layout(value, sharding):
+            # An equivalent sharding on another mesh would do, but JAX would compile the step once more for it.
+            if not isinstance(value, jax.Array) or value.sharding != sharding:
                 group[number] = put(value, None, sharding)
                 del value
 

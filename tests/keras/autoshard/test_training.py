@@ -223,3 +223,14 @@ def test_prediction_before_training():
         return history
 
     assert_trains_as_on_one_device(sequential, fit)
+
+
+def test_a_step_is_compiled_once():
+    """The values of variables come from initializers, from steps, and from resets of metrics."""
+    x, y = records()
+    with pk.AutoShardDistribution().scope():
+        model = sequential()
+        for _ in range(2):
+            model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, validation_data=(x, y))
+        for function in (model.train_function, model.test_function):
+            assert [jitted._cache_size() for jitted in function._jitted.values()] == [1]
