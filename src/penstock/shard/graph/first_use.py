@@ -16,7 +16,7 @@ from penstock.shard.trace.flat_program import FlatProgram, Op, SameSharding
 Dims = tuple[int | None, ...]
 
 SELECT_ELEMENTS = {
-    **dict.fromkeys(("reshape", "slice", "dynamic_slice", "split", "rev", "copy", "sharding_constraint"), 1),
+    **dict.fromkeys(("reshape", "slice", "dynamic_slice", "split", "unstack", "rev", "copy", "sharding_constraint"), 1),
     "optimization_barrier": None,
 }
 """Primitives that move or select elements, and whose results keep dimensions of their operands → how many of their first operands

@@ -20,7 +20,9 @@ EXPENSIVE = frozenset(
     ]
 )
 """Elementwise primitives that XLA does not compute twice on CPU and GPU (`InstructionFusion::IsExpensive`)."""
-MOVES = frozenset(["broadcast_in_dim", "iota", "slice", "pad", "rev", "split", "tile", "dynamic_slice", "bitcast_convert_type"])
+MOVES = frozenset(
+    ["broadcast_in_dim", "iota", "slice", "pad", "rev", "split", "unstack", "tile", "dynamic_slice", "bitcast_convert_type"]
+)
 """Primitives that move or create elements, which fuse like elementwise ones."""
 LOOKUPS = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
 """Primitives that read and write only the elements that they take or put."""

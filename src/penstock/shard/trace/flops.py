@@ -15,7 +15,7 @@ from penstock._faults import DENSE_DEPTHWISE_GRADIENT
 _FREE = frozenset(
     {
         *("broadcast_in_dim", "reshape", "transpose", "squeeze", "copy", "copy_p", "iota", "concatenate", "stack", "tile"),
-        *("split", "slice", "dynamic_slice", "dynamic_update_slice", "pad", "gather", "rev", "bitcast_convert_type"),
+        *("split", "unstack", "slice", "dynamic_slice", "dynamic_update_slice", "pad", "gather", "rev", "bitcast_convert_type"),
         *("stop_gradient", "optimization_barrier", "sharding_constraint", "device_put", "sort", "top_k"),
         *("exp", "exp2", "log", "log1p", "expm1", "tanh", "sin", "cos", "tan", "erf", "sqrt", "rsqrt", "cbrt", "pow", "atan2"),
         *("random_bits", "random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_seed", "threefry2x32"),

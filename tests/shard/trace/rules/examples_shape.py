@@ -84,6 +84,15 @@ def repeated(draw):
     return example(lambda x, y: (jnp.stack([x, y], axis), lax.tile_p.bind(x, reps=reps)), shape, shape)
 
 
+# It is the transpose of a stack, so JAX 0.10.0 does not have it either.
+@examples(*(("unstack",) if hasattr(lax, "stack_p") else ()))
+@st.composite
+def taking_apart(draw):
+    shape = draw(shapes(2, 3))
+    axis = draw(ALONG) % len(shape)
+    return example(lambda x: tuple(jnp.unstack(x, axis=axis)), shape)
+
+
 @examples("split")
 @st.composite
 def splitting(draw):

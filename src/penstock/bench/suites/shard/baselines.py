@@ -78,6 +78,10 @@ def baselines(model: Model, state: Any, batch: Any, mesh: dict[str, int]) -> lis
             both = tuple(along_largest(shape, spec, others, mesh) for shape, spec in zip(shapes, tensor, strict=True))
             made.append(Baseline("Megatron + FSDP", both, split(others)))
             made.append(Baseline("Megatron + FSDP, gathered", both, split(others), gathered(tensor)))
+    for name, of_leaf in model.splits.items():
+        given = (of_leaf(path, mesh) for path in leaf_paths(state))
+        own = tuple(spec if spec is not None else ((),) * len(shape) for spec, shape in zip(given, shapes, strict=True))
+        made.append(Baseline(name, own, split(others)))
     return made
 
 

@@ -1,4 +1,4 @@
-"""Find the steps of a suite by their names: those of the zoo, or those of other packages (`outside`)."""
+"""Find the steps of a suite by their names: those of the zoo, of other packages (`outside`), or of Keras Hub (`hub`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.bench.suites.shard.zoo.model import Model
 
-_ZOO_NEEDS = ("flax", "equinox", "optax")
+_NEEDS = {"zoo": ("flax", "equinox", "optax"), "keras": ("keras", "keras_hub")}
 _LAST_WITH_FLAX = 4  # releases of transformers from 5 on have no models in Flax
 
 
 def names(suite: str) -> tuple[str, ...]:
-    """Return the names of the steps of a suite, "zoo" or "outside"."""
-    module = _module(suite)
-    found: tuple[str, ...] = module.ZOO if suite == "zoo" else module.OUTSIDE
+    """Return the names of the steps of a suite, "zoo", "outside" or "keras"."""
+    found: tuple[str, ...] = getattr(_module(suite), {"zoo": "ZOO", "outside": "OUTSIDE", "keras": "BACKBONES"}[suite])
     return found
 
 
@@ -27,14 +26,18 @@ def load(suite: str, name: str) -> Model:
     Raises:
       ValueError: the suite has no such step.
     """
+    if suite == "keras":
+        from penstock.bench.suites.shard.hub import step
+
+        return step.load(name)
     model: Model = _module(suite).load(name)
     return model
 
 
 def needs(suite: str, name: str) -> tuple[str, ...]:
     """Return the packages that a step imports, besides JAX and NumPy."""
-    if suite == "zoo":
-        return _ZOO_NEEDS
+    if suite in _NEEDS:
+        return _NEEDS[suite]
     found: tuple[str, ...] = _module(suite).needs(name)
     return found
 
@@ -51,4 +54,4 @@ def unsuited(suite: str, name: str) -> str:
 
 def _module(suite: str) -> ModuleType:
     # Imported here, because it imports JAX.
-    return importlib.import_module(f"penstock.bench.suites.shard.{suite}")
+    return importlib.import_module(f"penstock.bench.suites.shard.{'hub' if suite == 'keras' else suite}")

@@ -148,6 +148,14 @@ def stack(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[
     return Rule(tuple(operands[0].shape), (kept,) * len(operands), ((*kept[:axis], None, *kept[axis:]),))
 
 
+@rule_for("unstack")
+def unstack(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `i.j->ij,ij`: the dimension that is taken apart is replicated."""
+    kept = tuple(range(len(results[0].shape)))
+    axis = params["axis"] % (len(kept) + 1)
+    return Rule(tuple(results[0].shape), ((*kept[:axis], None, *kept[axis:]),), (kept,) * len(results))
+
+
 @rule_for("tile")
 def tile(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Return `i.->i.`: dimensions that are repeated are replicated."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from jax import Array
@@ -11,6 +11,7 @@ from jax import Array
 PyTree = Any
 Spec = tuple[str | None, ...]  # a mesh axis per dimension of a leaf
 Layout = tuple[tuple[str, Spec], ...]
+Split = tuple[tuple[str, ...], ...]  # the mesh axes that split each dimension of a leaf
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Model:
         regular expression and a spec, which has an entry for each dimension of the leaf. The expression is searched in the
         leaf's path in the state, where it also finds the moments that the optimizer keeps of a parameter; the first one found
         counts. A leaf without one is replicated. Empty where the model is not a transformer.
+      splits: layouts by hand that come with the model, by name: from the path of a leaf of the state and the sizes of the mesh
+        axes to its layout, or None where it is replicated. The rows of a batch are then split over the first axis of several.
     """
 
     name: str
@@ -37,3 +40,4 @@ class Model:
     batch: Callable[[int], PyTree]
     step: Callable[[PyTree, PyTree], tuple[PyTree, Array]]
     megatron: Layout = ()
+    splits: Mapping[str, Callable[[str, dict[str, int]], Split | None]] = field(default_factory=dict)
