@@ -12,6 +12,7 @@ variables are created in a provisional layout, sharded over all devices (`_layou
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,6 +56,10 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
       layout_map: a `keras.distribution.LayoutMap` of layouts to keep. The plan chooses those of all other variables. Its mesh is
         the `device_mesh`, if that is not given.
       auto_shard_dataset: as in Keras's own distributions.
+
+    Attributes:
+      plans: the last plan of each function: "train", "evaluate", "predict".
+      planning_seconds: the time that was spent to plan, with tracing. Functions that were planned before add nothing.
 
     Raises:
       TypeError, ValueError: an argument has a wrong type or value.
@@ -112,6 +117,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         self._owners = False
         self._entered = 0
         self.plans: dict[str, Plan] = {}
+        self.planning_seconds = 0.0
         order = self._device_order()
         first = keras_mesh(mesh) if mesh is not None else DeviceMesh((len(order),), [DEFAULT_BATCH_DIM_NAME], order)
         self._provisional = ProvisionalLayouts(order)
@@ -269,6 +275,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
     def _find_plan(self, step: ModelStep, arguments: StepArguments) -> tuple[Plan, TracedStep]:
         """Return the plan for a function of a model, and the step that was traced for it. An equal step has been planned once."""
         kept = self._kept_layouts(step)
+        begin = time.perf_counter()
         with automatic_axes():
             with without_collection(), explained(step):
                 traced = trace(step.step(), (*arguments.state, arguments.data))
@@ -283,6 +290,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
                     roles=step.roles(arguments),
                     **self._options,
                 )
+                self.planning_seconds += time.perf_counter() - begin
         plan = self._own_plans[key]
         self.plans[step.function] = plan
         return plan, traced

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 
 from penstock.bench.model import Workload
-from penstock.bench.suites.shard import real_workload, steps, workload
+from penstock.bench.suites.shard import hub, real_workload, steps, workload
 from penstock.bench.suites.shard.task import CPU, HARDWARE, Compiler, Task
 
-_ZOO, _OUTSIDE, _REAL = "zoo", "outside", "real"
-_QUICK = {_ZOO: ("mlp", "gpt2"), _OUTSIDE: ("equinox-gru",), _REAL: (real_workload.SMALL_CASE,)}
+_ZOO, _OUTSIDE, _REAL, _KERAS = "zoo", "outside", "real", "keras"
+_QUICK = {_ZOO: ("mlp", "gpt2"), _OUTSIDE: ("equinox-gru",), _KERAS: ("BertBackbone",), _REAL: (real_workload.SMALL_CASE,)}
 
 _EPILOG = f"""suites:
   zoo      17 steps in plain JAX, Linen, NNX and Equinox, on which the planner was developed; and three steps of training
   outside  23 steps of other packages: pip install "penstock[outside]"
+  keras    all backbones of Keras Hub, small and with random weights; twelve of them are fitted under AutoShardDistribution
   real     Llama 3B to 13B and mixtures of experts on 16 to 64 chips, each for its own topology: hours, as the TPU compiler takes
            minutes for each layout. Set PENSTOCK_BENCH_CACHE to a folder, which keeps its figures of layouts by hand: a run that
            was interrupted goes on there, and later runs do not compile them again.
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite",
         dest="steps",
-        choices=(_ZOO, _OUTSIDE, _REAL),
+        choices=(_ZOO, _OUTSIDE, _KERAS, _REAL),
         default=_ZOO,
         help="the steps to plan for (default: %(default)s)",
     )
@@ -49,20 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="MESH",
         help=f"plan for this mesh, of {', '.join(Compiler().meshes)} for 8 devices; may be given several times (default: all for "
-        f"the zoo, the one of two axes for {_OUTSIDE})",
+        f"the zoo, those of one and two axes for {_KERAS}, the one of two axes for {_OUTSIDE})",
     )
     parser.add_argument("--hardware", help=f"whose peaks, links and memory count (default: that of the topology, or {HARDWARE})")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"{' and '.join(_QUICK[_ZOO])} (or {_QUICK[_OUTSIDE][0]}, or {_QUICK[_REAL][0]}) on a mesh of two axes, unless "
+        help=f"{' and '.join(_QUICK[_ZOO])} (or one step of another suite) on a mesh of two axes, unless "
         "--only and --mesh say otherwise; no training",
     )
     parser.add_argument(
         "--train",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help=f"train three steps under the plan, and on one device (default: for the {_ZOO}, unless --quick)",
+        help=f"train three steps under the plan, and on one device (default: for {_ZOO} and {_KERAS}, unless --quick)",
     )
     parser.epilog = _EPILOG
 
@@ -78,11 +79,20 @@ def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
     known = steps.names(args.steps)
     _check_steps(args, known)
     models = tuple(dict.fromkeys(args.only or (_QUICK[args.steps] if args.quick else known)))
-    train = args.train if args.train is not None else args.steps == _ZOO and not args.quick
+    train = args.train if args.train is not None else args.steps in (_ZOO, _KERAS) and not args.quick
     chosen = []
     for compiler in _compilers(args):
-        tasks = [Task(model, mesh, compiler, args.steps) for model in models for mesh in _meshes(args, compiler)]
-        chosen += [workload.plans_workload(tasks), *([workload.training_workload(tasks)] if train else [])]
+        tasks = [
+            Task(model, mesh, compiler, args.steps, steps.limits(args.steps, model))
+            for model in models
+            for mesh in _meshes(args, compiler)
+        ]
+        chosen.append(workload.plans_workload(tasks))
+        if train and args.steps == _KERAS:
+            fitted = [task for task in tasks if task.model in hub.DEEP]
+            chosen += [workload.fit_workload(fitted)] if fitted else []
+        elif train:
+            chosen.append(workload.training_workload(tasks))
     return tuple(chosen)
 
 
@@ -144,4 +154,5 @@ def _meshes(args: argparse.Namespace, compiler: Compiler) -> tuple[str, ...]:
             f"{', '.join(known)}"
         )
     two_axes = known[1:2] or known
-    return tuple(dict.fromkeys(args.mesh or (known if args.steps == _ZOO and not args.quick else two_axes)))
+    every = {_ZOO: known, _KERAS: known[:2]}.get(args.steps, two_axes)
+    return tuple(dict.fromkeys(args.mesh or (two_axes if args.quick else every)))

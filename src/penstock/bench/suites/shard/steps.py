@@ -7,6 +7,8 @@ import importlib.util
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from penstock.bench.suites.shard.task import LIMITS
+
 if TYPE_CHECKING:
     from penstock.bench.suites.shard.zoo.model import Model
 
@@ -40,6 +42,13 @@ def needs(suite: str, name: str) -> tuple[str, ...]:
         return _NEEDS[suite]
     found: tuple[str, ...] = _module(suite).needs(name)
     return found
+
+
+def limits(suite: str, name: str) -> tuple[str, ...]:
+    """Return the limits of memory to plan a step for (`task.LIMITS`)."""
+    from penstock.bench.suites.shard import hub
+
+    return LIMITS if suite != "keras" or name in hub.DEEP else ("loose", "half")
 
 
 def unsuited(suite: str, name: str) -> str:

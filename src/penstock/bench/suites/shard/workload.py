@@ -13,7 +13,7 @@ from penstock.bench.suites.shard import steps
 from penstock.bench.suites.shard.comparison import losses_measurement, measurements
 from penstock.bench.suites.shard.task import Compiler, Task
 
-_TRAINING = "training-"
+_TRAINING, _FIT = "training-", "fit-"
 _TIME_LIMIT = 4 * 3600.0  # a compiler takes up to a minute for a program of these sizes
 
 # The ratio to three decimals, as it is printed. A plan that equals the baseline sends the same bytes, except for all-reduces of
@@ -52,10 +52,18 @@ _CALIBRATED = {
     "zoo": "The model of memory was calibrated on these steps (data parallel and FSDP on 2x4, for each compiler), so that its "
     "errors here say little; those of the suites outside and real count.",
     "outside": "The model of memory was not calibrated on these steps.",
+    "keras": "The model of memory was not calibrated on these steps.",
 }
 _TRAINING_METHOD = (
     "Three steps are trained under each task's plan for the smaller limit that has one, and on one device, from the same state "
     "and with the same batches. The difference is the largest relative one between two losses of a step."
+)
+_FIT_METHOD = (
+    "A backbone of Keras Hub is built and trained for three steps by Keras's own `fit`: on one device, and under "
+    "AutoShardDistribution with the limit that is tight for its plan, or without a limit if there is none. Parameters: the bytes "
+    "that a device holds of all variables of the model, over an eighth of their sum. The largest array: on one device, of all "
+    "that live while the model is built, over the largest shard of a variable under the plan. Planning: with tracing, and with "
+    "compilations to check the limit. A second fit plans nothing."
 )
 
 
@@ -108,14 +116,50 @@ def training_workload(tasks: Sequence[Task]) -> Workload:
     )
 
 
+def fit_workload(tasks: Sequence[Task]) -> Workload:
+    """Return the workload that fits models of Keras under `AutoShardDistribution`, after they were planned in the same run."""
+    compiler = tasks[0].compiler
+    return Workload(
+        name=f"{_FIT}{tasks[0].suite}-{compiler.label}",
+        title="three steps of `fit` under AutoShardDistribution for {hardware}, judged by {compiler}, against one device",
+        metrics=(
+            Metric("difference", "of the loss", "lower"),
+            Metric("parameters", "× 1/8 of their bytes", "lower"),
+            Metric("largest array", "× largest shard", "lower"),
+            Metric("planning", "s", "lower"),
+            Metric("second fit", "s", "lower"),
+        ),
+        baseline=None,
+        variants=_variants(tasks, _fit),
+        sizes=_sizes(compiler),
+        targets=(
+            Target(None, "difference", 1e-4),
+            Target(None, "parameters", 1.15),
+            Target(None, "largest array", 1.0),
+            Target(None, "planning", 10.0),
+            Target(None, "second fit", 0.0),
+        ),
+        time_limit=_TIME_LIMIT,
+        scored=True,
+        method=_FIT_METHOD,
+    )
+
+
 def find(name: str) -> Workload:
     """Return the workload of this name, with all tasks that there are for its compiler."""
     if name == SMALL.name:
         return SMALL
-    suite, _, label = name.removeprefix(_TRAINING).partition("-")
+    prefix = next((each for each in (_TRAINING, _FIT) if name.startswith(each)), "")
+    suite, _, label = name.removeprefix(prefix).partition("-")
     compiler = Compiler.of_label(label)
-    make = training_workload if name.startswith(_TRAINING) else plans_workload
-    return make([Task(model, mesh, compiler, suite) for model in steps.names(suite) for mesh in compiler.meshes])
+    make = {_TRAINING: training_workload, _FIT: fit_workload}.get(prefix, plans_workload)
+    return make(
+        [
+            Task(model, mesh, compiler, suite, steps.limits(suite, model))
+            for model in steps.names(suite)
+            for mesh in compiler.meshes
+        ]
+    )
 
 
 def folder() -> Path:
@@ -150,6 +194,15 @@ def _plan(task: Task, size: Size) -> Measurement:
 
     measure.start_devices(task.devices)
     return Measurement(parts=measurements(task, *measure.measure_task(task, folder())))
+
+
+def _fit(task: Task, size: Size) -> Measurement:
+    from penstock.bench.suites.shard import measure
+
+    measure.start_devices(task.devices)
+    from penstock.bench.suites.shard.hub import fit
+
+    return fit.fit(task, folder())
 
 
 def _train(task: Task, size: Size) -> Measurement:

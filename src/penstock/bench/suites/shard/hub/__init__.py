@@ -20,6 +20,12 @@ _NOISE = 0.05  # standard deviation of what is added to constant weights
 
 BACKBONES = tuple(sorted(CONFIGURATIONS))
 
+DEEP = (
+    *("BertBackbone", "GPT2Backbone", "GemmaBackbone", "MistralBackbone", "Llama3Backbone", "MixtralBackbone", "T5Backbone"),
+    *("WhisperBackbone", "ViTBackbone", "ResNetBackbone", "ViTDetBackbone", "DebertaV3Backbone"),
+)
+"""The backbones that are also fitted under `AutoShardDistribution`."""
+
 NOT_BUILT: Mapping[str, str] = MappingProxyType(
     {
         "Backbone": "It is the base class of the others.",

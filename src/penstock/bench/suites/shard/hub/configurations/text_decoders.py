@@ -50,10 +50,11 @@ TEXT_DECODERS: Mapping[str, Configuration] = {
     ),
     "GPT2Backbone": Configuration({**_MULTI_HEAD, "max_sequence_length": _LENGTH}, _INPUTS),
     "GPTNeoXBackbone": Configuration({**_MULTI_HEAD, "max_sequence_length": _LENGTH}, _INPUTS),
-    # Gemma 2's: norms after each block, soft caps and a sliding window.
+    # One head of keys and values, as Gemma 2B; otherwise Gemma 2's: norms after each block, soft caps and a sliding window.
     "GemmaBackbone": Configuration(
         {
             **_GROUPED_QUERY,
+            "num_key_value_heads": 1,
             "head_dim": 16,
             "use_post_ffw_norm": True,
             "use_post_attention_norm": True,

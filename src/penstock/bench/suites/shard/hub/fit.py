@@ -1,0 +1,136 @@
+"""Fit a backbone of Keras Hub under `AutoShardDistribution`, and compare it with one device.
+
+In: a planning task, and the folder with its plan for the tight limit. Out: the measurement of one training, in this process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from penstock.bench.model import Measurement, Remarks
+from penstock.bench.suites.shard import measure
+from penstock.bench.suites.shard.hub import trained
+from penstock.bench.suites.shard.hub.step import sample
+from penstock.bench.suites.shard.planning import hardware_of
+from penstock.bench.suites.shard.task import Task
+from penstock.shard import Plan
+
+_STEPS = 3
+
+
+def fit(task: Task, plans: Path) -> Measurement:
+    """Train three steps on one device and under a plan, and then once more.
+
+    Args:
+      plans: the folder with the plans of `measure_task`; the limit is that of the tight one.
+
+    Returns:
+      The largest relative difference of a loss; the bytes that a device holds of the parameters, over their eighth; the largest
+      array on a device while the model is built, over the largest shard of the plan; the seconds to plan; and those of a second
+      fit.
+    """
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
+
+    import penstock.keras as pk
+
+    path = measure.plan_path(plans, task, "tight")
+    limit = Plan.load(path).limit if path.exists() else None
+    alone, _ = _train(task.model, trained)
+    mesh = keras.distribution.DeviceMesh(tuple(task.axes.values()), list(task.axes))
+    distribution = pk.AutoShardDistribution(mesh, hardware=hardware_of(task.compiler), memory=limit)
+    largest = _Largest()
+    with distribution.scope():
+        planned, model = _train(task.model, largest.watch(trained))
+        first = distribution.planning_seconds
+        _fit(model, task.model)
+    variables = [each.value for each in model.variables]
+    held = sum(_on_one_device(each) for each in variables)
+    shard = max(_on_one_device(each) for each in variables)
+    total = sum(each.nbytes for each in variables)
+    difference = max(abs(one - other) / abs(other) for one, other in zip(planned, alone, strict=True))
+    values = {
+        "difference": difference,
+        "parameters": held * task.devices / total,
+        "largest array": largest.bytes / shard,
+        "planning": first,
+        "second fit": distribution.planning_seconds - first,
+    }
+    plan = distribution.plans["train"]
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    return Measurement(
+        finite,
+        {"alone": alone, "planned": planned, "limit": limit, "bytes": total},
+        remarks=Remarks(
+            {"limit": "tight" if limit else "loose", "on one device": _listed(alone), "under the plan": _listed(planned)},
+            notes=list(plan.remarks),
+            missed=dict.fromkeys(set(values) - set(finite), "it is not finite"),
+        ),
+    )
+
+
+class _Largest:
+    """The most bytes that one device held of an array, of all that lived when a variable of Keras had been created."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def watch(self, build: Callable[[str], Any]) -> Callable[[str], Any]:
+        """Return a function that builds a model as another does, and looks at all arrays after each variable."""
+        from keras.src import backend
+
+        create = backend.Variable.__init__
+        before = {id(each) for each in jax.live_arrays()}
+
+        def created(variable: Any, *args: Any, **options: Any) -> None:
+            create(variable, *args, **options)
+            new = [each for each in jax.live_arrays() if id(each) not in before]
+            self.bytes = max([self.bytes, *map(_on_one_device, new)])
+
+        def watched(name: str) -> Any:
+            backend.Variable.__init__ = created
+            try:
+                return build(name)
+            finally:
+                backend.Variable.__init__ = create
+
+        return watched
+
+
+def _on_one_device(array: jax.Array) -> int:
+    """Return the bytes of an array that one device holds."""
+    return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+
+
+def _train(name: str, build: Callable[[str], Any]) -> tuple[list[float], Any]:
+    """Build a model from fixed seeds and train it; return its losses and the model."""
+    import keras
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    model = build(name)
+    return _fit(model, name), model
+
+
+def _fit(model: Any, name: str) -> list[float]:
+    """Return the loss of each step of an epoch of three batches."""
+    import keras
+
+    losses: list[float] = []
+    batches = [sample(name, seed) for seed in range(_STEPS)]
+    inputs = {key: np.concatenate([x[key] for x, _ in batches]) for key in batches[0][0]}
+    targets = np.concatenate([y for _, y in batches])
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(float(logs["loss"])))
+    model.fit(inputs, targets, batch_size=len(batches[0][1]), shuffle=False, verbose=0, callbacks=[note])
+    return losses
+
+
+def _listed(losses: list[float]) -> str:
+    return ", ".join(f"{loss:.5g}" for loss in losses)
