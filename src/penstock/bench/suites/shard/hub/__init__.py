@@ -67,14 +67,14 @@ def trained(name: str) -> Any:
 
     configuration = _configuration(name)
     backbone = build(name)
-    model = getattr(keras_hub.models, configuration.task)(backbone) if configuration.task else backbone
+    forward = getattr(keras_hub.models, configuration.task)(backbone) if configuration.task else backbone
     inputs = {key: keras.Input(each.shape, dtype=each.dtype, name=key) for key, each in configuration.inputs.items()}
-    one = len(inputs) == 1 and not isinstance(model.input, dict)
-    outputs = model(next(iter(inputs.values())) if one else inputs)
+    takes_array = len(inputs) == 1 and not isinstance(forward.input, dict)
+    outputs = forward(next(iter(inputs.values())) if takes_array else inputs)
     squares = [_mean_square(each) for each in keras.tree.flatten(outputs) if keras.backend.is_float_dtype(each.dtype)]
-    whole = keras.Model(inputs, sum(squares[1:], start=squares[0]), name=f"trained_{backbone.name}")
-    whole.compile(optimizer=keras.optimizers.AdamW(1e-3), loss=mean_output)
-    return whole
+    model = keras.Model(inputs, sum(squares[1:], start=squares[0]), name=f"trained_{backbone.name}")
+    model.compile(optimizer=keras.optimizers.AdamW(1e-3), loss=mean_output)
+    return model
 
 
 def mean_output(target: Any, output: Any) -> Any:
