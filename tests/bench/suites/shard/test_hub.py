@@ -12,7 +12,7 @@ ROWS = 8
 
 
 def weights(model):
-    return [np.array(keras.ops.convert_to_numpy(each)) for each in model.trainable_variables]
+    return [np.array(each.value) for each in model.trainable_variables]
 
 
 def test_every_exported_backbone_has_a_configuration_or_a_reason():

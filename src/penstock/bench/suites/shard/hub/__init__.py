@@ -88,11 +88,9 @@ def _vary_constants(model: Any) -> None:
     The mean square of a normalized output is constant where its scale is; and weights on both sides of a matrix of zeros have no
     gradient.
     """
-    from keras import ops
-
     rng = np.random.default_rng(0)
     for weight in model.trainable_variables:
-        values = ops.convert_to_numpy(weight)
+        values = np.asarray(weight.value)
         if values.size and (values == values.flat[0]).all():
             weight.assign(values + rng.normal(0, _NOISE, values.shape))
 
