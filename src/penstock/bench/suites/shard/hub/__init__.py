@@ -73,14 +73,14 @@ def trained(name: str) -> Any:
 
     configuration = _configuration(name)
     backbone = build(name)
-    model = getattr(keras_hub.models, configuration.task)(backbone) if configuration.task else backbone
+    forward = getattr(keras_hub.models, configuration.task)(backbone) if configuration.task else backbone
     inputs = {key: keras.Input(each.shape, dtype=each.dtype, name=key) for key, each in configuration.inputs.items()}
-    one = len(inputs) == 1 and not isinstance(model.input, dict)
-    outputs = model(next(iter(inputs.values())) if one else inputs)
+    takes_array = len(inputs) == 1 and not isinstance(forward.input, dict)
+    outputs = forward(next(iter(inputs.values())) if takes_array else inputs)
     squares = [_mean_square(each) for each in keras.tree.flatten(outputs) if keras.backend.is_float_dtype(each.dtype)]
-    whole = keras.Model(inputs, sum(squares[1:], start=squares[0]), name=f"trained_{backbone.name}")
-    whole.compile(optimizer=keras.optimizers.AdamW(1e-3), loss=mean_output)
-    return whole
+    model = keras.Model(inputs, sum(squares[1:], start=squares[0]), name=f"trained_{backbone.name}")
+    model.compile(optimizer=keras.optimizers.AdamW(1e-3), loss=mean_output)
+    return model
 
 
 def mean_output(target: Any, output: Any) -> Any:
@@ -96,7 +96,7 @@ def _vary_constants(model: Any) -> None:
     """
     rng = np.random.default_rng(0)
     for weight in model.trainable_variables:
-        values = np.asarray(weight)
+        values = np.asarray(weight.value)
         if values.size and (values == values.flat[0]).all():
             weight.assign(values + rng.normal(0, _NOISE, values.shape))
 
