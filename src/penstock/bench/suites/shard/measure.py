@@ -74,13 +74,16 @@ def measure_task(task: Task, folder: Path) -> Found:
         made.append(plan_within(asked, "loose", loose))
     layouts = baselines(model, asked.state, asked.batch, task.axes)
     tried = score_layouts(model, asked, layouts, task.axes, folder)
-    tried.append(_score_parallax(model, asked, task.axes, folder))
+    if task.compared_with_planners:
+        tried.append(_score_parallax(model, asked, task.axes, folder))
     limits = _limits(tried)
     made += [plan_within(asked, limit, limits[limit]) for limit in task.limits if limit != "loose"]
     for score, found in made:
         if found is not None and score.score is not None:
             found.save(plan_path(folder, task, score.limit))
     first = next((found for _, found in made if found is not None), None)
+    if not task.compared_with_planners:
+        return Found(tried, [score for score, _ in made], [])
     scores = [score if found is None else _with_ablation(asked, task.axes, score) for score, found in made]
     return Found(tried, scores, own_baselines(asked, first) if first else [])
 
@@ -106,9 +109,16 @@ def score_layouts(
     Args:
       folder: the compiler's figures are kept in it.
     """
-    flat = [laid_out(model, asked.state, asked.batch, layout, abstract_mesh(axes)) for layout in layouts]
-    results = compile_elsewhere(flat, asked.compiler.topology, kept_in(folder))
-    return [_attempt(layout.name, asked, partial(_given, result)) for layout, result in zip(layouts, results, strict=True)]
+    scores, flat = {}, {}
+    for layout in layouts:
+        try:
+            flat[layout.name] = laid_out(model, asked.state, asked.batch, layout, abstract_mesh(axes))
+        except ValueError as error:  # a dimension that its mesh axes do not divide
+            scores[layout.name] = BaselineScore(layout.name, None, f"does not fit the shapes: {reason(error)}")
+    results = compile_elsewhere(list(flat.values()), asked.compiler.topology, kept_in(folder))
+    for name, result in zip(flat, results, strict=True):
+        scores[name] = _attempt(name, asked, partial(_given, result))
+    return [scores[layout.name] for layout in layouts]
 
 
 def kept_in(folder: Path) -> Path:

@@ -89,7 +89,7 @@ class Task:
       model: its name in its suite.
       mesh: the sizes of the mesh axes, "2x4"; "searched" if the planner chooses them.
       compiler: the compiler that judges.
-      suite: "zoo", "outside" or "real".
+      suite: "zoo", "outside", "keras" or "real".
       limits: the limits of memory to plan for: "loose" is the hardware's memory, "half" is half of what replicated data
         parallel needs, and "tight" is 1.02 times what the smallest layout by hand needs.
     """
@@ -118,6 +118,14 @@ class Task:
         """
         sizes = [int(size) for size in self.mesh.split("x")]
         return dict(zip(_AXES[len(sizes)], sizes, strict=True))
+
+    @property
+    def compared_with_planners(self) -> bool:
+        """Return whether its plans are also compared with another planner, and with the planner's own baselines and search.
+
+        That takes as long as all else, and says nothing new for the 74 steps of Keras Hub.
+        """
+        return self.suite != "keras"
 
     @property
     def devices(self) -> int:

@@ -43,7 +43,9 @@ def fit(task: Task, plans: Path) -> Measurement:
 
     path = measure.plan_path(plans, task, "tight")
     limit = Plan.load(path).limit if path.exists() else None
+    keras.backend.clear_session()  # not inside of a scope, as it forgets the distribution
     alone, _ = _train(task.model, trained)
+    keras.backend.clear_session()
     mesh = keras.distribution.DeviceMesh(tuple(task.axes.values()), list(task.axes))
     distribution = pk.AutoShardDistribution(mesh, hardware=hardware_of(task.compiler), memory=limit)
     largest = _Largest()
@@ -113,7 +115,6 @@ def _train(name: str, build: Callable[[str], Any]) -> tuple[list[float], Any]:
     """Build a model from fixed seeds and train it; return its losses and the model."""
     import keras
 
-    keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     model = build(name)
     return _fit(model, name), model
