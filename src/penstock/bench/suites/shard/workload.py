@@ -61,7 +61,8 @@ _TRAINING_METHOD = (
 _FIT_METHOD = (
     "A backbone of Keras Hub is built and trained for three steps by Keras's own `fit`: on one device, and under "
     "AutoShardDistribution with the limit that is tight for its plan, or without a limit if there is none. Parameters: the bytes "
-    "that a device holds of all variables of the model, over an eighth of their sum. The largest array: on one device, of all "
+    "that a device holds of all variables of the model, over an eighth of their sum, after the limit was lowered until it asks "
+    "for sharded parameters or nothing fits. The largest array: on one device, of all "
     "that live while the model is built, over the largest shard of a variable under the plan. Planning: with tracing, and with "
     "compilations to check the limit. A second fit plans nothing."
 )

@@ -14,15 +14,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from penstock._bytes import format_bytes
 from penstock.bench.model import Measurement, Remarks
 from penstock.bench.suites.shard import measure
 from penstock.bench.suites.shard.hub import trained
 from penstock.bench.suites.shard.hub.step import sample
 from penstock.bench.suites.shard.planning import hardware_of
 from penstock.bench.suites.shard.task import Task
-from penstock.shard import Plan
+from penstock.shard import Plan, PlanError
 
 _STEPS = 3
+_TRIES = 8
+_SHARDED = 1.15
+"""The bytes of parameters on a device, over an eighth of all, with which they count as sharded."""
 
 
 def fit(task: Task, plans: Path) -> Measurement:
@@ -47,35 +51,69 @@ def fit(task: Task, plans: Path) -> Measurement:
     alone, _ = _train(task.model, trained)
     keras.backend.clear_session()
     mesh = keras.distribution.DeviceMesh(tuple(task.axes.values()), list(task.axes))
-    distribution = pk.AutoShardDistribution(mesh, hardware=hardware_of(task.compiler), memory=limit)
+    hardware = hardware_of(task.compiler)
+    distribution = pk.AutoShardDistribution(mesh, hardware=hardware, memory=limit)
     largest = _Largest()
     with distribution.scope():
         planned, model = _train(task.model, largest.watch(trained))
         first = distribution.planning_seconds
         _fit(model, task.model)
-    variables = [each.value for each in model.variables]
-    held = sum(_on_one_device(each) for each in variables)
-    shard = max(_on_one_device(each) for each in variables)
-    total = sum(each.nbytes for each in variables)
+    plan = distribution.plans["train"]
+    shard = max(_on_one_device(each.value) for each in model.variables)
+    least, share, refused = _shard_parameters(
+        model, task, plan, lambda limit: pk.AutoShardDistribution(mesh, hardware=hardware, memory=limit)
+    )
     difference = max(abs(one - other) / abs(other) for one, other in zip(planned, alone, strict=True))
     values = {
         "difference": difference,
-        "parameters": held * task.devices / total,
+        "parameters": share * task.devices,
         "largest array": largest.bytes / shard,
         "planning": first,
         "second fit": distribution.planning_seconds - first,
     }
-    plan = distribution.plans["train"]
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return Measurement(
         finite,
-        {"alone": alone, "planned": planned, "limit": limit, "bytes": total},
+        {"alone": alone, "planned": planned, "limit": limit, "least": least},
         remarks=Remarks(
-            {"limit": "tight" if limit else "loose", "on one device": _listed(alone), "under the plan": _listed(planned)},
+            {
+                "limit": "tight" if limit else "loose",
+                "least limit": format_bytes(least),
+                "on one device": _listed(alone),
+                "under the plan": _listed(planned),
+            },
             notes=list(plan.remarks),
             missed=dict.fromkeys(set(values) - set(finite), "it is not finite"),
+            exempt={"parameters": "nothing fits a lower limit, so none asks for more shards"} if refused else {},
         ),
     )
+
+
+def _shard_parameters(model: Any, task: Task, plan: Plan, distribution_of: Callable[[int], Any]) -> tuple[int, float, bool]:
+    """Lower the limit until it asks for sharded parameters, or until nothing fits.
+
+    Args:
+      model: a model that is trained by a plan.
+      plan: the plan.
+      distribution_of: a distribution for a limit in bytes.
+
+    Returns:
+      The last limit that a plan keeps, the share of the bytes of the model's variables that a device then holds, and whether
+      nothing fits a lower limit.
+    """
+    total = sum(each.value.nbytes for each in model.variables)
+    limit = plan.limit
+    for _ in range(_TRIES):
+        share = sum(_on_one_device(each.value) for each in model.variables) / total
+        if share * task.devices <= _SHARDED:
+            break
+        lower = (plan.checked or plan.verify().measured).memory - 1
+        try:
+            plan = distribution_of(lower).shard(model, sample(task.model, 0))
+        except PlanError:
+            return limit, share, True
+        limit = lower
+    return limit, share, False
 
 
 class _Largest:

@@ -156,7 +156,7 @@ IMAGE_ENCODERS: Mapping[str, Configuration] = {
         {
             "input_conv_filters": [32],
             "input_conv_kernel_sizes": [7],
-            "stackwise_num_filters": [64, 128],
+            "stackwise_num_filters": [128, 256],
             "stackwise_num_blocks": [2, 2],
             "stackwise_num_strides": [1, 2],
             "block_type": "bottleneck_block",
@@ -173,14 +173,14 @@ IMAGE_ENCODERS: Mapping[str, Configuration] = {
         {"images": Floats(_SMALL)},
     ),
     "ViTBackbone": Configuration(
-        {**_TRANSFORMER, "patch_size": 8, "mlp_dim": 256, "image_shape": _LARGE},
+        {**_TRANSFORMER, "hidden_dim": 256, "patch_size": 8, "mlp_dim": 1024, "image_shape": _LARGE},
         {"images": Floats(_LARGE)},
     ),
     "ViTDetBackbone": Configuration(
         {
-            "hidden_size": 64,
+            "hidden_size": 256,
             "num_layers": 2,
-            "intermediate_dim": 256,
+            "intermediate_dim": 1024,
             "num_heads": 8,
             "global_attention_layer_indices": [1],
             "patch_size": 8,

@@ -30,18 +30,18 @@ SPEECH: Mapping[str, Configuration] = {
     ),
     "WhisperBackbone": Configuration(
         {
-            "vocabulary_size": 512,
+            "vocabulary_size": 2048,
             "num_layers": 2,
             "num_heads": 8,
-            "hidden_dim": 64,
-            "intermediate_dim": 256,
+            "hidden_dim": 256,
+            "intermediate_dim": 1024,
             "num_mels": 80,
             "max_encoder_sequence_length": 64,
             "max_decoder_sequence_length": 32,
         },
         {
             "encoder_features": Floats((64, 80), low=-1.0),
-            "decoder_token_ids": Tokens((32,), 512),
+            "decoder_token_ids": Tokens((32,), 2048),
             "decoder_padding_mask": Ones((32,)),
         },
     ),

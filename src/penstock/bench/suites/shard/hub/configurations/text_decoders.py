@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from penstock.bench.suites.shard.hub.arrays import Array, Ones, Tokens
 from penstock.bench.suites.shard.hub.configuration import Configuration
 
-_VOCABULARY = 512
+_VOCABULARY = 2048
 _LENGTH = 32
 
 _INPUTS: Mapping[str, Array] = {"token_ids": Tokens((_LENGTH,), _VOCABULARY), "padding_mask": Ones((_LENGTH,))}
-_MULTI_HEAD = {"vocabulary_size": _VOCABULARY, "num_layers": 2, "num_heads": 8, "hidden_dim": 64, "intermediate_dim": 256}
+_MULTI_HEAD = {"vocabulary_size": _VOCABULARY, "num_layers": 2, "num_heads": 8, "hidden_dim": 256, "intermediate_dim": 1024}
 _GROUPED_QUERY = {
     "vocabulary_size": _VOCABULARY,
     "num_layers": 2,
     "num_query_heads": 8,
     "num_key_value_heads": 4,
-    "hidden_dim": 64,
-    "intermediate_dim": 256,
+    "hidden_dim": 256,
+    "intermediate_dim": 1024,
 }
 _TIED = {"tie_word_embeddings": True}  # hidden states, which a backbone returns, do not depend on other output weights
 _EXPERTS = {"num_experts": 8, "top_k": 2}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from penstock.bench.suites.shard.hub.arrays import Array, Ones, Tokens
 from penstock.bench.suites.shard.hub.configuration import Configuration
 
-_VOCABULARY = 512
+_VOCABULARY = 2048
 _LENGTH = 32
 
 _TOKENS: Mapping[str, Array] = {"token_ids": Tokens((_LENGTH,), _VOCABULARY)}
@@ -19,7 +19,7 @@ TWO_TEXTS: Mapping[str, Array] = {
     "decoder_token_ids": Tokens((_LENGTH,), _VOCABULARY),
     "decoder_padding_mask": Ones((_LENGTH,)),
 }
-_SIZES = {"vocabulary_size": _VOCABULARY, "num_layers": 2, "num_heads": 8, "hidden_dim": 64, "intermediate_dim": 256}
+_SIZES = {"vocabulary_size": _VOCABULARY, "num_layers": 2, "num_heads": 8, "hidden_dim": 256, "intermediate_dim": 1024}
 T5_GEMMA = {
     "vocabulary_size": _VOCABULARY,
     "encoder_hidden_dim": 64,
@@ -90,7 +90,7 @@ TEXT_ENCODERS: Mapping[str, Configuration] = {
         {**_TOKENS, **_SEGMENTS},
     ),
     "RobertaBackbone": Configuration({**_SIZES, "max_sequence_length": _LENGTH}, {**_TOKENS, **_MASK}),
-    "RoformerV2Backbone": Configuration({**_SIZES, "head_size": 8}, {**_TOKENS, **_SEGMENTS}),
+    "RoformerV2Backbone": Configuration({**_SIZES, "head_size": 32}, {**_TOKENS, **_SEGMENTS}),
     "T5Backbone": Configuration(_SIZES, TWO_TEXTS),
     "T5GemmaBackbone": Configuration({**T5_GEMMA, "attn_logit_softcapping": 50.0}, TWO_TEXTS),
     "XLMRobertaBackbone": Configuration({**_SIZES, "max_sequence_length": _LENGTH}, {**_TOKENS, **_MASK}),
