@@ -12,6 +12,7 @@ variables are created in a provisional layout, sharded over all devices (`_layou
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from penstock.keras._hooks import install
 from penstock.keras._layouts import PlannedLayout, ProvisionalLayouts, keras_mesh, planned_layout, rows_layout
 from penstock.keras._model_step import ModelStep, StepArguments, abstract_batch
 from penstock.keras._planned_function import Layouts, PlannedFunction
+from penstock.keras._together import plan_together
 from penstock.keras._trace_errors import explained
 from penstock.shard import Hardware, Plan
 from penstock.shard._plan import plan_traced
@@ -196,7 +198,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
             expected = iter(layouts.state)
             for variables in step.variables().values():
                 for variable in variables:
-                    variable._value = put(variable._value, None, next(expected))
+                    variable._value = jax.block_until_ready(put(variable._value, None, next(expected)))
         return self.plans[function]
 
     def explain(self, print_fn: Callable[[str], Any] = print) -> None:
@@ -282,14 +284,11 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
             key = (traced.fingerprint(), tuple((path, str(spec)) for path, spec in kept.items()))
             if key not in self._own_plans:
                 mesh = self._given_mesh or (self._mesh if self._owners else None)
-                self._own_plans[key] = plan_traced(
-                    traced,
-                    mesh=mesh,
-                    devices=self._given_devices if mesh is None else None,
-                    constraints=kept,
-                    roles=step.roles(arguments),
-                    **self._options,
-                )
+                devices = self._given_devices if mesh is None else None
+                options = {"constraints": kept, "roles": step.roles(arguments), **self._options}
+                make = functools.partial(plan_traced, traced, mesh=mesh, devices=devices, **options)
+                given = devices if mesh is None else list(mesh.devices.flat)
+                self._own_plans[key] = plan_together(make, traced, given)
                 self.planning_seconds += time.perf_counter() - begin
         plan = self._own_plans[key]
         self.plans[step.function] = plan

@@ -77,13 +77,29 @@ def put(value: Any, dtype: str | None, sharding: Sharding) -> jax.Array:
       dtype: the dtype of the variable; None keeps that of the value.
       sharding: the layout.
     """
-    if isinstance(value, jax.Array):
+    if isinstance(value, jax.Array) and not _is_of_this_process(value, sharding):
         value = value if dtype is None or value.dtype == dtype else value.astype(dtype)
         return value if value.sharding == sharding else jax.device_put(value, sharding)
     value = host_array(value, dtype)
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
+    # `device_put` would compare the values of all processes, by a program that may block one that runs at the same time.
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def _is_of_this_process(value: jax.Array, sharding: Sharding) -> bool:
+    """Return whether an array is on devices of this process alone, and its layout is not."""
+    return value.is_fully_addressable and not sharding.is_fully_addressable
+
+
+def assigns_by_shards(value: Any, sharding: Sharding) -> bool:
+    """Return whether `replace` assigns a value to a variable, and not Keras.
+
+    Args:
+      value: a value that Keras has converted.
+      sharding: the layout of the variable.
+    """
+    return isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and _is_of_this_process(value, sharding))
 
 
 def host_array(value: Any, dtype: str | None) -> np.ndarray:
@@ -101,12 +117,12 @@ def stays_on_host(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.ndim > 0 and not in_stateless_scope()
 
 
-def replace(variable: Any, value: np.ndarray, sharding: Sharding) -> None:
+def replace(variable: Any, value: Any, sharding: Sharding) -> None:
     """Assign a host array to a variable. The old value goes before the new one comes, so that a file is loaded without both.
 
     Args:
       variable: the variable of Keras.
-      value: an array with its shape and dtype.
+      value: an array with its shape and dtype, of the host or of this process's devices.
       sharding: its layout.
     """
     variable._value = None

@@ -120,15 +120,14 @@ def _converter(original: Callable, active: Callable[[], Any]) -> Callable:
 
 def _assigner(original: Callable, active: Callable[[], Any]) -> Callable:
     """Return the method that assigns a converted value."""
-    import numpy as np
-
-    from penstock.keras._births import replace
+    from penstock.keras._births import assigns_by_shards, replace
 
     @functools.wraps(original)
     def assign(self: Any, value: Any) -> None:
-        if active() is None or not isinstance(value, np.ndarray) or self._layout is None:
+        layout = getattr(self._layout, "backend_layout", None)
+        if active() is None or layout is None or not assigns_by_shards(value, layout):
             return original(self, value)
-        replace(self, value, self._layout.backend_layout)
+        replace(self, value, layout)
         return None
 
     return assign

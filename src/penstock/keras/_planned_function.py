@@ -186,6 +186,9 @@ def _place_state(state: State, shardings: Sequence[NamedSharding]) -> None:
             if not isinstance(value, jax.Array) or value.sharding != sharding:
                 group[number] = put(value, None, sharding)
                 del value
+                # Without waiting, all values would be there twice. In several processes, each of these programs communicates,
+                # and those that run at the same time on CPUs may do so in another order in each process, and block each other.
+                jax.block_until_ready(group[number])
 
 
 def _place(leaf: Any, sharding: NamedSharding, skip: int) -> jax.Array:

@@ -31,6 +31,17 @@ def save(plan: PlanRecord, path: Path) -> None:
       plan: the plan.
       path: the file, which is replaced if it exists.
     """
+    part = path.with_name(path.name + ".part")
+    part.write_text(to_json(plan), encoding="utf-8")
+    part.replace(path)
+
+
+def to_json(plan: PlanRecord) -> str:
+    """Return a plan as the text of its file.
+
+    Args:
+      plan: the plan.
+    """
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -53,9 +64,7 @@ def save(plan: PlanRecord, path: Path) -> None:
         "remarks": list(plan.remarks),
         "baselines": {name: asdict(cost) for name, cost in plan.baselines.items()},
     }
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content), encoding="utf-8")
-    part.replace(path)
+    return json.dumps(content)
 
 
 def load(path: Path) -> PlanRecord:
@@ -69,8 +78,24 @@ def load(path: Path) -> PlanRecord:
       ValueError: the file is not a plan, has another version of the format, or contradicts itself.
     """
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        return from_json(path.read_text(encoding="utf-8"), path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a plan: it is not JSON ({error})") from None
+
+
+def from_json(text: str, path: Path | str) -> PlanRecord:
+    """Read a plan from the text of its file.
+
+    Args:
+      text: the text.
+      path: the file, or another name for it in errors.
+
+    Raises:
+      ValueError: as `load`.
+    """
+    try:
+        read = json.loads(text)
+    except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not a plan: it is not JSON ({error})") from None
     if not isinstance(read, dict) or read.get("format") != FORMAT:
         raise ValueError(f"{path} is not a plan: it lacks format: {FORMAT!r}")
