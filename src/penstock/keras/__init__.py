@@ -11,7 +11,7 @@ with pk.AutoShardDistribution().scope():   # every model in here is sharded over
 With the environment variable KERAS_JAX_EPOCH_ITERATOR=threaded, importing this module turns threaded epochs on.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from penstock.keras._data import data as data
 from penstock.keras._replace_iterator import disable_threaded_epochs as disable_threaded_epochs
@@ -19,16 +19,20 @@ from penstock.keras._replace_iterator import enable_threaded_epochs as enable_th
 from penstock.keras._replace_iterator import follow_environment
 from penstock.keras._replace_iterator import threaded_epochs as threaded_epochs
 from penstock.keras._session import ThreadedEpochs as ThreadedEpochs
-from penstock.keras._versions import require_jax
+
+if TYPE_CHECKING:
+    from penstock.keras._autoshard import AutoShardDistribution as AutoShardDistribution
 
 follow_environment()
-del follow_environment
+del follow_environment, TYPE_CHECKING
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type:
     """Return `AutoShardDistribution`, whose base class is Keras's, so that Keras is imported with it and not before."""
     if name != "AutoShardDistribution":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from penstock.keras._versions import require_jax
+
     require_jax("automatic shardings", "use the distributions of Keras")
     from penstock.keras._autoshard import AutoShardDistribution
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from keras.src.distribution import distribution_lib
 
+from penstock._jax import TRACE_STATE_CLEAN, part
 from penstock.keras._versions import keras_iterator
 
 _MAKERS = {"train": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
@@ -83,9 +84,13 @@ def _batches(original: Callable, active: Callable[[], Any]) -> Callable:
     return place
 
 
+def _is_traced() -> bool:
+    """Return whether JAX traces a function on this thread, so that no value exists."""
+    return not part(*TRACE_STATE_CLEAN)()
+
+
 def _initializer(original: Callable, active: Callable[[], Any]) -> Callable:
     """Return the method that gives a variable its first value."""
-    from penstock._jax import TRACE_STATE_CLEAN, part
     from penstock.keras._births import create
     from penstock.keras._layouts import PlannedLayout
 
@@ -96,10 +101,10 @@ def _initializer(original: Callable, active: Callable[[], Any]) -> Callable:
         if isinstance(self._layout, PlannedLayout):  # that of the variable to which an optimizer's variable belongs
             self._layout = None
         self._initialize_layout()
-        if part(*TRACE_STATE_CLEAN)():
-            self._value = create(initializer, self._shape, self._dtype, self._layout.backend_layout)
-        else:
+        if _is_traced():  # to plan from shapes
             self._value = jax.numpy.asarray(initializer(self._shape, dtype=self._dtype), self._dtype)
+        else:
+            self._value = create(initializer, self._shape, self._dtype, self._layout.backend_layout)
         return None
 
     return initialize
@@ -111,7 +116,7 @@ def _converter(original: Callable, active: Callable[[], Any]) -> Callable:
 
     @functools.wraps(original)
     def convert(self: Any, value: Any, dtype: Any = None) -> Any:
-        if active() is not None and stays_on_host(value):
+        if active() is not None and stays_on_host(value) and not _is_traced():
             return host_array(value, dtype)
         return original(self, value, dtype)
 
@@ -125,7 +130,7 @@ def _assigner(original: Callable, active: Callable[[], Any]) -> Callable:
     @functools.wraps(original)
     def assign(self: Any, value: Any) -> None:
         layout = getattr(self._layout, "backend_layout", None)
-        if active() is None or layout is None or not assigns_by_shards(value, layout):
+        if active() is None or layout is None or _is_traced() or not assigns_by_shards(value, layout):
             return original(self, value)
         replace(self, value, layout)
         return None
