@@ -155,7 +155,7 @@ def test_a_build_that_needs_values():
         np.asarray(model.layers[0].kernel.value)
         return model
 
-    with pytest.raises(TypeError, match=r"build\(\) computes with values.*inside of scope\(\)"):
+    with pytest.raises(TypeError, match=r"build\(\) computes with values.*in scope\(\)"):
         pk.AutoShardDistribution().plan(build, records(BATCH))
 
 
