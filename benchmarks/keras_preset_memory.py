@@ -3,8 +3,8 @@
     pip install "penstock[bench]"
     python benchmarks/keras_preset_memory.py --json preset.json
 
-A Llama of random weights is saved as a preset, and loaded in fresh processes of eight virtual CPU devices, whose memory is that of
-the host. The measure is the peak of the process's own memory (RssAnon of /proc, which leaves out the pages of files) above that
+A Llama of random weights is saved as a preset, and loaded in fresh processes of eight virtual CPU devices, whose memory is the
+host's. The measure is the peak of the process's own memory (RssAnon of /proc, which leaves out the pages of files) above that
 before. It is given in parts of the weights, after the largest variable is subtracted, because Keras reads one variable at a time.
 It is at least 1, as all shards are here. Bound: 1.3.
 """

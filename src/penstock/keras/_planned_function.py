@@ -6,7 +6,7 @@ for each execution. The first batch of each signature is planned for; its arrays
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from penstock.keras._births import put
 from penstock.keras._layouts import is_in_layout
 from penstock.keras._model_step import ModelStep, StepArguments
+from penstock.keras._trace_errors import explained
 from penstock.keras._versions import behaviour, is_partial
-
-_LOGGER = logging.getLogger("penstock.keras")
 
 State = tuple[list[Any], ...]
 """The values of the variables of each group, in Keras's order."""
@@ -122,10 +121,12 @@ class PlannedFunction:
         if begins:
             _place_state(state, layouts.state)
         jitted = self._jitted.get((key, stacked))
-        if jitted is None:
+        first = jitted is None
+        if first:
             jitted = self._jitted[key, stacked] = _jit(layouts, stacked, self._step.function)
         placed = [_place(leaf, sharding, skip) for leaf, sharding in zip(leaves, layouts.data, strict=True)]
-        outputs, flat = jitted([each for group in state for each in group], placed)
+        with explained(self._step) if first else contextlib.nullcontext():  # JAX may find a kept tensor only as it compiles
+            outputs, flat = jitted([each for group in state for each in group], placed)
         new: list[list[Any]] = []
         for group in state:
             new.append(flat[: len(group)])

@@ -42,7 +42,7 @@ def explained(step: Any) -> Iterator[None]:
                 "trace: use keras.ops instead (keras.ops.cond for an if)"
             ) from error
         error.add_note(
-            f"This happened while the function {function!r} of the model {name!r} was traced to plan it. If the model was "
+            f"This happened while the function {function!r} of the model {name!r} was traced or compiled. If the model was "
             "changed after it was compiled (layers added, LoRA enabled, other layers trainable), compile it again."
         )
         raise

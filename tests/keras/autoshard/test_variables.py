@@ -45,7 +45,8 @@ def test_a_variable_is_created_in_shards():
     assert Traced.eager == 0
     assert shards(layer.kernel) == 8
     assert shards(layer.bias) == 8
-    np.testing.assert_array_equal(layer.kernel.value, keras.initializers.RandomNormal(seed=1)((FEATURES, WIDE)))
+    alone = keras.initializers.RandomNormal(seed=1)((FEATURES, WIDE))
+    np.testing.assert_allclose(layer.kernel.value, alone, rtol=1e-6)  # not bit for bit in JAX 0.10, whose fusions differ
 
 
 @pytest.mark.parametrize(
