@@ -3,7 +3,8 @@
     penstock bench shard --topology cpu --topology v5e:2x4 --json zoo.json
     python benchmarks/shard_table.py zoo.json
 
-A row is a step on a mesh, and a column is a compiler and a limit of memory. Below are the errors of predicted peak memory, by
+A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has two more tables: the bytes
+that plans send beside those of layouts by hand, and the models that were fitted. Below are the errors of predicted peak memory, by
 suite and compiler. If several reports have a cell, the last one counts.
 """
 
@@ -37,6 +38,8 @@ def tables(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for suite in suites:
         mine = [sample for ((of, _), _), sample in samples.items() if of == suite]
         yield from [f"### {suite}", "", *(_real if suite == "real" else _limits)(mine), ""]
+        if suite == "keras":
+            yield from [*_sent(mine), "", *_fitted(reports), ""]
     yield from _memory(samples.values())
 
 
@@ -82,6 +85,37 @@ def _cell(sample: Sample) -> str:
     if exempt is not None:
         return "alone" if exempt == "only the plan fits" else "–"
     return f"{sample['values']['time']:.2f}"
+
+
+_BY_HAND = ("data parallel", "FSDP", "Keras Hub's map")
+
+
+def _sent(samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield a table of the bytes that plans send, over those that layouts by hand send, whether these keep the limit or not."""
+    cells = {(_row(sample), sample["details"]["plan"]["limit"]): _ratios(sample) for sample in samples}
+    limits = list(dict.fromkeys(limit for _, limit in cells))
+    yield f"| bytes sent ÷ those of {', '.join(_BY_HAND)} | {' | '.join(limits)} |"
+    yield f"| --- |{' --- |' * len(limits)}"
+    for row in dict.fromkeys(row for row, _ in cells):
+        yield f"| {row} | {' | '.join(cells.get((row, limit), '') for limit in limits)} |"
+
+
+def _ratios(sample: Sample) -> str:
+    """Return the bytes of a plan over those of each layout by hand; "–" where there is no such layout or no plan."""
+    plan = sample["details"]["plan"]["score"]
+    by_hand = {each["name"]: each["score"] for each in sample["details"]["baselines"]}
+    scores = [by_hand.get(name) for name in _BY_HAND]
+    return ", ".join(f"{plan['bytes_on_wire'] / each['bytes_on_wire']:.2f}" if plan and each else "–" for each in scores)
+
+
+def _fitted(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table of the models of Keras that were fitted under `AutoShardDistribution`."""
+    yield "| fitted, mesh | difference of a loss | parameters on a device ÷ an eighth | planning | of a second fit |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    samples = (each for report in reports for workload in report["workloads"] for each in workload["samples"])
+    for name, values in {each["variant"]: each["values"] for each in samples if "second fit" in each["values"]}.items():
+        times = [format_seconds(values[metric]) for metric in ("planning", "second fit")]
+        yield f"| {name} | {values['difference']:.1e} | {values['parameters']:.2f} | {' | '.join(times)} |"
 
 
 def _real(samples: Sequence[Sample]) -> Iterator[str]:
