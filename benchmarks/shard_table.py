@@ -3,9 +3,9 @@
     penstock bench shard --topology cpu --topology v5e:2x4 --json zoo.json
     python benchmarks/shard_table.py zoo.json
 
-A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has two more tables: the bytes
-that plans send beside those of layouts by hand, and the models that were fitted. Below are the errors of predicted peak memory, by
-suite and compiler. If several reports have a cell, the last one counts.
+A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has two more tables: bytes
+that plans send beside those of layouts by hand, and the models that were fitted. Below are the errors of predicted peak memory,
+by suite and compiler. If several reports have a cell, the last one counts.
 """
 
 from __future__ import annotations

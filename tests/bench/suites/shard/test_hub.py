@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from penstock.bench.suites.shard.hub import BACKBONES, NOT_BUILT, batch, build, trained
+from penstock.bench.suites.shard.hub import BACKBONES, DEEP, NOT_BUILT, batch, build, trained
 
 ROWS = 8
 
@@ -60,3 +60,34 @@ def test_a_backbone_trains(name):
     after = weights(model)
     assert all(np.isfinite(each).all() for each in after)
     assert any((old != new).any() for old, new in zip(before, after, strict=True))
+
+
+def test_a_step_has_the_paths_of_keras_and_the_layout_map_of_its_class():
+    from penstock.bench.suites.shard.baselines import baselines, leaf_paths
+    from penstock.bench.suites.shard.hub import step
+
+    model = step.load("LlamaBackbone")
+    state = model.init()
+    assert "trainable/token_embedding/embeddings" in leaf_paths(state)
+    assert "optimizer/momentum/token_embedding/embeddings" in leaf_paths(state)
+    (by_map,) = [each for each in baselines(model, state, model.batch(0), {"data": 2, "model": 4}) if "map" in each.name]
+    layouts = dict(zip(leaf_paths(state), by_map.state, strict=True))
+    assert layouts["trainable/token_embedding/embeddings"] == (("model",), ("data",))
+    assert layouts["optimizer/momentum/token_embedding/embeddings"] == (("model",), ("data",))
+
+
+def test_twelve_backbones_are_fitted():
+    assert len(DEEP) == 12
+    assert set(DEEP) <= set(BACKBONES)
+
+
+def test_all_are_planned_on_two_meshes_and_the_twelve_for_a_tight_limit_too():
+    import argparse
+
+    from penstock.bench.suites.shard import add_arguments, choose
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    plans, fits = choose(parser.parse_args(["--suite", "keras"]))
+    assert len(plans.variants) == 2 * len(BACKBONES)
+    assert len(fits.variants) == 2 * len(DEEP)
