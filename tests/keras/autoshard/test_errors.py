@@ -225,3 +225,16 @@ def test_nothing_is_planned_yet():
 def test_a_batch_that_is_not_arrays():
     with pytest.raises(TypeError, match="a batch has a leaf of type str"):
         pk.AutoShardDistribution().plan(sequential, ("x", "y"))
+
+
+def test_an_operation_is_described_by_the_layer_that_makes_it():
+    """As in the activations that an error about memory lists."""
+    from penstock.shard.trace.source import describe_source
+
+    def build():
+        return compiled(keras.Sequential([layers.Dense(16, name="up"), layers.Dense(CLASSES, "softmax", name="down")]))
+
+    plan = pk.AutoShardDistribution().plan(build, records(BATCH))
+    lines = {describe_source([equation.source_info]) for equation in plan.traced.closed.jaxpr.eqns}
+    assert any(line.endswith(", in 'sequential/up'") or line.endswith(", in 'up'") for line in lines)
+    assert not any("_model_step" in line for line in lines)

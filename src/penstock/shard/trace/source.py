@@ -6,14 +6,17 @@ In: the `sources` of an `Op`. Out: text such as "model.py:42 (block)". Nothing i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock._jax import source_frames
 
-_TRACING = str(Path(__file__).parent) + os.sep
-"""The folder of the code that calls the step. Frames further out are not part of the step."""
+_TRACING = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parent, Path(__file__).parents[2] / "keras"))
+"""The folders of the code that calls the step. Frames further out are not part of the step."""
+_TRANSFORMATIONS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|rematted_computation)\(|\)")
+"""What JAX adds to the names of scopes."""
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 """Parts of the paths of files that belong to installed packages."""
 
@@ -21,7 +24,8 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 def describe_source(sources: Sequence[Any]) -> str:
     """Return the line that makes an operation: "model.py:42 (block)".
 
-    A line of an installed package is followed by the line of the user's code that calls the package.
+    A line of an installed package is followed by the line of the user's code that calls the package. If there is none, as for the
+    layers of Keras, the name of the scope follows, which is the path of the layer.
 
     Args:
       sources: where the equation was traced, then where those around it were. JAX cuts the first off at the call of a jitted
@@ -33,8 +37,11 @@ def describe_source(sources: Sequence[Any]) -> str:
     frames = [frame for source in sources for frame in _frames_of_step(source)]
     if not frames:
         return ""
-    own = next((frame for frame in frames if not _is_installed(frame)), frames[0])
+    own = next((frame for frame in frames if not _is_installed(frame)), None)
     line = _describe(frames[0])
+    if own is None:
+        scope = _TRANSFORMATIONS.sub("", str(sources[0].name_stack))
+        return f"{line}, in {scope!r}" if scope else line
     return line if own == frames[0] else f"{line}, called from {_describe(own)}"
 
 
