@@ -120,10 +120,10 @@ class PlannedFunction:
             self._jitted = {each: jitted for each, jitted in self._jitted.items() if each[0] != key}
         if begins:
             _place_state(state, layouts.state)
-        jitted = self._jitted.get((key, stacked))
-        first = jitted is None
+        first = (key, stacked) not in self._jitted
         if first:
-            jitted = self._jitted[key, stacked] = _jit(layouts, stacked, self._step.function)
+            self._jitted[key, stacked] = _jit(layouts, stacked, self._step.function)
+        jitted = self._jitted[key, stacked]
         placed = [_place(leaf, sharding, skip) for leaf, sharding in zip(leaves, layouts.data, strict=True)]
         with explained(self._step) if first else contextlib.nullcontext():  # JAX may find a kept tensor only as it compiles
             outputs, flat = jitted([each for group in state for each in group], placed)

@@ -16,7 +16,7 @@ from penstock._jax import source_frames
 _TRACING = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parent, Path(__file__).parents[2] / "keras"))
 """The folders of the code that calls the step. Frames further out are not part of the step."""
 _TRANSFORMATIONS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|rematted_computation)\(|\)")
-"""What JAX adds to the names of scopes."""
+"""The names that JAX adds to those of scopes."""
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 """Parts of the paths of files that belong to installed packages."""
 
