@@ -24,6 +24,18 @@ State = tuple[list[Any], ...]
 """The values of the variables of each group, in Keras's order."""
 
 
+class _OwnState(tuple):
+    """A state that a planned function returned, in the layouts of its plan.
+
+    The function keeps no reference to it, which would keep the values of variables alive after others are loaded.
+
+    Attributes:
+      function: the function.
+    """
+
+    function: PlannedFunction
+
+
 @dataclass(frozen=True)
 class Layouts:
     """Where the arrays of a step lie, and the step with its layouts inside.
@@ -60,7 +72,6 @@ class PlannedFunction:
         self._step = ModelStep(model, function)
         self._layouts: dict[Hashable, Layouts] = {}
         self._jitted: dict[tuple[Hashable, int], Any] = {}
-        self._last: State | None = None
         self._shapes: Hashable = None
 
     def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
@@ -103,7 +114,7 @@ class PlannedFunction:
         """Run one batch, or `stacked` of them, stacked [stacked, B, ...]."""
         leaves, structure = jax.tree_util.tree_flatten(data)
         skip = int(bool(stacked))
-        begins = state is not self._last
+        begins = not (isinstance(state, _OwnState) and state.function is self)
         if begins:
             self._shapes = tuple((each.shape, each.dtype) for group in state for each in group)
         batch = tuple((leaf.shape[skip:], leaf.dtype) for leaf in leaves)
@@ -131,8 +142,9 @@ class PlannedFunction:
         for group in state:
             new.append(flat[: len(group)])
             flat = flat[len(group) :]
-        self._last = tuple(new)
-        return jax.tree_util.tree_unflatten(layouts.logs, outputs), self._last
+        own = _OwnState(new)
+        own.function = self
+        return jax.tree_util.tree_unflatten(layouts.logs, outputs), own
 
     def _prepare(self, arguments: StepArguments) -> Layouts:
         """Return the layouts for a batch: those of a plan, or, for fewer rows than were planned for, what the compiler makes."""

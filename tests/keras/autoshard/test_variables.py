@@ -240,3 +240,20 @@ def test_explain_prints_the_paths_of_variables(capsys):
     printed = capsys.readouterr().out
     assert "trainable/second/kernel" in printed
     assert "data parallel" in printed
+
+
+def test_values_that_are_replaced_are_freed():
+    """A planned function keeps no values alive, and a distribution keeps no model alive."""
+    x, y = records()
+    distribution = pk.AutoShardDistribution(memory="1MiB")
+    with distribution.scope():
+        model = wide()
+        model.fit(x, y, batch_size=BATCH, verbose=0, validation_data=(x, y))
+        model.predict(x, verbose=0)
+        shape = model.get_layer("second").kernel.shape
+        model.set_weights([np.zeros(weight.shape) for weight in model.get_weights()])
+        gc.collect()
+        assert len([each for each in jax.live_arrays() if each.shape == shape]) == 3
+    del model
+    gc.collect()
+    assert [each for each in jax.live_arrays() if each.shape == shape] == []
