@@ -42,6 +42,7 @@ from penstock.shard.record import named_shardings
 from penstock.shard.trace.step import TracedStep, trace
 
 _TRAIN = "train"
+_REMEMBERED = 64  # plans of a distribution
 
 
 class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no types
@@ -116,8 +117,6 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         self._own_plans: dict[Any, Plan] = {}
         self._ahead: dict[str, tuple[tuple[int, ...], PlannedLayout]] = {}
         self._mesh: Mesh | None = mesh
-        self._owners = False
-        self._entered = 0
         self.plans: dict[str, Plan] = {}
         self.planning_seconds = 0.0
         order = self._device_order()
@@ -244,14 +243,19 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
     def get_tensor_layout(self, path: str) -> None:
         """Return None: the plan has the layouts of intermediates, and not by the paths of layers."""
 
-    def _plan_step(self, step: ModelStep, arguments: StepArguments) -> Layouts:
-        """Plan for a function of a model and a batch, and give the variables the layouts of the plan."""
+    def _plan_step(self, step: ModelStep, arguments: StepArguments, keep: bool = False) -> Layouts:
+        """Plan for a function of a model and a batch, and give the variables the layouts of the plan.
+
+        Args:
+          step, arguments: the function, and its abstract arguments.
+          keep: whether the layouts stay that an earlier plan of the same training step has chosen.
+        """
         rows, devices = _rows(arguments), len(self._device_order())
-        if step.function == _TRAIN and rows and rows % devices and devices % rows:
+        if step.function == _TRAIN and self._is_uneven(arguments):
             raise _uneven_error(rows, devices)
         if step.function != _TRAIN and rows % devices:
             return self._leave_to_compiler(step, arguments)
-        plan, traced = self._find_plan(step, arguments)
+        plan, traced = self._find_plan(step, arguments, keep)
         self._set_plan(step, plan)
         count = traced.out_tree.children()[0].num_leaves
         inputs, outputs = (named_shardings(leaves, plan.mesh) for leaves in (plan.inputs, plan.outputs[:count]))
@@ -274,48 +278,64 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         ]
         return _layouts(arguments, traced, shardings, outputs, ShardingConstraints(), False)
 
-    def _find_plan(self, step: ModelStep, arguments: StepArguments) -> tuple[Plan, TracedStep]:
+    def _is_uneven(self, arguments: StepArguments) -> bool:
+        """Return whether the rows of a batch do not divide over the devices, nor over some of them without a rest."""
+        rows, devices = _rows(arguments), len(self._device_order())
+        return bool(rows and rows % devices and devices % rows)
+
+    def _find_plan(self, step: ModelStep, arguments: StepArguments, keep: bool = False) -> tuple[Plan, TracedStep]:
         """Return the plan for a function of a model, and the step that was traced for it. An equal step has been planned once."""
-        kept = self._kept_layouts(step)
+        kept, kept_on = self._kept_layouts(step, keep)
         begin = time.perf_counter()
         with automatic_axes():
             with without_collection(), explained(step):
                 traced = trace(step.step(), (*arguments.state, arguments.data))
             key = (traced.fingerprint(), tuple((path, str(spec)) for path, spec in kept.items()))
             if key not in self._own_plans:
-                mesh = self._given_mesh or (self._mesh if self._owners else None)
+                mesh = self._given_mesh or kept_on
                 devices = self._given_devices if mesh is None else None
                 options = {"constraints": kept, "roles": step.roles(arguments), **self._options}
                 make = functools.partial(plan_traced, traced, mesh=mesh, devices=devices, **options)
                 given = devices if mesh is None else list(mesh.devices.flat)
+                if len(self._own_plans) >= _REMEMBERED:
+                    del self._own_plans[next(iter(self._own_plans))]
                 self._own_plans[key] = plan_together(make, traced, given)
                 self.planning_seconds += time.perf_counter() - begin
         plan = self._own_plans[key]
         self.plans[step.function] = plan
         return plan, traced
 
-    def _kept_layouts(self, step: ModelStep) -> dict[str, PartitionSpec]:
-        """Return the layouts that a plan must keep: those of the user's map, and those of other plans of training steps."""
+    def _kept_layouts(self, step: ModelStep, keep: bool) -> tuple[dict[str, PartitionSpec], Mesh | None]:
+        """Return the layouts that a plan must keep: those of the user's map, and those of other plans of training steps.
+
+        Args:
+          step: the function that is planned.
+          keep: whether they include those that an earlier plan of the same training step has chosen.
+
+        Returns:
+          The layouts by the path of the leaf, and the mesh of other plans; None if there are none.
+        """
         kept: dict[str, PartitionSpec] = {}
+        mesh: Mesh | None = None
         names = step.names()
         for group, variables in step.variables().items():
             for path, variable in zip(names[group], variables, strict=True):
                 layout = variable._layout
                 owner = layout.owner if isinstance(layout, PlannedLayout) else None
-                if owner is not None and not (owner is step.model and step.function == _TRAIN):
+                if owner is not None and (keep or not (owner is step.model and step.function == _TRAIN)):
                     kept[f"{group}/{path}"] = layout.backend_layout.spec
+                    mesh = mesh or layout.backend_layout.mesh
                 elif self._layout_map is not None and group in ("trainable", "non_trainable"):
                     chosen = self._layout_map[variable.path]
                     if chosen is not None:
                         kept[f"{group}/{path}"] = PartitionSpec(*chosen.axes)
-        return kept
+        return kept, mesh
 
     def _set_plan(self, step: ModelStep, plan: Plan) -> None:
         """Give the variables of a model the layouts of a plan."""
         self._mesh, mesh = plan.mesh, keras_mesh(plan.mesh)
         self._device_mesh = mesh
         owner = step.model if step.function == _TRAIN else None
-        self._owners = self._owners or owner is not None
         shardings = iter(named_shardings(plan.inputs, plan.mesh))
         for variables in step.variables().values():
             for variable in variables:

@@ -19,6 +19,7 @@ from jax.sharding import Sharding
 from keras.src.backend.common.stateless_scope import StatelessScope, in_stateless_scope
 
 _KEPT = 512  # compiled initializers
+_SEED = 16  # elements of a constant that may be a seed
 _TRIM = 8 << 20
 """Bytes of replaced values after which freed memory is returned to the system."""
 _LARGE = 1 << 20
@@ -37,23 +38,48 @@ def create(initializer: Callable, shape: Sequence[int], dtype: str, sharding: Sh
     """
     call = functools.partial(initializer, tuple(shape), dtype=dtype)
     scope = StatelessScope(initialize_variables=False)
+    concrete: list[Any] = []
+
+    def traced() -> Any:
+        result = call()
+        if not isinstance(result, jax.core.Tracer):  # an array of NumPy, which a second call might not give again
+            concrete.append(result)
+        return result
+
     try:
         with scope:
-            closed = jax.make_jaxpr(call)()
+            closed = jax.make_jaxpr(traced)()
     except Exception:  # whatever it is, it is raised again below if the initializer has it too
         return put(call(), dtype, sharding)
     if scope.state_mapping:
         return put(call(), dtype, sharding)
+    if concrete:
+        return put(concrete[0], dtype, sharding)
     # The seeds are constants of the program. As arguments, they leave one program for all variables of a shape and a kind.
-    seeds = list(closed.consts)
-    if any(np.size(each) > 16 for each in seeds):
-        return put(call(), dtype, sharding)
+    constants = list(closed.consts)
+    if any(np.size(each) > _SEED for each in constants) or _has_inner_constants(closed.jaxpr):
+        return put(jax.jit(_evaluated(closed.jaxpr), out_shardings=sharding)(*constants), dtype, sharding)
     key = (str(closed.jaxpr), sharding)
     if key not in _compiled:
         if len(_compiled) >= _KEPT:
             _compiled.clear()
         _compiled[key] = jax.jit(_evaluated(closed.jaxpr), out_shardings=sharding)
-    return put(_compiled[key](*seeds), dtype, sharding)
+    return put(_compiled[key](*constants), dtype, sharding)
+
+
+def _has_inner_constants(program: Any) -> bool:
+    """Return whether a program has arrays in it that its text leaves out: literals, constants of nested programs, callbacks."""
+    for equation in program.eqns:
+        if "callback" in equation.primitive.name or any(np.size(getattr(atom, "val", 0)) > 1 for atom in equation.invars):
+            return True
+        for value in filter(_is_program, jax.tree_util.tree_leaves(list(equation.params.values()), is_leaf=_is_program)):
+            if len(getattr(value, "consts", ())) or _has_inner_constants(value):
+                return True
+    return False
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(value, "eqns")
 
 
 _compiled: dict[Any, Any] = {}

@@ -58,17 +58,28 @@ def _maker(original: Callable, function: str, active: Callable[[], Any]) -> Call
         if distribution is None:
             return original(self, force)
         if self.run_eagerly or not self.jit_compile:
-            raise ValueError(
-                f"{self.name!r} was compiled with {'run_eagerly=True' if self.run_eagerly else 'jit_compile=False'}, and a plan "
-                "is for a step that JAX compiles: leave this out of compile(), or train outside of the scope, on one device. "
-                "Keras sets jit_compile=False by itself for a layer with supports_jit=False"
-            )
+            raise ValueError(_not_compiled(self))
         made = getattr(self, _MADE[function])
         if force or not (isinstance(made, PlannedFunction) and made.distribution is distribution):
             setattr(self, _MADE[function], PlannedFunction(distribution, self, function))
         return None
 
     return make
+
+
+def _not_compiled(model: Any) -> str:
+    """Return why there is no program to plan for a model, and what to do."""
+    layers = [layer.name for layer in model._flatten_layers() if not layer.supports_jit]
+    if layers and not model.run_eagerly:
+        return (
+            f"the layers {', '.join(map(repr, layers[:3]))} of {model.name!r} have supports_jit=False, so that Keras does not "
+            "compile the step, and there is no program to plan: apply them to the data instead, as in dataset.map"
+        )
+    option = "run_eagerly=True" if model.run_eagerly else "jit_compile=False"
+    return (
+        f"{model.name!r} was compiled with {option}, and a plan is for a step that JAX compiles: leave this out of compile(), or "
+        "train outside of the scope, on one device"
+    )
 
 
 def _batches(original: Callable, active: Callable[[], Any]) -> Callable:

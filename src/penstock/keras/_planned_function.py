@@ -31,9 +31,11 @@ class _OwnState(tuple):
 
     Attributes:
       function: the function.
+      layouts: the sharding of each value.
     """
 
     function: PlannedFunction
+    layouts: tuple[NamedSharding, ...]
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class PlannedFunction:
       model: the model.
       function: "train", "evaluate" or "predict".
 
-    The state that comes in is donated, as in Keras. The result is the state that comes in next, so its layout is looked at only
-    where an epoch begins.
+    The state that comes in is donated, as in Keras. A state that this function returned is known to be in its layouts; that of
+    others, as where an epoch begins, is brought there.
     """
 
     def __init__(self, distribution: Any, model: Any, function: str):
@@ -114,7 +116,8 @@ class PlannedFunction:
         """Run one batch, or `stacked` of them, stacked [stacked, B, ...]."""
         leaves, structure = jax.tree_util.tree_flatten(data)
         skip = int(bool(stacked))
-        begins = not (isinstance(state, _OwnState) and state.function is self)
+        own = state if isinstance(state, _OwnState) and state.function is self else None
+        begins = own is None
         if begins:
             self._shapes = tuple((each.shape, each.dtype) for group in state for each in group)
         batch = tuple((leaf.shape[skip:], leaf.dtype) for leaf in leaves)
@@ -129,7 +132,7 @@ class PlannedFunction:
                 raise
             self._layouts[key], begins = layouts, True
             self._jitted = {each: jitted for each, jitted in self._jitted.items() if each[0] != key}
-        if begins:
+        if begins or (own is not None and own.layouts != layouts.state):
             _place_state(state, layouts.state)
         first = (key, stacked) not in self._jitted
         if first:
@@ -142,18 +145,18 @@ class PlannedFunction:
         for group in state:
             new.append(flat[: len(group)])
             flat = flat[len(group) :]
-        own = _OwnState(new)
-        own.function = self
-        return jax.tree_util.tree_unflatten(layouts.logs, outputs), own
+        returned = _OwnState(new)
+        returned.function, returned.layouts = self, layouts.state
+        return jax.tree_util.tree_unflatten(layouts.logs, outputs), returned
 
     def _prepare(self, arguments: StepArguments) -> Layouts:
         """Return the layouts for a batch: those of a plan, or, for fewer rows than were planned for, what the compiler makes."""
-        if any(
-            layouts.planned and self._is_current(layouts) and _is_part(arguments.data, key)
-            for key, layouts in self._layouts.items()
-        ):
+        current = {key: layouts for key, layouts in self._layouts.items() if self._is_current(layouts)}
+        smaller = any(layouts.planned and _is_part(arguments.data, key) for key, layouts in current.items())
+        if smaller or (current and self.distribution._is_uneven(arguments)):
             return self.distribution._leave_to_compiler(self._step, arguments)
-        return self.distribution._plan_step(self._step, arguments)
+        # Later shapes keep the layouts of the first, or all variables would move whenever the shape changes.
+        return self.distribution._plan_step(self._step, arguments, keep=bool(current))
 
     def _is_current(self, layouts: Layouts) -> bool:
         """Return whether the variables have these layouts still. The plan of another function may have changed them."""

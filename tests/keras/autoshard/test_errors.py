@@ -208,6 +208,13 @@ def test_wrong_arguments(options, error, message):
         pk.AutoShardDistribution(**options)
 
 
+def test_a_layer_that_keras_does_not_compile():
+    model = compiled(keras.Sequential([layers.RandomRotation(0.1), layers.Flatten(), layers.Dense(CLASSES, "softmax")]))
+    with pk.AutoShardDistribution().scope():
+        with pytest.raises(ValueError, match=r"the layers 'random_rotation.*supports_jit=False.*dataset\.map"):
+            model.fit(np.ones((16, 4, 4, 3), "float32"), np.zeros(16, "int32"), verbose=0)
+
+
 def test_mesh_and_devices():
     mesh = keras.distribution.DeviceMesh((8,), ["data"])
     with pytest.raises(ValueError, match="give either device_mesh or devices"):

@@ -234,3 +234,35 @@ def test_a_step_is_compiled_once():
             model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, validation_data=(x, y))
         for function in (model.train_function, model.test_function):
             assert [jitted._cache_size() for jitted in function._jitted.values()] == [1]
+
+
+def sequences(length, rows, rng):
+    return rng.integers(0, 64, (rows, length)).astype("int32"), rng.integers(0, CLASSES, rows).astype("int32")
+
+
+def recurrent():
+    model = keras.Sequential([layers.Embedding(64, 32), layers.LSTM(32), layers.Dense(CLASSES, "softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def test_batches_of_several_shapes_in_turn():
+    """Each shape is planned for; variables keep the layouts of the first, and smaller batches are left to the compiler."""
+
+    def fit(model):
+        rng = np.random.default_rng(0)
+        shapes = ((12, 16), (40, 16), (12, 16), (20, 5), (12, 5), (40, 8))
+        data = (sequences(length, rows, rng) for length, rows in shapes)
+        return model.fit(data, steps_per_epoch=len(shapes), verbose=0, shuffle=False)
+
+    assert_trains_as_on_one_device(recurrent, fit)
+
+
+def test_variables_stay_where_they_are_if_the_shape_changes():
+    rng = np.random.default_rng(0)
+    with pk.AutoShardDistribution().scope():
+        model = recurrent()
+        model.train_on_batch(*sequences(12, 16, rng))
+        before = [each.value.sharding for each in model.variables]
+        model.train_on_batch(*sequences(40, 32, rng))
+        assert [each.value.sharding for each in model.variables] == before

@@ -257,3 +257,26 @@ def test_values_that_are_replaced_are_freed():
     del model
     gc.collect()
     assert [each for each in jax.live_arrays() if each.shape == shape] == []
+
+
+def test_initializers_that_differ_only_in_an_array_are_not_confused():
+    def holding(array):
+        return lambda shape, dtype=None: jax.jit(lambda: jax.numpy.asarray(array, dtype))()
+
+    layout = ProvisionalLayouts(jax.devices()).of((8, 16)).backend_layout
+    arrays = [np.full((8, 16), value, "float32") for value in range(3)]
+    for array in arrays:
+        np.testing.assert_array_equal(create(holding(array), (8, 16), "float32", layout), array)
+
+
+def test_an_initializer_with_state_in_python_is_called_once():
+    class Drawing(keras.initializers.Initializer):
+        def __init__(self):
+            self.rng = np.random.default_rng(0)
+
+        def __call__(self, shape, dtype=None):
+            return self.rng.normal(size=shape).astype(dtype)
+
+    layout = ProvisionalLayouts(jax.devices()).of((8, 16)).backend_layout
+    expected = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
+    np.testing.assert_array_equal(create(Drawing(), (8, 16), "float32", layout), expected)
