@@ -156,7 +156,7 @@ IMAGE_ENCODERS: Mapping[str, Configuration] = {
         {
             "input_conv_filters": [32],
             "input_conv_kernel_sizes": [7],
-            "stackwise_num_filters": [128, 256],
+            "stackwise_num_filters": [64, 256],
             "stackwise_num_blocks": [2, 2],
             "stackwise_num_strides": [1, 2],
             "block_type": "bottleneck_block",
