@@ -10,14 +10,13 @@ import os
 os.environ["KERAS_BACKEND"] = "jax"
 
 import jax
-
-jax.config.update("jax_num_cpu_devices", 8)
-
 import keras
 import numpy as np
 from keras import layers
 
 import penstock.keras as pk
+
+jax.config.update("jax_num_cpu_devices", 8)
 
 VOCABULARY, LENGTH, WIDTH = 4_096, 64, 256
 RNG = np.random.default_rng(0)
