@@ -160,3 +160,19 @@ def process_messages() -> Any:
     if client is None:
         raise RuntimeError("processes cannot exchange messages: call jax.distributed.initialize() first")
     return client
+
+
+def wait_for_message(messages: Any, key: str, seconds: float) -> str | None:
+    """Return a text that another process has sent; None if it does not come in time.
+
+    Args:
+      messages: a result of `process_messages`.
+      key: the name of the text.
+      seconds: how long to wait.
+    """
+    try:
+        return str(messages.blocking_key_value_get(key, int(seconds * 1e3)))
+    except Exception as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        return None

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from penstock._jax import process_messages
+from penstock._jax import process_messages, wait_for_message
 from penstock.data.order.rows import shard_coordinates
 from penstock.data.tree import describe_array
 
@@ -159,18 +159,15 @@ class ReplicaCheck:
         """Return the message of another process for a batch; None if this feed ends first."""
         deadline = time.monotonic() + _PATIENCE
         while not self._ended:
-            try:
-                message = self._messages.blocking_key_value_get(self._key(number, process), int(_LOOK * 1e3))
+            message = wait_for_message(self._messages, self._key(number, process), _LOOK)
+            if message is not None:
                 return dict(json.loads(message))
-            except Exception as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"process {process} has not brought batch {self.first + number} for {_PATIENCE:.0f} s, and process "
-                        f"{self._here} waits to compare it (replicated='check'): it may be stuck, or its loop has ended without "
-                        "closing the feed. Every process needs the same number of batches"
-                    ) from None
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"process {process} has not brought batch {self.first + number} for {_PATIENCE:.0f} s, and process "
+                    f"{self._here} waits to compare it (replicated='check'): it may be stuck, or its loop has ended without "
+                    "closing the feed. Every process needs the same number of batches"
+                )
         return None
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from penstock._jax import process_messages
+from penstock._jax import process_messages, wait_for_message
 from penstock.shard import Plan, PlanError
 from penstock.shard.serialization import from_json, to_json
 from penstock.shard.trace.fingerprint import describe_difference
@@ -85,12 +85,7 @@ def _receive(messages: Any, name: str) -> dict[str, Any]:
 
 def _wait(messages: Any, key: str) -> str:
     begin = time.monotonic()
-    while True:
-        try:
-            return str(messages.blocking_key_value_get(key, int(_LOOK * 1e3)))
-        except Exception as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise
-            _LOGGER.warning(
-                "process %d has waited for the plan of process 0 for %.0f s", jax.process_index(), time.monotonic() - begin
-            )
+    while (text := wait_for_message(messages, key, _LOOK)) is None:
+        waited = time.monotonic() - begin
+        _LOGGER.warning("process %d has waited for the plan of process 0 for %.0f s", jax.process_index(), waited)
+    return text
