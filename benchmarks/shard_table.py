@@ -60,9 +60,14 @@ def _limits(samples: Sequence[Sample]) -> Iterator[str]:
     """Yield a table of the times of plans over those of the best layouts by hand."""
     plans = [sample for sample in samples if "plan" in sample["details"]]
     cells = {(_row(sample), _column(sample)): _cell(sample) for sample in plans}
+    yield from _table("step, mesh", cells, "---:")
+
+
+def _table(head: str, cells: Mapping[tuple[str, str], str], alignment: str) -> Iterator[str]:
+    """Yield a table of cells by row and column, with the columns and rows in the order in which they come."""
     columns = list(dict.fromkeys(column for _, column in cells))
-    yield f"| step, mesh | {' | '.join(columns)} |"
-    yield f"| --- |{' ---: |' * len(columns)}"
+    yield f"| {head} | {' | '.join(columns)} |"
+    yield f"| --- |{f' {alignment} |' * len(columns)}"
     for row in dict.fromkeys(row for row, _ in cells):
         yield f"| {row} | {' | '.join(cells.get((row, column), '') for column in columns)} |"
 
@@ -93,11 +98,7 @@ _BY_HAND = ("data parallel", "FSDP", "Keras Hub's map")
 def _sent(samples: Sequence[Sample]) -> Iterator[str]:
     """Yield a table of the bytes that plans send, over those that layouts by hand send, whether these keep the limit or not."""
     cells = {(_row(sample), sample["details"]["plan"]["limit"]): _ratios(sample) for sample in samples}
-    limits = list(dict.fromkeys(limit for _, limit in cells))
-    yield f"| bytes sent ÷ those of {', '.join(_BY_HAND)} | {' | '.join(limits)} |"
-    yield f"| --- |{' --- |' * len(limits)}"
-    for row in dict.fromkeys(row for row, _ in cells):
-        yield f"| {row} | {' | '.join(cells.get((row, limit), '') for limit in limits)} |"
+    yield from _table(f"bytes sent ÷ those of {', '.join(_BY_HAND)}", cells, "---")
 
 
 def _ratios(sample: Sample) -> str:

@@ -5,6 +5,7 @@ In: the name of a backbone. Out: a `Model` of the planner's suites, with the lay
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,10 +69,13 @@ def _layout_map(name: str) -> Callable[[str, dict[str, int]], Split | None] | No
     if make is None:
         return None
 
+    @functools.cache
+    def layouts_on(shape: tuple[int, ...]) -> Any:
+        return make(keras.distribution.DeviceMesh(shape, ("batch", "model")))
+
     def split(path: str, mesh: dict[str, int]) -> Split | None:
         axes = dict(zip(("batch", "model"), mesh, strict=True)) if len(mesh) > 1 else {"batch": None, "model": next(iter(mesh))}
-        shape = (1, *mesh.values())[-2:]
-        layouts = make(keras.distribution.DeviceMesh(shape, ("batch", "model")))
+        layouts = layouts_on((1, *mesh.values())[-2:])
         # "trainable/decoder_block_0/…" and "optimizer/momentum/decoder_block_0/…" end with the path of the variable.
         parts = path.split("/")
         found = next((each for start in range(len(parts)) if (each := layouts["/".join(parts[start:])]) is not None), None)

@@ -9,20 +9,21 @@ from penstock.bench.suites.shard.hub.configuration import Configuration, Nested
 
 _IMAGE = (64, 64, 3)
 _PROMPT = 16  # tokens of the text that names what SAM 3 looks for
+_RESNET = {
+    "input_conv_filters": [64],
+    "input_conv_kernel_sizes": [7],
+    "stackwise_num_filters": [64, 64, 128, 128],
+    "stackwise_num_blocks": [1, 1, 1, 1],
+    "stackwise_num_strides": [1, 2, 2, 2],
+    "block_type": "basic_block",
+}
 
 DENSE_PREDICTION: Mapping[str, Configuration] = {
     "BASNetBackbone": Configuration(
         {
             "image_encoder": Nested(
                 "resnet.resnet_backbone:ResNetBackbone",
-                {
-                    "input_conv_filters": [64],
-                    "input_conv_kernel_sizes": [7],
-                    "stackwise_num_filters": [64, 64, 128, 128],
-                    "stackwise_num_blocks": [1, 1, 1, 1],
-                    "stackwise_num_strides": [1, 2, 2, 2],
-                    "block_type": "basic_block",
-                },
+                _RESNET,
             ),
             "num_classes": 1,
             "projection_filters": 64,
@@ -128,15 +129,7 @@ DENSE_PREDICTION: Mapping[str, Configuration] = {
         {
             "image_encoder": Nested(
                 "resnet.resnet_backbone:ResNetBackbone",
-                {
-                    "input_conv_filters": [64],
-                    "input_conv_kernel_sizes": [7],
-                    "stackwise_num_filters": [64, 64, 128, 128],
-                    "stackwise_num_blocks": [1, 1, 1, 1],
-                    "stackwise_num_strides": [1, 2, 2, 2],
-                    "block_type": "basic_block",
-                    "image_shape": (128, 128, 3),
-                },
+                {**_RESNET, "image_shape": (128, 128, 3)},
             ),
             "min_level": 3,
             "max_level": 7,
