@@ -24,11 +24,12 @@ from keras.src.distribution import distribution_lib
 from keras.src.distribution.distribution_lib import DEFAULT_BATCH_DIM_NAME, DeviceMesh, Distribution, LayoutMap
 
 from penstock._bytes import parse_bytes
+from penstock.keras._arguments import read_batch, read_devices, read_mesh
 from penstock.keras._births import put
 from penstock.keras._from_shapes import build_from_shapes, complete
 from penstock.keras._hooks import install
 from penstock.keras._layouts import PlannedLayout, ProvisionalLayouts, keras_mesh, planned_layout, rows_layout
-from penstock.keras._model_step import ModelStep, StepArguments, abstract_batch
+from penstock.keras._model_step import ModelStep, StepArguments
 from penstock.keras._planned_function import Layouts, PlannedFunction
 from penstock.keras._together import plan_together
 from penstock.keras._trace_errors import explained
@@ -40,6 +41,7 @@ from penstock.shard.mesh.explicit_axes import automatic_axes
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.record import named_shardings
 from penstock.shard.trace.step import TracedStep, trace
+from penstock.shard.uneven_batch import nearest_sizes
 
 _TRAIN = "train"
 _REMEMBERED = 64  # plans of a distribution
@@ -103,11 +105,11 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
                     f"layout_map is of type {type(layout_map).__name__}, and a keras.distribution.LayoutMap is needed"
                 )
             device_mesh = layout_map.device_mesh if device_mesh is None else device_mesh
-        mesh = _read_mesh(device_mesh)
+        mesh = read_mesh(device_mesh)
         if mesh is not None and devices is not None:
             raise ValueError("device_mesh has devices of its own: give either device_mesh or devices")
         self._given_mesh = mesh
-        self._given_devices = None if devices is None else _read_devices(devices)
+        self._given_devices = None if devices is None else read_devices(devices)
         if hardware is not None:
             find_hardware(hardware)  # it raises an error now rather than at the first batch
         if memory is not None:
@@ -157,7 +159,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
           TypeError, ValueError: there is no batch, it does not fit the model, or the model cannot be built from shapes.
         """
         self._refuse_another()
-        sample = _read_batch(sample_batch, "plan(build, (x, y))")
+        sample = read_batch(sample_batch, "plan(build, (x, y))")
         with self.scope():
             model = build_from_shapes(build, sample)
             step = ModelStep(model, _TRAIN if model.compiled else "predict")
@@ -166,10 +168,9 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
             shardings = iter(named_shardings(plan.inputs, plan.mesh))
             mesh = keras_mesh(plan.mesh)
             found: dict[str, list[tuple[tuple[int, ...], PlannedLayout]]] = {}
-            for variables in step.variables().values():
-                for variable in variables:
-                    layout = planned_layout(next(shardings), mesh, len(variable.shape), None)
-                    found.setdefault(variable.path, []).append((tuple(variable.shape), layout))
+            for variable in step.all_variables():
+                layout = planned_layout(next(shardings), mesh, len(variable.shape), None)
+                found.setdefault(variable.path, []).append((tuple(variable.shape), layout))
         self._ahead |= {path: layouts[0] for path, layouts in found.items() if len(layouts) == 1}
         return plan
 
@@ -188,16 +189,13 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
           PlanError, RuntimeError, TypeError, ValueError: as for `plan`.
         """
         self._refuse_another()
-        sample = _read_batch(sample_batch, "shard(model, (x, y))")
+        sample = read_batch(sample_batch, "shard(model, (x, y))")
         with self.scope():
             complete(model, sample)
             function = _TRAIN if model.compiled else "predict"
-            step = ModelStep(model, function)
             layouts = PlannedFunction(self, model, function).prepare(sample)
-            expected = iter(layouts.state)
-            for variables in step.variables().values():
-                for variable in variables:
-                    variable._value = jax.block_until_ready(put(variable._value, None, next(expected)))
+            for variable, sharding in zip(ModelStep(model, function).all_variables(), layouts.state, strict=True):
+                variable._value = jax.block_until_ready(put(variable._value, None, sharding))
         return self.plans[function]
 
     def explain(self, print_fn: Callable[[str], Any] = print) -> None:
@@ -252,7 +250,10 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         """
         rows, devices = _rows(arguments), len(self._device_order())
         if step.function == _TRAIN and self._is_uneven(arguments):
-            raise _uneven_error(rows, devices)
+            raise ValueError(
+                f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of "
+                f"{' or '.join(nearest_sizes(rows, devices))}. A smaller last batch of an epoch may have any size"
+            )
         if step.function != _TRAIN and rows % devices:
             return self._leave_to_compiler(step, arguments)
         plan, traced = self._find_plan(step, arguments, keep)
@@ -263,10 +264,10 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
 
     def _leave_to_compiler(self, step: ModelStep, arguments: StepArguments) -> Layouts:
         """Return the layouts for a batch that is not planned for, as the last of an epoch: the compiler chooses those inside."""
-        with automatic_axes(), without_collection(), explained(step):
-            traced = trace(step.step(), (*arguments.state, arguments.data))
+        with automatic_axes():
+            traced = _trace(step, arguments)
         shardings: list[NamedSharding] = []
-        for variable in (variable for group in step.variables().values() for variable in group):
+        for variable in step.all_variables():
             variable._layout = self.get_variable_layout(variable)
             shardings.append(variable._layout.backend_layout)
         for leaf in jax.tree_util.tree_leaves(arguments.data):
@@ -288,8 +289,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         kept, kept_on = self._kept_layouts(step, keep)
         begin = time.perf_counter()
         with automatic_axes():
-            with without_collection(), explained(step):
-                traced = trace(step.step(), (*arguments.state, arguments.data))
+            traced = _trace(step, arguments)
             key = (traced.fingerprint(), tuple((path, str(spec)) for path, spec in kept.items()))
             if key not in self._own_plans:
                 mesh = self._given_mesh or kept_on
@@ -337,11 +337,10 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         self._device_mesh = mesh
         owner = step.model if step.function == _TRAIN else None
         shardings = iter(named_shardings(plan.inputs, plan.mesh))
-        for variables in step.variables().values():
-            for variable in variables:
-                sharding, layout = next(shardings), variable._layout
-                if not (isinstance(layout, PlannedLayout) and layout.owner is not None and layout.owner is not owner):
-                    variable._layout = planned_layout(sharding, mesh, len(variable.shape), owner)
+        for variable in step.all_variables():
+            sharding, layout = next(shardings), variable._layout
+            if not (isinstance(layout, PlannedLayout) and layout.owner is not None and layout.owner is not owner):
+                variable._layout = planned_layout(sharding, mesh, len(variable.shape), owner)
 
     def _device_order(self) -> list[Any]:
         """Return the devices in the order of the mesh."""
@@ -367,13 +366,10 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
             )
 
 
-def _uneven_error(rows: int, devices: int) -> ValueError:
-    below = rows - rows % devices
-    sizes = [str(size) for size in (below, below + devices) if size]
-    return ValueError(
-        f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of {' or '.join(sizes)}. "
-        "A smaller last batch of an epoch may have any size"
-    )
+def _trace(step: ModelStep, arguments: StepArguments) -> TracedStep:
+    """Trace a function of a model, where JAX has automatic axes."""
+    with without_collection(), explained(step):
+        return trace(step.step(), (*arguments.state, arguments.data))
 
 
 def _rows(arguments: StepArguments) -> int:
@@ -398,47 +394,3 @@ def _layouts(
         logs=traced.out_tree.children()[0],
         planned=planned,
     )
-
-
-def _read_mesh(given: Any) -> Mesh | None:
-    """Return a mesh of JAX for a mesh of Keras or of JAX."""
-    if given is None or isinstance(given, Mesh):
-        return given
-    if isinstance(given, DeviceMesh):
-        mesh: Mesh = given.backend_mesh
-        return mesh
-    raise TypeError(
-        f"device_mesh is of type {type(given).__name__}, and a keras.distribution.DeviceMesh or a jax.sharding.Mesh is needed"
-    )
-
-
-def _read_devices(given: Sequence[Any]) -> list[Any]:
-    """Return the devices of JAX for a list of them, or of the names that Keras gives them.
-
-    Raises:
-      TypeError: it is not such a list.
-      ValueError: it is empty, or a device does not exist.
-    """
-    from keras.src.backend.jax.distribution_lib import _to_backend_device
-
-    if isinstance(given, (str, int)) or not hasattr(given, "__iter__"):
-        raise TypeError(f'devices={given!r} is not a list of devices, such as jax.devices() or ["cpu:0", "cpu:1"]')
-    found = [_to_backend_device(each) for each in given]
-    if not found:
-        raise ValueError("devices is empty; a plan needs at least one device")
-    return found
-
-
-def _read_batch(given: Any, usage: str) -> Any:
-    """Return the shapes and dtypes of a batch.
-
-    Raises:
-      ValueError: there is none.
-      TypeError: a leaf is not an array.
-    """
-    if given is None:
-        raise ValueError(
-            "the shapes of the layers and the cost of a step depend on the data, and there is no sample: give one batch as fit "
-            f"gets it, {usage}. Shapes are enough, such as jax.ShapeDtypeStruct((32, 128), 'int32')"
-        )
-    return abstract_batch(given)

@@ -66,7 +66,7 @@ def complete(model: Any, sample: Any) -> None:
     from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
     if model.compiled:
-        model._symbolic_build(data_batch=tree.map_structure(lambda leaf: leaf, sample))
+        model._symbolic_build(data_batch=sample)
     elif not model.built:
         import keras
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from keras.src.distribution.distribution_lib import DEFAULT_BATCH_DIM_NAME, DeviceMesh, TensorLayout
+
+from penstock.shard.mesh.shapes import concrete_mesh
 
 _FEW = 64
 """The number of elements from which an array is sharded before there is a plan."""
@@ -96,11 +98,8 @@ class ProvisionalLayouts:
     """
 
     def __init__(self, devices: Sequence[Any]):
-        self._factors = _prime_factors(len(devices))
-        names = tuple(f"part{number}" for number in range(len(self._factors)))
-        mesh = np.array(devices).reshape(tuple(self._factors))
-        self._mesh = Mesh(mesh, names, axis_types=(AxisType.Auto,) * len(names))
-        self._device_mesh = keras_mesh(self._mesh)
+        sizes = {f"part{number}": factor for number, factor in enumerate(_prime_factors(len(devices)))}
+        self._device_mesh = keras_mesh(concrete_mesh(sizes, devices))
 
     def of(self, shape: Sequence[int]) -> PlannedLayout:
         """Return the layout of an array: each prime factor of the number of devices shards the largest part that it divides.
@@ -116,7 +115,7 @@ class ProvisionalLayouts:
             return PlannedLayout((None,) * len(shape), self._device_mesh)
         left = list(shape)
         entries: list[tuple[str, ...]] = [() for _ in shape]
-        for name, factor in zip(self._mesh.axis_names, self._factors, strict=True):
+        for name, factor in self._device_mesh.backend_mesh.shape.items():
             dim = max((dim for dim, size in enumerate(left) if size % factor == 0), key=lambda dim: left[dim], default=None)
             if dim is not None and left[dim]:
                 left[dim] //= factor

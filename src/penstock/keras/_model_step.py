@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from penstock.shard.trace.step import leaf_paths
+from penstock.shard.trace.step import canonical_dtype, leaf_paths
 
 _GROUPS = {
     "train": ("trainable", "non_trainable", "optimizer", "metrics"),
@@ -83,6 +83,10 @@ class ModelStep:
             "metrics": model.metrics_variables,
         }
         return {group: every[group] for group in self.groups}
+
+    def all_variables(self) -> list[Any]:
+        """Return the variables of all groups, in the order of the leaves of the step's state."""
+        return [variable for group in self.variables().values() for variable in group]
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return the names of the variables of each group: their paths. Those of an optimizer are named after the model's.
@@ -197,7 +201,6 @@ def abstract_batch(data: Any) -> Any:
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    dtype = getattr(leaf, "dtype", None)
-    if not hasattr(leaf, "shape") or dtype is None:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise TypeError(f"a batch has a leaf of type {type(leaf).__name__}, and arrays are needed, or their shapes and dtypes")
-    return jax.ShapeDtypeStruct(tuple(leaf.shape), jax.dtypes.canonicalize_dtype(dtype))
+    return jax.ShapeDtypeStruct(tuple(leaf.shape), canonical_dtype(leaf))

@@ -160,7 +160,7 @@ class PlannedFunction:
 
     def _is_current(self, layouts: Layouts) -> bool:
         """Return whether the variables have these layouts still. The plan of another function may have changed them."""
-        variables = [variable for group in self._step.variables().values() for variable in group]
+        variables = self._step.all_variables()
         return len(variables) == len(layouts.state) and all(
             getattr(variable._layout, "backend_layout", None) == sharding
             for variable, sharding in zip(variables, layouts.state, strict=True)

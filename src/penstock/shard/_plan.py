@@ -124,13 +124,13 @@ def plan(
 
 def plan_traced(
     traced: TracedStep,
-    mesh: Any = None,
-    devices: Any = None,
-    hardware: str | Hardware | None = None,
-    memory: int | str | None = None,
-    constraints: Mapping[str, Any] | None = None,
-    roles: Mapping[str, str] | None = None,
-    check: bool | str | None = None,
+    mesh: Any,
+    devices: Any,
+    hardware: str | Hardware | None,
+    memory: int | str | None,
+    constraints: Mapping[str, Any] | None,
+    roles: Mapping[str, str] | None,
+    check: bool | str | None,
 ) -> Plan:
     """Find a plan of a step that is traced already, with automatic axes.
 

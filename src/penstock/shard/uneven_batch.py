@@ -27,8 +27,7 @@ def describe_uneven_batch(prepared: Sequence[PreparedMesh], traced: TracedStep) 
         rows = leaf.shape[dim]
         if rows % devices:
             used = max(each.problem.links.shards(each.problem.pinned[node][dim]) for each in prepared)
-            below = rows - rows % devices
-            sizes = [str(size) for size in (below, below + devices) if size]
+            sizes = nearest_sizes(rows, devices)
             count = f"the batch of {rows} rows" if rows > 1 else "the batch of one row"
             idle = f"shard it over only {used} of them, and the others" if used > 1 else "cannot shard it, and all devices"
             return (
@@ -37,3 +36,17 @@ def describe_uneven_batch(prepared: Sequence[PreparedMesh], traced: TracedStep) 
                 f"The nearest {'size that divides is' if len(sizes) == 1 else 'sizes that divide are'} {' and '.join(sizes)}"
             )
     return None
+
+
+def nearest_sizes(rows: int, devices: int) -> list[str]:
+    """Return the nearest sizes of a batch that divide over the devices: the one below, if it is not 0, and the one above.
+
+    Args:
+      rows: a size that does not divide.
+      devices: the number of devices.
+
+    >>> nearest_sizes(30, 8), nearest_sizes(5, 8)
+    (['24', '32'], ['8'])
+    """
+    below = rows - rows % devices
+    return [str(size) for size in (below, below + devices) if size]
