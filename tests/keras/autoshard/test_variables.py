@@ -26,6 +26,13 @@ def wide():
     return compiled(keras.Model(inputs, layers.Dense(CLASSES, "softmax", name="last")(hidden)))
 
 
+def new_arrays(before):
+    """Return the arrays that live and did not before; the list keeps those, so that no new one has the identity of an old one."""
+    gc.collect()
+    old = {id(each) for each in before}
+    return [each for each in jax.live_arrays() if id(each) not in old]
+
+
 class Traced(keras.initializers.RandomNormal):
     """An initializer that notes whether it created an array outside of a trace."""
 
@@ -84,9 +91,9 @@ def test_a_host_array_is_assigned_in_shards():
     with pk.AutoShardDistribution().scope():
         layer = layers.Dense(WIDE)
         layer.build((None, FEATURES))
-        before = {id(each) for each in jax.live_arrays()}
+        before = jax.live_arrays()
         layer.kernel.assign(np.ones((FEATURES, WIDE)))
-        new = [each for each in jax.live_arrays() if id(each) not in before]
+        new = new_arrays(before)
     assert layer.kernel.value.dtype == "float32"
     assert [each.sharding.shard_shape(each.shape) for each in new] == [layer.kernel.value.sharding.shard_shape((FEATURES, WIDE))]
 
@@ -113,12 +120,12 @@ def test_a_limit_of_memory_shards_the_model_and_its_optimizer():
 def test_no_array_is_left_in_another_layout():
     """After the first step, all values of variables have the layouts of the plan, and nothing else of their size lives."""
     x, y = records()
+    others = jax.live_arrays()
     with pk.AutoShardDistribution(memory="1MiB").scope():
         model = wide()
         model.fit(x, y, batch_size=BATCH, verbose=0)
     kernel = model.get_layer("second").kernel
-    gc.collect()
-    large = [each for each in jax.live_arrays() if each.shape == kernel.shape]
+    large = [each for each in new_arrays(others) if each.shape == kernel.shape]
     assert len(large) == 3  # the kernel, and two moments
     assert all(each.sharding.shard_shape(each.shape) != each.shape for each in large)
 
@@ -245,6 +252,7 @@ def test_explain_prints_the_paths_of_variables(capsys):
 def test_values_that_are_replaced_are_freed():
     """A planned function keeps no values alive, and a distribution keeps no model alive."""
     x, y = records()
+    others = jax.live_arrays()
     distribution = pk.AutoShardDistribution(memory="1MiB")
     with distribution.scope():
         model = wide()
@@ -252,11 +260,9 @@ def test_values_that_are_replaced_are_freed():
         model.predict(x, verbose=0)
         shape = model.get_layer("second").kernel.shape
         model.set_weights([np.zeros(weight.shape) for weight in model.get_weights()])
-        gc.collect()
-        assert len([each for each in jax.live_arrays() if each.shape == shape]) == 3
+        assert len([each for each in new_arrays(others) if each.shape == shape]) == 3
     del model
-    gc.collect()
-    assert [each for each in jax.live_arrays() if each.shape == shape] == []
+    assert [each for each in new_arrays(others) if each.shape == shape] == []
 
 
 def test_initializers_that_differ_only_in_an_array_are_not_confused():

@@ -24,7 +24,11 @@ from penstock.bench.suites.shard.task import Task
 from penstock.shard import Plan, PlanError
 
 _STEPS = 3
-_TRIES = 8
+_TRIES = 16
+_STEP = 0.01
+"""The least part of its limit by which a plan's memory is lowered."""
+_COPIES = 3
+"""The values beside a parameter that are sharded with it: itself and two moments of Adam."""
 _SHARDED = 1.15
 """The bytes of parameters on a device, over an eighth of all, with which they count as sharded."""
 
@@ -84,13 +88,13 @@ def fit(task: Task, plans: Path) -> Measurement:
             },
             notes=list(plan.remarks),
             missed=dict.fromkeys(set(values) - set(finite), "it is not finite"),
-            exempt={"parameters": "nothing fits a lower limit, so none asks for more shards"} if refused else {},
+            exempt={"parameters": f"nothing fits a limit {_STEP:.0%} lower, so none asks for more shards"} if refused else {},
         ),
     )
 
 
 def _shard_parameters(model: Any, task: Task, plan: Plan, distribution_of: Callable[[int], Any]) -> tuple[int, float, bool]:
-    """Lower the limit until it asks for sharded parameters, or until nothing fits.
+    """Lower the limit by what is held beyond a shard of each parameter, or by less where nothing fits that.
 
     Args:
       model: a model that is trained by a plan.
@@ -99,20 +103,25 @@ def _shard_parameters(model: Any, task: Task, plan: Plan, distribution_of: Calla
 
     Returns:
       The last limit that a plan keeps, the share of the bytes of the model's variables that a device then holds, and whether
-      nothing fits a lower limit.
+      nothing fits a limit that is lower by `_STEP`.
     """
     total = sum(each.value.nbytes for each in model.variables)
     limit = plan.limit
+    portion = 1.0
     for _ in range(_TRIES):
         share = sum(_on_one_device(each.value) for each in model.variables) / total
         if share * task.devices <= _SHARDED:
             break
-        lower = (plan.checked or plan.verify().measured).memory - 1
+        memory = (plan.checked or plan.verify().measured).memory
+        excess = _COPIES * (share - 1 / task.devices) * total
+        lower = int(memory - max(portion * excess, _STEP * memory))
         try:
             plan = distribution_of(lower).shard(model, sample(task.model, 0))
+            limit = lower
         except PlanError:
-            return limit, share, True
-        limit = lower
+            if portion * excess <= _STEP * memory:
+                return limit, share, True
+            portion /= 2
     return limit, share, False
 
 
@@ -127,7 +136,7 @@ class _Largest:
         from keras.src import backend
 
         create = backend.Variable.__init__
-        before = {id(each) for each in jax.live_arrays()}
+        before = {id(each): each for each in jax.live_arrays()}  # kept, so that no new array has the identity of an old one
 
         def created(variable: Any, *args: Any, **options: Any) -> None:
             create(variable, *args, **options)
