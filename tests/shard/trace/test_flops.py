@@ -69,7 +69,7 @@ def pooled(x):
 
 def elementwise(x):
     powers = x**2, x**3, x**7, x**-2
-    return x + x, x / x, -x, abs(x), lax.sign(x), lax.exp(x), lax.tanh(x), lax.logistic(x), *powers, lax.erf_inv(x)
+    return x + x, x / x, -x, abs(x), lax.sign(x), lax.exp(x), lax.tanh(x), lax.logistic(x), *powers, lax.erf_inv(x), lax.erfc(x)
 
 
 def choices(x):

@@ -23,7 +23,7 @@ _FREE = frozenset(
 )
 """Primitives that count no FLOPs: they move elements, or XLA counts their elements as transcendentals."""
 
-_FLOPS_PER_ELEMENT = {"logistic": 3, "erf_inv": 37}
+_FLOPS_PER_ELEMENT = {"logistic": 3, "erf_inv": 37, "erfc": 60}
 """Primitives that XLA expands into this many operations per element."""
 
 _AT_MOST_ONE_PER_ELEMENT = frozenset(
