@@ -3,9 +3,9 @@
     penstock bench shard --topology cpu --topology v5e:2x4 --json zoo.json
     python benchmarks/shard_table.py zoo.json
 
-A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has two more tables: bytes
-that plans send beside those of layouts by hand, and the models that were fitted. Below are the errors of predicted peak memory,
-by suite and compiler. If several reports have a cell, the last one counts.
+A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has two more tables: memory
+and sent bytes of plans beside those of layouts by hand, and the models that were fitted. Below are the errors of predicted peak
+memory, by suite and compiler. If several reports have a cell, the last one counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def tables(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         mine = [sample for ((of, _), _), sample in samples.items() if of == suite]
         yield from [f"### {suite}", "", *(_real if suite == "real" else _limits)(mine), ""]
         if suite == "keras":
-            yield from [*_sent(mine), "", *_fitted(reports), ""]
+            yield from [*_beside(mine), "", *_fitted(reports), ""]
     yield from _memory(samples.values())
 
 
@@ -95,18 +95,34 @@ def _cell(sample: Sample) -> str:
 _BY_HAND = ("data parallel", "FSDP", "Keras Hub's map")
 
 
-def _sent(samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield a table of the bytes that plans send, over those that layouts by hand send, whether these keep the limit or not."""
-    cells = {(_row(sample), sample["details"]["plan"]["limit"]): _ratios(sample) for sample in samples}
-    yield from _table(f"bytes sent ÷ those of {', '.join(_BY_HAND)}", cells, "---")
+def _beside(samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield a table of the memory of plans and the bytes that they send, beside those of layouts by hand.
+
+    These need not keep the limit.
+    """
+    cells = {}
+    for sample in (each for each in samples if "plan" in each["details"]):
+        row, limit = _row(sample), sample["details"]["plan"]["limit"]
+        cells[row, f"{limit}: memory"] = _ratios(sample, "memory", amount=True)
+        cells[row, f"{limit}: sent"] = _ratios(sample, "bytes_on_wire", amount=False)
+    yield from _table(f"model, mesh (÷ {', '.join(_BY_HAND)})", cells, "---")
 
 
-def _ratios(sample: Sample) -> str:
-    """Return the bytes of a plan over those of each layout by hand; "–" where there is no such layout or no plan."""
+def _ratios(sample: Sample, figure: str, amount: bool) -> str:
+    """Return a figure of a plan over that of each layout by hand; "–" where there is no such layout.
+
+    Args:
+      sample: the plan and the layouts.
+      figure: a figure of their scores, in bytes.
+      amount: whether the bytes of the plan come first.
+    """
     plan = sample["details"]["plan"]["score"]
+    if not plan:
+        return "refused" if sample["details"]["plan"]["refused"] else "failed"
     by_hand = {each["name"]: each["score"] for each in sample["details"]["baselines"]}
     scores = [by_hand.get(name) for name in _BY_HAND]
-    return ", ".join(f"{plan['bytes_on_wire'] / each['bytes_on_wire']:.2f}" if plan and each else "–" for each in scores)
+    ratios = ", ".join(f"{plan[figure] / each[figure]:.2f}" if each and each[figure] else "–" for each in scores)
+    return f"{format_bytes(plan[figure])}: {ratios}" if amount else ratios
 
 
 def _fitted(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -69,3 +69,11 @@ def test_a_case_of_real_size_is_beside_the_best_layout_by_hand():
     task = Task("llama-7b-16", "searched", Compiler("v5e:4x4"), "real", ("loose",))
     found = lines(report(task, [planned("loose", 2 * MIB, 1e-3)]))
     assert "| llama-7b-16 | data 8 | 1 ms | 1 MiB | FSDP | 2 ms | 1 MiB | 0.50 |" in found
+
+
+def test_backbones_of_keras_hub_have_memory_and_sent_bytes_beside_layouts_by_hand():
+    nothing = PlanScore("half", MIB // 2, 1.0, reason="no layout fits", refused=True)
+    found = lines(report(Task("BertBackbone", "8", suite="keras"), [planned("loose", 2 * MIB, 1e-3), nothing]))
+    head = "model, mesh (÷ data parallel, FSDP, Keras Hub's map)"
+    assert f"| {head} | loose: memory | loose: sent | half: memory | half: sent |" in found
+    assert "| BertBackbone, 8 | 1 MiB: –, 1.00, – | –, 1.00, – | refused | refused |" in found
