@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 
@@ -25,6 +26,17 @@ def _settings_of_jax_are_put_back() -> Iterator[None]:
     for name, value in jax.config.values.items():
         if value != before[name]:
             jax.config.update(name, before[name])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_let_go() -> Iterator[None]:
+    """Free the programs of a module's tests. Linux lets a process have 65,530 memory maps, and each program has several.
+
+    Beyond them, the compiler ends the process with a segmentation fault.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True, scope="session")
