@@ -24,11 +24,9 @@ from penstock.bench.suites.shard.task import Task
 from penstock.shard import Plan, PlanError
 
 _STEPS = 3
-_TRIES = 16
+_TRIES = 12
 _STEP = 0.01
-"""The least part of its limit by which a plan's memory is lowered."""
-_COPIES = 3
-"""The values beside a parameter that are sharded with it: itself and two moments of Adam."""
+"""How near the least limit is to one that nothing fits, relative to it."""
 _SHARDED = 1.15
 """The bytes of parameters on a device, over an eighth of all, with which they count as sharded."""
 
@@ -94,7 +92,7 @@ def fit(task: Task, plans: Path) -> Measurement:
 
 
 def _shard_parameters(model: Any, task: Task, plan: Plan, distribution_of: Callable[[int], Any]) -> tuple[int, float, bool]:
-    """Lower the limit by what is held beyond a shard of each parameter, or by less where nothing fits that.
+    """Bisect for the least limit that a plan keeps, until one asks for sharded parameters.
 
     Args:
       model: a model that is trained by a plan.
@@ -107,21 +105,20 @@ def _shard_parameters(model: Any, task: Task, plan: Plan, distribution_of: Calla
     """
     total = sum(each.value.nbytes for each in model.variables)
     limit = plan.limit
-    portion = 1.0
+    too_low = total // task.devices  # the step needs memory beside its parameters
     for _ in range(_TRIES):
         share = sum(_on_one_device(each.value) for each in model.variables) / total
         if share * task.devices <= _SHARDED:
             break
         memory = (plan.checked or plan.verify().measured).memory
-        excess = _COPIES * (share - 1 / task.devices) * total
-        lower = int(memory - max(portion * excess, _STEP * memory))
+        if memory <= (1 + _STEP) * too_low:
+            return limit, share, True
+        lower = (memory + too_low) // 2
         try:
             plan = distribution_of(lower).shard(model, sample(task.model, 0))
             limit = lower
         except PlanError:
-            if portion * excess <= _STEP * memory:
-                return limit, share, True
-            portion /= 2
+            too_low = lower
     return limit, share, False
 
 
