@@ -92,7 +92,7 @@ def fit(task: Task, plans: Path) -> Measurement:
 
 
 def _shard_parameters(model: Any, task: Task, plan: Plan, distribution_of: Callable[[int], Any]) -> tuple[int, float, bool]:
-    """Bisect for the least limit that a plan keeps, until one asks for sharded parameters.
+    """Find a limit that asks for sharded parameters, or the least that a plan keeps, by bisection.
 
     Args:
       model: a model that is trained by a plan.
