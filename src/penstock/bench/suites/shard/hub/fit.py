@@ -104,22 +104,25 @@ def _shard_parameters(model: Any, task: Task, plan: Plan, distribution_of: Calla
       nothing fits a limit that is lower by `_STEP`.
     """
     total = sum(each.value.nbytes for each in model.variables)
+
+    def share() -> float:
+        return sum(_on_one_device(each.value) for each in model.variables) / total
+
     limit = plan.limit
     too_low = total // task.devices  # the step needs memory beside its parameters
     for _ in range(_TRIES):
-        share = sum(_on_one_device(each.value) for each in model.variables) / total
-        if share * task.devices <= _SHARDED:
+        if share() * task.devices <= _SHARDED:
             break
         memory = (plan.checked or plan.verify().measured).memory
         if memory <= (1 + _STEP) * too_low:
-            return limit, share, True
+            return limit, share(), True
         lower = (memory + too_low) // 2
         try:
             plan = distribution_of(lower).shard(model, sample(task.model, 0))
             limit = lower
         except PlanError:
             too_low = lower
-    return limit, share, False
+    return limit, share(), False
 
 
 class _Largest:
