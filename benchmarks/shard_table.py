@@ -3,9 +3,9 @@
     penstock bench shard --topology cpu --topology v5e:2x4 --json zoo.json
     python benchmarks/shard_table.py zoo.json
 
-A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has two more tables: memory
-and sent bytes of plans beside those of layouts by hand, and the models that were fitted. Below are the errors of predicted peak
-memory, by suite and compiler. If several reports have a cell, the last one counts.
+A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has three more tables: medians
+by limit, memory and sent bytes of plans beside those of layouts by hand, and the models that were fitted. Below are the errors of
+predicted peak memory, by suite and compiler. If several reports have a cell, the last one counts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ def tables(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     suites = dict.fromkeys(suite for (suite, _), _ in samples)
     for suite in suites:
         mine = [sample for ((of, _), _), sample in samples.items() if of == suite]
-        yield from [f"### {suite}", "", *(_real if suite == "real" else _limits)(mine), ""]
+        yield from [f"### {suite}", ""]
         if suite == "keras":
-            yield from [*_beside(mine), "", *_fitted(reports), ""]
+            mine = sorted(mine, key=_alphabetical)
+            yield from [*_medians(mine), "", *_beside(mine), "", *_fitted(reports), ""]
+        yield from [*(_real if suite == "real" else _limits)(mine), ""]
     yield from _memory(samples.values())
 
 
@@ -93,6 +95,49 @@ def _cell(sample: Sample) -> str:
 
 
 _BY_HAND = ("data parallel", "FSDP", "Keras Hub's map")
+_LIMITS = ("loose", "half", "tight")
+
+
+def _alphabetical(sample: Sample) -> tuple[str, int, int]:
+    """Return what orders rows by model, then by the axes of the mesh, and columns by the limit."""
+    task, plan = sample["details"]["task"], sample["details"].get("plan")
+    return task["model"], task["mesh"].count("x"), _LIMITS.index(plan["limit"]) if plan else len(_LIMITS)
+
+
+def _medians(samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield a table of the medians over all models, by the limit."""
+    yield "| limit | plans | refused | no slower | time | memory ÷ " + ", ".join(_BY_HAND) + " | sent ÷ the same |"
+    yield "| --- | ---: | ---: | ---: | ---: | --- | --- |"
+    plans = [sample for sample in samples if "plan" in sample["details"]]
+    for limit in _LIMITS:
+        mine = [sample for sample in plans if sample["details"]["plan"]["limit"] == limit]
+        times = [sample["values"]["time"] for sample in mine if "time" in sample["values"]]
+        if not times:
+            continue
+        refused = sum(sample["details"]["plan"]["refused"] for sample in mine)
+        fast = f"{sum(round(time, 2) <= 1 for time in times)} of {len(times)}"
+        ratios = (", ".join(_median(_by_hand(sample, figure) for sample in mine)) for figure in ("memory", "bytes_on_wire"))
+        yield f"| {limit} | {len(mine)} | {refused} | {fast} | {median(times):.2f} | {' | '.join(ratios)} |"
+
+
+def _median(rows: Iterable[Sequence[float | None]]) -> Iterator[str]:
+    """Yield the median of each column; "–" where there is none."""
+    for column in zip(*rows, strict=True):
+        found = [ratio for ratio in column if ratio is not None]
+        yield f"{median(found):.2f}" if found else "–"
+
+
+def _by_hand(sample: Sample, figure: str) -> list[float | None]:
+    """Return a figure of a plan over that of each layout by hand; None where there is no such layout, or no plan.
+
+    Args:
+      sample: the plan and the layouts.
+      figure: a figure of their scores, in bytes.
+    """
+    plan = sample["details"]["plan"]["score"]
+    by_hand = {each["name"]: each["score"] for each in sample["details"]["baselines"]}
+    scores = [by_hand.get(name) for name in _BY_HAND]
+    return [plan[figure] / each[figure] if plan and each and each[figure] else None for each in scores]
 
 
 def _beside(samples: Sequence[Sample]) -> Iterator[str]:
@@ -109,19 +154,11 @@ def _beside(samples: Sequence[Sample]) -> Iterator[str]:
 
 
 def _ratios(sample: Sample, figure: str, amount: bool) -> str:
-    """Return a figure of a plan over that of each layout by hand; "–" where there is no such layout.
-
-    Args:
-      sample: the plan and the layouts.
-      figure: a figure of their scores, in bytes.
-      amount: whether the bytes of the plan come first.
-    """
+    """Return a figure of a plan over that of each layout by hand, after the bytes of the plan if `amount` is set."""
     plan = sample["details"]["plan"]["score"]
     if not plan:
         return "refused" if sample["details"]["plan"]["refused"] else "failed"
-    by_hand = {each["name"]: each["score"] for each in sample["details"]["baselines"]}
-    scores = [by_hand.get(name) for name in _BY_HAND]
-    ratios = ", ".join(f"{plan[figure] / each[figure]:.2f}" if each and each[figure] else "–" for each in scores)
+    ratios = ", ".join("–" if ratio is None else f"{ratio:.2f}" for ratio in _by_hand(sample, figure))
     return f"{format_bytes(plan[figure])}: {ratios}" if amount else ratios
 
 

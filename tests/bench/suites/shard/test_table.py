@@ -77,3 +77,15 @@ def test_backbones_of_keras_hub_have_memory_and_sent_bytes_beside_layouts_by_han
     head = "model, mesh (÷ data parallel, FSDP, Keras Hub's map)"
     assert f"| {head} | loose: memory | loose: sent | half: memory | half: sent |" in found
     assert "| BertBackbone, 8 | 1 MiB: –, 1.00, – | –, 1.00, – | refused | refused |" in found
+
+
+def test_backbones_of_keras_hub_are_ordered_and_have_medians():
+    def of(model: str, mesh: str, seconds: float, limit: str = "loose") -> dict:
+        return report(Task(model, mesh, suite="keras"), [planned(limit, 2 * MIB, seconds)])
+
+    later = [of("ViTBackbone", "8", 4e-3), of("BertBackbone", "2x4", 1e-3, "tight"), of("BertBackbone", "2x4", 1e-3)]
+    found = lines(*later, of("BertBackbone", "8", 1e-3))
+    rows = [line.split(" |")[0] for line in found if "MiB:" in line]
+    assert rows == ["| BertBackbone, 8", "| BertBackbone, 2x4", "| ViTBackbone, 8"]
+    assert "| loose | 3 | 0 | 2 of 3 | 0.50 | –, 1.00, – | –, 1.00, – |" in found
+    assert "| tight | 1 | 0 | 1 of 1 | 0.50 | –, 1.00, – | –, 1.00, – |" in found
