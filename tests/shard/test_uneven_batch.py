@@ -59,3 +59,16 @@ def test_rows_of_microbatches_count_and_not_their_number():
     w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((64, 64), (3, 12, 64)))
     with pytest.warns(UserWarning, match=r"batch of 12 rows \('x', dimension 1\)"):
         ps.plan(accumulated, w, x, devices=8, hardware="tpu-v5e", check=False)
+
+
+def test_rows_are_those_of_most_leaves():
+    """A batch may have a table that all its rows share."""
+
+    def step(w, table, x, y):
+        return w - 0.1 * jax.grad(lambda w: ((x @ w + table.mean(0) - y) ** 2).mean())(w), np.float32(0)
+
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((64, 64), (11, 64), (32, 64), (32, 64))]
+    roles = {"table": "batch", "x": "batch", "y": "batch"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ps.plan(step, *arguments, devices=8, hardware="tpu-v5e", check=False, roles=roles).remarks == ()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 from keras.src.distribution.distribution_lib import DeviceMesh
 
+from penstock._arguments import brief
 from penstock.keras._model_step import abstract_batch
+from penstock.shard.mesh.shapes import candidate_shapes
 
 
 def read_mesh(given: Any) -> Mesh | None:
@@ -38,16 +41,65 @@ def read_devices(given: Sequence[Any]) -> list[Any]:
 
     Raises:
       TypeError: it is not such a list.
-      ValueError: it is empty, or a device does not exist.
+      ValueError: it is empty, has a device twice, or a device does not exist.
     """
-    from keras.src.backend.jax.distribution_lib import _to_backend_device
-
-    if isinstance(given, (str, int)) or not hasattr(given, "__iter__"):
-        raise TypeError(f'devices={given!r} is not a list of devices, such as jax.devices() or ["cpu:0", "cpu:1"]')
-    found = [_to_backend_device(each) for each in given]
-    if not found:
+    ordered = not isinstance(given, (str, dict, set, frozenset)) and hasattr(given, "__iter__")
+    named = list(given) if ordered else []
+    if not ordered or not all(isinstance(each, (str, jax.Device)) for each in named):
+        raise TypeError(f'devices={brief(given)} is not a list of devices, such as jax.devices() or ["cpu:0", "cpu:1"]')
+    if not named:
         raise ValueError("devices is empty; a plan needs at least one device")
+    found = [_find_device(each) if isinstance(each, str) else each for each in named]
+    candidate_shapes(None, found)  # it raises the error if a device is there twice
     return found
+
+
+def _find_device(name: str) -> jax.Device:
+    """Return the device that Keras calls "cpu:0"."""
+    platform, _, number = name.partition(":")
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError:
+        devices = []
+    for device in devices:
+        if number == str(device.id):
+            return device
+    there = [f"{device.platform}:{device.id}" for device in devices or jax.devices()]
+    raise ValueError(f"there is no device {name!r}; there are {brief(there)}")
+
+
+def read_build(given: Any) -> Callable[[], Any]:
+    """Return a function that makes a model.
+
+    Args:
+      given: the function.
+
+    Raises:
+      TypeError: it is something else, such as the model.
+    """
+    if _is_model(given):
+        raise TypeError("build is a model, and a function that returns one is needed; for a model: shard(model, (x, y))")
+    if not callable(given):
+        raise TypeError(f"build={brief(given)} is not a function that returns a model")
+    build: Callable[[], Any] = given
+    return build
+
+
+def check_model(given: Any) -> None:
+    """Raise TypeError if something is not a Keras model.
+
+    Args:
+      given: what should be a model.
+    """
+    if not _is_model(given):
+        also = "; for a function that makes one: plan(build, (x, y))" if callable(given) else ""
+        raise TypeError(f"model is of type {type(given).__name__}, and a keras.Model is needed{also}")
+
+
+def _is_model(given: Any) -> bool:
+    import keras
+
+    return isinstance(given, keras.Model)
 
 
 def read_batch(given: Any, usage: str) -> Any:
@@ -58,7 +110,7 @@ def read_batch(given: Any, usage: str) -> Any:
       usage: the call with a batch, for the message.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, it has no rows, or a dimension is unknown.
       TypeError: a leaf is not an array.
     """
     if given is None:
@@ -66,4 +118,10 @@ def read_batch(given: Any, usage: str) -> Any:
             "the shapes of the layers and the cost of a step depend on the data, and there is no sample: give one batch as fit "
             f"gets it, {usage}. Shapes are enough, such as jax.ShapeDtypeStruct((32, 128), 'int32')"
         )
-    return abstract_batch(given)
+    batch = abstract_batch(given)
+    for leaf in jax.tree_util.tree_leaves(batch):
+        if leaf.shape[:1] == (0,):
+            raise ValueError(
+                f"the sample has no rows, but an array of shape {leaf.shape}: give one batch as fit gets it, {usage}"
+            )
+    return batch

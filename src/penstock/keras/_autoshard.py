@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,18 +25,20 @@ from keras.src.distribution import distribution_lib
 from keras.src.distribution.distribution_lib import DEFAULT_BATCH_DIM_NAME, DeviceMesh, Distribution, LayoutMap
 
 from penstock._bytes import parse_bytes
-from penstock.keras._arguments import read_batch, read_devices, read_mesh
+from penstock.keras._arguments import check_model, read_batch, read_build, read_devices, read_mesh
 from penstock.keras._births import put
 from penstock.keras._from_shapes import build_from_shapes, complete
 from penstock.keras._hooks import install
+from penstock.keras._known_plans import KnownPlans
 from penstock.keras._layouts import PlannedLayout, ProvisionalLayouts, keras_mesh, planned_layout, rows_layout
-from penstock.keras._model_step import ModelStep, StepArguments
+from penstock.keras._model_step import ModelStep, StepArguments, without_number
 from penstock.keras._planned_function import Layouts, PlannedFunction
 from penstock.keras._together import plan_together
 from penstock.keras._trace_errors import explained
 from penstock.shard import Hardware, Plan
 from penstock.shard._plan import plan_traced
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
+from penstock.shard.compiler import read_check
 from penstock.shard.garbage import without_collection
 from penstock.shard.mesh.explicit_axes import automatic_axes
 from penstock.shard.mesh.lookup import find_hardware
@@ -44,7 +47,6 @@ from penstock.shard.trace.step import TracedStep, trace
 from penstock.shard.uneven_batch import nearest_sizes
 
 _TRAIN = "train"
-_REMEMBERED = 64  # plans of a distribution
 
 
 class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no types
@@ -114,9 +116,10 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
             find_hardware(hardware)  # it raises an error now rather than at the first batch
         if memory is not None:
             parse_bytes(memory)
+        read_check(check)
         self._options: dict[str, Any] = {"hardware": hardware, "memory": memory, "check": check}
         self._layout_map = layout_map
-        self._own_plans: dict[Any, Plan] = {}
+        self._known = KnownPlans()
         self._ahead: dict[str, tuple[tuple[int, ...], PlannedLayout]] = {}
         self._mesh: Mesh | None = mesh
         self.plans: dict[str, Plan] = {}
@@ -147,8 +150,8 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
 
         Args:
           build: a function without arguments that returns the model, compiled. One that is not compiled is planned for `predict`.
-          sample_batch: one batch as `fit` gets it, (x, y) or (x, y, sample_weight) or x: arrays, or anything with a shape and a
-            dtype.
+          sample_batch: one batch as `fit` gets it: (x, y), (x, y, sample_weight), or x where the loss needs no y. Arrays, or
+            anything with a shape and a dtype.
 
         Returns:
           The `penstock.Plan`.
@@ -159,11 +162,12 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
           TypeError, ValueError: there is no batch, it does not fit the model, or the model cannot be built from shapes.
         """
         self._refuse_another()
-        sample = read_batch(sample_batch, "plan(build, (x, y))")
+        build, sample = read_build(build), read_batch(sample_batch, "plan(build, (x, y))")
         with self.scope():
             model = build_from_shapes(build, sample)
             step = ModelStep(model, _TRAIN if model.compiled else "predict")
             arguments = step.arguments(sample)
+            self._check_rows(step, arguments)
             plan, _ = self._find_plan(step, arguments)
             shardings = iter(named_shardings(plan.inputs, plan.mesh))
             mesh = keras_mesh(plan.mesh)
@@ -189,6 +193,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
           PlanError, RuntimeError, TypeError, ValueError: as for `plan`.
         """
         self._refuse_another()
+        check_model(model)
         sample = read_batch(sample_batch, "shard(model, (x, y))")
         with self.scope():
             complete(model, sample)
@@ -198,16 +203,16 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
                 variable._value = jax.block_until_ready(put(variable._value, None, sharding))
         return self.plans[function]
 
-    def explain(self, print_fn: Callable[[str], Any] = print) -> None:
+    def explain(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Print the plan of the training step, by the paths of Keras's variables; without one, the last plan of another function.
 
         Args:
-          print_fn: what is called with the text.
+          print_fn: what is called with the text; None prints it.
 
         Raises:
           ValueError: nothing is planned yet.
         """
-        print_fn(str(self._latest()))
+        (print_fn or print)(str(self._latest()))
 
     def layout_map(self) -> LayoutMap:
         """Return the layouts of all variables of the model as a `LayoutMap` of Keras, on the mesh of the plan.
@@ -221,9 +226,19 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         plan = self._latest()
         layout_map = LayoutMap(keras_mesh(plan.mesh))
         for leaf, sharding in zip(plan.inputs, named_shardings(plan.inputs, plan.mesh), strict=True):
-            group, _, path = leaf.path.partition("/")
-            if group in ("trainable", "non_trainable"):
-                layout_map[path] = planned_layout(sharding, layout_map.device_mesh, len(leaf.shape), None)
+            group, _, name = leaf.path.partition("/")
+            if group not in ("trainable", "non_trainable"):
+                continue
+            layout, path = planned_layout(sharding, layout_map.device_mesh, len(leaf.shape), None), without_number(name)
+            first = None if path == name else layout_map[path]
+            if first is None:
+                layout_map[name] = layout
+            elif first.axes != layout.axes:
+                warnings.warn(
+                    f"several variables have the path {path!r}, with different layouts; the LayoutMap has that of the first. "
+                    "Give their layers different names",
+                    stacklevel=2,
+                )
         return layout_map
 
     def get_data_layout(self, data_shape: Sequence[int]) -> Any:
@@ -248,13 +263,8 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
           step, arguments: the function, and its abstract arguments.
           keep: whether the layouts stay that an earlier plan of the same training step has chosen.
         """
-        rows, devices = _rows(arguments), len(self._device_order())
-        if step.function == _TRAIN and self._is_uneven(arguments):
-            raise ValueError(
-                f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of "
-                f"{' or '.join(nearest_sizes(rows, devices))}. A smaller last batch of an epoch may have any size"
-            )
-        if step.function != _TRAIN and rows % devices:
+        self._check_rows(step, arguments)
+        if step.function != _TRAIN and arguments.rows % len(self._device_order()):
             return self._leave_to_compiler(step, arguments)
         plan, traced = self._find_plan(step, arguments, keep)
         self._set_plan(step, plan)
@@ -272,16 +282,26 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
             shardings.append(variable._layout.backend_layout)
         for leaf in jax.tree_util.tree_leaves(arguments.data):
             shardings.append(rows_layout(leaf.shape, self._device_order()).backend_layout)
-        rows = _rows(arguments)
+        rows = arguments.rows
         outputs = [
             rows_layout(leaf.shape if leaf.shape[:1] == (rows,) else (), self._device_order()).backend_layout
             for leaf in traced.outputs[: traced.out_tree.children()[0].num_leaves]
         ]
         return _layouts(arguments, traced, shardings, outputs, ShardingConstraints(), False)
 
+    def _check_rows(self, step: ModelStep, arguments: StepArguments) -> None:
+        """Raise ValueError if a batch to train with, the first of its model, does not divide over the devices."""
+        if step.function == _TRAIN and self._is_uneven(arguments):
+            rows, devices = arguments.rows, len(self._device_order())
+            raise ValueError(
+                f"the batch has {rows} rows, which do not divide over the {devices} devices: take a batch size of "
+                f"{' or '.join(nearest_sizes(rows, devices))}. Only the last batch of several may have any size; if these are "
+                "all the rows there are, add some or leave some out"
+            )
+
     def _is_uneven(self, arguments: StepArguments) -> bool:
         """Return whether the rows of a batch do not divide over the devices, nor over some of them without a rest."""
-        rows, devices = _rows(arguments), len(self._device_order())
+        rows, devices = arguments.rows, len(self._device_order())
         return bool(rows and rows % devices and devices % rows)
 
     def _find_plan(self, step: ModelStep, arguments: StepArguments, keep: bool = False) -> tuple[Plan, TracedStep]:
@@ -290,20 +310,29 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         begin = time.perf_counter()
         with automatic_axes():
             traced = _trace(step, arguments)
-            key = (traced.fingerprint(), tuple((path, str(spec)) for path, spec in kept.items()))
-            if key not in self._own_plans:
+            fingerprint = traced.fingerprint()
+            plan = self._known.find(fingerprint, kept, kept_on)
+            if plan is None:
                 mesh = self._given_mesh or kept_on
                 devices = self._given_devices if mesh is None else None
                 options = {"constraints": kept, "roles": step.roles(arguments), **self._options}
                 make = functools.partial(plan_traced, traced, mesh=mesh, devices=devices, **options)
-                given = devices if mesh is None else list(mesh.devices.flat)
-                if len(self._own_plans) >= _REMEMBERED:
-                    del self._own_plans[next(iter(self._own_plans))]
-                self._own_plans[key] = plan_together(make, traced, given)
+                with self._explained_constraints():
+                    plan = plan_together(make, traced, devices if mesh is None else list(mesh.devices.flat))
+                self._known.add(fingerprint, kept, plan)
                 self.planning_seconds += time.perf_counter() - begin
-        plan = self._own_plans[key]
         self.plans[step.function] = plan
         return plan, traced
+
+    @contextlib.contextmanager
+    def _explained_constraints(self) -> Iterator[None]:
+        """Say in an error about constraints that they are those of the `layout_map`."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            if self._layout_map is not None:
+                error.add_note("The layouts of the layout_map are constraints of the plan, by the paths of the variables.")
+            raise
 
     def _kept_layouts(self, step: ModelStep, keep: bool) -> tuple[dict[str, PartitionSpec], Mesh | None]:
         """Return the layouts that a plan must keep: those of the user's map, and those of other plans of training steps.
@@ -370,11 +399,6 @@ def _trace(step: ModelStep, arguments: StepArguments) -> TracedStep:
     """Trace a function of a model, where JAX has automatic axes."""
     with without_collection(), explained(step):
         return trace(step.step(), (*arguments.state, arguments.data))
-
-
-def _rows(arguments: StepArguments) -> int:
-    """Return the number of rows of a batch; 0 if it has none."""
-    return next((leaf.shape[0] for leaf in jax.tree_util.tree_leaves(arguments.data) if leaf.shape), 0)
 
 
 def _layouts(

@@ -90,6 +90,19 @@ def rows_layout(shape: Sequence[int], devices: Sequence[Any]) -> TensorLayout:
     return TensorLayout([DEFAULT_BATCH_DIM_NAME if dim == 0 else None for dim in range(len(shape))], mesh)
 
 
+def concatenated(parts: Sequence[Any]) -> jax.Array:
+    """Return arrays as one, along their rows. They may lie on different meshes of the same devices.
+
+    Args:
+      parts: arrays of JAX [B, ...] with named shardings; B may differ.
+    """
+    if len({part.sharding for part in parts}) > 1:
+        shape = (math.gcd(*(part.shape[0] for part in parts)), *parts[0].shape[1:])
+        sharding = rows_layout(shape, list(parts[0].sharding.mesh.devices.flat)).backend_layout
+        parts = [jax.device_put(part, sharding) for part in parts]
+    return jax.numpy.concatenate(parts)
+
+
 class ProvisionalLayouts:
     """The layouts of variables for which there is no plan.
 

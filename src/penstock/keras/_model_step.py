@@ -6,6 +6,7 @@ whose leaves have the paths of Keras's variables: "trainable/encoder/dense/kerne
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -55,6 +56,12 @@ class StepArguments(NamedTuple):
 
     state: tuple[Named, ...]
     data: Any
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of the batch: the first dimension of most of its leaves; 0 if it has none."""
+        sizes = Counter(leaf.shape[0] for leaf in jax.tree_util.tree_leaves(self.data) if leaf.shape)
+        return max(sizes, key=sizes.__getitem__, default=0)
 
 
 class ModelStep:
@@ -172,6 +179,11 @@ def _unique(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(unique)
 
 
+def without_number(name: str) -> str:
+    """Return the path of a variable whose name may have got a number: "dense/kernel" for "dense/kernel (2)"."""
+    return re.sub(r" \(\d+\)$", "", name)
+
+
 def _optimizer_name(variable: Any, owners: Mapping[str, str]) -> str:
     """Return the name of an optimizer's variable, without that of the optimizer, which differs each time it is made.
 
@@ -196,6 +208,7 @@ def abstract_batch(data: Any) -> Any:
 
     Raises:
       TypeError: a leaf is neither.
+      ValueError: a dimension is unknown.
     """
     return jax.tree_util.tree_map(_abstract, data)
 
@@ -203,4 +216,6 @@ def abstract_batch(data: Any) -> Any:
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise TypeError(f"a batch has a leaf of type {type(leaf).__name__}, and arrays are needed, or their shapes and dtypes")
+    if None in tuple(leaf.shape):
+        raise ValueError(f"a batch has a leaf of shape {tuple(leaf.shape)}: replace None by a number, such as the batch size")
     return jax.ShapeDtypeStruct(tuple(leaf.shape), canonical_dtype(leaf))

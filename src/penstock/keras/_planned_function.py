@@ -15,7 +15,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock.keras._births import put
-from penstock.keras._layouts import is_in_layout
+from penstock.keras._layouts import concatenated, is_in_layout
 from penstock.keras._model_step import ModelStep, StepArguments
 from penstock.keras._trace_errors import explained
 from penstock.keras._versions import behaviour, is_partial
@@ -110,7 +110,7 @@ class PlannedFunction:
             every.append(outputs)
         if self._step.function != "predict":
             return every[-1], state
-        return jax.tree_util.tree_map(lambda *parts: jax.numpy.concatenate(parts), *every), state
+        return jax.tree_util.tree_map(lambda *parts: concatenated(parts), *every), state
 
     def _run(self, state: State, data: Any, stacked: int = 0) -> tuple[Any, State]:
         """Run one batch, or `stacked` of them, stacked [stacked, B, ...]."""

@@ -92,6 +92,27 @@ def test_rows_that_do_not_divide_after_a_plan():
         fit(sequential(), batch_size=10)
 
 
+def test_rows_that_do_not_divide_in_a_plan_from_shapes():
+    distribution = pk.AutoShardDistribution()
+    with pytest.raises(ValueError, match=r"the batch has 10 rows.*take a batch size of 8 or 16"):
+        distribution.plan(sequential, records(10))
+    with pytest.raises(ValueError, match=r"the batch has 10 rows.*take a batch size of 8 or 16"):
+        distribution.shard(sequential(), records(10))
+
+
+def test_a_leaf_that_has_no_rows():
+    """Most of the leaves have the rows of the batch."""
+
+    def build():
+        inputs = {"a": keras.Input((5,), name="a"), "x": keras.Input((FEATURES,), name="x")}
+        hidden = layers.Dense(16)(inputs["x"]) + keras.ops.mean(inputs["a"])
+        return compiled(keras.Model(inputs, layers.Dense(CLASSES, "softmax")(hidden)))
+
+    x, y = records(BATCH)
+    with pk.AutoShardDistribution().scope():
+        build().train_on_batch({"a": np.ones((11, 5), "float32"), "x": x}, y)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_fewer_rows_than_devices(rows):
     with pk.AutoShardDistribution().scope(), pytest.warns(UserWarning, match="The nearest size that divides is 8"):
@@ -197,7 +218,15 @@ def test_an_eager_model(option):
         ({"device_mesh": (2, 4)}, TypeError, "device_mesh is of type tuple, and a keras.distribution.DeviceMesh"),
         ({"devices": 8}, TypeError, "devices=8 is not a list of devices"),
         ({"devices": []}, ValueError, "devices is empty"),
-        ({"devices": ["cpu:99"]}, ValueError, "Device not found: cpu:99"),
+        ({"devices": ["cpu:99"]}, ValueError, r"there is no device 'cpu:99'; there are \['cpu:0', "),
+        ({"devices": ["cpu"]}, ValueError, "there is no device 'cpu'"),
+        ({"devices": ["npu:0"]}, ValueError, "there is no device 'npu:0'; there are"),
+        ({"devices": ["cpu:1", "cpu:1"]}, ValueError, "devices has .* twice"),
+        ({"devices": [2, 4]}, TypeError, r"devices=\[2, 4\] is not a list of devices"),
+        ({"devices": [None]}, TypeError, "is not a list of devices"),
+        ({"devices": {"cpu:0"}}, TypeError, "is not a list of devices"),
+        ({"check": 5}, TypeError, "check=5: give True, False, None"),
+        ({"check": "v99:2x4"}, ValueError, "v99:2x4"),
         ({"layout_map": {}}, TypeError, "layout_map is of type dict"),
         ({"hardware": "tpu-v99"}, ValueError, "tpu-v99"),
         ({"memory": "lots"}, ValueError, "lots"),
@@ -229,9 +258,39 @@ def test_nothing_is_planned_yet():
         distribution.layout_map()
 
 
-def test_a_batch_that_is_not_arrays():
-    with pytest.raises(TypeError, match="a batch has a leaf of type str"):
-        pk.AutoShardDistribution().plan(sequential, ("x", "y"))
+@pytest.mark.parametrize(
+    ("sample", "error", "message"),
+    [
+        (("x", "y"), TypeError, "a batch has a leaf of type str"),
+        ((keras.KerasTensor((None, FEATURES)),), ValueError, r"leaf of shape \(None, 32\): replace None by a number"),
+        (records(0), ValueError, r"the sample has no rows, but an array of shape \(0, 32\)"),
+    ],
+)
+def test_a_sample_that_is_no_batch(sample, error, message):
+    with pytest.raises(error, match=message):
+        pk.AutoShardDistribution().plan(sequential, sample)
+
+
+def test_a_model_where_a_function_is_needed():
+    with pytest.raises(TypeError, match=r"build is a model, and a function.*shard\(model, \(x, y\)\)"):
+        pk.AutoShardDistribution().plan(sequential(), records(BATCH))
+    with pytest.raises(TypeError, match="build=5 is not a function that returns a model"):
+        pk.AutoShardDistribution().plan(5, records(BATCH))
+
+
+def test_a_function_where_a_model_is_needed():
+    with pytest.raises(TypeError, match=r"model is of type function.*plan\(build, \(x, y\)\)"):
+        pk.AutoShardDistribution().shard(sequential, records(BATCH))
+    with pytest.raises(TypeError, match=r"model is of type NoneType, and a keras\.Model is needed$"):
+        pk.AutoShardDistribution().shard(None, records(BATCH))
+
+
+def test_a_layout_map_that_does_not_fit():
+    layout_map = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((8,), ["data"]))
+    layout_map[".*kernel"] = ("data", None, None)
+    with pytest.raises(ValueError, match="kernel") as caught:
+        pk.AutoShardDistribution(layout_map=layout_map).plan(sequential, records(BATCH))
+    assert any("layouts of the layout_map" in note for note in caught.value.__notes__)
 
 
 def test_an_operation_is_described_by_the_layer_that_makes_it():

@@ -111,6 +111,20 @@ def test_several_steps_in_one_execution():
     assert set(distribution.plans) == {"train", "evaluate"}
 
 
+@pytest.mark.parametrize("rows", [12, 28, 50])
+def test_predictions_in_executions_of_batches_of_different_sizes(rows):
+    """The last execution has batches of 8, and a smaller one that is left to the compiler."""
+    x, _ = records(rows)
+    keras.utils.set_random_seed(0)
+    alone = sequential(steps_per_execution=4).predict(x, batch_size=8, verbose=0)
+    keras.utils.set_random_seed(0)
+    with pk.AutoShardDistribution().scope():
+        model = sequential(steps_per_execution=4)
+        np.testing.assert_allclose(model.predict(x, batch_size=8, verbose=0), alone, rtol=1e-5)
+        fit(model)
+        assert model.predict(x, batch_size=8, verbose=0).shape == alone.shape
+
+
 def test_lora():
     def build():
         inputs = keras.Input((FEATURES,))

@@ -249,6 +249,40 @@ def test_explain_prints_the_paths_of_variables(capsys):
     assert "data parallel" in printed
 
 
+def test_variables_of_one_path_have_the_layout_of_the_first():
+    class Twins(keras.Model):
+        def __init__(self):
+            super().__init__(name="twins")
+            self.wide, self.narrow = keras.layers.Dense(64, name="dense"), keras.layers.Dense(7, name="dense")
+
+        def call(self, x):
+            return self.narrow(self.wide(x))
+
+    def build():
+        model = Twins()
+        model.compile("adam", "mse")
+        return model
+
+    distribution = pk.AutoShardDistribution(memory="40KiB")
+    distribution.plan(build, (np.ones((16, 32), "float32"), np.ones((16, 7), "float32")))
+    with pytest.warns(UserWarning, match="several variables have the path 'twins/dense/kernel'"):
+        layout_map = distribution.layout_map()
+    assert sorted(layout_map) == ["twins/dense/bias", "twins/dense/kernel"]
+
+
+def test_training_on_a_batch_after_fit_plans_nothing():
+    """Keras has no sample weights in the batches of `fit`, and None in those of `train_on_batch`."""
+    x, y = records(BATCH)
+    distribution = pk.AutoShardDistribution()
+    with distribution.scope():
+        model = wide()
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+        plan, seconds = distribution.plans["train"], distribution.planning_seconds
+        model.train_on_batch(x, y)
+    assert distribution.plans["train"] is plan
+    assert distribution.planning_seconds == seconds
+
+
 def test_values_that_are_replaced_are_freed():
     """A planned function keeps no values alive, and a distribution keeps no model alive."""
     x, y = records()
