@@ -1,10 +1,11 @@
 """The predicted cost of a plan: its parts add up to what the search compares."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shard.search.programs import FAST_LINKS, MESHES, model_of, random_step, steps
+from tests.shard.search.programs import FAST_LINKS, MESHES, SLOW_LINKS, array, model_of, random_step, steps, training
 from tests.shard.search.test_problem import anything
 
 from penstock.shard.graph.batch_dims import find_batch_dims
@@ -81,3 +82,22 @@ def test_where_nothing_is_sharded_all_axes_are_idle_and_with_data_parallelism_no
     every = (1 << len(problem.links.sizes)) - 1
     parallel = axis_work(problem, data_parallel(problem, find_batch_dims(problem.graph, batch), every), batch)
     assert all(parts["batch"] > 0.9 for parts in parallel.values())
+
+
+@pytest.mark.parametrize(("normalised", "waits"), [(False, 0), (True, 1)])
+def test_gradients_are_summed_in_one_collective_and_what_a_product_waits_for_in_its_own(normalised, waits):
+    """As the CPU compiler does: the mean over the batch is a collective of its own, for the products that follow."""
+
+    def loss(w, x):
+        hidden = x @ w[0]
+        return jnp.mean(((hidden - jnp.mean(hidden, 0) if normalised else hidden) @ w[1]) ** 2)
+
+    model = model_of((training(loss), ((array(256, 512), array(512, 256)), array(1024, 256))))
+    problem = build_problem(model, {"data": 8}, SLOW_LINKS)
+    parallel = data_parallel(problem, find_batch_dims(problem.graph, model.inputs[2:]), 1)
+    cost = predict_cost(problem, parallel, ["parameters"] * 2 + ["batch"], model.inputs, ())
+    (summed,) = cost.collectives
+    assert summed.kind == "all-reduce"
+    latency = summed.seconds - summed.bytes_on_wire / SLOW_LINKS.link_bandwidth
+    # The gradient of the mean is a sum over the batch, too.
+    assert latency / SLOW_LINKS.link_latency == pytest.approx(2 * waits, abs=1e-6)

@@ -79,6 +79,7 @@ class Edge:
       behind: the dtype and the FLOPs of the products behind which its collectives can run each time (`overlap.py`); 0 FLOPs if a
         product waits for them.
       reduced: how often an all-reduce of it runs in a step, if this is not as often as it passes (`accumulations.py`).
+      late: whether no product is computed from it (`overlap.py`), so that its all-reduce can run together with others.
     """
 
     a: int
@@ -93,6 +94,7 @@ class Edge:
     position: int = 0
     behind: tuple[str, float] = ("float32", 0.0)
     reduced: float | None = None
+    late: bool = False
 
     def times(self, steps: Sequence[ReshardStep]) -> float:
         """Return how often some collectives reshard the array in a step.
@@ -325,7 +327,8 @@ class _GraphBuilder:
         behind = products if value in self.early else [writer] if writer is not None and value in self.late else []
         reduced = self.accumulated.get(value) if kind == "result" else None
         hidden_by = self._flops_of(behind, count)
-        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, hidden_by, reduced))
+        late = value in self.late
+        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, hidden_by, reduced, late))
 
     def _products_of(self, op: Op) -> Sequence[Op]:
         """Return an operation; if it reverses a kernel for products that alone read it, these products."""

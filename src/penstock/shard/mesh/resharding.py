@@ -124,8 +124,7 @@ class MeshLinks:
     def seconds(self, step: ReshardStep) -> float:
         """Return the seconds of a collective by the α–β model: bytes on wire / bandwidth + latency.
 
-        The bandwidth is that of the slowest link that takes part. The latency counts once and not once per step of the ring,
-        because compilers combine small collectives.
+        The bandwidth is that of the slowest link that takes part. The latency counts once and not once per step of the ring.
 
         Args:
           step: the collective.

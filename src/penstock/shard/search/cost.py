@@ -132,11 +132,12 @@ def predict_cost(
     totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for edge, steps, times in problem.all_reshard_steps(assignment):
         count = times * edge.times(steps)
-        for step, hidden in zip(steps, problem.hidden_seconds(edge, steps), strict=True):
+        each = zip(steps, problem.step_seconds(edge, steps), problem.hidden_seconds(edge, steps), strict=True)
+        for step, seconds, hidden in each:
             entry = totals.setdefault((step.kind, problem.links.axes(step.axes)), [0.0, 0.0, 0.0, 0.0])
             entry[0] += count
             entry[1] += count * step.bytes_on_wire
-            entry[2] += count * problem.links.seconds(step)
+            entry[2] += count * seconds
             entry[3] += count * hidden
     flops = flops_seconds = 0.0
     for node, layout in zip(problem.graph.nodes, assignment, strict=True):

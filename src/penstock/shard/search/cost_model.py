@@ -129,7 +129,25 @@ class CostModel:
           edge: the edge.
           steps: its collectives.
         """
-        return edge.times(steps) * (sum(map(self.links.seconds, steps)) - sum(self.hidden_seconds(edge, steps)))
+        return edge.times(steps) * (sum(self.step_seconds(edge, steps)) - sum(self.hidden_seconds(edge, steps)))
+
+    def step_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
+        """Return the seconds of each collective of an edge each time, if nothing else runs.
+
+        The compiler combines all-reduces that do not depend on each other into one, up to `CompilerModel.combines` bytes. Of
+        late arrays, such as gradients, none depends on another, except in loops. So each takes its part of the latency.
+
+        Args:
+          edge: the edge.
+          steps: its collectives.
+        """
+        each = [self.links.seconds(step) for step in steps]
+        if edge.late and edge.times(steps) <= 1:
+            for number, step in enumerate(steps):
+                if step.kind == "all-reduce":
+                    _, latency = self.links.speed(step)
+                    each[number] -= latency * (1 - min(1.0, step.bytes_on_wire / self.compiler.combines))
+        return each
 
     def hidden_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
         """Return the seconds that each collective of an edge saves each time, as it runs behind products.
@@ -144,9 +162,9 @@ class CostModel:
         dtype, flops = edge.behind
         left = flops / self.hardware.peak(dtype) / math.prod(self.links.sizes) if flops else 0.0
         saved = []
-        for step in steps:
+        for step, seconds in zip(steps, self.step_seconds(edge, steps), strict=True):
             part = self.compiler.hides.get(step.kind, 0.0)
-            hidden = min(left, self.links.seconds(step)) if part else 0.0
+            hidden = min(left, seconds) if part else 0.0
             left -= hidden
             saved.append(part * hidden)
         return saved

@@ -176,7 +176,8 @@ def _cost_kind(bundle: Bundle) -> tuple:
     """Return all that the costs of a bundle of edges depend on, besides the layouts of both ends."""
     edge = bundle.edge
     result = edge.kind == "result"
-    return len(bundle.edges), edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.reduced, edge.behind, result
+    overlap = edge.behind, edge.late
+    return len(bundle.edges), edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.reduced, overlap, result
 
 
 @dataclass(frozen=True)
