@@ -167,7 +167,8 @@ def _fitted(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "| fitted, mesh | difference of a loss | parameters on a device ÷ an eighth | planning | of a second fit |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     samples = (each for report in reports for workload in report["workloads"] for each in workload["samples"])
-    for name, values in {each["variant"]: each["values"] for each in samples if "second fit" in each["values"]}.items():
+    fits = {each["variant"]: each["values"] for each in samples if "second fit" in each["values"]}
+    for name, values in sorted(fits.items(), key=lambda fit: (fit[0].split()[0], fit[0].count("x"))):
         times = [format_seconds(values[metric]) for metric in ("planning", "second fit")]
         yield f"| {name} | {values['difference']:.1e} | {values['parameters']:.2f} | {' | '.join(times)} |"
 
