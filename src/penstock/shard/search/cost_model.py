@@ -134,8 +134,8 @@ class CostModel:
     def step_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
         """Return the seconds of each collective of an edge each time, if nothing else runs.
 
-        The compiler combines all-reduces that do not depend on each other into one, up to `CompilerModel.combines` bytes. Of
-        late arrays, such as gradients, none depends on another, except in loops. So each takes its part of the latency.
+        The compiler combines all-reduces that do not depend on each other into one, up to `CompilerModel.combines` bytes. So
+        those of late arrays, such as gradients, share a latency, except in loops.
 
         Args:
           edge: the edge.
