@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from penstock._bytes import format_bytes
+from penstock.bench.suites.shard.task import LIMITS
 from penstock.shard.units import format_seconds
 
 Sample = Mapping[str, Any]
@@ -95,13 +96,12 @@ def _cell(sample: Sample) -> str:
 
 
 _BY_HAND = ("data parallel", "FSDP", "Keras Hub's map")
-_LIMITS = ("loose", "half", "tight")
 
 
 def _alphabetical(sample: Sample) -> tuple[str, int, int]:
     """Return what orders rows by model, then by the axes of the mesh, and columns by the limit."""
     task, plan = sample["details"]["task"], sample["details"].get("plan")
-    return task["model"], task["mesh"].count("x"), _LIMITS.index(plan["limit"]) if plan else len(_LIMITS)
+    return task["model"], task["mesh"].count("x"), LIMITS.index(plan["limit"]) if plan else len(LIMITS)
 
 
 def _medians(samples: Sequence[Sample]) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _medians(samples: Sequence[Sample]) -> Iterator[str]:
     yield "| limit | plans | refused | no slower | time | memory ÷ " + ", ".join(_BY_HAND) + " | sent ÷ the same |"
     yield "| --- | ---: | ---: | ---: | ---: | --- | --- |"
     plans = [sample for sample in samples if "plan" in sample["details"]]
-    for limit in _LIMITS:
+    for limit in LIMITS:
         mine = [sample for sample in plans if sample["details"]["plan"]["limit"] == limit]
         times = [sample["values"]["time"] for sample in mine if "time" in sample["values"]]
         if not times:

@@ -22,7 +22,7 @@ from tests.shard.limits import (
     plan_of,
     unchecked_plan,
 )
-from tests.shard.steps import array, mlp, mlp_step, rows
+from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
 import penstock as ps
 from penstock.shard import CompileError, PlanError, compile_plan, compiler
@@ -243,7 +243,7 @@ def centred_step(weights, x):
         return (hidden**2).mean()
 
     value, gradients = jax.value_and_grad(loss)(weights)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+    return sgd(weights, gradients), value
 
 
 def test_bytes_that_the_compiler_adds_count_also_where_it_saves_latency(monkeypatch):

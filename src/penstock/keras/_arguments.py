@@ -11,7 +11,7 @@ from keras.src.distribution.distribution_lib import DeviceMesh
 
 from penstock._arguments import brief
 from penstock.keras._model_step import abstract_batch
-from penstock.shard.mesh.shapes import candidate_shapes
+from penstock.shard.mesh.shapes import refuse_repeated
 
 
 def read_mesh(given: Any) -> Mesh | None:
@@ -50,7 +50,7 @@ def read_devices(given: Sequence[Any]) -> list[Any]:
     if not named:
         raise ValueError("devices is empty; a plan needs at least one device")
     found = [_find_device(each) if isinstance(each, str) else each for each in named]
-    candidate_shapes(None, found)  # it raises the error if a device is there twice
+    refuse_repeated(found)
     return found
 
 

@@ -105,9 +105,7 @@ def candidate_shapes(
         given = list(devices) if isinstance(devices, Iterable) else [devices]
         if not all(hasattr(device, "device_kind") for device in given):
             raise TypeError(f"devices={brief(devices)} is not a number of devices nor a list of devices such as jax.devices()")
-        repeated = [device for device, times in Counter(given).items() if times > 1]
-        if repeated:
-            raise ValueError(f"devices has {repeated[0]} twice; each device of a mesh is another one")
+        refuse_repeated(given)
         count = len(given)
     if count is not None and count < 1:
         raise ValueError(f"devices={brief(devices)}: a plan needs at least one device")
@@ -130,6 +128,17 @@ def candidate_shapes(
             )
         given = own
     return [shape], given
+
+
+def refuse_repeated(devices: Sequence[Any]) -> None:
+    """Raise ValueError if a device is in a list twice.
+
+    Args:
+      devices: the devices.
+    """
+    repeated = [device for device, times in Counter(devices).items() if times > 1]
+    if repeated:
+        raise ValueError(f"devices has {repeated[0]} twice; each device of a mesh is another one")
 
 
 def check_machine_axes(shapes: Sequence[Mapping[str, int]], machine_axes: Mapping[str, int | None]) -> None:

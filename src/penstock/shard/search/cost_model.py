@@ -160,7 +160,9 @@ class CostModel:
           steps: its collectives.
         """
         dtype, flops = edge.behind
-        left = flops / self.hardware.peak(dtype) / math.prod(self.links.sizes) if flops else 0.0
+        if not flops or not self.compiler.hides:
+            return [0.0] * len(steps)
+        left = flops / self.hardware.peak(dtype) / math.prod(self.links.sizes)
         saved = []
         for step, seconds in zip(steps, self.step_seconds(edge, steps), strict=True):
             part = self.compiler.hides.get(step.kind, 0.0)
