@@ -8,7 +8,8 @@ with ps.feed(loader, to=sharding) as batches:
 plan = ps.plan(step, state, batch, devices=8, hardware="tpu-v5e")
 """
 
-from penstock import _versions as _versions  # first: it refuses an old Python or JAX, with which the other imports would fail
+from penstock import _early as _early  # first: it listens to signals while the others are imported
+from penstock import _versions as _versions  # next: it refuses an old Python or JAX, with which the other imports would fail
 from penstock._doctor import doctor as doctor
 from penstock._feed import Feed as Feed
 from penstock._feed import feed as feed
@@ -33,5 +34,20 @@ from penstock.data.streams.webdataset import webdataset as webdataset
 from penstock.shard import Plan as Plan
 from penstock.shard import PlanError as PlanError
 from penstock.shard import plan as plan
+from penstock.train import CheckpointError as CheckpointError
+from penstock.train import DistributedError as DistributedError
+from penstock.train import EarlyStop as EarlyStop
+from penstock.train import Evaluation as Evaluation
+from penstock.train import Goodput as Goodput
+from penstock.train import Mean as Mean
+from penstock.train import NonfiniteError as NonfiniteError
+from penstock.train import OtherRunError as OtherRunError
+from penstock.train import OtherStateError as OtherStateError
+from penstock.train import Point as Point
+from penstock.train import StepError as StepError
+from penstock.train import Stopped as Stopped
+from penstock.train import distributed as distributed
+from penstock.train import fit as fit
+from penstock.train import log as log
 
 __version__ = "0.1.0"

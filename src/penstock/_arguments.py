@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import os
+from pathlib import Path
 from typing import Any
 
 _LONGEST = 300
@@ -35,3 +37,26 @@ def at_least(least: int, name: str, value: Any) -> int:
     if number is None or isinstance(value, bool) or number < least:
         raise ValueError(f"{name}={value!r}: needs an integer >= {least}")
     return number
+
+
+def check_path(name: str, value: Any) -> Path:
+    """Return a value as a path, with the folder of the user in place of "~".
+
+    Raises:
+      TypeError: it is not a path.
+      ValueError: it is empty, as a variable that was not set, or the address of a bucket.
+    """
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise TypeError(f"{name}={value!r}: needs a path")
+    text = os.fspath(value)
+    if not text:
+        raise ValueError(f"{name}='' is empty: name a path")
+    if "://" in text:
+        raise ValueError(f"{name}={text!r}: needs a path on a file system: mount the bucket, and name its folder")
+    return Path(text).expanduser()
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raise ValueError if a value is not a number of seconds above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"{name}={value!r}: needs seconds > 0")

@@ -24,7 +24,12 @@ PRINT_OPTIONS = ("jax._src.lib", "hlo.HloPrintOptions", "_jax.HloPrintOptions") 
 CONVERT_CONSTANTS = ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr")
 DISTRIBUTED = ("jax._src.distributed", "global_state")
 USER_FRAMES = ("jax._src.source_info_util", "user_frames")
-PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS, DISTRIBUTED, USER_FRAMES)
+BACKENDS_STARTED = ("jax._src.xla_bridge", "backends_are_initialized")
+CLUSTERS = ("jax._src.clusters", "ClusterEnv._cluster_types")
+PARTS = (
+    *(TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS, DISTRIBUTED, USER_FRAMES),
+    *(BACKENDS_STARTED, CLUSTERS),
+)
 """All private parts of JAX that are used: for each, its module and its names in JAX's releases, newest first."""
 
 ClosedJaxpr = Any
@@ -176,3 +181,36 @@ def wait_for_message(messages: Any, key: str, seconds: float) -> str | None:
         if "DEADLINE_EXCEEDED" not in str(error):
             raise
         return None
+
+
+def backends_started() -> bool:
+    """Return whether JAX has started its devices, after which it cannot join other processes.
+
+    Raises:
+      UnsupportedVersionError: the installed JAX does not tell it.
+    """
+    return bool(part(*BACKENDS_STARTED)())
+
+
+def joined_processes() -> tuple[int, int] | None:
+    """Return the index of this process and the number of processes; None before `jax.distributed.initialize`.
+
+    Asking `jax.process_index()` instead would start the devices.
+
+    Raises:
+      UnsupportedVersionError: the installed JAX does not tell it.
+    """
+    state = part(*DISTRIBUTED)
+    return None if state.client is None else (state.process_id, state.num_processes)
+
+
+def clusters() -> tuple[Any, ...]:
+    """Return the classes by which `jax.distributed.initialize` finds a cluster without being asked for one, in its order.
+
+    Each has `name`, `is_env_present()`, `get_coordinator_address(timeout_secs, override_coordinator_port)`,
+    `get_process_count()` and `get_process_id()`.
+
+    Raises:
+      UnsupportedVersionError: the installed JAX has none of them.
+    """
+    return tuple(each for each in part(*CLUSTERS) if not each.opt_in_only_method)

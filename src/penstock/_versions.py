@@ -83,7 +83,8 @@ class Supported:
 PYTHON = Supported("Python", oldest=(3, 11), below=(3, 14), tested=("3.11", "3.12"))
 JAX = Supported("JAX", oldest=(0, 10), below=(0, 13), tested=("0.10.0", "0.12.0.1"), distribution="jax")
 KERAS = Supported("Keras", oldest=(3, 15), below=(3, 17), tested=("3.15.1", "3.16.0.dev2026102704"), distribution="keras")
-SUPPORTED = (PYTHON, JAX, KERAS)
+RAY = Supported("Ray", oldest=(2, 60), below=(3, 0), tested=("2.60.0",), distribution="ray[train]")
+SUPPORTED = (PYTHON, JAX, KERAS, RAY)
 
 
 def numbers(version: str) -> Version:

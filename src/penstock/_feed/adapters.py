@@ -137,6 +137,17 @@ def is_stream_of_records(data: Any) -> bool:
     return isinstance(data, (JsonLines, WebDataset))
 
 
+def given_to(adapter: BatchAdapter) -> Any:
+    """Return the Loader or iterable that an adapter was made of.
+
+    Raises:
+      TypeError: it is not the adapter of a feed.
+    """
+    if not isinstance(adapter, (_StepAdapter, _IterableAdapter)):
+        raise TypeError("only a feed made by ps.feed can be opened again")
+    return adapter.given
+
+
 def has_choice_of_shapes(adapter: BatchAdapter) -> bool:
     """Tell whether batches have several shapes on purpose: `pad_to` chooses one of several lengths for each."""
     batches = adapter._batches if isinstance(adapter, (_StepAdapter, _IterableAdapter)) else None
@@ -161,7 +172,7 @@ class _StepAdapter:
 
     def __init__(self, batches: Loader | Steps):
         self.name = f"the {type(batches).__name__}"
-        self._batches = batches
+        self.given = self._batches = batches
         self._start = 0
         self.workers = batches.workers.count
         self.batch_sizes: Sequence[int] = batches.batch_sizes
@@ -208,7 +219,7 @@ class _IterableAdapter:
 
     def __init__(self, batches: Any):
         self.name = type(batches).__name__
-        self._batches = batches
+        self.given = self._batches = batches
         self._copy = may_change(batches)
         self._iterator: Any = None
         self._start = 0
@@ -314,7 +325,7 @@ class _IterableAdapter:
 
     def _close(self) -> None:
         """Close the iterator on the thread that ran it, so that generators run their `finally` and loaders end their workers."""
-        iterator, self._iterator, self._batches = self._iterator, None, None
+        iterator, self._iterator, self._batches, self.given = self._iterator, None, None, None
         close = getattr(iterator, "close", None)
         if callable(close) and (isinstance(iterator, types.GeneratorType) or not self._is_iterator):
             close()

@@ -16,9 +16,10 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
+from penstock import _heartbeat
 from penstock._arguments import at_least
 from penstock._clock import Clock
-from penstock._feed.adapters import BatchAdapter, NoPosition, adapt, has_choice_of_shapes
+from penstock._feed.adapters import BatchAdapter, NoPosition, adapt, given_to, has_choice_of_shapes
 from penstock._feed.placement import BatchPlacement, Placed, Placement, Replicated
 from penstock._feed.readiness import Recent
 from penstock._feed.replicas import ReplicaCheck
@@ -31,6 +32,7 @@ from penstock._feed.verdict import Caller, caller_of
 from penstock._memory import keep_freed_memory
 from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, GetTimeout, PipelineClosed
+from penstock.data.steps import Steps
 from penstock.data.tree import Batch
 
 
@@ -202,6 +204,7 @@ class Feed(Iterator[Batch]):
         self._bytes += placed.bytes
         self._position = item.position
         self._meter.hand_over(placed.batch, item.seconds)
+        _heartbeat.batch()
         return placed.batch
 
     def close(self) -> None:
@@ -319,6 +322,47 @@ def later_stats(feed: Feed) -> LaterStats:
         host.add(dict(clock))
     place = feed._place_clock.get("place", 0.0)
     return LaterStats(feed._meter, dict(host), feed._adapter.workers, place, feed._bytes, feed._caller)
+
+
+def interrupt(feed: Feed) -> None:
+    """Let a `next()` of a feed that waits in another thread raise RuntimeError, and every later one. Its `state()` stays."""
+    if feed._pipeline:
+        feed._pipeline.close(wait=False)
+
+
+def has_begun(feed: Feed) -> bool:
+    """Return whether a batch was asked for, after which a feed cannot be moved to another position."""
+    return feed._pipeline is not None or feed._ended
+
+
+def has_no_end(batches: Any) -> bool:
+    """Return whether batches say of themselves that they never end. An iterable that says nothing of it is taken to end."""
+    given = given_to(batches._adapter) if isinstance(batches, Feed) else batches
+    return given.length is None if isinstance(given, Steps) else getattr(given, "epochs", 1) is None
+
+
+def reopened(feed: Feed, batches: Any = None) -> Feed:
+    """Return a new feed to the same place, with the same transform.
+
+    Args:
+      feed: a result of `penstock.feed`.
+      batches: what to feed; None for the batches of `feed` from the start.
+
+    Raises:
+      TypeError, ValueError: `batches` cannot be fed, or cannot be read a second time.
+    """
+    placement, adapter = feed._placement, feed._adapter
+    if not isinstance(placement, Placement):
+        raise TypeError("only a feed made by ps.feed can be opened again")
+    return Feed(
+        adapt(given_to(adapter) if batches is None else batches),
+        placement.renewed(),
+        host_buffer=feed._host_buffer,
+        device_buffer=feed._device_buffer,
+        timeout=feed._timeout,
+        strict=feed._strict,
+        caller=feed._caller,
+    )
 
 
 def _placing(

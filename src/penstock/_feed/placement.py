@@ -140,7 +140,7 @@ class Placement:
     _new_thread: Any = None  # JAX's settings on a new thread, as the latest new thread had them
 
     def __init__(self, to: To, transform: Callable[[Batch], Batch] | None, replicated: Replicated = "refuse", row_dim: int = 0):
-        self._to = shardings_of(to)
+        self._given_to, self._to = to, shardings_of(to)
         self._replicated, self._row_dim = replicated, row_dim
         self._rows: Rows | None = None
         self._replica_check: ReplicaCheck | None = None
@@ -161,6 +161,10 @@ class Placement:
         self._signatures: dict[Hashable, _Signature] = {}
         self._last: _Signature | None = None
         self._x64 = setting("jax_enable_x64")
+
+    def renewed(self) -> Placement:
+        """Return a placement with the same arguments, for another feed."""
+        return Placement(self._given_to, self._given_transform, self._replicated, self._row_dim)
 
     @functools.cached_property
     def _transform(self) -> Callable[[Batch], Batch] | None:

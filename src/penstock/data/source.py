@@ -112,6 +112,8 @@ def as_source(data: Any) -> Source:
         return from_datasets(data) or RecordSource(data)
     if package == "pandas" and hasattr(data, "columns"):
         data = _columns(data)
+    if package == "ray":
+        raise TypeError(f"got a {type(data).__name__} of Ray: give penstock.ray.source(dataset), which makes a source of it")
     if package in ("h5py", "zarr") and hasattr(data, "keys"):
         data = _members(data)
     if isinstance(data, Mapping) and jax.tree_util.all_leaves(

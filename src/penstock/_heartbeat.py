@@ -1,0 +1,88 @@
+"""Tell `penstock launch --stall` that this process makes progress: two counters in a small file that both processes map.
+
+The launcher names the file in an environment variable of each of its processes. Everywhere else, `beat` and `batch` do nothing.
+
+Two things count as progress. A training loop calls `beat(step)` after each step, and every feed calls `batch()` for each batch
+that it hands over, so a loop of your own counts too. Each has a counter of its own, which only grows. The launcher takes a
+change of either as progress, and compares ranks by both, steps first. So it does not matter that a run which was continued
+begins at step 1,000, or that an evaluation has a feed of its own. One counter for both would be wrong: a rank that is a batch
+ahead of its step would look like one that is a step ahead.
+
+Nothing is locked. Each number is one aligned word, which is written in one piece. The process writes, the launcher reads, and
+it uses its own clock for the time between two changes. Two threads that count at once may lose one count, which changes no
+decision.
+
+The import of this module also registers a signal for the launcher, at which faulthandler writes the stacks of all threads to a
+second file. It does so without the interpreter, so it works while the main thread waits inside a collective.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+
+FILE = "PENSTOCK_HEARTBEAT"
+"""The environment variable with the path of the counters. The stacks go to the same path with `STACKS` at its end."""
+LAUNCHER = "PENSTOCK_LAUNCHER"
+"""The environment variable with the process id of the launcher."""
+STACKS = ".stacks"
+REGISTERED, STEPS, STEP, BATCHES = range(4)
+"""The words of the file, 8 bytes each: whether the signal is registered, steps made, number of the last step, batches had."""
+SIZE = 4 * 8
+STACKS_SIGNAL: int = getattr(signal, "SIGUSR2", 0)
+"""The signal at which a process writes its stacks; 0 on Windows, where there is no launcher."""
+
+
+def beat(step: int) -> None:
+    """Say that this process has made a step.
+
+    Args:
+      step: the number of the step, which the launcher shows. It need not begin at 0.
+    """
+    if _words is None:
+        return
+    _words[STEP] = step
+    _words[STEPS] += 1
+
+
+def batch() -> None:
+    """Say that this process has taken a batch from a feed."""
+    if _words is None:
+        return
+    _words[BATCHES] += 1
+
+
+def is_launched() -> bool:
+    """Return whether `penstock launch` started this very process, and not one that started this one.
+
+    Worker processes and commands that a rank starts inherit its environment, and must not act in its name.
+    """
+    return os.environ.get(LAUNCHER) == str(os.getppid())
+
+
+def _map() -> memoryview | None:
+    """Map the counters and register the signal; None if no launcher looks at them."""
+    path = os.environ.get(FILE)
+    if path is None or not is_launched():
+        return None
+    with open(path, "r+b") as file:
+        words = memoryview(mmap.mmap(file.fileno(), SIZE)).cast("q")
+    if STACKS_SIGNAL:
+        # Never closed: faulthandler writes to its descriptor.
+        faulthandler.register(
+            STACKS_SIGNAL, file=os.open(path + STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND), all_threads=True
+        )
+        words[REGISTERED] = 1
+    os.register_at_fork(after_in_child=_forget)
+    return words
+
+
+def _forget() -> None:
+    """Count nothing in a forked child, which shares the memory of its parent's counters."""
+    global _words  # noqa: PLW0603 - there is one file for the process
+    _words = None
+
+
+_words = _map()

@@ -1,0 +1,114 @@
+"""Agree on the step at which all processes stop: a stop requested in one process goes in, and all processes end at the same
+step.
+
+*Words.* A *tick* is a step or a batch of an evaluation. All processes do the same ticks in the same order.
+
+*Correctness.* A process must not stop alone: the others would wait for it inside of a collective. Before each tick, the loop
+asks this object whether it has to stop. Once a stop is requested, each process holds: its loop waits before its next tick,
+while one thread of this object sends the number of ticks that the loop has started. That number is final, since it is read
+under the lock without which no tick starts. With the numbers of all processes, each one goes on until it has started as many
+ticks as the largest of them. Nobody waits for a loop: a loop may be blocked inside of a tick, for which others have yet to
+start theirs, but the threads answer all the same. So all numbers come, and all loops reach the same tick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from types import TracebackType
+
+import jax
+
+from penstock._jax import process_messages, wait_for_message
+from penstock._stopping import Stopping
+
+_LOOK = 30.0  # seconds of one request to the coordination service
+_BYE = 3.0  # seconds that process 0, which has the coordination service, waits for the others
+_ENDED = "ended"
+_loops = itertools.count()
+
+
+class Agreement:
+    """Tells a loop when it has to stop. Use it in a `with`. All processes make theirs in the same order.
+
+    Args:
+      stopping: hears of signals in this process, and is told of those in others.
+    """
+
+    def __init__(self, stopping: Stopping):
+        self._stopping = stopping
+        self._count = jax.process_count()
+        self._lock = threading.Lock()
+        self._ticks = 0
+        self._holds = False
+        self._last: int | None = None  # the tick at which all stop
+        self._agreed = threading.Event()
+        self._key = f"penstock/stop/{next(_loops)}"
+
+    def __enter__(self) -> Agreement:
+        if self._count > 1:
+            self._messages, self._index = process_messages(), jax.process_index()
+            self._telling = self._stopping.telling(self._tell_all)
+            self._telling.__enter__()
+            self._stopping.before_end = self._say_goodbye
+            threading.Thread(target=self._listen, name="penstock-agreement", daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._count > 1:
+            self._telling.__exit__(None, None, None)
+            self._stopping.before_end = lambda: None
+            with contextlib.suppress(Exception):  # the service may be gone, if another process has died
+                self._send(f"to/{self._index}", _ENDED)
+
+    def must_stop(self) -> bool:
+        """Return whether the loop has to stop here. Otherwise it starts one tick."""
+        if self._count == 1:
+            return self._stopping.requested is not None
+        with self._lock:
+            if not self._holds:
+                self._ticks += 1
+                return False
+        self._agreed.wait()
+        assert self._last is not None
+        if self._ticks >= self._last:
+            return True
+        self._ticks += 1
+        return False
+
+    def _tell_all(self) -> None:
+        for process in range(self._count):
+            self._send(f"to/{process}", f"{self._stopping.requested} in process {self._index}")
+
+    def _listen(self) -> None:
+        """Wait for a request, and agree with the others. Runs on the thread of this object."""
+        with contextlib.suppress(Exception):  # the service ends with the program
+            request = self._receive(f"to/{self._index}")
+            if request == _ENDED:
+                return
+            with self._lock:
+                self._holds = True
+                started = self._ticks
+            self._send(f"ticks/{self._index}", str(started))
+            self._last = max(int(self._receive(f"ticks/{process}")) for process in range(self._count))
+            self._agreed.set()
+            if self._stopping.requested is None:
+                self._stopping.request(request)
+                self._stopping.see_to_the_end()
+
+    def _say_goodbye(self) -> None:
+        """Let process 0 end last: the others would end with an error if its coordination service was gone."""
+        if self._index:
+            self._send(f"bye/{self._index}", "")
+        else:
+            for process in range(1, self._count):
+                wait_for_message(self._messages, f"{self._key}/bye/{process}", _BYE)
+
+    def _send(self, name: str, text: str) -> None:
+        self._messages.key_value_set(f"{self._key}/{name}", text, allow_overwrite=True)
+
+    def _receive(self, name: str) -> str:
+        while (text := wait_for_message(self._messages, f"{self._key}/{name}", _LOOK)) is None:
+            pass
+        return text

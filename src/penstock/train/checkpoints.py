@@ -1,0 +1,393 @@
+"""The checkpoints of a run: arrays and a record go in, verified checkpoints come out, the newest first.
+
+A checkpoint is a folder `step-N` with the arrays (`state/`, by Orbax), `record.json` (the position in the data and all else
+that is JSON), `plan.json` if there is a plan, and MANIFEST.json, which is written last. Only a folder that passes its
+manifest is a checkpoint.
+
+*Correctness.* `save` takes a snapshot on the calling thread, and one thread of this object, alive from one `save` to the
+next, writes it. Nobody else writes to the folder of a checkpoint: `save` and `wait` first join the thread before. In several
+processes, each process calls `save` for the same steps in the same order. Orbax lets them meet before and after they write;
+process 0 then writes the manifest, and sends its outcome to the others, so that `wait` ends in each process with the same
+result. A process that is killed leaves a folder without a manifest, which the next save at that step replaces, and the next
+complete checkpoint removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import logging
+import math
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from penstock._atomic_write import replace
+from penstock.train import manifest
+from penstock.train.array_files import ArrayFiles, snapshot
+from penstock.train.leaves import Leaf, check_same_leaves, describe_leaves, empty, restored, storable, storable_like
+from penstock.train.schedule import Goal
+from penstock.train.together import decide
+
+_LOGGER = logging.getLogger("penstock.train")
+_VERSION = 1
+_ARRAYS, _RECORD, _PLAN = "state", "record.json", "plan.json"
+_LATER = "metric.json"  # a metric that was known after the save; it is not in the manifest
+_NAME = re.compile(r"step-(\d+)")
+_saves = itertools.count()
+
+
+class CheckpointError(RuntimeError):
+    """The error raised if a checkpoint could not be written or read. Its message says why, and which one is intact."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was complete and undamaged when it was looked for.
+
+    Attributes:
+      path: its folder.
+      step: the number of steps that its state has had.
+      record: what was saved beside the arrays.
+      leaves: the description of each array.
+    """
+
+    path: Path
+    step: int
+    record: Mapping[str, Any]
+    leaves: Mapping[str, Leaf]
+
+
+class Checkpoints:
+    """The checkpoints in a folder, of which the last and the best are kept.
+
+    Args:
+      folder: holds them. All processes have to see it.
+      keep: number of newest checkpoints that are kept.
+      goal: what the best checkpoint is the best in; None if none is kept.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 3, goal: Goal | None = None):
+        self.folder = folder
+        self._keep, self._goal = keep, goal
+        self._files = ArrayFiles()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._refused: BaseException | None = None  # the error of the check of a save
+        self._started: int | None = None  # the step of the last save, while its thread has not ended well
+        self._complete: int | None = None  # the newest checkpoint that this object knows to be complete
+
+    @property
+    def complete(self) -> int | None:
+        """Return the step of the newest complete checkpoint that this object wrote or found; None if there is none."""
+        return self._complete
+
+    def save(
+        self,
+        step: int,
+        arrays: Mapping[str, Any],
+        record: Mapping[str, Any],
+        *,
+        plan: str | None = None,
+        late: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """Save arrays and a record. It returns when the copy of the arrays is started; a thread writes them.
+
+        If the save before is still being written, this waits for it first.
+
+        Args:
+          step: the number of steps that the state has had.
+          arrays: the arrays by name. They may be donated right after the call.
+          record: all else, as JSON. If a best checkpoint is kept, `record["metric"]` is the value of the metric, or None.
+          plan: the plan as JSON.
+          late: is called on the thread that writes, in all processes, before it writes, and returns what is added to the record.
+            If it raises, nothing is written, and `wait` and `check` raise that error.
+
+        Raises:
+          CheckpointError: the save before failed.
+        """
+        self.wait()
+        stored = {name: storable(array) for name, array in arrays.items() if array.size}  # Orbax refuses empty arrays and folders
+        described = {name: [list(leaf.shape), leaf.dtype] for name, leaf in describe_leaves(arrays).items()}
+        goal = None if self._goal is None else str(self._goal)
+        saved = {"version": _VERSION, "step": step, "leaves": described, "record": dict(record), "goal": goal}
+        copies = snapshot(stored)
+        self._started = step
+        self._thread = threading.Thread(
+            target=self._write, args=(step, copies, saved, plan, next(_saves), late), name="penstock-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error of a save that failed meanwhile. It does not wait.
+
+        Raises:
+          CheckpointError: a save failed.
+        """
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the save that was started is complete.
+
+        Raises:
+          CheckpointError: it failed.
+        """
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        if (refused := self._refused) is not None:
+            self._refused = None
+            raise refused
+        if (error := self._error) is not None:
+            self._error = None
+            raise CheckpointError(self._failed(error)) from error
+
+    def rate(self, step: int, metric: float) -> None:
+        """Add the value of the metric to a checkpoint that was saved before it was known.
+
+        Raises:
+          CheckpointError: the save failed.
+        """
+        self.wait()
+        if jax.process_index() == 0 and manifest.is_finished(self.folder / f"step-{step}"):
+            replace(self.folder / f"step-{step}" / _LATER, json.dumps({"goal": str(self._goal), "value": metric}))
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that passes its manifest. Each newer one is reported with what is wrong with it.
+
+        Returns:
+          The checkpoint; None if there is none.
+        """
+        path = decide(self._latest)
+        if path is None:
+            return None
+        checkpoint = _load(Path(path))
+        self._complete = checkpoint.step
+        return checkpoint
+
+    def _latest(self) -> str | None:
+        """Return the folder of the newest checkpoint that passes its manifest, and report those that are passed over."""
+        passed_over: list[str] = []
+        for step, path in sorted(self._folders().items(), reverse=True):
+            problem = _problem(path)
+            if problem is None:
+                for line in passed_over:
+                    _LOGGER.warning("%s; continuing from step %s", line, f"{step:,}")
+                return str(path)
+            passed_over.append(f"checkpoint {path} is passed over: {problem}")
+        for line in passed_over:
+            _LOGGER.warning("%s; there is no older one", line)
+        return None
+
+    def best(self) -> Checkpoint | None:
+        """Return the checkpoint with the best metric that passes its manifest; None if there is none."""
+        path = decide(self._best)
+        return None if path is None else _load(Path(path))
+
+    def _best(self) -> str | None:
+        for path in self._by_metric():
+            problem = _problem(path)
+            if problem is None:
+                return str(path)
+            _LOGGER.warning("checkpoint %s is passed over: %s", path, problem)
+        return None
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints that have a manifest, in order."""
+        return sorted(step for step, path in self._folders().items() if manifest.is_finished(path))
+
+    def close(self) -> None:
+        """Wait for the save that was started, and end the threads. An error of it is logged."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            _LOGGER.error("%s", error)
+        finally:
+            self._files.close()
+
+    def _write(
+        self,
+        step: int,
+        arrays: dict[str, jax.Array],
+        saved: dict[str, Any],
+        plan: str | None,
+        number: int,
+        late: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """Write a checkpoint, on the thread of this object."""
+        folder = self.folder / f"step-{step}"
+        try:
+            saved["record"] |= late()
+        except BaseException as error:
+            self._refused = error
+            return
+        try:
+            decide(lambda: _begin(folder, json.dumps(saved), plan), f"begin/{number}")
+            if arrays:
+                self._files.write(folder / _ARRAYS, arrays)
+            decide(lambda: _finish(folder), f"end/{number}")
+            self._complete = step
+            if jax.process_index() == 0:
+                self._remove_old(step)
+        except BaseException as error:
+            self._error = error
+            if jax.process_index() == 0:
+                _remove(folder)  # it may be what has filled the disk
+
+    def _remove_old(self, newest: int) -> None:
+        """Remove the checkpoints that are neither among the last nor the best, and unfinished ones before the newest."""
+        folders = self._folders()
+        finished = sorted((step for step, path in folders.items() if manifest.is_finished(path)), reverse=True)
+        kept = {step for step in finished if step > newest} | set([step for step in finished if step <= newest][: self._keep])
+        best = next(iter(self._by_metric()), None)
+        for step, path in folders.items():
+            if step <= newest and step not in kept and path != best:
+                _remove(path)
+
+    def _by_metric(self) -> list[Path]:
+        """Return the finished folders that have a value for the goal, the best first; of equal ones, the newest."""
+        if self._goal is None:
+            return []
+        better, values = self._goal.better, {}
+        for _, path in sorted(self._folders().items(), reverse=True):
+            value = _metric(path, self._goal) if manifest.is_finished(path) else None
+            if value is not None and not math.isnan(value):
+                values[path] = value
+        ordered: list[Path] = []
+        for path, value in values.items():
+            before = next((i for i, other in enumerate(ordered) if better(value, values[other])), len(ordered))
+            ordered.insert(before, path)
+        return ordered
+
+    def _folders(self) -> dict[int, Path]:
+        """Return all folders of checkpoints, finished or not, by step."""
+        try:
+            paths = list(self.folder.iterdir())
+        except FileNotFoundError:
+            return {}
+        return {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
+
+    def _failed(self, error: BaseException) -> str:
+        left = "there is none before it" if self._complete is None else f"the checkpoint of step {self._complete:,} is intact"
+        place = f"{self.folder / f'step-{self._started}'}"
+        reason = _summary(error)
+        if _is_disk_full(error):
+            free = shutil.disk_usage(self.folder).free if self.folder.exists() else 0
+            reason = f"no space left on the disk ({free / 1e6:,.0f} MB are free): free some, or keep fewer checkpoints"
+        return f"step {self._started:,} could not be saved to {place}: {reason}; {left}"
+
+
+def restore(checkpoint: Checkpoint, like: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Read the arrays of a checkpoint.
+
+    Args:
+      checkpoint: a checkpoint that was found.
+      like: for each name an abstract array: the shape and dtype that it must have, and the sharding that it gets.
+
+    Raises:
+      OtherStateError: the checkpoint has other arrays.
+      CheckpointError: an array cannot be read.
+    """
+    check_same_leaves(checkpoint.leaves, describe_leaves(like), f"checkpoint {checkpoint.path}")
+    wanted = {name: storable_like(x) for name, x in like.items() if x.size}
+    with contextlib.closing(ArrayFiles()) as files:
+        try:
+            arrays = files.read(checkpoint.path / _ARRAYS, wanted) if wanted else {}
+        except Exception as error:
+            raise CheckpointError(f"checkpoint {checkpoint.path} cannot be read: {_summary(error)}") from error
+    return {name: restored(arrays[name], x) if x.size else empty(x) for name, x in like.items()}
+
+
+def read(path: Path) -> Checkpoint:
+    """Return the checkpoint in a folder.
+
+    Raises:
+      CheckpointError: it is not complete, or damaged.
+    """
+    problem = decide(lambda: _problem(path))
+    if problem is not None:
+        raise CheckpointError(f"checkpoint {path} cannot be used: {problem}")
+    return _load(path)
+
+
+def _problem(path: Path) -> str | None:
+    """Say what is wrong with the folder of a checkpoint; None if nothing is."""
+    if not path.is_dir():
+        return "there is no such folder"
+    if problem := manifest.damage(path):
+        return problem
+    try:
+        _load(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"its record cannot be read ({_summary(error)})"
+    return None
+
+
+def _load(path: Path) -> Checkpoint:
+    saved = json.loads((path / _RECORD).read_text(encoding="utf-8"))
+    if saved["version"] != _VERSION:
+        raise ValueError(f"its version is {saved['version']}, and this penstock reads version {_VERSION}")
+    leaves = {name: Leaf(tuple(shape), dtype) for name, (shape, dtype) in saved["leaves"].items()}
+    return Checkpoint(path, saved["step"], saved["record"], leaves)
+
+
+def _begin(folder: Path, record: str, plan: str | None) -> None:
+    """Make the folder of a checkpoint, in place of an unfinished or damaged one."""
+    _remove(folder)
+    folder.parent.mkdir(exist_ok=True)  # but not the run folder, which may have been removed
+    folder.mkdir()
+    replace(folder / _RECORD, record)
+    if plan is not None:
+        replace(folder / _PLAN, plan)
+
+
+def _finish(folder: Path) -> None:
+    """Write the manifest."""
+    if not (folder / _RECORD).is_file():  # Orbax makes the folders above its own again
+        raise FileNotFoundError(f"{folder} was removed while it was written")
+    manifest.write_manifest(folder)
+
+
+def _metric(path: Path, goal: Goal) -> float | None:
+    """Return the value that a checkpoint has for a goal; None if it has none, or one for another goal."""
+    try:
+        later = path / _LATER
+        if later.is_file():
+            noted = json.loads(later.read_text(encoding="utf-8"))
+        else:
+            saved = json.loads((path / _RECORD).read_text(encoding="utf-8"))
+            noted = {"goal": saved["goal"], "value": saved["record"].get("metric")}
+        return float(noted["value"]) if noted["goal"] == str(goal) and noted["value"] is not None else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint. Its manifest goes first: one that is half removed is an unfinished one."""
+    for path in (folder / manifest.NAME, folder):
+        with contextlib.suppress(IsADirectoryError, NotADirectoryError, PermissionError):  # of what is not as it was written
+            path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _summary(error: BaseException) -> str:
+    """Return the first line of an error."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:400]}" if lines else type(error).__name__
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Return whether a disk or a quota was full. TensorStore says it in words only."""
+    codes = (errno.ENOSPC, errno.EDQUOT)
+    text = str(error)
+    return getattr(error, "errno", None) in codes or "No space left on device" in text or "Disk quota exceeded" in text

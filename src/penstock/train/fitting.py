@@ -1,0 +1,230 @@
+"""`fit`: a step, a state and a feed go in; the trained state comes out, and a run folder from which the run continues.
+
+This module checks what it is given, restores the latest checkpoint, and puts the parts together. `loop` trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+
+from penstock._arguments import at_least, check_seconds
+from penstock._feed import Feed
+from penstock._feed import feed as make_feed
+from penstock._stopping import Stopped, Stopping
+from penstock.data.tree import Batch
+from penstock.shard import Plan
+from penstock.shard.serialization import to_json
+from penstock.train import log as loggers
+from penstock.train.checkpoints import Checkpoint, Checkpoints
+from penstock.train.goodput import Meter
+from penstock.train.loop import Loop, Run
+from penstock.train.point import Logger, Point
+from penstock.train.program import Nonfinite
+from penstock.train.restoring import find_checkpoint
+from penstock.train.run_folder import RunFolder, check_config
+from penstock.train.schedule import EarlyStop, Evaluation, Goal, Schedule
+from penstock.train.start import start
+
+State = Any  # a pytree of arrays
+
+_SAVE_EVERY = 1000  # steps
+
+
+def fit(
+    step: Callable[[State, Batch], tuple[State, Mapping[str, Any]]],
+    state: State | Callable[[], State],
+    feed: Any,
+    *,
+    steps: int | None,
+    plan: Plan | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    save_every: int | None = None,
+    keep: int = 3,
+    best: str | None = None,
+    restore: str | os.PathLike[str] | None = "latest",
+    evaluate: Evaluation | None = None,
+    stop: EarlyStop | None = None,
+    log: Sequence[Logger] | None = None,
+    log_every: int = 10,
+    nonfinite: Nonfinite = "stop",
+    profile: tuple[int, int] | None = None,
+    grace: float = 30.0,
+    config: Mapping[str, Any] | None = None,
+) -> State:
+    """Train, and lose nothing: not a step to a crash, not a record to a restart, not a moment of the devices to the host.
+
+    With `checkpoint=`, the run is saved while it trains. Started again with the same arguments, it continues where it was, bit
+    for bit and with the next record, also on another number of devices or processes. SIGTERM and SIGINT save and end the process
+    with status 0.
+
+    Args:
+      step: a function (state, batch) → (state, metrics), plain or jitted. It returns a state like the one it is given. Metrics
+        are a dict from names to scalars, of which the mean over the steps is logged, or to `ps.Mean`s.
+      state: the initial state, a pytree of arrays and PRNG keys, which is copied. Or a function without arguments that makes it:
+        there is then no second copy in memory, and it is only traced if a checkpoint is restored.
+      feed: a `Feed`, or anything that `ps.feed` takes. To continue exactly, it has to have a state, as that of a Loader, and to
+        be new.
+      steps: number of steps of the run, with those before a restart; None trains to the end of the feed.
+      plan: the plan of the step. The state is put where it says, and so are batches that are not a `Feed` yet.
+      checkpoint: the run folder, new or of this run; None saves nothing, and then signals do what they always do.
+      save_every: number of steps between two checkpoints; None saves about ten times, and at least every 1,000 steps.
+      keep: number of newest checkpoints to keep, >= 1.
+      best: "min NAME" or "max NAME" of a metric of the evaluation, such as "min val_loss". Each improvement is saved, and the
+        best checkpoint is kept too.
+      restore: "latest" continues from the newest good checkpoint of the run folder, if there is one. The folder of a checkpoint
+        continues from that one, if the run folder has none yet. None starts anew, and refuses a run folder with checkpoints.
+      evaluate: what to evaluate on a second feed, and how often.
+      stop: ends the training early.
+      log: loggers, see `ps.log`; None for a progress bar, and metrics.jsonl in the run folder.
+      log_every: number of steps of which the metrics are averaged and logged. They are fetched one interval later.
+      nonfinite: what happens if a metric is NaN or infinite. "stop" raises `NonfiniteError`. "skip" gives such a step, or one
+        that would make the state so, no effect, and counts it. "ignore" goes on.
+      profile: the first and the last step, counted from 0, of a trace for Perfetto and xprof, in the folder `profile`.
+      grace: seconds between a signal and the moment when the process will be killed.
+      config: settings that a run must have in common with the checkpoints in its folder, such as {"seed": 0}: numbers, texts, and
+        lists and dicts of them, which are compared.
+
+    Returns:
+      The state after the last step.
+
+    Raises:
+      Stopped: a signal came (a SystemExit with status 0).
+      TypeError, ValueError: before training, if the arguments do not fit each other. `OtherStateError`: the checkpoint is of
+        another model. `OtherRunError`: the folder is that of another run. `StepError`: the step returns something else.
+      NonfiniteError: a metric was not finite.
+      CheckpointError: a checkpoint could not be written, or the one that was named cannot be used.
+
+    Example:
+      >>> def step(state, batch):
+      ...     error = state["w"] * batch["x"] - batch["y"]
+      ...     return {"w": state["w"] - 0.1 * (error * batch["x"]).mean()}, {"loss": (error**2).mean()}
+      >>> x = np.linspace(-1, 1, 64, dtype=np.float32)
+      >>> loader = ps.Loader({"x": x, "y": 3 * x}, batch_size=16, shuffle=True)
+      >>> state = ps.fit(step, {"w": 0.0}, loader, steps=200, log=[])
+      >>> round(float(state["w"]), 2)
+      3.0
+    """
+    schedule = _schedule(step, steps, checkpoint is not None, save_every, log_every, evaluate, profile, nonfinite, grace)
+    goal = Goal.parse(best, "best") if best is not None else None
+    if stop is not None and not isinstance(stop, EarlyStop):
+        raise TypeError(f"stop={stop!r} is not a ps.EarlyStop, such as ps.EarlyStop('min val_loss', patience=3)")
+    check_config(config)
+    for name, value in (("best", best), ("stop", stop)):
+        if value is not None and evaluate is None:
+            raise ValueError(f"{name}={value!r} needs evaluate=ps.Evaluation(...), whose metrics it watches")
+    at_least(1, "keep", keep)
+    if log is not None:
+        _check_loggers(log)
+    if plan is not None and not isinstance(plan, Plan):
+        raise TypeError(f"plan={plan!r} is not a result of ps.plan")
+    with contextlib.ExitStack() as stack:
+        stopping, folder, checkpoints = Stopping(grace), None, None
+        if checkpoint is not None:
+            stopping = stack.enter_context(stopping)
+            folder = stack.enter_context(RunFolder(checkpoint, config))
+            checkpoints = Checkpoints(folder.checkpoints, keep=keep, goal=goal)
+            stack.callback(checkpoints.close)
+        meter = Meter(folder.path / "goodput.json" if folder and jax.process_index() == 0 else None)
+        with meter.clock.time("restore"):
+            found = find_checkpoint(checkpoints, restore)
+        if found:
+            stopping.last_line = lambda: f"the checkpoint of step {found.step:,} is kept; {stopping.how_to_continue()}"
+        if not isinstance(feed, Feed):
+            feed = stack.enter_context(make_feed(feed, to=plan))
+        trace = (folder.path if folder else Path.cwd()) / "profile"
+        if log is None:
+            log = [loggers.progress(), *([loggers.jsonl(folder.path / "metrics.jsonl")] if folder else [])]
+        run = Run(
+            schedule, feed, checkpoints, meter, list(log), stopping, nonfinite, goal, stop, to_json(plan) if plan else None, trace
+        )
+        return _train(step, state, plan, evaluate, found, run)
+
+
+def _train(
+    step: Callable, state: Any, plan: Plan | None, evaluate: Evaluation | None, found: Checkpoint | None, run: Run
+) -> State:
+    """Start where the run is, train, and tell the loggers how it ends."""
+    begun = start(step, state, plan, evaluate, found, run)
+    run.meter.begin(begun.step)
+    first_process = jax.process_index() == 0
+    told = run.loggers if first_process else []
+    loop, text = None, ""
+    try:
+        for logger in told:
+            logger(Point("begin", begun.step, run.schedule.steps))
+        if begun.functions is None:
+            text = f"nothing left to train: the feed has ended at step {begun.step:,}"
+            return begun.state
+        loop = Loop(run, begun.functions, begun.state, begun.step, begun.progress, begun.unlogged)
+        trained = loop.train(begun.first)
+        done = loop.step > begun.step
+        text = f"input: {run.feed.stats().verdict}" if done else f"nothing left to train: the run is at step {loop.step:,}"
+        return trained
+    except Stopped as stopped:
+        if first_process:
+            kept = "nothing was saved yet" if stopped.step is None else f"saved at step {stopped.step:,}"
+            print(f"penstock: {run.stopping.requested}: {kept}; {run.stopping.how_to_continue()}", file=sys.stderr, flush=True)
+        raise
+    finally:
+        step_reached = loop.step if loop else begun.step
+        run.meter.reached(step_reached, run.feed.stats().starved if begun.functions else 0.0, write=True)
+        goodput = run.meter.result()
+        with contextlib.ExitStack() as ending:  # each logger ends, also if another one raises
+            for logger in reversed(told):
+                ending.callback(logger, Point("end", step_reached, run.schedule.steps, text=text, goodput=goodput))
+
+
+def _check_loggers(log: Any) -> None:
+    if not isinstance(log, Sequence) or not all(callable(logger) for logger in log):
+        raise TypeError(f"log={log!r} is not a list of loggers, which are functions of a ps.Point: log=[ps.log.progress()]")
+    for name in ("jsonl", "progress", "tensorboard", "wandb"):
+        if getattr(loggers, name) in log:
+            raise TypeError(f"log= has the function ps.log.{name} itself: call it, and put the logger that it returns there")
+
+
+def _schedule(
+    step: Any,
+    steps: int | None,
+    saves: bool,
+    save_every: int | None,
+    log_every: int,
+    evaluate: Evaluation | None,
+    profile: tuple[int, int] | None,
+    nonfinite: str,
+    grace: float,
+) -> Schedule:
+    """Check what the arguments say about when to do what."""
+    if not callable(step):
+        raise TypeError(f"step={step!r} is not a function (state, batch) → (state, metrics)")
+    if nonfinite not in get_args(Nonfinite):
+        raise ValueError(f"nonfinite={nonfinite!r}: choose from {', '.join(get_args(Nonfinite))}")
+    if evaluate is not None and not isinstance(evaluate, Evaluation):
+        raise TypeError(f"evaluate={evaluate!r} is not a ps.Evaluation(step, batches, every=...)")
+    check_seconds("grace", grace)
+    if save_every is not None and not saves:
+        raise ValueError(f"save_every={save_every} needs checkpoint=, the folder to save to")
+    if steps is not None:
+        at_least(1, "steps", steps)
+    if profile is not None and not (
+        isinstance(profile, tuple)
+        and len(profile) == 2
+        and all(isinstance(n, int) and not isinstance(n, bool) for n in profile)
+        and 0 <= profile[0] <= profile[1]
+    ):
+        raise ValueError(f"profile={profile!r}: needs (first step, last step), counted from 0")
+    if save_every is None:
+        save_every = max(1, min(_SAVE_EVERY, (steps or 10 * _SAVE_EVERY) // 10))
+    return Schedule(
+        steps,
+        at_least(1, "log_every", log_every),
+        evaluate.every if evaluate else None,
+        at_least(1, "save_every", save_every) if saves else None,
+        profile,
+    )

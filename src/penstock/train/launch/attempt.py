@@ -1,0 +1,242 @@
+"""Run the ranks once: start them, relay what they write, and end them together.
+
+One thread does all of it, in one loop, and owns all of the state. The loop waits in one place, `select`, which ends when a rank
+has written something, when the reader of the output takes more, when a signal came (the end of a process is one), and after
+half a second in any case. Nothing else in the loop waits: reads are of what is there, writes are as much as fits, and `poll`
+does not wait for a process. So no rank, and no reader of the output, can keep the launcher from ending the others.
+
+The order of an end: the first rank that fails decides the exit code. The others get SIGTERM, and after the grace period the
+whole group gets SIGKILL. Ctrl-C and SIGTERM of the launcher go to the ranks, which may take as long as they want to save and
+exit. From then on a failure of a rank sends no second signal, and only begins the grace period. After the last rank, what ranks
+have started and left behind gets SIGTERM, and SIGKILL after the grace period.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock import _heartbeat
+from penstock.train.detection import COORDINATOR, COUNT, INDEX
+from penstock.train.launch.group import GuardedGroup
+from penstock.train.launch.lines import LinePrefixer
+from penstock.train.launch.output import Output
+from penstock.train.launch.progress import Progress
+from penstock.train.launch.signals import SignalPipe
+
+_LOOK = 0.5  # seconds between two looks at the ranks, if nothing else happens
+_STALLED = 124  # the exit code after a stall, as of the command `timeout`
+_READER_LEFT = 128 + signal.SIGPIPE
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
+_OURS = (COORDINATOR, COUNT, INDEX, _heartbeat.FILE, _heartbeat.LAUNCHER)
+_OTHERS = ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command line of `penstock launch`.
+
+    Attributes:
+      command: of every rank.
+      count: number of ranks.
+      devices: of each rank; None for one GPU, or JAX's default on CPUs.
+      restarts: how often all are started again after a failure.
+      stall: seconds without a step after which a run has failed; None for no limit.
+      grace: seconds between SIGTERM and SIGKILL.
+    """
+
+    command: list[str]
+    count: int
+    devices: int | None
+    restarts: int
+    stall: float | None
+    grace: float
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt has ended.
+
+    Attributes:
+      code: the exit code.
+      why: what failed first, for people; "" if nothing did.
+      signalled: whether a signal of the launcher was forwarded.
+    """
+
+    code: int
+    why: str
+    signalled: bool
+
+
+def run_attempt(launch: Launch, port: int, output: Output, signals: SignalPipe) -> Ending:
+    """Start all ranks, and return when all have ended and all that they wrote is written.
+
+    Args:
+      launch: the command line.
+      port: a free port for the coordinator.
+      output: where the lines of the ranks go.
+      signals: those of the launcher.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-launch-") as folder,
+        contextlib.closing(GuardedGroup(launch.grace)) as group,
+    ):
+        attempt = _Attempt(launch, group, output, signals)
+        if launch.stall is not None:
+            attempt.progress = Progress(Path(folder), launch.count, launch.stall, time.monotonic())
+        attempt.start(port)
+        return attempt.run()
+
+
+class _Attempt:
+    def __init__(self, launch: Launch, group: GuardedGroup, output: Output, signals: SignalPipe):
+        self.progress: Progress | None = None
+        self._launch, self._group, self._output, self._signals = launch, group, output, signals
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._streams: dict[int, tuple[int, LinePrefixer]] = {}  # from a pipe to where its lines go
+        self._failure: tuple[int, str] | None = None
+        self._forwarded = 0  # signals
+        self._kill_at = float("inf")  # when the grace period ends
+        self._killed = False
+        self._held = False  # whether ranks may have waited for the reader of the output since the last look
+
+    def start(self, port: int) -> None:
+        for rank in range(self._launch.count):
+            process = self._group.start(self._launch.command, self._environment(rank, port))
+            self._running[rank] = process
+            for pipe, descriptor in ((process.stdout, 1), (process.stderr, 2)):
+                assert pipe is not None
+                self._streams[os.dup(pipe.fileno())] = (descriptor, LinePrefixer(rank))
+                pipe.close()
+
+    def run(self) -> Ending:
+        while self._running or self._streams or self._output.descriptor is not None:
+            self._wait()
+            now = time.monotonic()
+            self._see_who_ended(now)
+            self._watch_progress(now)
+            self._keep_time(now)
+        code, why = self._failure or (0, "")
+        return Ending(code, why, self._forwarded > 0)
+
+    def _environment(self, rank: int, port: int) -> dict[str, str]:
+        environment = {name: value for name, value in os.environ.items() if name not in (*_OURS, *_OTHERS)}
+        environment |= {
+            COORDINATOR: f"127.0.0.1:{port}",
+            COUNT: str(self._launch.count),
+            INDEX: str(rank),
+            _heartbeat.LAUNCHER: str(os.getpid()),
+            "PYTHONUNBUFFERED": "1",
+        }
+        each = self._launch.devices or 1
+        environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(rank * each, (rank + 1) * each)))  # of GPUs
+        if self._launch.devices is not None:
+            environment["JAX_NUM_CPU_DEVICES"] = str(self._launch.devices)
+        return environment | (self.progress.environment(rank) if self.progress else {})
+
+    def _wait(self) -> None:
+        """Wait until something happens, and take it."""
+        self._held |= self._output.full
+        pipes = [] if self._output.full else list(self._streams)
+        writing = [] if self._output.descriptor is None else [self._output.descriptor]
+        readable, writable, _ = select.select([self._signals.descriptor, *pipes], writing, [], _LOOK)
+        if self._signals.descriptor in readable:
+            for number in self._signals.read():
+                if number in _FORWARDED:
+                    self._forward(signal.Signals(number))
+        for pipe in pipes:
+            if pipe in readable:
+                self._read(pipe)
+        if writable:
+            try:
+                self._output.write()
+            except OSError:
+                self._fail(_READER_LEFT, "nobody reads the output any more")
+
+    def _read(self, pipe: int) -> None:
+        descriptor, lines = self._streams[pipe]
+        data = os.read(pipe, 65_536)
+        if data:
+            self._output.put(descriptor, lines.add(data, time.monotonic()))
+        else:
+            self._output.put(descriptor, lines.end())
+            self._forget(pipe)
+
+    def _forget(self, pipe: int) -> None:
+        del self._streams[pipe]
+        os.close(pipe)
+
+    def _forward(self, number: signal.Signals) -> None:
+        """Pass a signal on. The second one begins the grace period, and the third one ends it."""
+        self._forwarded += 1
+        for process in self._running.values():
+            process.send_signal(number)
+        if self._forwarded == 1:
+            self._output.say(
+                f"{number.name} goes to all; a second one begins {self._launch.grace:g} s to end, a third one ends them now"
+            )
+        else:
+            self._kill_at = min(self._kill_at, time.monotonic() + (self._launch.grace if self._forwarded == 2 else 0))
+
+    def _see_who_ended(self, now: float) -> None:
+        for rank, process in list(self._running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self._running[rank]
+            if code > 0:
+                self._fail(code, f"rank {rank} exited with {code}")
+            elif code < 0:
+                self._fail(128 - code, f"rank {rank} was ended by {_name(-code)}")
+            if not self._running and self._streams:  # something that a rank has started writes to them
+                self._group.terminate()
+                self._kill_at = min(self._kill_at, now + self._launch.grace)
+
+    def _fail(self, code: int, why: str) -> None:
+        """Note the first failure, and end the other ranks."""
+        if self._failure is not None:
+            return
+        self._failure = (code, why)
+        self._kill_at = min(self._kill_at, time.monotonic() + self._launch.grace)
+        if not self._running:
+            self._output.say(why)
+        elif self._forwarded:
+            self._output.say(f"{why}; all get SIGKILL in {self._launch.grace:g} s")
+        else:
+            self._output.say(f"{why}; all get SIGTERM, and SIGKILL in {self._launch.grace:g} s")
+            for process in self._running.values():
+                process.terminate()
+
+    def _watch_progress(self, now: float) -> None:
+        if self.progress is None or self._failure or self._forwarded or not self._running:
+            return
+        held, self._held = self._held, False
+        if self.progress.stalled(self._running, now, excused=held):
+            running = {rank: process.pid for rank, process in self._running.items()}
+            self._output.say(self.progress.report(running, now))
+            self._fail(_STALLED, f"rank {', '.join(map(str, self.progress.behind(self._running)))} stalled")
+
+    def _keep_time(self, now: float) -> None:
+        """Kill the group at the end of the grace period, and do not wait for output of those that have left it."""
+        if not self._killed and now >= self._kill_at:
+            self._killed = True
+            self._kill_at = now + 1
+            self._group.kill()
+        elif self._killed and not self._running and now >= self._kill_at:
+            for pipe in list(self._streams):
+                self._output.put(self._streams[pipe][0], self._streams[pipe][1].end())
+                self._forget(pipe)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,234 @@
+"""Loggers for `ps.fit(log=[...])`, as `ps.log`: each function returns a logger, which is called with every `Point` of the run.
+
+A logger is any function of a `Point`. It is called in process 0 only, on the thread of the loop, between two steps: it should be
+quick. After a restart the "begin" point has the step from which the run continues, and what was logged after that step comes
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from penstock._arguments import check_path
+from penstock._atomic_write import replace
+from penstock.train.point import Logger, Point
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+def jsonl(path: str | os.PathLike[str]) -> Logger:
+    """Return a logger that writes a line of JSON for each train and evaluation point.
+
+    A line has "step" and the metrics; of a train point also "steps_per_second" and "input_wait". Values that are not finite are
+    null. When a run continues, lines after the step from which it continues are dropped, as they come again. So the file is that
+    of a run without a stop, but for speeds.
+
+    Args:
+      path: the file. Its folder is made if necessary.
+
+    Example:
+      >>> log = ps.log.jsonl("runs/a/metrics.jsonl")
+    """
+    return _Jsonl(check_path("path", path))
+
+
+def progress(*, summary: bool = True) -> Logger:
+    """Return a logger that shows a progress bar on a terminal, and elsewhere prints a line every few seconds, to stderr.
+
+    Args:
+      summary: whether to print at the end where the time went, and whether the feed kept up.
+    """
+    return _Progress(summary)
+
+
+def tensorboard(folder: str | os.PathLike[str]) -> Logger:
+    """Return a logger that writes scalars for TensorBoard. It needs: pip install "penstock[log]"
+
+    Args:
+      folder: gets the event files.
+
+    Raises:
+      ImportError: tensorboardX is not installed.
+    """
+    try:
+        import tensorboardX
+    except ImportError as error:
+        raise ImportError("ps.log.tensorboard needs: pip install tensorboardX") from error
+    return _TensorBoard(check_path("folder", folder), tensorboardX.SummaryWriter)
+
+
+def wandb(**settings: Any) -> Logger:
+    """Return a logger for Weights & Biases. It needs: pip install "penstock[log]"
+
+    Args:
+      **settings: arguments of `wandb.init`, such as project, name, mode="offline". With `id` and resume="allow", an attempt
+        after a restart goes on with the same run.
+
+    Raises:
+      ImportError: wandb is not installed.
+    """
+    try:
+        import wandb as library
+    except ImportError as error:
+        raise ImportError("ps.log.wandb needs: pip install wandb") from error
+    return _Wandb(library, settings)
+
+
+def _values(point: Point) -> dict[str, float]:
+    """Return all numbers of a train or evaluation point by name."""
+    more = {"steps_per_second": point.speed, "input_wait": point.input_wait}
+    return {**point.metrics, **{name: value for name, value in more.items() if value is not None}}
+
+
+class _Jsonl:
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: TextIO | None = None
+        self._until: dict[str, float] = {}  # the step of the last line of each kind that was there at the begin
+
+    def __call__(self, point: Point) -> None:
+        if point.kind == "begin":
+            self._drop_after(point.step)
+        elif point.step <= self._until.get(point.kind, -1):
+            pass  # it was logged before the stop, and not yet when the run was saved
+        elif point.kind in ("train", "evaluation"):
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("a", encoding="utf-8", buffering=1)  # each line is in the file at once
+            values = {name: value if abs(value) < float("inf") else None for name, value in _values(point).items()}
+            step = {"step": point.step}  # also if there is a metric of this name
+            self._file.write(json.dumps(step | values | step) + "\n")
+        elif point.kind == "end" and self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _drop_after(self, step: int) -> None:
+        """Drop the lines of later steps, and a last line that was not finished when the process was killed."""
+        self._until = {}
+        try:
+            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except FileNotFoundError:
+            return
+        read = [(line, *_kind_and_step(line)) for line in lines if line.endswith("\n")]
+        kept = [each for each in read if each[2] <= step]
+        if len(kept) < len(lines):
+            replace(self._path, "".join(line for line, _, _ in kept))
+        self._until = {kind: last for _, kind, last in kept}
+
+
+def _kind_and_step(line: str) -> tuple[str, float]:
+    """Return the kind of point that a line is of, and its step; a line that is none has an infinite step."""
+    try:
+        values = json.loads(line)
+        step = float(values["step"])
+    except (ValueError, KeyError, TypeError):
+        return "", float("inf")
+    return "evaluation" if any(name.startswith("val_") for name in values) else "train", step
+
+
+class _Progress:
+    """A progress bar or lines. It has no `with`: the "end" point ends it, which comes after errors too."""
+
+    def __init__(self, summary: bool):
+        self._summary = summary
+        self._bar: Any = None
+        self._lines = False
+        self._next_line = 0.0
+        self._metrics: Mapping[str, float] = {}
+
+    def __call__(self, point: Point) -> None:
+        if point.kind == "begin":
+            self._begin(point)
+        elif point.kind == "train":
+            self._metrics = {**self._metrics, **point.metrics}
+            self._show(point)
+        elif point.kind == "evaluation":
+            self._metrics = {**self._metrics, **point.metrics}
+        else:
+            self._end(point)
+
+    def _begin(self, point: Point) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        console = Console(stderr=True)
+        self._lines = not console.is_terminal
+        if self._lines:
+            start = f" (continued from step {point.step:,})" if point.step else ""
+            print(f"compile{start}", file=sys.stderr, flush=True)
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=10),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}", markup=False),
+        )
+        self._bar = Progress(*columns, console=console)
+        self._task = self._bar.add_task("compile", total=point.steps, completed=point.step, numbers="")
+        self._bar.start()
+        console.show_cursor()  # the bar hides it, and a killed process would leave it hidden
+
+    def _show(self, point: Point) -> None:
+        numbers = [f"{name} {value:.3g}" for name, value in self._metrics.items()]
+        if point.speed is not None and point.input_wait is not None:
+            numbers += [f"{point.speed:.3g} steps/s", f"input wait {point.input_wait:.1%}"]
+        if self._bar:
+            self._bar.update(self._task, completed=point.step, description="train", numbers=", ".join(numbers))
+        elif self._lines and (point.step == point.steps or time.monotonic() >= self._next_line):
+            print(f"train {point.step}/{point.steps or '?'} {', '.join(numbers)}", file=sys.stderr, flush=True)
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def _end(self, point: Point) -> None:
+        """Show a message, and at the end, if it came without an error, where the time went."""
+        bar = self._bar
+        if point.kind == "end" and bar:
+            bar.stop()
+            self._bar = bar = None
+        lines = [point.text] if point.text and (self._summary or point.kind != "end") else []
+        if lines and point.goodput:
+            lines.insert(0, f"goodput: {point.goodput}")
+        for line in lines:
+            if bar:
+                bar.console.print(line, markup=False, highlight=False)
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, writer: Any):
+        self._folder, self._make = folder, writer
+        self._writer: Any = None
+
+    def __call__(self, point: Point) -> None:
+        if point.kind == "begin":
+            # The suffix keeps the files of two attempts of the same second apart.
+            purge = point.step + 1 if point.step else None
+            self._writer = self._make(str(self._folder), purge_step=purge, filename_suffix=f".{point.step}")
+        elif point.kind in ("train", "evaluation"):
+            for name, value in _values(point).items():
+                self._writer.add_scalar(name, value, point.step)
+        elif point.kind == "end" and self._writer is not None:
+            self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, library: Any, settings: dict[str, Any]):
+        self._library, self._settings = library, settings
+        self._run: Any = None
+
+    def __call__(self, point: Point) -> None:
+        if point.kind == "begin":
+            self._run = self._library.init(**self._settings)
+            self._run.define_metric("*", step_metric="step")  # so that a continued run may log a step again
+        elif point.kind in ("train", "evaluation"):
+            self._run.log({**_values(point), "step": point.step})
+        elif point.kind == "end" and self._run is not None:
+            if point.goodput:
+                self._run.summary["goodput"] = point.goodput.share
+            self._run.finish()

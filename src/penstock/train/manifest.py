@@ -1,0 +1,92 @@
+"""The manifest of a folder: the size and SHA-256 checksum of each file in it.
+
+A folder goes in; MANIFEST.json is written into it as its last file. Later, the folder goes in again, and what is wrong with
+it comes out. A folder without a manifest is unfinished, so only a folder whose files are all written can pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from penstock._atomic_write import replace
+
+NAME = "MANIFEST.json"
+_VERSION = 1
+_THREADS = 4  # hashlib releases the interpreter lock
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of all files that are in a folder now, atomically.
+
+    Raises:
+      OSError: a file cannot be read, or the manifest cannot be written.
+    """
+    files = {name: {"bytes": path.stat().st_size, "sha256": digest} for name, path, digest in _hashed(folder)}
+    manifest = {"version": _VERSION, "files": files, "sha256": _own_digest(files)}
+    replace(folder / NAME, json.dumps(manifest, indent=1), durable=True)
+
+
+def damage(folder: Path) -> str | None:
+    """Say what is wrong with a folder: no manifest, a missing file, or a size or checksum that differs.
+
+    Returns:
+      The first thing that is wrong, in words; None if the folder is complete and as it was written. Files that are not in the
+      manifest do not matter.
+    """
+    try:
+        manifest = json.loads((folder / NAME).read_bytes())
+        files: dict[str, Any] = manifest["files"]
+        if manifest["version"] != _VERSION:
+            return f"{NAME} has version {manifest['version']}, and this penstock reads version {_VERSION}"
+        if manifest["sha256"] != _own_digest(files):
+            return f"{NAME} was changed after it was written"
+    except FileNotFoundError:
+        return f"it is unfinished: there is no {NAME}, which is written last"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{NAME} cannot be read ({type(error).__name__}: {error})"
+    for name, wanted in files.items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError as error:
+            return f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name} cannot be read ({error.strerror})"
+        if size != wanted["bytes"]:
+            return f"{name} has {size:,} bytes and had {wanted['bytes']:,} when it was written"
+    try:
+        found = {name: digest for name, _, digest in _hashed(folder, sorted(files))}
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror})"
+    for name, wanted in files.items():
+        if found[name] != wanted["sha256"]:
+            return f"the content of {name} has changed since it was written (its SHA-256 checksum differs)"
+    return None
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether a folder has a manifest. It may be damaged all the same."""
+    return (folder / NAME).is_file()
+
+
+def _hashed(folder: Path, names: list[str] | None = None) -> Iterator[tuple[str, Path, str]]:
+    """Yield the name, path and digest of files: those given, or all but the manifest, in order."""
+    if names is None:
+        paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+        names = [path.relative_to(folder).as_posix() for path in paths]
+    files = [folder / name for name in names]
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        yield from zip(names, files, threads.map(_digest, files), strict=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _own_digest(files: dict[str, Any]) -> str:
+    """Return a digest of the list of files, so that a changed name or number in it is seen."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,119 @@
+"""The times of a run: when to log, to evaluate and to save, what is best, and when to stop early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock._arguments import at_least
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation on a second feed: what to compute, on which batches, and how often.
+
+    Attributes:
+      step: a function (state, batch) → dict of scalars or `ps.Mean`s. It is jitted, and does not change the state.
+      batches: a function without arguments that returns the batches of one evaluation, on the devices: usually a new `ps.feed`.
+        Or a Loader, or another iterable that can be read again, which is fed to the devices as the training batches are.
+      every: number of training steps between two evaluations. There is one after the last step too.
+
+    Raises:
+      TypeError: `step` is not a function, or there are no batches.
+      ValueError: `every` is not an integer >= 1.
+
+    Example:
+      >>> def accuracy(state, batch):
+      ...     return {"accuracy": ps.Mean((batch["x"] > state).sum(), batch["x"].size)}
+      >>> evaluation = ps.Evaluation(accuracy, ps.Loader({"x": np.arange(8.0)}, batch_size=4, epochs=1), every=100)
+    """
+
+    step: Callable[[Any, Any], Mapping[str, Any]]
+    batches: Any
+    every: int
+
+    def __post_init__(self) -> None:
+        if not callable(self.step):
+            raise TypeError(f"step={self.step!r} of an Evaluation is not a function from (state, batch) to metrics")
+        if not callable(self.batches) and not hasattr(self.batches, "__iter__") and not hasattr(self.batches, "__getitem__"):
+            raise TypeError(f"batches={self.batches!r} of an Evaluation: needs a Loader, a feed, or a function that opens one")
+        at_least(1, "every", self.every)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A metric and the direction in which it is better, as "min val_loss" says."""
+
+    direction: Literal["min", "max"]
+    metric: str
+
+    @classmethod
+    def parse(cls, text: str, argument: str) -> Goal:
+        """Read "min NAME" or "max NAME".
+
+        Raises:
+          ValueError: the text is neither.
+        """
+        direction, _, metric = text.partition(" ") if isinstance(text, str) else ("", "", "")
+        if direction not in ("min", "max") or not metric.strip():
+            raise ValueError(f"{argument}={text!r}: needs 'min' or 'max' and the name of a metric, such as 'min val_loss'")
+        return cls(direction, metric.strip())  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.metric}"
+
+    def better(self, value: float, other: float, by: float = 0.0) -> bool:
+        """Return whether a value is better than another one, by more than `by`. NaN is worse than all."""
+        if math.isnan(value) or math.isnan(other):
+            return math.isnan(other) and not math.isnan(value)
+        return value < other - by if self.direction == "min" else value > other + by
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """End a training when a metric of the evaluation does not get better any more.
+
+    Attributes:
+      goal: "min NAME" or "max NAME".
+      patience: number of evaluations in a row without an improvement after which the training ends.
+      by: an improvement is larger than this.
+
+    Raises:
+      ValueError: an argument is invalid.
+
+    Example:
+      >>> stop = ps.EarlyStop("min val_loss", patience=3)
+    """
+
+    goal: str
+    patience: int = 3
+    by: float = 0.0
+
+    def __post_init__(self) -> None:
+        Goal.parse(self.goal, "goal")
+        at_least(1, "patience", self.patience)
+        if isinstance(self.by, bool) or not isinstance(self.by, (int, float)) or not self.by >= 0:
+            raise ValueError(f"by={self.by!r}: needs a number >= 0")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps at which something happens.
+
+    Attributes:
+      steps: number of steps of the run; None for the length of the feed.
+      log, evaluate, save: number of steps between two log points, evaluations and checkpoints; None for never.
+      profile: the first and the last step of a trace, from 0; None for none.
+    """
+
+    steps: int | None
+    log: int
+    evaluate: int | None
+    save: int | None
+    profile: tuple[int, int] | None
+
+    def is_due(self, every: int | None, step: int) -> bool:
+        """Return whether what happens every so many steps happens after `step` steps. It does after the last one."""
+        return every is not None and (step % every == 0 or step == self.steps)

@@ -1,0 +1,107 @@
+"""`fit` trains as a plain loop does, and tells its loggers what there is to tell."""
+
+import jax
+import numpy as np
+import pytest
+from tests.train import models
+from tests.train.training import Points, fit
+
+import penstock as ps
+
+
+def test_result_is_that_of_a_plain_loop(straight):
+    state, train = models.init(), jax.jit(models.step)
+    for number in range(40):
+        state, _ = train(state, models.loader()[number])
+    np.testing.assert_allclose(straight["w"]["a"], state["w"]["a"], rtol=1e-6)
+    assert np.array_equal(straight["seen"][:40], models.ideal(40))
+
+
+def test_state_that_was_given_stays_usable():
+    state = models.init()
+    fit(3, state=state)
+    assert float(state["w"]["a"].sum()) == float(models.init()["w"]["a"].sum())
+
+
+def test_jitted_step_is_taken(straight):
+    assert models.equal(fit(40, step=jax.jit(models.step)), straight)
+
+
+def test_run_ends_with_its_feed():
+    points = Points()
+    state = fit(None, feed=models.loader(epochs=2), log=[points])
+    assert int(state["step"]) == 24
+    assert points.of("end")[0].step == 24
+
+
+def test_metrics_are_means_over_the_interval():
+    points = Points()
+    fit(25, log=[points], log_every=10)
+    state, train, losses, positive = models.init(), jax.jit(models.step), [], []
+    for number in range(25):
+        state, metrics = train(state, models.loader()[number])
+        losses.append(float(metrics["loss"]))
+        positive.append(float(metrics["positive"].total) / 8)
+    assert [point.step for point in points.of("train")] == [10, 20, 25]
+    for point, part in zip(points.of("train"), (slice(0, 10), slice(10, 20), slice(20, 25)), strict=True):
+        assert point.metrics["loss"] == pytest.approx(np.mean(losses[part]), rel=1e-5)
+        assert point.metrics["positive"] == pytest.approx(np.mean(positive[part]))
+
+
+def test_digits_of_integers_are_not_lost():
+    points = Points()
+
+    def step(state, batch):
+        return {"n": state["n"] + 1}, {"n": state["n"], "-n": -state["n"]}
+
+    fit(6, step=step, state={"n": 20_000_001}, log=[points], log_every=2)
+    assert [point.metrics["n"] for point in points.of("train")] == [20_000_001.5, 20_000_003.5, 20_000_005.5]
+    assert [point.metrics["-n"] for point in points.of("train")] == [-20_000_001.5, -20_000_003.5, -20_000_005.5]
+
+
+def test_function_that_cannot_be_traced_makes_the_state_too():
+    def init():
+        return {"w": np.asarray(jax.random.normal(jax.random.key(0)))}
+
+    assert fit(1, step=lambda s, b: ({"w": -s["w"]}, {}), state=init)["w"] == -init()["w"]
+
+
+def test_metrics_come_one_interval_late():
+    seen = []
+    points = Points()
+
+    def batches():
+        for number in range(30):
+            seen.append(len(points.of("train")))
+            yield models.loader()[number]
+
+    with ps.feed(batches(), host_buffer=1, device_buffer=1) as feed:
+        fit(30, feed=feed, log=[points], log_every=5)
+    assert [point.step for point in points.of("train")] == [5, 10, 15, 20, 25, 30]
+    assert seen[9] == 0  # batch 9 is made after step 5, whose numbers come at step 10
+
+
+def test_loop_does_not_transfer_to_the_host_between_log_points():
+    with jax.transfer_guard_device_to_host("disallow"):
+        fit(9, log_every=100, log=[lambda point: None])
+
+
+def test_profile_is_written(tmp_path):
+    fit(8, tmp_path, profile=(3, 4))
+    assert list((tmp_path / "profile").rglob("perfetto_trace.json.gz"))
+
+
+def test_each_logger_is_told_of_the_end_also_if_another_one_fails(tmp_path):
+    points = Points()
+
+    def fail_at(kind):
+        def fail(point):
+            if point.kind == kind:
+                raise KeyError(kind)
+
+        return fail
+
+    for kind in ("begin", "end"):
+        with pytest.raises(KeyError):
+            fit(5, log=[fail_at(kind), points])
+    assert len(points.of("end")) == 2

@@ -1,0 +1,213 @@
+"""`fit` refuses what cannot work before it trains, and says why."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from tests.train import models
+from tests.train.training import fit, mesh
+
+import penstock as ps
+
+
+def test_compiled_step_is_refused():
+    compiled = jax.jit(models.step).lower(models.init(), models.loader()[0]).compile()
+    with pytest.raises(ps.StepError, match=r"jax\.jit"):
+        fit(4, step=compiled)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (
+            lambda new: {**new, "w": {**new["w"], "a": new["w"]["a"].astype(jnp.bfloat16)}},
+            r"w/a: float32\[4,16\] → bfloat16\[4,16\]",
+        ),
+        (lambda new: {**new, "more": jnp.zeros(3)}, r"more: not there → float32\[3\]"),
+        (lambda new: {name: leaf for name, leaf in new.items() if name != "key"}, r"key: key<fry>\[\] → not there"),
+    ],
+)
+def test_step_with_another_state_is_refused(leaf, message):
+    def step(state, batch):
+        new, metrics = models.step(state, batch)
+        return leaf(new), metrics
+
+    with pytest.raises(ps.StepError, match=message):
+        fit(10, step=step)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "message"),
+    [
+        ({"loss": jnp.zeros(3)}, ValueError, r"metric 'loss' of step is float32\[3\], and not a scalar"),
+        ({"loss": "low"}, TypeError, "not a valid JAX type|str"),
+        (jnp.zeros(()), TypeError, "a dict from names to scalars"),
+        ({"loss": jnp.complex64(1)}, TypeError, "complex64"),
+        ({"loss": ps.Mean(jnp.zeros(2), 2)}, ValueError, "metric 'loss', total,"),
+    ],
+)
+def test_metric_that_is_no_scalar_is_refused(metrics, error, message):
+    def step(state, batch):
+        return models.step(state, batch)[0], metrics
+
+    with pytest.raises(error, match=message):
+        fit(10, step=step)
+
+
+def test_step_without_a_pair_is_refused():
+    with pytest.raises(ps.StepError, match="a step returns a pair"):
+        fit(10, step=lambda state, batch: models.step(state, batch)[0])
+
+
+def test_checkpoint_of_another_model_is_refused_with_both_sides(tmp_path):
+    fit(5, tmp_path)
+
+    def wider():
+        return {**models.init(), "w": {"a": jnp.zeros((4, 32)), "b": jnp.zeros((32, 1))}, "extra": jnp.zeros(2)}
+
+    with pytest.raises(
+        ps.OtherStateError,
+        match=r"(?s)3 of 6 leaves differ.*extra +not there +float32\[2\].*w/a +float32\[4,16\] +float32\[4,32\]",
+    ):
+        fit(10, tmp_path, state=wider)
+
+
+def test_run_folder_of_other_data_is_refused(tmp_path):
+    fit(5, tmp_path)
+    with pytest.raises(ValueError, match="seed was 3 and is 4"):
+        fit(10, tmp_path, feed=models.loader(seed=4))
+
+
+def test_run_folder_of_another_run_is_refused(tmp_path):
+    fit(5, tmp_path, config={"rate": 0.1})
+    with pytest.raises(ps.OtherRunError, match=r"rate was 0\.1 and is 0\.2"):
+        fit(10, tmp_path, config={"rate": 0.2})
+
+
+def test_folder_with_checkpoints_of_something_else_is_refused(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ps.OtherRunError, match=r"no run\.json"):
+        fit(5, tmp_path)
+
+
+def test_run_folder_in_use_is_refused(tmp_path):
+    errors = []
+
+    def log(point):
+        if point.kind == "train" and not errors:
+            with pytest.raises(RuntimeError, match="another process") as caught:
+                fit(5, tmp_path)
+            errors.append(caught)
+
+    fit(30, tmp_path, log=[log])
+    assert errors
+
+
+def test_restore_none_refuses_a_run_folder_with_checkpoints(tmp_path):
+    fit(5, tmp_path)
+    with pytest.raises(ValueError, match="up to step 5"):
+        fit(10, tmp_path, restore=None)
+
+
+def test_older_checkpoint_of_the_same_folder_is_refused(tmp_path):
+    fit(20, tmp_path, save_every=10)
+    with pytest.raises(ValueError, match="older than step-20"):
+        fit(40, tmp_path, restore=tmp_path / "checkpoints/step-10")
+
+
+def test_checkpoint_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ps.CheckpointError, match="no such folder"):
+        fit(4, tmp_path, restore=tmp_path / "nowhere")
+
+
+def test_feed_without_a_state_cannot_be_saved(tmp_path):
+    with ps.feed(models.loader()[number] for number in range(10)) as feed, pytest.raises(TypeError, match="cannot be restored"):
+        fit(5, tmp_path, feed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"log_every": 0}, "log_every=0"),
+        ({"save_every": 5}, "needs checkpoint="),
+        ({"restore": True}, "needs 'latest'"),
+        ({"checkpoint": "gs://bucket/run"}, "mount the bucket"),
+        ({"checkpoint": ""}, "checkpoint='' is empty"),
+        ({"checkpoint": 3}, "checkpoint=3: needs a path"),
+        ({"checkpoint": b"runs"}, "checkpoint=b'runs': needs a path"),
+        ({"restore": ""}, "restore='' is empty"),
+        ({"stop": "min val_loss"}, "not a ps.EarlyStop"),
+        ({"config": 3}, "not a dict of settings"),
+        ({"config": {"f": jnp.tanh}}, r"config\['f'\] is a .* may differ from process to process"),
+        ({"config": {"a": [{"b": {1}}]}}, r"config\['a'\]\[0\]\['b'\] is a set"),
+        ({"log": [ps.log.progress]}, "ps.log.progress itself: call it"),
+        ({"profile": (True, True)}, "first step, last step"),
+        ({"state": {"w": np.zeros(2), "name": np.array(["a"])}}, "leaf 'name' of the state is a array of <U1"),
+        ({"state": lambda: {"w": "text"}}, "leaf 'w' of the state is a str"),
+        ({"best": "val_loss"}, "'min' or 'max'"),
+        ({"best": "min val_loss"}, "needs evaluate="),
+        ({"nonfinite": "raise"}, "choose from stop, skip, ignore"),
+        ({"profile": (5, 3)}, "first step, last step"),
+        ({"grace": 0}, "seconds > 0"),
+        ({"log": print}, "not a list of loggers"),
+        ({"evaluate": models.evaluation(5), "best": "min val_accuracy"}, "no metric 'val_accuracy'; it has val_loss"),
+        ({"evaluate": ps.Evaluation(models.evaluate, models.loader(), 5)}, "never end"),
+        ({"state": {"w": models.init()["w"], "f": jnp.tanh}}, "leaf 'f' of the state is a"),
+        ({"state": {}}, "no arrays"),
+        ({"feed": []}, "no batch"),
+    ],
+)
+def test_bad_arguments_are_refused_before_training(settings, message):
+    with pytest.raises((ValueError, TypeError), match=message), warnings.catch_warnings():
+        fit(**{"steps": 10, **settings})
+
+
+def test_run_folder_inside_of_a_checkpoint_is_refused(tmp_path):
+    fit(10, tmp_path)
+    with pytest.raises(ValueError, match="is in the folder of a checkpoint, step-10: name the run folder"):
+        fit(20, tmp_path / "checkpoints/step-10")
+
+
+def test_feed_that_has_given_batches_is_refused_for_a_run_that_is_saved(tmp_path):
+    with ps.feed(models.loader()) as feed:
+        next(feed)
+        fit(5, feed=feed)
+        with pytest.raises(ValueError, match="give fit a feed of its own"):
+            fit(10, tmp_path, feed)
+
+
+@pytest.mark.parametrize("place", ["eight", "one"])
+def test_state_on_other_devices_than_the_batches_is_refused(place):
+    devices = jax.devices()[3] if place == "one" else NamedSharding(mesh(8), P())
+    with pytest.raises(ValueError, match=r"of the state is on .* and the batches are on .* feed=ps.feed\(batches, to=sharding\)"):
+        fit(5, state=jax.device_put({**models.init(), "step": jnp.int32(0)}, devices))
+
+
+@pytest.mark.filterwarnings("ignore:.*compiles again")
+def test_step_that_changes_the_state_for_batches_of_another_shape_is_an_error():
+    loader = ps.Loader({"x": np.ones(20, np.float32)}, 8, epochs=1, remainder="keep")
+
+    def step(state, batch):
+        small = len(batch["x"]) < 8
+        return {"w": state["w"].astype(jnp.bfloat16) if small else state["w"]}, {"m": 1.0}
+
+    with pytest.raises(ps.StepError, match=r"w: float32\[\] → bfloat16\[\]"):
+        fit(None, feed=loader, step=step, state={"w": 0.0})
+    with pytest.raises(ps.StepError, match="returned the metrics n for a batch with other shapes than the first"):
+        fit(None, feed=loader, step=lambda s, b: (s, {"m" if len(b["x"]) == 8 else "n": 1.0}), state={"w": 0.0})
+
+
+def test_run_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"no folder to write to .* name another one"):
+        fit(5, tmp_path / "file")
+
+
+def test_config_that_is_no_dict_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="config=3 is not a dict"):
+        fit(5, tmp_path, config=3)

@@ -1,0 +1,134 @@
+"""Each logger writes what it is given, in a form that its readers take, and continues after a restart without doubles."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import penstock as ps
+from penstock.train.goodput import Goodput
+
+GOODPUT = Goodput(20, 1, 10.0, {"step": 9.0, "compile": 1.0}, 0)
+
+
+def run(log, begin, end, step=10):
+    """Give a logger the points of an attempt."""
+    log(ps.Point("begin", begin, 40))
+    for number in range(begin + step, end + 1, step):
+        log(ps.Point("train", number, 40, {"loss": 1 / number}, speed=100.0, input_wait=0.25))
+    log(ps.Point("evaluation", end, 40, {"val_loss": 2.0}))
+    log(ps.Point("end", end, 40, text="input: keeps up", goodput=GOODPUT))
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_jsonl_has_a_line_for_each_point(tmp_path):
+    run(ps.log.jsonl(tmp_path / "deep/metrics.jsonl"), 0, 20)
+    assert lines(tmp_path / "deep/metrics.jsonl") == [
+        {"step": 10, "loss": 0.1, "steps_per_second": 100.0, "input_wait": 0.25},
+        {"step": 20, "loss": 0.05, "steps_per_second": 100.0, "input_wait": 0.25},
+        {"step": 20, "val_loss": 2.0},
+    ]
+
+
+def test_jsonl_drops_what_comes_again_after_a_restart(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    run(ps.log.jsonl(path), 0, 30)
+    with path.open("a") as file:
+        file.write('{"step": 40, "lo')  # the process was killed here
+    run(ps.log.jsonl(path), 15, 35)
+    assert [line["step"] for line in lines(path)] == [10, 25, 35, 35]
+
+
+def test_jsonl_writes_null_for_values_that_json_has_not(tmp_path):
+    log = ps.log.jsonl(tmp_path / "m.jsonl")
+    log(ps.Point("train", 1, None, {"a": float("nan"), "b": float("inf")}))
+    log(ps.Point("end", 1, None))
+    assert lines(tmp_path / "m.jsonl") == [{"step": 1, "a": None, "b": None}]
+
+
+def test_progress_prints_lines_where_there_is_no_terminal(capsys):
+    run(ps.log.progress(), 10, 40, 30)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[:2] == ["compile (continued from step 10)", "train 40/40 loss 0.025, 100 steps/s, input wait 25.0%"]
+    assert shown[2].startswith("goodput: 90.0 % of 10.0 s went into steps")
+    assert shown[3:] == ["input: keeps up"]
+
+
+def test_progress_without_summary(capsys):
+    run(ps.log.progress(summary=False), 0, 40, 40)
+    assert "goodput" not in capsys.readouterr().err
+
+
+def test_bar_on_a_terminal_is_ended_and_leaves_the_cursor(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    run(ps.log.progress(), 0, 40)
+    shown = capsys.readouterr().err
+    assert "40/40" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def test_tensorboard_has_all_scalars_and_continues(tmp_path):
+    from tensorboardX import proto
+
+    run(ps.log.tensorboard(tmp_path), 0, 20)
+    run(ps.log.tensorboard(tmp_path), 20, 40)
+    found = {}
+    for path in sorted(tmp_path.glob("events*")):
+        content = path.read_bytes()
+        while content:
+            size = int.from_bytes(content[:8], "little")
+            event = proto.event_pb2.Event.FromString(content[12 : 12 + size])
+            content = content[16 + size :]
+            for value in event.summary.value:
+                found[value.tag, event.step] = value.simple_value
+    assert {step for tag, step in found if tag == "loss"} == {10, 20, 30, 40}
+    assert found["val_loss", 40] == 2.0
+    assert found["steps_per_second", 10] == 100.0
+
+
+@pytest.mark.slow
+def test_wandb_works_offline(tmp_path):
+    script = """
+import penstock as ps
+from tests.train.test_log import run
+run(ps.log.wandb(project="p", mode="offline", dir="."), 0, 20)
+print("done")
+"""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu", "WANDB_SILENT": "true"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("done\n")
+    (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert b"val_loss" in written.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
+def test_missing_library_is_named(monkeypatch, name, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=f"pip install {module}"):
+        getattr(ps.log, name)(*(["x"] if name == "tensorboard" else []))
+
+
+def test_jsonl_keeps_the_step_if_a_metric_has_that_name(tmp_path):
+    log = ps.log.jsonl(tmp_path / "m.jsonl")
+    log(ps.Point("train", 7, None, {"step": 3.5}))
+    log(ps.Point("end", 7, None))
+    assert lines(tmp_path / "m.jsonl") == [{"step": 7}]
+
+
+def test_jsonl_has_an_evaluation_once_though_each_restart_repeats_it(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for _ in range(3):
+        logger = ps.log.jsonl(path)
+        logger(ps.Point("begin", 20, 20))
+        logger(ps.Point("evaluation", 20, 20, {"val_loss": 0.5}))
+        logger(ps.Point("end", 20, 20))
+    assert lines(path) == [{"step": 20, "val_loss": 0.5}]
