@@ -284,3 +284,59 @@ def test_the_stacks_of_an_iterator():
     stack, rest = _versions.super_batches(iter(batches(24)), 2)
     assert stack[0].shape == (2, 8, 5), f"super_batch_iterator(batches, steps, stack_fn): {LAST}"
     assert len(rest) == 1, f"PartialBatchList of super_batch_iterator: {LAST}"
+
+
+def test_checkpoints_find_the_function_inside_of_the_decorated_fit():
+    from penstock.keras import _hooks
+
+    cell = _hooks.fit_cell()
+    original = inspect.unwrap(cell.cell_contents)
+    assert original.__name__ == "fit", BOTH
+    assert {"self", "x", "callbacks", "verbose", "epochs", "initial_epoch", "steps_per_epoch", "validation_freq"} <= set(
+        parameters(original)
+    ), BOTH
+
+
+def test_fit_takes_a_list_of_callbacks_as_it_is_and_begins_with_initial_epoch_after_resetting_metrics():
+    told = []
+
+    class Told(keras.callbacks.CallbackList):
+        def __init__(self):
+            super().__init__([], add_history=True)
+
+        def on_train_begin(self, logs=None):
+            self.set_model(model)
+            self.set_params({"epochs": 3, "steps": 6, "verbose": 0})
+            super().on_train_begin(logs)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            super().on_epoch_begin(epoch, logs)
+            told.append((epoch, [float(metric.result()) for metric in model.metrics[:1]]))
+
+    model = make_model(built=True)
+    history = model.fit(*records(), epochs=3, initial_epoch=1, verbose=0, callbacks=Told())
+    assert told == [(1, [0.0]), (2, [0.0])], BOTH
+    assert history.epoch == [1, 2], BOTH
+    assert callable(keras.callbacks.CallbackList._flush_futures), BOTH
+
+
+def test_in_an_epoch_the_trainer_holds_the_state_and_says_whether_the_variables_have_it():
+    model = make_model()
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert not model._jax_state_synced, BOTH  # self.model would sync it
+            state = model._jax_state
+            for group in ("trainable_variables", "non_trainable_variables", "metrics_variables"):
+                assert len(state[group]) == len(getattr(model, group)), BOTH
+            assert len(state["optimizer_variables"]) == len(model.optimizer.variables), BOTH
+
+    model.fit(*records(), verbose=0, callbacks=[Look()])
+
+
+def test_an_enumeration_counts_its_steps_when_it_yields():
+    iterator = made(batch_size=BATCH, steps_per_execution=2)
+    steps = []
+    for begin, end, _ in iterator._enumerate_iterator():
+        steps.append((begin, end, iterator._steps_seen))
+    assert steps == [(0, 1, 2), (2, 3, 4), (4, 5, 6)], BOTH

@@ -7,6 +7,7 @@ with pk.threaded_epochs():                 # every fit, evaluate and predict in 
 model.fit(pk.data(loader), epochs=3)       # a Loader, or anything that ps.feed takes, as Keras data
 with pk.AutoShardDistribution().scope():   # every model in here is sharded over all devices, by a plan of its training step
     model = build(); model.compile("adamw", "mse"); model.fit(x, y)
+model.fit(pk.data(loader), callbacks=[pk.Checkpoint("runs/a", loader)])    # continues in the middle of an epoch after a crash
 
 With the environment variable KERAS_JAX_EPOCH_ITERATOR=threaded, importing this module turns threaded epochs on.
 """
@@ -22,18 +23,24 @@ from penstock.keras._session import ThreadedEpochs as ThreadedEpochs
 
 if TYPE_CHECKING:
     from penstock.keras._autoshard import AutoShardDistribution as AutoShardDistribution
+    from penstock.keras._checkpoint import Checkpoint as Checkpoint
 
 follow_environment()
 del follow_environment, TYPE_CHECKING
 
 
 def __getattr__(name: str) -> type:
-    """Return `AutoShardDistribution`, whose base class is Keras's, so that Keras is imported with it and not before."""
-    if name != "AutoShardDistribution":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Return a class whose base class is Keras's, so that Keras is imported with it and not before."""
     from penstock.keras._versions import require_jax
 
-    require_jax("automatic shardings", "use the distributions of Keras")
-    from penstock.keras._autoshard import AutoShardDistribution
+    if name == "AutoShardDistribution":
+        require_jax("automatic shardings", "use the distributions of Keras")
+        from penstock.keras._autoshard import AutoShardDistribution
 
-    return AutoShardDistribution
+        return AutoShardDistribution
+    if name == "Checkpoint":
+        require_jax("checkpoints", "use keras.callbacks.BackupAndRestore")
+        from penstock.keras._checkpoint import Checkpoint
+
+        return Checkpoint
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

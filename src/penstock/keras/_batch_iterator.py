@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from keras.src import tree
 
-from penstock._feed.device_feed import Feed, later_stats
+from penstock._feed.device_feed import Feed, interrupt, later_stats
 from penstock._feed.sampling import Sampling
 from penstock._feed.starvation import Meter
 from penstock._feed.stats import LaterStats
@@ -55,8 +55,11 @@ class BatchIterator(Iterator[Batch]):
         limit.
       steps_per_execution: number of batches that Keras takes in one execution.
       epoch_batches: an execution ends at every multiple of this number; None if the source ends by itself.
+      first: number of batches that were consumed before, by a run that this one continues.
 
     Attributes:
+      consumed: number of batches that were consumed, with those before.
+      taken: number of batches that Keras has taken from this iterator.
       failure: the error that ended the last execution; None if there is none.
     """
 
@@ -69,6 +72,7 @@ class BatchIterator(Iterator[Batch]):
         limit: int | None,
         steps_per_execution: int,
         epoch_batches: int | None = None,
+        first: int = 0,
     ):
         self._behaviour = behaviour()
         self._per_item = steps_per_execution if self._behaviour.stacks else 1  # batches that Keras takes at one `next`
@@ -76,7 +80,7 @@ class BatchIterator(Iterator[Batch]):
         self._sampling, self._caller = sampling, caller
         self._limit, self._steps, self._epoch_batches = limit, steps_per_execution, epoch_batches
         self._feed: Feed | None = None
-        self._consumed = 0
+        self._consumed = self._begin = first
         self._consumed_of_feed = 0
         self._feed_stop = -1  # number of the first batch that a feed with a limit does not have
         self._inline = source.inline
@@ -92,7 +96,21 @@ class BatchIterator(Iterator[Batch]):
     @property
     def in_first_execution(self) -> bool:
         """Tell whether Keras has taken the batches of one execution at the most."""
-        return self._consumed <= self._steps
+        return self.taken <= self._steps
+
+    @property
+    def consumed(self) -> int:
+        return self._consumed
+
+    @property
+    def taken(self) -> int:
+        return self._consumed - self._begin
+
+    def interrupt(self) -> None:
+        """Let a `peek` that waits in another thread raise RuntimeError."""
+        feed = self._feed or self._source.prefetched
+        if feed is not None:
+            interrupt(feed)
 
     def peek(self) -> bool:
         """Wait for the next batch before Keras begins an execution, without consuming it.

@@ -25,10 +25,10 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
     - An iterator or generator continues from epoch to epoch, and needs `steps_per_epoch` for more than one epoch.
     - The batches of a `Feed` stay where its `to` has put them. You close the feed.
 
-    *To continue a saved run.* The result has no state of its own. Give a `Feed`, and save its `state()` beside the model at the
-    end of an epoch. Or begin at the step of the optimizer, as a Loader with `epochs=None` is a function of the step:
-    `pk.data(ps.Steps(lambda step: loader[done + step]))`, with `done = int(model.optimizer.iterations)` of the loaded model, and
-    `steps_per_epoch`.
+    *To continue a saved run*, give `fit` the callback `pk.Checkpoint(directory, batches)`. By hand: give a `Feed`, and save its
+    `state()` beside the model at the end of an epoch. Or begin at the step of the optimizer, as a Loader with `epochs=None` is a
+    function of the step: `pk.data(ps.Steps(lambda step: loader[done + step]))`, with `done = int(model.optimizer.iterations)` of
+    the loaded model, and `steps_per_epoch`.
 
     `class_weight` and `steps_per_epoch` remain arguments of `fit`. Losses and weights are the same as with Keras's own iterator
     over the same batches.

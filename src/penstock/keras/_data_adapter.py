@@ -9,6 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -18,6 +19,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_
 
 from penstock._feed.adapters import adapt, iterate, length_of, mark_as_used, may_change
 from penstock._feed.device_feed import Feed
+from penstock._feed.state import STATE_VERSION
 from penstock._feed.stats import Stats
 from penstock._feed.verdict import Caller, caller_of
 from penstock.data.loader import Loader
@@ -143,10 +145,40 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
         """Return None: the size of the last batch is unknown."""
         return None
 
-    def resumable(self) -> ResumableBatches:
-        """Return the batches of one epoch, or of all epochs from now on if the data continues from epoch to epoch."""
+    @property
+    def batches(self) -> Any:
+        """Return what this data was made of."""
+        return self._batches
+
+    def state(self, consumed: int) -> Any:
+        """Return the position of a run in its data, in the form of `Feed.state`.
+
+        Args:
+          consumed: number of batches that Keras has taken of a Loader or of `Steps` since they began. A Feed knows it by itself.
+
+        Raises:
+          TypeError: the data has no state.
+        """
+        if isinstance(self._batches, Feed):
+            assert self._replay is not None
+            state = self._replay.state()
+            if isinstance(state, TypeError):
+                raise state
+            return state
+        return {"version": STATE_VERSION, "step": consumed, "of": self._fingerprint}
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        return adapt(self._batches).fingerprint()
+
+    def resumable(self, first: int = 0) -> ResumableBatches:
+        """Return the batches of one epoch, or of all epochs from now on if the data continues from epoch to epoch.
+
+        Args:
+          first: number of the batch of a Loader or of `Steps` with which they begin.
+        """
         if isinstance(self._batches, (Loader, Steps)):
-            return ResumableLoader(self._batches, self._convert)
+            return ResumableLoader(self._batches, self._convert, first)
         if isinstance(self._batches, Feed):
             assert self._replay is not None
             return ResumableIterator(self.name, self._replay, prefetched=self._batches, convert=self._convert)
@@ -238,7 +270,7 @@ def _replay_once(batches: Iterator[Batch]) -> Replay:
       ValueError: the iterator was fed before, and the batches that were read ahead are lost.
     """
     if isinstance(batches, Feed):
-        return replay_of(batches, copy=False)
+        return replay_of(batches, copy=False, state=_state)
     if not is_replayed(batches):
         adapt(batches, "pk.data")
         mark_as_used(batches)
@@ -246,6 +278,14 @@ def _replay_once(batches: Iterator[Batch]) -> Replay:
         return replay_of(batches)
     except TypeError:  # it does not support weak references, as a map
         return Replay(opening(lambda: batches), copy=True)
+
+
+def _state(feed: Feed) -> Any:
+    """Return the state of a feed; if it has none, the error that says so."""
+    try:
+        return feed.state()
+    except TypeError as error:
+        return error
 
 
 def _numpy_tree(batch: Batch) -> Batch:

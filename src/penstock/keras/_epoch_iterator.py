@@ -26,6 +26,10 @@ batches that were read ahead of it are used there.
 *A loop inside of the loop*, such as `evaluate` in a callback, may use the same data. So the thread of the outer loop ends before
 the inner loop reads anything, and a new one starts after it.
 
+*A saved run* continues in the middle of an epoch. Keras's own count of the epoch goes past the executions that were trained,
+and the batches begin after them. A saver is told between two executions, when the first batch of the next one has come
+(see `_session`).
+
 *A Python generator* may be used again after `fit`. Batches that were read of it and not consumed are kept as long as the
 generator lives, for the next call that gets it.
 """
@@ -60,7 +64,7 @@ from penstock.keras._batch_iterator import BatchIterator
 from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._replay import Replay, opening, replay_of
 from penstock.keras._resumable import ResumableBatches, ResumableIterator
-from penstock.keras._session import Run, Session
+from penstock.keras._session import Position, Run, Session, expected
 
 _KINDS = {  # of the adapters of Keras, for the advice of a verdict
     "ArrayDataAdapter": "arrays",
@@ -124,6 +128,9 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             self._num_batches = x.num_batches
         if self._generator is not None:
             _resume(self.data_adapter, self._generator)
+        self._trained = 0  # number of batches that Keras took from iterators that are closed
+        self._saver = expected()
+        self._start = self._saver.attach(self) if self._saver is not None else None
         # Nothing below passes a reference to this iterator to others, so that it is freed, and its last threads end, with `fit`.
         self._runs = [record.begin() for record in records]
         self._sampling = Sampling()
@@ -176,11 +183,61 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._raise_failure()
         step = next(self._epoch_iterator)
         assert self._batches is not None
-        if self._batches.peek():
+        if self._saver is None:
+            found = self._batches.peek()
+        else:
+            position = self.position(step[0])
+            with self._saver.awaiting(position):
+                found = self._batches.peek()
+            if found:
+                self._saver.before_execution(position)
+        if found:
             self._had_batch = True
         elif not self._had_batch:
             raise _no_batch_error(self._name)
         return step
+
+    @property
+    def trained(self) -> int:
+        """Return the number of batches that Keras has taken in its loops."""
+        return self._trained + (self._batches.taken if self._batches is not None else 0)
+
+    def position(self, step: int | None) -> Position:
+        """Return the position before an execution.
+
+        Args:
+          step: number of the first batch of the execution in its epoch; None for the position between two epochs.
+        """
+        adapter, batches = self.data_adapter, self._batches
+        consumed, seen = 0, 0
+        if step is not None:
+            assert batches is not None
+            consumed, seen = batches.consumed, self._steps_seen - self.steps_per_execution
+        elif batches is not None and (adapter.is_endless or (self.steps_per_epoch and self._current_iterator is not None)):
+            consumed, seen = batches.consumed, self._steps_seen
+        return Position(step or 0, seen, consumed, self._num_batches, adapter.state(consumed))
+
+    def interrupt(self) -> None:
+        """Let this iterator raise RuntimeError if it waits for a batch in another thread."""
+        if (batches := self._batches) is not None:
+            batches.interrupt()
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        executions = super()._enumerate_iterator()
+        if self._start is None or not self._looping:
+            return executions
+        return self._continued(executions, self._start)
+
+    def _continued(self, executions: Iterator[Any], start: Position) -> Iterator[Any]:
+        """Yield the executions of an epoch that were not trained before, in the form of Keras."""
+        if self._num_batches is None:
+            self._num_batches = start.length
+        for begin, end, batches in executions:
+            self._start = None
+            if begin == start.step:
+                self._steps_seen = start.seen + self.steps_per_execution
+            if begin >= start.step:
+                yield begin, end, batches
 
     def _raise_failure(self) -> None:
         """Raise the error that ended the last execution before its last step."""
@@ -200,22 +257,24 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._close()
         add_stats = partial(_add_stats, self._runs)
         epoch_batches = self.data_adapter.epoch_batches if isinstance(self.data_adapter, PenstockDataAdapter) else None
+        first = self._start.consumed if self._start is not None else 0
         self._batches = BatchIterator(
-            self._resumable(),
+            self._resumable(first),
             add_stats,
             self._sampling,
             self._caller(),
             self._read_limit(),
             self.steps_per_execution,
             epoch_batches,
+            first,
         )
         return self._batches
 
-    def _resumable(self) -> ResumableBatches:
+    def _resumable(self, first: int) -> ResumableBatches:
         """Return the batches that are read in the loop, by the kind of the data."""
         adapter = self.data_adapter
         if isinstance(adapter, PenstockDataAdapter):
-            return adapter.resumable()
+            return adapter.resumable(first)
         if self._generator is not None:
             return ResumableIterator(self._name, self._generator, peeked=adapter._first_batches, convert=_to_jax_batch)
         if isinstance(adapter, ArrayDataAdapter) and _on_cpu_without_distribution():
@@ -244,6 +303,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
     def _close(self) -> None:
         batches, self._batches = self._batches, None
         if batches is not None:
+            self._trained += batches.taken
             batches.close()
 
     def __del__(self) -> None:

@@ -1,13 +1,16 @@
-"""Let Keras's trainer and variables ask an active `AutoShardDistribution`: the one place where Keras's methods are replaced.
+"""Let Keras ask an active `AutoShardDistribution`, and a `Checkpoint`: the one place where Keras's methods are replaced.
 
 Three methods of the trainer make the functions for training, evaluation and prediction, and three methods of the variable create,
 convert and assign values. Each runs Keras's own method unless an `AutoShardDistribution` is active. So does the method of the
 epoch iterator of Keras 3.15 that takes the layouts of all batches from the first one, which a smaller last batch may not fit.
+
+The method `fit` of the trainer runs inside of a function of ours, which looks for a `Checkpoint` among its callbacks.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,6 +49,39 @@ def install(kind: type) -> None:
         iterator._get_distributed_iterator = _batches(iterator._get_distributed_iterator, active)
     backend.Variable._convert_to_tensor = _converter(backend.Variable._convert_to_tensor, active)
     backend.Variable._direct_assign = _assigner(backend.Variable._direct_assign, active)
+
+
+def install_fit(fit_with: Callable[[Callable[..., Any], dict[str, Any]], Any]) -> None:
+    """Replace `fit` of Keras's trainer, unless it is replaced already.
+
+    In `model.fit(data, callbacks=[pk.Checkpoint(...)])`, Python looks up `fit` before it makes the callback that calls this. So
+    the class keeps its function, which is a decorator's, and the function inside of that one is replaced.
+
+    Args:
+      fit_with: is given Keras's own `fit` and its arguments by name, with the model as "self", and returns the result.
+    """
+    cell = fit_cell()
+    original = cell.cell_contents
+    if hasattr(original, "is_of_penstock"):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        return fit_with(original, bound.arguments)
+
+    fit.is_of_penstock = True  # type: ignore[attr-defined]  # a mark on a function
+    cell.cell_contents = fit
+
+
+def fit_cell() -> Any:
+    """Return the variable of Keras's decorator that holds the function `fit` of its trainer."""
+    import keras
+
+    decorated = next(vars(each)["fit"] for each in keras.Model.__mro__ if "fit" in vars(each))
+    return decorated.__closure__[decorated.__code__.co_freevars.index("fn")]
 
 
 def _maker(original: Callable, function: str, active: Callable[[], Any]) -> Callable:

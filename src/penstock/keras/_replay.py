@@ -36,13 +36,15 @@ class Replay:
       read_next: returns the next item or raises StopIteration. It is not called again after it has raised any error.
       copy: whether to copy the NumPy arrays of the items, because the iterator may write to them again, as to one buffer that it
         fills for each item.
+      state: returns the position of the iterator, before each item; None if nobody asks for it.
 
     Attributes:
       first: number of the first item that is not forgotten.
     """
 
-    def __init__(self, read_next: Callable[[], Any], copy: bool):
-        self._read_next, self._copy = read_next, copy
+    def __init__(self, read_next: Callable[[], Any], copy: bool, state: Callable[[], Any] | None = None):
+        self._read_next, self._copy, self._state = read_next, copy, state
+        self._states: dict[int, Any] = {}  # by number: before the items that are not forgotten
         self._reading = threading.Lock()
         self._kept: dict[int, Any] = {}
         self._count = 0
@@ -69,7 +71,14 @@ class Replay:
         finally:
             del item  # otherwise its traceback and this frame would refer to each other
 
+    def state(self) -> Any:
+        """Return the position of the iterator before the first item that is not forgotten."""
+        assert self._state is not None
+        return self._states[self.first] if self.first in self._states else self._state()
+
     def _read_one(self) -> None:
+        if self._state is not None:
+            self._states[self._count] = self._state()
         try:
             item = self._read_next()
             self._kept[self._count] = copied(item) if self._copy else item
@@ -105,6 +114,7 @@ class Replay:
         """Drop the items before a number."""
         for consumed in range(self.first, number):
             self._kept.pop(consumed, None)
+            self._states.pop(consumed, None)
         self.first = max(self.first, number)
 
     def __iter__(self) -> Iterator[Any]:
@@ -134,10 +144,15 @@ def opening(open_iterable: Callable[[], Iterable[Any]]) -> Callable[[], Any]:
 _replays: weakref.WeakKeyDictionary[Iterator[Any], Replay] = weakref.WeakKeyDictionary()
 
 
-def replay_of(iterator: Iterator[Any], copy: bool = True) -> Replay:
+def replay_of(iterator: Iterator[Any], copy: bool = True, state: Callable[[Any], Any] | None = None) -> Replay:
     """Return the one Replay of an iterator, which keeps items that an earlier reader read and did not consume.
 
     It does not keep the iterator alive.
+
+    Args:
+      iterator: the iterator.
+      copy: see `Replay`.
+      state: returns the position of the iterator that it is given.
 
     Raises:
       TypeError: the iterator does not support weak references.
@@ -151,7 +166,7 @@ def replay_of(iterator: Iterator[Any], copy: bool = True) -> Replay:
                 raise StopIteration
             return next(alive)
 
-        _replays[iterator] = Replay(read_next, copy)
+        _replays[iterator] = Replay(read_next, copy, None if state is None else lambda: state(weak()))
     return _replays[iterator]
 
 

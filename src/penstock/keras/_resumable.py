@@ -165,16 +165,17 @@ class ResumableLoader:
     Args:
       loader: the Loader or Steps.
       convert: a function from a batch of the Loader to the batch that Keras gets. It runs on the worker that read the batch.
+      first: number of the first batch.
     """
 
     prefetched: Feed | None = None
     inline: Iterator[Batch] | None = None
 
-    def __init__(self, loader: Loader | Steps, convert: Callable[[Batch], Batch] | None):
+    def __init__(self, loader: Loader | Steps, convert: Callable[[Batch], Batch] | None, first: int = 0):
         self.slow_to_start = loader.workers.kind == "process"  # an interpreter and its imports take seconds
         self.name = f"the {type(loader).__name__}"
         self._loader, self._convert = loader, convert
-        self._first = 0
+        self._first = first
         self._kept: dict[int, Batch] = {}  # by number: read and not consumed
 
     def batch_adapter(self, limit: int | None) -> BatchAdapter:

@@ -1,13 +1,15 @@
-"""The state of threaded epochs in this process: whether they are on, and the statistics of the runs so far.
+"""The state of threaded epochs in this process: whether they are on, the statistics of the runs so far, and who saves one.
 
-`_replace_iterator` changes it; `_epoch_iterator` and `_data_adapter` read it. It is a module of its own so that these do not
-import each other.
+`_replace_iterator` and `_checkpoint_run` change it; `_epoch_iterator` and `_data_adapter` read it. It is a module of its own so
+that these do not import each other.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from penstock._feed.stats import LaterStats, Stats
 
@@ -72,3 +74,62 @@ class Session:
     epochs: ThreadedEpochs | None = None
     original: Any = None
     data_was_made = False
+
+
+class Position(NamedTuple):
+    """A place between two executions of a `fit`, from which another one continues.
+
+    Attributes:
+      step: number of batches of the epoch, as Keras counts them: a multiple of `steps_per_execution`.
+      seen: number of batches that Keras has counted since its iterator over the data began.
+      consumed: number of batches taken since the data began.
+      length: number of batches of the data, as far as Keras knows; None if it does not.
+      feed: the position in the data, in the form of `Feed.state`.
+    """
+
+    step: int
+    seen: int
+    consumed: int
+    length: int | None
+    feed: Any
+
+
+class Saver(Protocol):
+    """Whoever saves a `fit`, as its epoch iterator sees it."""
+
+    def attach(self, iterator: Any) -> Position | None:
+        """Take note of the epoch iterator of the `fit`.
+
+        Returns:
+          The position from which it continues; None for the beginning.
+
+        Raises:
+          TypeError: it has other data than the one that is saved.
+        """
+        ...
+
+    def awaiting(self, position: Position) -> contextlib.AbstractContextManager[None]:
+        """Surround the time in which the batch at a position is awaited."""
+        ...
+
+    def before_execution(self, position: Position) -> None:
+        """Do what is to be done at a position, after which there is a batch."""
+        ...
+
+
+class _Expected(threading.local):
+    saver: Saver | None = None
+
+
+_expected = _Expected()
+
+
+def expect(saver: Saver | None) -> None:
+    """Let the next epoch iterator that is made on this thread be that of a saver; None for no saver."""
+    _expected.saver = saver
+
+
+def expected() -> Saver | None:
+    """Return the saver of the epoch iterator that is made now, once."""
+    saver, _expected.saver = _expected.saver, None
+    return saver

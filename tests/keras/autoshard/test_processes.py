@@ -1,5 +1,8 @@
 """A model that is planned by several processes trains as in one."""
 
+import json
+
+import numpy as np
 import pytest
 from tests.feed.process_group import run
 
@@ -21,16 +24,19 @@ for memory in (None, "1MiB"):
         model.compile("adamw", "sparse_categorical_crossentropy")
         loader = pk.data(ps.Loader((x, y), batch_size=16, shuffle=True, seed=1))
         losses = model.fit(loader, epochs=2, verbose=0, validation_data=pk.data(ps.Loader((x, y), batch_size=16))).history
-        print("losses", [float(f"{loss:.4g}") for name in ("loss", "val_loss") for loss in losses[name]])
+        print("losses", [loss for name in ("loss", "val_loss") for loss in losses[name]])
 """
 
 
 def losses(out):
-    return [line for line in out.splitlines() if line.startswith("losses")]  # not the lines of gloo
+    return [
+        json.loads(line.removeprefix("losses")) for line in out.splitlines() if line.startswith("losses")
+    ]  # not those of gloo
 
 
 @pytest.mark.slow
 def test_losses_are_those_of_one_process():
     (one,) = map(losses, run(SCRIPT, 1))
     assert len(one) == 2
-    assert list(map(losses, run(SCRIPT, 2))) == [one, one]
+    for process in map(losses, run(SCRIPT, 2)):
+        np.testing.assert_allclose(process, one, rtol=1e-3)  # sums are added in another order, over 8 steps
