@@ -1,9 +1,8 @@
 """Train Keras on a folder of JPEG files, stop after the first epoch, and continue bit for bit.
 
-pip install "penstock[keras,images]" && python images_keras.py
+pip install "penstock[keras,images,train]" && python images_keras.py
 """
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -33,27 +32,19 @@ def new_model() -> keras.Model:
     return model
 
 
-def fit(model: keras.Model, first: int, last: int, state: dict | None = None) -> dict:
-    """Train from epoch `first` up to `last`, on the batches after `state`; return the new state of the data."""
+def fit(model: keras.Model, epochs: int, folder: Path) -> None:
+    """Train up to the given epoch. If the folder has a checkpoint, training continues from there."""
     train = ps.images(RUN / "photos", size=32, split="train", validation=0.2)
     held_out = ps.images(RUN / "photos", size=32, split="validation", validation=0.2)
-    loader = ps.Loader(train, batch_size=32, shuffle=True, seed=1, workers=2)
+    data = pk.data(ps.Loader(train, 32, shuffle=True, seed=1, workers=2), unpack=lambda b: (b["image"], b["label"]))
     validation = pk.data(ps.Loader(held_out, 32, epochs=1, remainder="keep"), unpack=lambda b: (b["image"], b["label"]))
-    with ps.feed(loader) as batches:
-        if state:
-            batches.restore(state)
-        data = pk.data(batches, unpack=lambda b: (b["image"], b["label"]))
-        span = {"initial_epoch": first, "epochs": last, "steps_per_epoch": loader.steps_per_epoch}
-        log = model.fit(data, validation_data=validation, verbose=0, **span).history
-        print(f"after {last} epochs and {batches.state()['step']} steps: validation accuracy {log['val_accuracy'][-1]:.2f}")
-        return batches.state()
+    checkpoint = pk.Checkpoint(folder, data, save_freq=5, best="max val_accuracy")
+    log = model.fit(data, validation_data=validation, epochs=epochs, callbacks=[checkpoint], verbose=0).history
+    print(f"after {epochs} epochs: validation accuracy {log['val_accuracy'][-1]:.2f}")
 
 
-fit(straight := new_model(), 0, 4)  # a run that is not stopped
+fit(straight := new_model(), 4, RUN / "straight")
 
-state = fit(stopped := new_model(), 0, 1)
-stopped.save(RUN / "model.keras")  # the weights and the optimizer
-(RUN / "data.json").write_text(json.dumps(state))
-
-fit(resumed := keras.models.load_model(RUN / "model.keras"), 1, 4, json.loads((RUN / "data.json").read_text()))
+fit(new_model(), 1, RUN / "stopped")  # a kill in the middle of an epoch would do as well
+fit(resumed := new_model(), 4, RUN / "stopped")
 assert all((one == other).all() for one, other in zip(straight.get_weights(), resumed.get_weights(), strict=True))

@@ -3,14 +3,12 @@
 pip install "penstock[train]" && python lm_memmap.py
 """
 
-import json
 import tempfile
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 from flax import nnx
 
 import penstock as ps
@@ -32,29 +30,31 @@ class LanguageModel(nnx.Module):
         return self.down(nnx.gelu(self.up(x + self.attention(x, mask=nnx.make_causal_mask(tokens)))))
 
 
-@nnx.jit
-def step(model: LanguageModel, optimizer: nnx.Optimizer, window: jax.Array) -> jax.Array:
-    value, gradients = nnx.value_and_grad(lambda model: cross_entropy(model(window[:, :-1]), window[:, 1:]).mean())(model)
-    optimizer.update(model, gradients)
-    return value
+graph, start = nnx.split(LanguageModel(nnx.Rngs(0)))
+optimizer = optax.adam(0.005)
 
 
-def train(first: int, last: int, checkpoint: Path) -> list[float]:
-    """Train from step `first` to `last`, and save at the end; if `first` is not 0, begin with the checkpoint."""
+def step(state: tuple, window: jax.Array) -> tuple:
+    def loss(parameters: nnx.State) -> jax.Array:
+        return cross_entropy(nnx.merge(graph, parameters)(window[:, :-1]), window[:, 1:]).mean()
+
+    value, gradients = jax.value_and_grad(loss)(state[0])
+    updates, moments = optimizer.update(gradients, state[1])
+    return (optax.apply_updates(state[0], updates), moments), {"loss": value}
+
+
+def train(steps: int, folder: Path) -> list[float]:
+    """Train to step `steps`, from the last checkpoint in the folder if there is one; return the losses."""
     windows = ps.windows(np.memmap(RUN / "tokens.bin", np.uint16, mode="r"), LENGTH + 1, stride=LENGTH)
     loader = ps.Loader(windows, batch_size=16, shuffle=True, seed=1)
-    state = (model := LanguageModel(nnx.Rngs(0)), nnx.Optimizer(model, optax.adam(0.005), wrt=nnx.Param))
-    with ocp.StandardCheckpointer() as saver, ps.feed(loader, transform=lambda window: window.astype("int32")) as batches:
-        if first:
-            nnx.update(state, saver.restore(checkpoint / "model", nnx.state(state)))
-            batches.restore(json.loads((checkpoint / "data.json").read_text()))
-        losses = [step(*state, next(batches)) for _ in range(first, last)]
-        saver.save(checkpoint / "model", nnx.state(state), force=True)
-        (checkpoint / "data.json").write_text(json.dumps(batches.state()))
-    return [float(loss) for loss in losses]
+    losses: dict[int, float] = {}
+    with ps.feed(loader, transform=lambda window: window.astype("int32")) as batches:
+        log = [lambda point: losses.update({point.step: point.metrics["loss"]} if point.kind == "train" else {})]
+        ps.fit(step, (start, optimizer.init(start)), batches, steps=steps, checkpoint=folder, log=log, log_every=1)
+    return list(losses.values())
 
 
-losses = train(0, 120, RUN / "straight")
+losses = train(120, RUN / "straight")
 print(f"the loss fell from {losses[0]:.2f} to {losses[-1]:.2f}")
 assert losses[-1] < 0.5 * losses[0]
-assert train(0, 60, RUN / "stopped") + train(60, 120, RUN / "stopped") == losses
+assert train(60, RUN / "stopped") + train(120, RUN / "stopped") == losses

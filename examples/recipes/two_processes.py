@@ -3,7 +3,6 @@
 pip install penstock && python two_processes.py
 """
 
-import socket
 import subprocess
 import sys
 
@@ -25,11 +24,9 @@ def step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, ja
     return weights - 0.2 * gradient, batch["id"].sum()
 
 
-def work(index: int, address: str) -> None:
+def work() -> None:
     """Train in one of the processes, which has two devices."""
-    jax.config.update("jax_num_cpu_devices", 2)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(address, num_processes=2, process_id=index)  # without arguments on TPUs and under SLURM
+    index = ps.distributed().index  # finds the other processes, here those of `penstock launch`
     mesh = jax.make_mesh((2, 2), ("node", "gpu"), axis_types=(AxisType.Auto, AxisType.Auto))
     loader = ps.Loader(DATA, batch_size=64, shuffle=True, seed=7)  # 64 rows over all processes
     whole = ps.Loader(DATA, batch_size=64, shuffle=True, seed=7, process=(0, 1))  # as one process sees it
@@ -44,11 +41,8 @@ def work(index: int, address: str) -> None:
         np.testing.assert_allclose(weights, [1, -2, 3, 0.5], atol=0.01)
 
 
-if __name__ == "__main__" and len(sys.argv) == 3:
-    work(int(sys.argv[1]), sys.argv[2])
+if __name__ == "__main__" and sys.argv[1:] == ["work"]:
+    work()
 elif __name__ == "__main__":
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    processes = [subprocess.Popen([sys.executable, __file__, str(index), address]) for index in range(2)]
-    assert [process.wait() for process in processes] == [0, 0]
+    launch = [sys.executable, "-m", "penstock", "launch", "-n", "2", "--devices-per-process", "2"]
+    subprocess.run([*launch, __file__, "work"], check=True)

@@ -11,13 +11,22 @@ import numpy as np
 import pytest
 
 from penstock.recipes import digits, images
+from penstock.recipes.run_folder import choose_folder
 
-_KEYS = {"step", "loss", "accuracy", "val_accuracy", "steps_per_second", "input_wait"}
+_KEYS = {"step", "loss", "accuracy", "steps_per_second", "input_wait"}
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def _metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def _losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in _metrics(folder) if "loss" in line]
+
+
+def _accuracies(folder: Path) -> dict[int, float]:
+    return {line["step"]: line["val_accuracy"] for line in _metrics(folder) if "val_accuracy" in line}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +36,7 @@ def short(tmp_path_factory) -> digits.Result:
 
 @pytest.mark.slow
 def test_training_leaves_a_line_for_each_log_point(short):
-    lines = _metrics(short.out)
+    lines = [line for line in _metrics(short.out) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(5, 56, 5))
     for line in lines:
         assert set(line) == _KEYS
@@ -39,9 +48,8 @@ def test_training_leaves_a_line_for_each_log_point(short):
 
 @pytest.mark.slow
 def test_training_evaluates_some_points_and_always_the_last(short):
-    accuracies = [line["val_accuracy"] for line in _metrics(short.out)]
-    assert [k for k, accuracy in enumerate(accuracies) if accuracy is not None] == [9, 10]
-    assert short.val_accuracy == accuracies[-1]
+    assert list(_accuracies(short.out)) == [50, 55]
+    assert short.val_accuracy == _accuracies(short.out)[55]
 
 
 @pytest.mark.slow
@@ -53,7 +61,7 @@ def test_validation_counts_each_image_once(short):
 @pytest.mark.slow
 def test_the_last_seed_is_usable(tmp_path):
     digits.train(1, 8, seed=2**32 - 1, out=tmp_path, quiet=True)
-    assert len(_metrics(tmp_path)) == 1
+    assert len(_losses(tmp_path)) == 1
 
 
 @pytest.mark.slow
@@ -65,94 +73,82 @@ def test_training_draws_a_png(short):
 def test_a_seed_fixes_the_losses_and_another_changes_them(short, tmp_path):
     def losses(seed: int) -> list[float]:
         digits.train(55, 64, seed, tmp_path / str(seed), quiet=True)
-        return [line["loss"] for line in _metrics(tmp_path / str(seed))]
+        return _losses(tmp_path / str(seed))
 
-    first = [line["loss"] for line in _metrics(short.out)]
-    assert losses(3) == first
-    assert losses(4) != first
+    assert losses(3) == _losses(short.out)
+    assert losses(4) != _losses(short.out)
 
 
 @pytest.mark.slow
 def test_one_step_is_a_run(tmp_path):
     result = digits.train(1, 8, out=tmp_path, quiet=True)
-    (line,) = _metrics(result.out)
-    assert line["step"] == 1
-    assert line["val_accuracy"] == result.val_accuracy
+    assert len(_losses(result.out)) == 1
+    assert _accuracies(result.out) == {1: result.val_accuracy}
     assert (tmp_path / "training.png").exists()
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch):
-    validate = digits._validate
-
-    def interrupted(*args):
-        if "again" in seen:
-            raise KeyboardInterrupt
-        seen.append("again")
-        return validate(*args)
-
-    seen: list[str] = []
-    monkeypatch.setattr(digits, "_validate", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=r"up to step 10 are in"):
-        digits.train(11, 64, out=tmp_path, quiet=True)
-    assert [line["step"] for line in _metrics(tmp_path)] == list(range(1, 11))
-    assert (tmp_path / "training.png").read_bytes().startswith(_PNG)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
-def test_ctrl_c_ends_the_command_with_130_and_no_traceback(tmp_path):
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_saves_the_run_and_its_command_continues_it(tmp_path, number):
     out = tmp_path / "run"
-    process = _command("--steps", "100000", "--quiet", "--out", str(out))
+    flags = ("--steps", "300", "--quiet", "--out", str(out))
+    process = _command(*flags, XLA_FLAGS="--xla_force_host_platform_device_count=8")
     deadline = time.monotonic() + 120
     try:
         while not (out / "metrics.jsonl").exists() or len(_metrics(out)) < 2:
             assert process.poll() is None
             assert time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()  # has no effect if it has ended
-    assert process.returncode == 130
-    assert errors.startswith("penstock: interrupted; metrics.jsonl and training.png up to step")
+    assert process.returncode == 0
+    assert f"penstock: {number.name}: saved at step " in errors
     assert "Traceback" not in errors
-    assert len(_metrics(out)) >= 2
     assert (out / "training.png").exists()
-
-
-# JAX calls listeners during a compilation; this one runs between lowering and compilation by the backend.
-_INTERRUPT_COMPILATION = """
-import jax.monitoring
-interrupted = []
-def interrupt(event, *_, **__):
-    if "mlir" in event and not interrupted:
-        interrupted.append(event)
-        signal.raise_signal(signal.SIGINT)
-        print("the compilation goes on")
-jax.monitoring.register_event_duration_secs_listener(interrupt)
-"""
+    digits.train(300, out=out, quiet=True)
+    digits.train(300, out=tmp_path / "straight", quiet=True)
+    assert _losses(out)[-1] == _losses(tmp_path / "straight")[-1]
+    assert _accuracies(out)[300] == _accuracies(tmp_path / "straight")[300]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
-def test_ctrl_c_while_it_compiles_ends_the_command_with_130_and_leaves_an_empty_folder(tmp_path):
-    process = _command("--quiet", "--out", str(tmp_path), first=_INTERRUPT_COMPILATION)
-    printed, errors = process.communicate(timeout=120)
-    assert printed == "the compilation goes on\n"  # otherwise jaxlib may crash at exit
-    assert (process.returncode, errors) == (130, "penstock: interrupted before the first log point: nothing was measured\n")
-    assert list(tmp_path.iterdir()) == []  # so that the same command can run again
+def test_finished_run_is_told_and_not_trained_again(short):
+    again = digits.train(55, 64, 3, short.out, quiet=True)
+    assert again.verdict == "nothing left to train: the run is at step 55"
+    assert again.val_accuracy == short.val_accuracy
 
 
 @pytest.mark.slow
-def test_a_failed_run_leaves_an_empty_folder(tmp_path, monkeypatch):
-    def broken():
-        raise RuntimeError("no digits")
+def test_resume_takes_the_newest_run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    first = digits.train(5, 8, quiet=True)
+    second = digits.train(5, 8, quiet=True)
+    assert first.out != second.out
+    assert digits.train(5, 8, quiet=True, resume=True).out == second.out
 
-    monkeypatch.setattr(images, "load", broken)
-    with pytest.raises(RuntimeError, match="no digits"):
-        digits.train(out=tmp_path, quiet=True)
-    assert list(tmp_path.iterdir()) == []
+
+@pytest.mark.slow
+def test_planned_training_has_the_losses_of_data_parallel_training(short, tmp_path):
+    digits.train(10, 64, 3, tmp_path / "auto", quiet=True, plan="auto")
+    digits.train(10, 64, 3, tmp_path / "data", quiet=True)
+    np.testing.assert_allclose(_losses(tmp_path / "auto"), _losses(tmp_path / "data"), rtol=1e-4)
+
+
+def test_resume_without_a_run_is_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(digits.CannotStartError, match="no run in runs/digits"):
+        digits.train(resume=True)
+    with pytest.raises(digits.CannotStartError, match="no run to continue"):
+        digits.train(out=tmp_path, resume=True)
+
+
+@pytest.mark.slow
+def test_folder_of_another_run_is_refused(short):
+    with pytest.raises(digits.CannotStartError, match="seed was 3 and is 4"):
+        digits.train(55, 64, 4, short.out, quiet=True)
 
 
 def test_no_device_is_told_in_one_line(tmp_path):
@@ -176,7 +172,7 @@ def test_default_training_reaches_97_percent_on_one_device(tmp_path):
     process = _command("--quiet", "--out", str(tmp_path))
     printed, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
-    assert _metrics(tmp_path)[-1]["val_accuracy"] >= 0.97
+    assert list(_accuracies(tmp_path).values())[-1] >= 0.97
     assert printed.startswith("validation accuracy 9")
     assert "of its time" in printed or "input-bound" in printed
     assert str(tmp_path / "training.png") in printed
@@ -234,7 +230,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_the_run(tmp_path, mon
     os.seteuid(before or 65534)  # root may write anywhere
     try:
         with pytest.raises(digits.CannotStartError, match=r"no folder to write to \(Permission denied\); name another one"):
-            digits._new_folder(".")
+            choose_folder("digits", ".")
     finally:
         os.seteuid(before)
 
@@ -247,7 +243,7 @@ def test_missing_libraries_are_named_with_the_extra(monkeypatch, tmp_path):
 
 def test_default_folders_do_not_exist_yet(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    folders = [digits._new_folder(None) for _ in range(3)]
+    folders = [choose_folder("digits", None) for _ in range(3)]
     assert len(set(folders)) == 3
     assert all(folder.parent == Path("runs") and folder.name.startswith("digits-2") for folder in folders)
 

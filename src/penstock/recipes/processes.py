@@ -1,0 +1,88 @@
+"""Run a recipe in several processes: the options `--processes` and `--ray`, which all recipes may have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock._heartbeat import is_launched
+from penstock._stopping import Stopping
+from penstock._versions import UnsupportedVersionError
+from penstock.recipes.run_folder import CannotStartError, choose_folder, say_how_to_continue
+from penstock.train.errors import DistributedError
+
+
+def add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--processes` and `--ray`, of which one may be given."""
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--processes", type=int, metavar="N", help="train in N processes on this machine, by penstock launch")
+    several.add_argument(
+        "--ray",
+        type=int,
+        metavar="N",
+        help="train in N workers of Ray: of the cluster at RAY_ADDRESS, or on this machine; workers that die start again",
+    )
+
+
+def run_as_processes(count: int | None) -> None:
+    """Replace this process by `penstock launch` of its command line, unless that has started it already.
+
+    Args:
+      count: number of processes; None for this one alone.
+
+    Raises:
+      CannotStartError: the number makes no sense.
+    """
+    if count is None or is_launched():
+        return
+    if count < 1:
+        raise CannotStartError(f"--processes {count}: needs an integer >= 1")
+    sys.stdout.flush()
+    penstock = [sys.executable, "-m", "penstock"]
+    os.execv(sys.executable, [*penstock, "launch", "-n", str(count), "-m", "penstock", *sys.argv[1:]])
+
+
+def run_on_ray(recipe: str, train: Callable[..., Any], settings: Mapping[str, Any], workers: int) -> Any:
+    """Run a recipe in workers of Ray, and return what process 0 returns.
+
+    Args:
+      recipe: its name, for a new run folder.
+      train: the function of the recipe.
+      settings: its arguments, with "batch_size", "out" and "resume".
+      workers: number of workers.
+
+    Raises:
+      CannotStartError: Ray is not installed, has no room for the workers, or `train` cannot start.
+    """
+    try:
+        import penstock.ray as pr
+        from penstock.ray._versions import require_ray
+
+        require_ray()
+        import ray
+    except UnsupportedVersionError as error:
+        raise CannotStartError(f"--ray: {error}") from error
+    if workers < 1:
+        raise CannotStartError(f"--ray {workers}: needs an integer >= 1")
+    folder = Path(choose_folder(recipe, settings["out"], settings["resume"])).absolute()
+    say_how_to_continue(folder)
+    if (stopping := Stopping.current) is not None:
+        stopping.last_line = lambda: f"the last checkpoint is kept; {stopping.how_to_continue()}"
+    local = not ray.is_initialized() and "RAY_ADDRESS" not in os.environ
+    if local:
+        ray.init("local", num_cpus=max(workers, os.cpu_count() or 1))
+    elif not ray.is_initialized():
+        ray.init()
+    resources = {"GPU": 1} if "GPU" in ray.cluster_resources() else {"CPU": 1}
+    try:
+        config = {**settings, "out": str(folder), "resume": False}
+        return pr.run(train, config, workers=workers, resources=resources).value
+    except DistributedError as error:
+        raise CannotStartError(f"--ray {workers}: {error}") from error
+    finally:
+        if local:
+            ray.shutdown()
