@@ -15,9 +15,11 @@ from statistics import median
 from rich.console import Console
 from rich.markup import escape
 
+from penstock._atomic_write import replace
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
-from penstock.bench import atomic_write, machine, report
+from penstock.bench import machine, report, writable
 from penstock.bench.arguments import PRECISE_MINUTES, add_only, add_reports, add_timing, add_variant, variant_names
+from penstock.bench.faults import command as faults
 from penstock.bench.interrupt import signals_as_ctrl_c
 from penstock.bench.json_report import as_document, as_json
 from penstock.bench.model import Outcome, Run, SizeName, Workload
@@ -70,6 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             module.add_arguments(suite)
         else:
             add_only(suite, [workload.name for workload in module.WORKLOADS])
+    breaking = suites.add_parser(
+        "faults",
+        help="Kill, stop and damage a training, and see that nothing is lost.",
+        description=faults.DESCRIPTION,
+        epilog=faults.EPILOG,
+    )
+    faults.add_arguments(breaking)
+    breaking.set_defaults(run=faults.run)
     about = "All suites, in one report."
     everything = [workload for name in SUITES for workload in load(name).WORKLOADS]
     suite = suites.add_parser(_ALL, help=about, description=about, epilog=_epilog(_ALL, everything))
@@ -89,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         chosen = _chosen(args)
-        atomic_write.check_writable(_reports(args))
+        writable.check_writable(_reports(args))
     except ValueError as error:
         print(f"penstock bench {args.suite}: error: {error}", file=sys.stderr)
         return 2
@@ -242,11 +252,11 @@ def _write(result: Run, args: argparse.Namespace) -> None:
     """Write the reports that the arguments ask for."""
     document = as_document(result)
     if args.json:
-        atomic_write.replace(args.json, as_json(document))
+        replace(args.json, as_json(document))
     if args.markdown:
-        atomic_write.replace(args.markdown, report.as_markdown(result))
+        replace(args.markdown, report.as_markdown(result))
     if args.html:
-        atomic_write.replace(args.html, as_html(document))
+        replace(args.html, as_html(document))
 
 
 def _epilog(suite: str, workloads: Sequence[Workload]) -> str:

@@ -1,24 +1,11 @@
-"""Write the files of a report atomically, and check beforehand that they can be written."""
+"""Check before a measurement that the files of its report can be written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-
-def replace(path: Path, text: str) -> None:
-    """Replace a file's content by the text atomically: a reader sees the old content or the new one, never a part.
-
-    Args:
-      path: the file; a pipe or a terminal is written to directly.
-      text: the new content.
-    """
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    part = _part(path)
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+from penstock._atomic_write import part_of
 
 
 def check_writable(reports: Mapping[str, Path | None]) -> None:
@@ -40,12 +27,7 @@ def check_writable(reports: Mapping[str, Path | None]) -> None:
         try:
             path.open("a").close()  # leaves an earlier report as it is
             if regular:
-                _part(path).open("a").close()
-                _part(path).unlink()
+                part_of(path).open("a").close()
+                part_of(path).unlink()
         except OSError as error:
             raise ValueError(f"{flag} {path}: cannot be written ({error.strerror}); name another file") from error
-
-
-def _part(path: Path) -> Path:
-    """Return the name of the unfinished file, in the same folder: a rename works within one file system only."""
-    return path.with_name(path.name + ".part")
