@@ -25,7 +25,7 @@ def test_version_is_that_of_the_package(capsys):
     ("arguments", "words"),
     [
         (["--help"], ["train", "bench", "--version", "example:"]),
-        (["train", "--help"], ["digits", "penstock[train]", "example:"]),
+        (["train", "--help"], ["digits", "text", "penstock[train]", "example:"]),
         (
             ["train", "digits", "--help"],
             [
@@ -39,6 +39,22 @@ def test_version_is_that_of_the_package(capsys):
                 "--quiet",
                 "metrics.jsonl",
                 "training.png",
+            ],
+        ),
+        (
+            ["train", "text", "--help"],
+            [
+                "--data",
+                "--steps",
+                "600",
+                "--batch-size",
+                "--context",
+                "128",
+                "--seed",
+                "--bf16",
+                "--out",
+                "runs/text-",
+                "--quiet",
             ],
         ),
         (["bench", "--help"], ["feed", "penstock[bench]", "example:"]),
@@ -87,6 +103,8 @@ def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
         (["train", "digits", "--steps", "0"], ["--steps 0", ">= 1"]),
         (["train", "digits", "--batch-size", "12"], ["--batch-size 12", "8 devices", "multiple"]),
         (["train", "digits", "--batch-size", "4000"], ["--batch-size 4000", "1437"]),
+        (["train", "text", "--context", "0"], ["--context 0", ">= 1"]),
+        (["train", "text", "--data", "missing.txt"], ["--data missing.txt", "No such file", "name a file"]),
     ],
 )
 def test_bad_arguments_exit_with_2_and_one_line(arguments, words, capsys):
@@ -97,7 +115,7 @@ def test_bad_arguments_exit_with_2_and_one_line(arguments, words, capsys):
 
 
 def test_ctrl_c_exits_with_130_and_one_line(monkeypatch, capsys):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(digits, "train", interrupt)

@@ -12,12 +12,18 @@ import pytest
 
 import penstock as ps
 import penstock.keras
+import penstock.ray
 import penstock.shard
 from penstock import cli
 from penstock.bench import command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TESTS = (
+    "pytest -n 2 --dist loadfile --ignore tests/feed --ignore tests/keras"
+    " && pytest -n 2 --dist loadfile --ignore tests/keras/test_verdict.py tests/keras"
+    " && pytest tests/feed tests/keras/test_verdict.py"
+)
 REPORTS = ROOT / "benchmarks" / "results"
 
 
@@ -35,7 +41,7 @@ def test_the_examples_of_a_page_run(page):
 
 def test_the_readme_shows_both_commands():
     commands = re.findall(r"```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert commands[:2] == ['pip install -e ".[train]" && penstock train digits', 'pip install -e ".[test]" && pytest']
+    assert commands[:2] == ['pip install -e ".[train]" && penstock train digits', 'pip install -e ".[test]" && ' + TESTS]
 
 
 def test_benchmark_commands_of_the_pages_are_ones_that_can_be_typed():
@@ -54,7 +60,7 @@ def test_links_of_a_page_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("package", [ps, penstock.keras, penstock.shard], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", [ps, penstock.keras, penstock.ray, penstock.shard], ids=lambda package: package.__name__)
 def test_every_public_name_is_in_the_api_reference(package):
     written = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     shown = set(re.findall(r"^::: penstock(?:\.\w+)*\.(\w+)$", written, re.MULTILINE))
@@ -71,13 +77,13 @@ def test_every_member_of_the_api_reference_exists():
         assert [name for name in members.split(", ") if not hasattr(documented, name)] == [], path
 
 
-@pytest.mark.parametrize("arguments", ["train digits", "plan", "bench feed", "doctor"])
+@pytest.mark.parametrize("arguments", ["train digits", "train text", "plan", "launch", "bench feed", "doctor"])
 def test_the_page_of_the_command_line_has_every_option(arguments, capsys):
     with pytest.raises(SystemExit):
         cli.main([*arguments.split(), "--help"])
     written = (ROOT / "docs" / "api" / "command-line.md").read_text()
     section = re.search(rf"^## penstock {arguments.removesuffix(' feed')}\n(.*?)(?=^## |\Z)", written, re.MULTILINE | re.DOTALL)
-    options = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
+    options = set(re.findall(r"^  (?:-\w(?: \w)?, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
     assert options == set(re.findall(r"^\| `(--[a-z-]+)", section[1], re.MULTILINE))
 
 

@@ -41,6 +41,19 @@ def test_a_private_part_is_here(part):
     assert _jax.part(*part) is not None, SEEN
 
 
+def test_a_cluster_tells_the_place_of_a_process():
+    names = {each.name for each in _jax.clusters()}
+    assert {"slurm", "ompi", "gcetpu", "gketpu"} <= names, SEEN
+    assert "mpi4py" not in names, SEEN
+    assert any(each.__name__ == "K8sCluster" and each.name == "" for each in _jax.clusters()), SEEN
+    for each in _jax.clusters():
+        for method in ("is_env_present", "get_coordinator_address", "get_process_count", "get_process_id"):
+            assert callable(getattr(each, method)), SEEN
+    assert _jax.joined_processes() is None
+    assert jax.devices()
+    assert _jax.backends_started(), SEEN
+
+
 def test_a_part_that_is_gone_is_named_with_the_versions_that_have_it():
     with pytest.raises(UnsupportedVersionError, match=rf"no_such_part.*{jax.__version__}.*{JAX.tested[-1]}.*pip install"):
         _jax.part("jax._src.core", "no_such_part")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._versions import JAX, KERAS, PYTHON, SUPPORTED, keras_version
+from penstock._versions import JAX, KERAS, PYTHON, RAY, SUPPORTED, keras_version
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -114,6 +114,7 @@ def test_versions_are_compared_by_number(supported, works, fails, newer):
 def test_what_pip_installs_is_what_the_table_says():
     assert JAX.requirement in PROJECT["dependencies"]
     assert KERAS.requirement in PROJECT["optional-dependencies"]["keras"]
+    assert RAY.requirement in PROJECT["optional-dependencies"]["ray"]
     assert PROJECT["requires-python"] == f">={'.'.join(map(str, PYTHON.oldest))}"
     for version in PYTHON.tested:
         assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import penstock
 from penstock._doctor import command as examination
 from penstock.bench import command
-from penstock.recipes import digits
+from penstock.recipes import digits, text
 from penstock.shard import command as planning
+from penstock.train.launch import command as launching
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction["_Parser"]
@@ -53,13 +54,17 @@ class _Parser(argparse.ArgumentParser):
 def _parser(argv: Sequence[str]) -> _Parser:
     parser = _Parser(
         prog="penstock",
-        description="Train with JAX: run an example, plan which device holds what, measure, or look at the environment.",
+        description=(
+            "Train with JAX: run an example, plan which device holds what, start several processes, measure, or look at the\n"
+            "environment."
+        ),
         epilog="example:\n  penstock train digits",
     )
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_train(commands)
     _add(commands, "plan", "find which device holds what", planning)
+    _add(commands, "launch", "run a script as several processes on this machine", launching)
     _add_bench(commands, used=argv[:1] == ["bench"])
     _add(commands, "doctor", "look at versions, devices and known faults, and say what to do", examination)
     return parser
@@ -81,6 +86,14 @@ def _add_train(commands: _Commands) -> None:
     )
     digits.add_arguments(recipe)
     recipe.set_defaults(run=digits.run)
+    recipe = recipes.add_parser(
+        "text",
+        help="a small language model on the bytes of a text; about a minute on two CPU cores",
+        description=text.DESCRIPTION,
+        epilog="example:\n  penstock train text --data book.txt --steps 2000 --out runs/book",
+    )
+    text.add_arguments(recipe)
+    recipe.set_defaults(run=text.run)
 
 
 def _add(commands: _Commands, name: str, about: str, module: ModuleType) -> None:
