@@ -1,5 +1,6 @@
 """Only a complete and undamaged checkpoint is ever the latest, and the others do not get in its way."""
 
+import contextlib
 import json
 import logging
 import shutil
@@ -110,6 +111,20 @@ def test_best_one_is_kept_and_found(tmp_path):
     assert checkpoints.steps() == [2, 5]
     assert checkpoints.best().step == 2
     checkpoints.close()
+
+
+def test_amended_record_counts_unless_it_is_damaged(tmp_path, caplog):
+    with contextlib.closing(Checkpoints(tmp_path, goal=Goal.parse("min loss", "best"))) as checkpoints:
+        save(checkpoints, 1, 2)
+        checkpoints.amend(1, {"metric": 0.5, "more": [1]})
+        assert checkpoints.best().record["more"] == [1]
+        assert "more" not in checkpoints.latest().record
+        later = tmp_path / "step-1/later.json"
+        for content in (later.read_text().replace("0.5", "0.4"), "{", "[]", '"sha256"'):
+            later.write_text(content)
+            assert checkpoints.best() is None
+            assert f"{later} is damaged" in caplog.text
+            caplog.clear()
 
 
 def damage_truncate(path):

@@ -1,6 +1,7 @@
 """`fit` evaluates on a second feed, keeps the best checkpoint, and ends when nothing gets better."""
 
 import contextlib
+import json
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +97,12 @@ def test_early_stop_counts_over_a_restart(tmp_path):
     assert int(fit(60, tmp_path, **settings)["step"]) == 20
 
 
+def test_metric_that_the_step_and_the_evaluation_have_is_refused():
+    with pytest.raises(ValueError, match="the step and the evaluation both have a metric 'val_count'"):
+        evaluation = ps.Evaluation(count, models.loader(epochs=1), 5)
+        fit(5, step=lambda state, batch: (state, {"val_count": 1.0}), state={"count": 0}, evaluate=evaluation)
+
+
 def growing(state, batch):
     return {"count": state["count"] + 1}, {}
 
@@ -105,20 +112,45 @@ def count(state, batch):
 
 
 def test_best_is_noted_where_the_evaluation_comes_after_the_save(tmp_path):
-    requests = []
+    settings = {"step": growing, "best": "min val_count", "keep": 1, "save_every": 5}
+    with pytest.raises(SystemExit):
+        fit(20, tmp_path, state={"count": 0}, evaluate=ps.Evaluation(count, stopped(1), every=5), **settings)
+    fit(20, tmp_path, state={"count": 0}, evaluate=ps.Evaluation(count, stopped(None), every=5), **settings)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-20", "step-5"]
+
+
+def stopped(at):
+    """Return a function that opens the batches of an evaluation, and sends a signal the given time that it is called."""
+    calls = []
 
     def batches():
-        if len(requests) == 1:  # fit has looked at the first batch before
+        if len(calls) == at:
             _stopping.Stopping.current.request("SIGTERM")
-        requests.append(None)
+        calls.append(None)
         return iter(models.loader(epochs=1))
 
-    settings = {"step": growing, "best": "min val_count", "keep": 1, "save_every": 5}
-    settings |= {"evaluate": ps.Evaluation(count, batches, every=5)}
+    return batches
+
+
+@pytest.mark.parametrize("steps", [None, 12])
+def test_evaluation_left_out_after_the_last_step_is_made_up_for_once(tmp_path, steps):
+    """The feed ends after 12 steps, which the run may know or not."""
+    log, points = tmp_path / "metrics.jsonl", Points()
+
+    def run(at, **settings):
+        evaluation = ps.Evaluation(count, stopped(at), every=5)
+        settings |= {"feed": models.loader(epochs=1), "evaluate": evaluation, "log": [ps.log.jsonl(log), points]}
+        return fit(steps, tmp_path / "run", step=growing, state={"count": 0}, best="max val_count", **settings)
+
     with pytest.raises(SystemExit):
-        fit(20, tmp_path, state={"count": 0}, **settings)
-    fit(20, tmp_path, state={"count": 0}, **settings)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-20", "step-5"]
+        run(3)  # fit looks at the first batch, and evaluates at steps 5, 10 and 12
+    for _ in range(3):
+        assert int(run(None)["count"]) == 12
+    assert [point.step for point in points.of("evaluation")] == [5, 10, 12]
+    assert [line["val_count"] for line in map(json.loads, log.read_text().splitlines()) if "val_count" in line] == [5, 10, 12]
+    assert points[-1].text.startswith("nothing left to train")
+    with contextlib.closing(Checkpoints(tmp_path / "run/checkpoints", goal=Goal.parse("max val_count", "best"))) as checkpoints:
+        assert checkpoints.best().step == 12
 
 
 def test_best_is_noted_where_the_feed_ends_at_a_save(tmp_path):

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder `step-N` with the arrays (`state/`, by Orbax), `record.json` (the position in the data and all else
 that is JSON), `plan.json` if there is a plan, and MANIFEST.json, which is written last. Only a folder that passes its
-manifest is a checkpoint.
+manifest is a checkpoint. `later.json`, which is not in the manifest, has what of the record was known after the save only.
 
 *Correctness.* `save` takes a snapshot on the calling thread, and one thread of this object, alive from one `save` to the
 next, writes it. Nobody else writes to the folder of a checkpoint: `save` and `wait` first join the thread before. In several
@@ -40,7 +40,7 @@ from penstock.train.together import decide
 _LOGGER = logging.getLogger("penstock.train")
 _VERSION = 1
 _ARRAYS, _RECORD, _PLAN = "state", "record.json", "plan.json"
-_LATER = "metric.json"  # a metric that was known after the save; it is not in the manifest
+_LATER = "later.json"
 _NAME = re.compile(r"step-(\d+)")
 _saves = itertools.count()
 
@@ -117,8 +117,7 @@ class Checkpoints:
         self.wait()
         stored = {name: storable(array) for name, array in arrays.items() if array.size}  # Orbax refuses empty arrays and folders
         described = {name: [list(leaf.shape), leaf.dtype] for name, leaf in describe_leaves(arrays).items()}
-        goal = None if self._goal is None else str(self._goal)
-        saved = {"version": _VERSION, "step": step, "leaves": described, "record": dict(record), "goal": goal}
+        saved = {"version": _VERSION, "step": step, "leaves": described, "record": dict(record), "goal": self._goal_text()}
         copies = snapshot(stored)
         self._started = step
         self._thread = threading.Thread(
@@ -152,15 +151,23 @@ class Checkpoints:
             self._error = None
             raise CheckpointError(self._failed(error)) from error
 
-    def rate(self, step: int, metric: float) -> None:
-        """Add the value of the metric to a checkpoint that was saved before it was known.
+    def amend(self, step: int, record: Mapping[str, Any]) -> None:
+        """Replace parts of the record of a checkpoint that was saved before all of it was known.
+
+        Args:
+          step: the step of the checkpoint.
+          record: what changes, as JSON; `record["metric"]` as that of `save`.
 
         Raises:
           CheckpointError: the save failed.
         """
         self.wait()
         if jax.process_index() == 0 and manifest.is_finished(self.folder / f"step-{step}"):
-            replace(self.folder / f"step-{step}" / _LATER, json.dumps({"goal": str(self._goal), "value": metric}))
+            later = {"record": dict(record), "goal": self._goal_text()}
+            replace(self.folder / f"step-{step}" / _LATER, json.dumps(later | {"sha256": manifest.digest(later)}), durable=True)
+
+    def _goal_text(self) -> str | None:
+        return None if self._goal is None else str(self._goal)
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that passes its manifest. Each newer one is reported with what is wrong with it.
@@ -333,8 +340,23 @@ def _problem(path: Path) -> str | None:
     return None
 
 
-def _load(path: Path) -> Checkpoint:
+def _saved(path: Path) -> dict[str, Any]:
+    """Return what was saved beside the arrays, with what was amended later."""
     saved = json.loads((path / _RECORD).read_text(encoding="utf-8"))
+    try:
+        later = json.loads((path / _LATER).read_text(encoding="utf-8"))
+        if later.pop("sha256") == manifest.digest(later):
+            return saved | {"record": saved["record"] | later["record"], "goal": later["goal"]}
+    except FileNotFoundError:
+        return saved
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    _LOGGER.warning("%s is damaged, and not used: what it has is computed again", path / _LATER)
+    return saved
+
+
+def _load(path: Path) -> Checkpoint:
+    saved = _saved(path)
     if saved["version"] != _VERSION:
         raise ValueError(f"its version is {saved['version']}, and this penstock reads version {_VERSION}")
     leaves = {name: Leaf(tuple(shape), dtype) for name, (shape, dtype) in saved["leaves"].items()}
@@ -361,13 +383,9 @@ def _finish(folder: Path) -> None:
 def _metric(path: Path, goal: Goal) -> float | None:
     """Return the value that a checkpoint has for a goal; None if it has none, or one for another goal."""
     try:
-        later = path / _LATER
-        if later.is_file():
-            noted = json.loads(later.read_text(encoding="utf-8"))
-        else:
-            saved = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-            noted = {"goal": saved["goal"], "value": saved["record"].get("metric")}
-        return float(noted["value"]) if noted["goal"] == str(goal) and noted["value"] is not None else None
+        saved = _saved(path)
+        value = saved["record"].get("metric")
+        return float(value) if saved["goal"] == str(goal) and value is not None else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -159,13 +159,14 @@ def _train(
     try:
         for logger in told:
             logger(Point("begin", begun.step, run.schedule.steps))
-        if begun.functions is None:
-            text = f"nothing left to train: the feed has ended at step {begun.step:,}"
-            return begun.state
         loop = Loop(run, begun.functions, begun.state, begun.step, begun.progress, begun.unlogged)
         trained = loop.train(begun.first)
-        done = loop.step > begun.step
-        text = f"input: {run.feed.stats().verdict}" if done else f"nothing left to train: the run is at step {loop.step:,}"
+        if loop.step > begun.step:
+            text = f"input: {run.feed.stats().verdict}"
+        elif begun.first is None:
+            text = f"nothing left to train: the feed has ended at step {loop.step:,}"
+        else:
+            text = f"nothing left to train: the run is at step {loop.step:,}"
         return trained
     except Stopped as stopped:
         if first_process:
@@ -174,7 +175,7 @@ def _train(
         raise
     finally:
         step_reached = loop.step if loop else begun.step
-        run.meter.reached(step_reached, run.feed.stats().starved if begun.functions else 0.0, write=True)
+        run.meter.reached(step_reached, run.feed.stats().starved, write=True)
         goodput = run.meter.result()
         with contextlib.ExitStack() as ending:  # each logger ends, also if another one raises
             for logger in reversed(told):

@@ -254,11 +254,14 @@ class Loop:
         return improved
 
     def _evaluate_saved(self) -> None:
-        """Evaluate a state whose checkpoint was written before, and note there if it is the best one."""
-        improved = self._evaluate()
-        value = self.progress.metric(self.step, self._run.best)
-        if improved and value is not None and self._run.checkpoints:
-            self._run.checkpoints.rate(self.step, value)
+        """Evaluate a state whose checkpoint was written before, and note the result there: no restart evaluates it again."""
+        self._evaluate()
+        if self._run.checkpoints:
+            self._run.checkpoints.amend(self.step, self._results() | {"unlogged": self.intervals.unlogged()()})
+
+    def _results(self) -> dict[str, Any]:
+        """Return what of the record of a checkpoint evaluations change."""
+        return {"progress": asdict(self.progress), "metric": self.progress.metric(self.step, self._run.best)}
 
     def _save(self) -> None:
         """Begin to save the state, the position in the data and the progress."""
@@ -266,11 +269,7 @@ class Loop:
         if run.checkpoints is None or self._saved == self.step:
             return
         with self._clock.time("save"):
-            record = {
-                "feed": run.feed.state(),
-                "progress": asdict(self.progress),
-                "metric": self.progress.metric(self.step, run.best),
-            }
+            record = {"feed": run.feed.state(), **self._results()}
             run.checkpoints.save(self.step, named_leaves(self.state), record, plan=run.plan, late=self._late_record())
             self._saved = self.step
 

@@ -28,7 +28,7 @@ def write_manifest(folder: Path) -> None:
       OSError: a file cannot be read, or the manifest cannot be written.
     """
     files = {name: {"bytes": path.stat().st_size, "sha256": digest} for name, path, digest in _hashed(folder)}
-    manifest = {"version": _VERSION, "files": files, "sha256": _own_digest(files)}
+    manifest = {"version": _VERSION, "files": files, "sha256": digest(files)}
     replace(folder / NAME, json.dumps(manifest, indent=1), durable=True)
 
 
@@ -44,7 +44,7 @@ def damage(folder: Path) -> str | None:
         files: dict[str, Any] = manifest["files"]
         if manifest["version"] != _VERSION:
             return f"{NAME} has version {manifest['version']}, and this penstock reads version {_VERSION}"
-        if manifest["sha256"] != _own_digest(files):
+        if manifest["sha256"] != digest(files):
             return f"{NAME} was changed after it was written"
     except FileNotFoundError:
         return f"it is unfinished: there is no {NAME}, which is written last"
@@ -87,6 +87,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _own_digest(files: dict[str, Any]) -> str:
-    """Return a digest of the list of files, so that a changed name or number in it is seen."""
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+def digest(content: dict[str, Any]) -> str:
+    """Return the SHA-256 checksum of JSON, as of the list of files, so that a changed name or number in it is seen."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

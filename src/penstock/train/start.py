@@ -27,6 +27,7 @@ from penstock.train.program import (
     training_program,
 )
 from penstock.train.progress import Progress
+from penstock.train.run_folder import OtherRunError
 from penstock.train.schedule import Evaluation, Goal
 from penstock.train.setup import (
     abstract,
@@ -45,15 +46,15 @@ class Start:
     """Where a training starts.
 
     Attributes:
-      functions: the jitted functions; None if the feed has no more batches for a run that is continued.
+      functions: the jitted functions.
       state: the state, on its devices.
       step: number of steps that it has had.
       progress: what is known of the run.
-      first: the next batch.
+      first: the next batch; None if the feed has no more for a run that is continued.
       unlogged: the metrics that were not logged yet when the run was saved; None for a new run.
     """
 
-    functions: Functions | None
+    functions: Functions
     state: Any
     step: int
     progress: Progress
@@ -85,8 +86,7 @@ def start(
     begin, progress = 0, Progress()
     if found:
         check_same_leaves(found.leaves, describe_leaves(named_leaves(like)), f"checkpoint {found.path}")
-        if not has_begun(run.feed) or run.feed.state() != found.record["feed"]:
-            run.feed.restore(found.record["feed"])
+        _restore_feed(run.feed, found)
         begin, progress = found.step, Progress(**found.record["progress"])
         progress.stopped = run.stop is not None and progress.stop_since >= run.stop.patience  # the patience may be another
     elif run.checkpoints and has_begun(run.feed):
@@ -98,22 +98,20 @@ def start(
         first = next(run.feed, None)
     if first is None and found is None:
         raise ValueError("the feed has no batch to train on")
-    functions, shardings = None, None
     if plan is not None:
         _check_same_plan(plan)
-    if first is not None:
-        _check_devices(first)
-        if run.checkpoints:
-            run.feed.state()  # raises if the feed has no state, without which no run could continue
-        new, metrics = check_step(step, like, abstract(first))
-        if plan is None and not makes:
-            check_devices_of_state(state, first)
-        shardings = shardings_of_state(like if makes else state, first, plan)
-        functions = _functions(step, new, shardings, first, metrics, plan, evaluate, run)
+    batch = _first_of_all(run.feed) if first is None else first
+    _check_devices(batch)
+    if run.checkpoints:
+        run.feed.state()  # raises if the feed has no state, without which no run could continue
+    new, metrics = check_step(step, like, abstract(batch))
+    if plan is None and not makes:
+        check_devices_of_state(state, batch)
+    shardings = shardings_of_state(like if makes else state, batch, plan)
+    functions = _functions(step, new, shardings, batch, metrics, plan, evaluate, run)
     with run.meter.clock.time("restore"):
         if found:
-            target = named_leaves(like if shardings is None else abstract(like, shardings))
-            arrays = restore(found, target)
+            arrays = restore(found, named_leaves(abstract(like, shardings)))
             placed = jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
         elif makes and plan:
             placed = plan.init(lambda: jax.tree.map(strong, state()))
@@ -122,6 +120,30 @@ def start(
             given = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(state())) if makes else state
             placed = place(given, shardings, like)
     return Start(functions, placed, begin, progress, first, found.record["unlogged"] if found else None)
+
+
+def _restore_feed(feed: Feed, found: Checkpoint) -> None:
+    """Restore a feed to the position of a checkpoint.
+
+    Raises:
+      OtherRunError: the feed has other data, or cannot be moved.
+    """
+    saved = found.record["feed"]
+    if has_begun(feed) and feed.state() == saved:
+        return
+    try:
+        feed.restore(saved)
+    except (TypeError, ValueError) as error:
+        raise OtherRunError(
+            f"{found.path} cannot be continued with this feed: {error}. Give the batches that the run had, or name a new folder "
+            "with checkpoint="
+        ) from error
+
+
+def _first_of_all(feed: Feed) -> Batch:
+    """Return the first batch of a feed that has ended: the last evaluation and the metrics may be due still, which need one."""
+    with reopened(feed) as again:
+        return next(again)
 
 
 def _functions(
@@ -156,6 +178,10 @@ def _functions(
             raise ValueError("the feed of the evaluation has no batch")
         evaluated = check_evaluation(evaluate.step, state, abstract(one))
         _check_goals(evaluated, run)
+        if both := sorted({f"val_{name}" for name in evaluated} & set(metrics)):
+            raise ValueError(
+                f"the step and the evaluation both have a metric {both[0]!r}, as evaluate= puts val_ before: rename one"
+            )
         evaluation = jax.jit(evaluation_program(evaluate.step), out_shardings=everywhere)
         zero_evaluation = jax.device_put(zero(evaluated), everywhere)
     return Functions(
