@@ -51,6 +51,27 @@ def test_jsonl_writes_null_for_values_that_json_has_not(tmp_path):
     assert lines(tmp_path / "m.jsonl") == [{"step": 1, "a": None, "b": None}]
 
 
+def test_jsonl_tells_evaluations_from_training_metrics_that_are_called_alike(tmp_path):
+    path = tmp_path / "m.jsonl"
+    for begin in (0, 10):
+        log = ps.log.jsonl(path)
+        log(ps.Point("begin", begin, 20))
+        log(ps.Point("train", 10, 20, {"val_loss": 3.0}, speed=1.0, input_wait=0.0))  # after the restart, what was pending
+        log(ps.Point("evaluation", 10, 20, {"val_accuracy": 0.5}))
+        log(ps.Point("end", 10, 20))
+    assert [sorted(line) for line in lines(path)] == [
+        ["input_wait", "step", "steps_per_second", "val_loss"],
+        ["step", "val_accuracy"],
+    ]
+
+
+def test_jsonl_drops_lines_that_are_no_text(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 10, "loss": 1.0}\n\xff\xfe\n')
+    run(ps.log.jsonl(path), 10, 20)
+    assert [line["step"] for line in lines(path)] == [10, 20, 20]
+
+
 def test_progress_prints_lines_where_there_is_no_terminal(capsys):
     run(ps.log.progress(), 10, 40, 30)
     shown = capsys.readouterr().err.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -150,10 +151,11 @@ class Intervals:
         return fetch
 
     def log(self, point: Point) -> None:
-        """Give a point to the loggers, in process 0."""
+        """Give a point to the loggers, in process 0: to all of them, also if one raises, as the point does not come again."""
         if jax.process_index() == 0:
-            for logger in self._loggers:
-                logger(point)
+            with contextlib.ExitStack() as calls:
+                for logger in reversed(self._loggers):
+                    calls.callback(logger, point)
 
     def _check(self, interval: Interval, begin: int, run: int) -> None:
         """Raise NonfiniteError if an interval has metrics that are not finite, and that is not to be ignored.

@@ -112,24 +112,25 @@ class _Jsonl:
         """Drop the lines of later steps, and a last line that was not finished when the process was killed."""
         self._until = {}
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = self._path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return
-        read = [(line, *_kind_and_step(line)) for line in lines if line.endswith("\n")]
+        read = [(line, *_kind_and_step(line)) for line in lines if line.endswith(b"\n")]
         kept = [each for each in read if each[2] <= step]
         if len(kept) < len(lines):
-            replace(self._path, "".join(line for line, _, _ in kept))
+            replace(self._path, b"".join(line for line, _, _ in kept).decode("utf-8"))
         self._until = {kind: last for _, kind, last in kept}
 
 
-def _kind_and_step(line: str) -> tuple[str, float]:
+def _kind_and_step(line: bytes) -> tuple[str, float]:
     """Return the kind of point that a line is of, and its step; a line that is none has an infinite step."""
     try:
         values = json.loads(line)
         step = float(values["step"])
     except (ValueError, KeyError, TypeError):
         return "", float("inf")
-    return "evaluation" if any(name.startswith("val_") for name in values) else "train", step
+    # A train point has its speed besides its metrics, one of which may be called val_….
+    return "evaluation" if all(name.startswith("val_") for name in values if name != "step") else "train", step
 
 
 class _Progress:
