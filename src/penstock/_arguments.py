@@ -44,13 +44,15 @@ def check_path(name: str, value: Any) -> Path:
 
     Raises:
       TypeError: it is not a path.
-      ValueError: it is empty, as a variable that was not set, or the address of a bucket.
+      ValueError: it is empty, as a variable that was not set, has a NUL character, or is the address of a bucket.
     """
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise TypeError(f"{name}={value!r}: needs a path")
     text = os.fspath(value)
     if not text:
         raise ValueError(f"{name}='' is empty: name a path")
+    if "\0" in text:
+        raise ValueError(f"{name}={text!r} has a NUL character, which no path may have")
     if "://" in text:
         raise ValueError(f"{name}={text!r}: needs a path on a file system: mount the bucket, and name its folder")
     return Path(text).expanduser()

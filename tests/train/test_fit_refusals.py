@@ -78,8 +78,24 @@ def test_checkpoint_of_another_model_is_refused_with_both_sides(tmp_path):
 
 def test_run_folder_of_other_data_is_refused(tmp_path):
     fit(5, tmp_path)
-    with pytest.raises(ValueError, match="seed was 3 and is 4"):
-        fit(10, tmp_path, feed=models.loader(seed=4))
+    for feed, message in (
+        (models.loader(seed=4), "seed was 3 and is 4"),
+        (ps.Loader(models.data(), 4, shuffle=True, seed=3), "batch_size was 8 and is 4"),
+        ((models.loader()[n] for n in range(9)), "generator"),
+    ):
+        with pytest.raises(
+            ps.OtherRunError, match=rf"step-5 cannot be continued with this feed: .*{message}.* name a new folder"
+        ):
+            fit(10, tmp_path, feed=feed)
+
+
+def test_number_that_the_state_cannot_hold_is_refused(tmp_path):
+    for number, dtype in ((np.int64(2**40), "int32"), (np.array([1.0, 1e300]), "float32"), (np.uint64(2**32), "uint32")):
+        with pytest.raises(ValueError, match=rf"leaf 'n' of the state has .*, which {dtype} cannot hold"):
+            fit(1, step=lambda state, batch: (state, {}), state={"n": number})
+    kept = {"a": np.float64(np.inf), "b": np.int64(-(2**31)), "c": np.float64(1e-300)}
+    state = fit(1, step=lambda state, batch: (state, {}), state=kept)
+    assert (float(state["a"]), int(state["b"]), float(state["c"])) == (np.inf, -(2**31), 0.0)
 
 
 def test_run_folder_of_another_run_is_refused(tmp_path):
@@ -206,6 +222,12 @@ def test_run_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"no folder to write to .* name another one"):
         fit(5, tmp_path / "file")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").touch()
+    with pytest.raises(ps.OtherRunError, match=r"checkpoints is a file, .* name another folder"):
+        fit(5, tmp_path / "run")
+    with pytest.raises(ValueError, match="has a NUL character"):
+        fit(5, f"{tmp_path}/a\0b")
 
 
 def test_config_that_is_no_dict_is_refused(tmp_path):

@@ -115,6 +115,10 @@ class RunFolder:
             raise OSError(
                 error.errno, f"checkpoint={str(self.path)!r}: no folder to write to ({error.strerror}); name another one"
             ) from error
+        if self.checkpoints.exists() and not self.checkpoints.is_dir():
+            raise OtherRunError(
+                f"{self.checkpoints} is a file, where a run has the folder of its checkpoints: name another folder"
+            )
         saved = self._read()
         if saved is None:
             found = sorted(path.name for path in self.path.iterdir() if path.name not in (_LOCK, _RUN + ".part"))

@@ -110,7 +110,12 @@ def place(state: Any, shardings: Any, like: Any) -> Any:
       state: arrays or numbers.
       shardings: the sharding of each leaf.
       like: abstract arrays with the dtypes.
+
+    Raises:
+      ValueError: a dtype cannot hold a number. JAX makes 32 bits of 64.
     """
+    for (name, leaf), wanted in zip(named_leaves(state).items(), jax.tree.leaves(like), strict=True):
+        _check_range(name, leaf, wanted.dtype)
 
     def exact(leaf: Any, wanted: Any) -> Any:
         if not isinstance(leaf, jax.Array):
@@ -118,6 +123,21 @@ def place(state: Any, shardings: Any, like: Any) -> Any:
         return strong(leaf)
 
     return jax.tree.map(_put, jax.tree.map(exact, state, like), shardings)
+
+
+def _check_range(name: str, leaf: Any, dtype: Any) -> None:
+    """Raise ValueError if a dtype cannot hold the numbers of a leaf. NumPy would wrap integers, and make floats infinite."""
+    if isinstance(leaf, jax.Array) or np.asarray(leaf).dtype == dtype:
+        return
+    given = np.asarray(leaf)
+    with np.errstate(over="ignore"):
+        held = given.astype(dtype)
+    lost = held != given if np.issubdtype(given.dtype, np.integer) else np.isinf(held) & np.isfinite(given)
+    if np.any(lost):
+        raise ValueError(
+            f"leaf {name!r} of the state has {given[lost].ravel()[0]!s}, which {dtype} cannot hold: JAX makes {dtype} of "
+            f"{given.dtype}, unless jax_enable_x64 is set"
+        )
 
 
 def strong(leaf: Any) -> Any:
