@@ -86,6 +86,7 @@ def test_an_abandoned_feed_is_collected():
     wait_for_no_threads()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("state", ["before the first batch", "while the consumer waits"])
 def test_close_during_a_blocked_read_returns_within_a_second(state):
     blocked, reading = threading.Event(), threading.Event()

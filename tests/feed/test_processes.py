@@ -102,6 +102,7 @@ def test_two_processes_make_one_global_batch():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_verdict_in_two_processes_is_the_one_of_arithmetic():
     run_twice(VERDICTS)
 

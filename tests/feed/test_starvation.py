@@ -18,6 +18,8 @@ from penstock._feed.starvation import Meter
 from penstock._producers import GetTimeout
 from penstock.bench.suites.feed.known_times import batches, make_step, new_state
 
+pytestmark = pytest.mark.alone  # measured times are compared with known ones
+
 EXAMPLE = {"x": np.zeros((8, 16), np.float32)}
 
 

@@ -21,6 +21,8 @@ from penstock.bench.suites.feed.known_times import (
     sleep_on_device,
 )
 
+pytestmark = pytest.mark.alone  # measured times are compared with known ones
+
 STEPS = 24
 COUNTED = 3  # runs, of which most need the right verdict if the first has not: a busy machine may disturb one of them
 LONG, SHORT = 0.045, 0.005  # seconds of input for a batch

@@ -12,6 +12,8 @@ from penstock._feed.starvation import Meter
 from penstock.bench.suites.feed.device_times import DeviceTimes
 from penstock.bench.suites.feed.known_times import ATTEMPTS, difference, sleep_on_device
 
+pytestmark = pytest.mark.alone  # measured times are compared with known ones
+
 STEPS, EPOCHS = 15, 2
 COUNTED = 3  # runs, of which most need the right verdict if the first has not: a busy machine may disturb one of them
 LONG, SHORT = 0.045, 0.005
