@@ -1,6 +1,6 @@
 """Training functions that the tests of `penstock.ray` run in workers, and a script that changes a cluster under a run.
 
-python -m tests.ray_jobs lose|gain|drain FOLDER
+python -m tests.ray_jobs FOLDER [gain] [lose|drain]
 """
 
 from __future__ import annotations
@@ -96,17 +96,17 @@ def sharded() -> dict[str, jax.Array]:
     return {"w": jax.make_array_from_callback((4,), sharding, lambda index: np.arange(4.0)[index])}
 
 
-def _main(change: str, folder: str) -> None:
-    """Run an elastic training on a cluster of two nodes, one of which is lost, gained or drained meanwhile."""
+def _main(folder: str, *changes: str) -> None:
+    """Run an elastic training on a cluster of two nodes, one of which is gained, lost or drained meanwhile."""
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    node = None if change == "gain" else cluster.add_node(num_cpus=1)
+    node = None if "gain" in changes else cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=True)
     results: list[pr.Result] = []
-    config: dict[str, Any] = {"folder": f"{folder}/run", "steps": 300 if change == "gain" else 48, "pause": 0.2}
-    config["save_every"] = 1000 if change == "drain" else 8
+    config: dict[str, Any] = {"folder": f"{folder}/run", "steps": 300 if "gain" in changes else 48, "pause": 0.2}
+    config["save_every"] = 1000 if "drain" in changes else 8
 
     def train() -> None:
         scaling = {"elastic_resize_monitor_interval_s": 2.0}
@@ -114,23 +114,36 @@ def _main(change: str, folder: str) -> None:
 
     running = threading.Thread(target=train)
     running.start()
-    saved, trained = Path(folder, "run/checkpoints/step-8/MANIFEST.json"), Path(folder, "run.jsonl")
-    while not (trained if change == "drain" else saved).exists():
-        assert running.is_alive()
-        time.sleep(0.05)
-    if node is None:
-        cluster.add_node(num_cpus=1)
-    elif change == "lose":
-        cluster.remove_node(node, allow_graceful=False)
-    else:
-        tool = Path(sys.executable).with_name("ray")
-        options = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot", "--deadline-remaining-seconds", "100"]
-        subprocess.run([tool, "drain-node", "--address", cluster.address, "--node-id", node.node_id, *options], check=True)
+    for attempts, change in enumerate(changes, 1):
+        while not (_lines(f"{folder}/run.begun") == attempts and _has_come_on(folder, saves=change != "drain")):
+            assert running.is_alive()
+            time.sleep(0.05)
+        if change == "gain":
+            node = cluster.add_node(num_cpus=1)
+        elif change == "lose":
+            cluster.remove_node(node, allow_graceful=False)
+        else:
+            tool = Path(sys.executable).with_name("ray")
+            why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot", "--deadline-remaining-seconds", "100"]
+            subprocess.run([tool, "drain-node", "--address", cluster.address, "--node-id", node.node_id, *why], check=True)
     running.join()
     print("workers", results[0].workers)
     np.savez(f"{folder}/result.npz", w=results[0].value["w"]["a"], seen=results[0].value["seen"])
     ray.shutdown()
     cluster.shutdown()
+
+
+def _lines(path: str) -> int:
+    return len(Path(path).read_text().splitlines()) if Path(path).exists() else 0
+
+
+def _has_come_on(folder: str, *, saves: bool) -> bool:
+    """Return whether the last attempt has saved a checkpoint; if it saves none, whether it has logged."""
+    if not saves:
+        return _lines(f"{folder}/run.jsonl") > 0
+    begun = int(Path(f"{folder}/run.begun").read_text().split()[-1])
+    saved = [int(path.parent.name[5:]) for path in Path(folder, "run/checkpoints").glob("step-*/MANIFEST.json")]
+    return max(saved, default=0) > begun
 
 
 if __name__ == "__main__":

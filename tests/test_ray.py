@@ -132,10 +132,10 @@ def test_workers_train_together_and_report(straight):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_run_whose_worker_was_killed_ends_as_one_that_was_not(run, records, straight, tmp_path, killed):
+def test_a_run_whose_worker_was_killed_ends_as_one_that_was_not(run, records, straight, tmp_path):
+    """Process 1 is killed; in the example of Ray it is process 0."""
     folder = tmp_path / "run"
-    result = run(ray_jobs.fit, {"folder": str(folder), "data": records, "kill": killed, "pause": 0.1})
+    result = run(ray_jobs.fit, {"folder": str(folder), "data": records, "kill": 1, "pause": 0.1})
     assert Path(f"{folder}.killed").exists()
     assert len(places(folder)) == 4
     assert models.equal(result.value, straight.value)
@@ -263,20 +263,21 @@ def test_datasets_that_no_loader_can_read_are_refused(ray):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("change", "workers", "begun"), [("lose", 1, [2, 1]), ("drain", 1, [2, 1]), ("gain", 2, [1, 2])])
-def test_a_run_continues_on_more_and_fewer_nodes(change, workers, begun, straight, tmp_path):
+@pytest.mark.parametrize(("changes", "begun"), [("gain lose", [1, 2, 1]), ("drain", [2, 1])])
+def test_a_run_continues_on_more_and_fewer_nodes(changes, begun, straight, tmp_path):
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "4", "XLA_FLAGS": ""}
     environment.pop("RAY_ADDRESS", None)
-    command = [sys.executable, "-m", "tests.ray_jobs", change, str(tmp_path)]
+    command = [sys.executable, "-m", "tests.ray_jobs", str(tmp_path), *changes.split()]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    assert f"workers {workers}" in done.stdout
+    assert f"workers {begun[-1]}" in done.stdout
     counts = [int(place[2]) for place in places(tmp_path / "run") if place[0] == "0"]
     assert counts == begun
-    first, second = map(int, (tmp_path / "run.begun").read_text().split())
+    first, *later = map(int, (tmp_path / "run.begun").read_text().split())
     assert first == 0
-    assert second > 0  # where a node was drained, only the preemption can have saved: the next checkpoint was far away
+    assert min(later) > 0  # where a node was drained, only the preemption can have saved: the next checkpoint was far away
+    assert later == sorted(later)
     with np.load(tmp_path / "result.npz") as result:
         assert np.array_equal(result["seen"][:48], models.ideal(48))
-        if change != "gain":
+        if changes == "drain":
             np.testing.assert_allclose(result["w"], straight.value["w"]["a"], rtol=1e-5, atol=1e-6)

@@ -93,6 +93,7 @@ def _run_fake(tmp_path, *arguments: str) -> tuple[int, dict]:
     return status, json.loads(path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workload", "status"), [("plain", 0), ("missing", 0), ("failing", 1)])
 def test_status_is_1_only_where_a_variant_failed(suite, workload, status, tmp_path, capsys):
     pages = tmp_path / "out.md", tmp_path / "out.html"
@@ -154,6 +155,7 @@ def test_no_round_is_begun_that_would_end_too_late(suite, tmp_path):
     assert "before every interval was within ±1 %" in document["partial"]
 
 
+@pytest.mark.slow
 def test_a_report_is_partial_where_only_the_slow_workload_missed_a_round(suite, tmp_path, monkeypatch):
     def without_noisy(run: Run, wanted: list[str], seconds: float) -> list[str]:
         return [name for name in wanted if name == "plain" or not run.outcomes[1].samples]
@@ -182,6 +184,7 @@ def test_the_first_round_of_a_slow_workload_which_compiles_is_not_what_the_next_
     assert command._that_fit(seconds_of_rounds(260.0, 200.0, 210.0, 205.0), ["plain"], 204.0) == []
 
 
+@pytest.mark.slow
 def test_what_ends_the_process_ends_its_worker_and_keeps_what_was_measured(suite, tmp_path):
     path, pid = tmp_path / "out.json", tmp_path / "hanging.pid"
     code = (

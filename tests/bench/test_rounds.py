@@ -26,6 +26,7 @@ def _ran(outcome: Outcome) -> dict[str, list[int]]:
     }
 
 
+@pytest.mark.slow
 def test_every_variant_runs_in_every_round_and_the_control_twice_in_the_recorded_order(suite):
     (outcome,) = _run(suite, "plain", rounds=3)
     runs = [("one", False), ("three", False), ("one", True)]
@@ -39,6 +40,7 @@ def test_every_variant_runs_in_every_round_and_the_control_twice_in_the_recorded
     assert starts == sorted(starts)
 
 
+@pytest.mark.slow
 def test_each_sample_comes_from_a_process_of_its_own(suite):
     (outcome,) = _run(suite, "marks", rounds=2)
     assert len({s.details["pid"] for s in outcome.samples}) == 6
@@ -55,6 +57,7 @@ def test_quick_sizes_of_which_nothing_is_judged_have_no_control(suite):
     assert outcome.control is None
 
 
+@pytest.mark.slow
 def test_rounds_go_over_all_workloads(suite):
     plain, marks = _run(suite, "plain", "marks", rounds=2)
     assert max(s.started for s in marks.samples if s.round == 0) < min(s.started for s in plain.samples if s.round == 1)
@@ -116,6 +119,7 @@ def test_variant_runs_in_the_interpreter_of_its_environment(suite, tmp_path):
     assert [missing.variant for missing in outcome.missing] == ["two"]
 
 
+@pytest.mark.slow
 def test_who_runs_is_compared_though_the_baseline_does_not(suite):
     (outcome,) = _run(suite, "plain", variants=["three"])
     assert (outcome.workload.baseline, outcome.control) == ("three", "three")
@@ -125,6 +129,7 @@ def test_who_runs_is_compared_though_the_baseline_does_not(suite):
     assert not outcome.samples
 
 
+@pytest.mark.slow
 def test_failing_variants_are_reported_and_the_others_measured(suite):
     (outcome,) = _run(suite, "failing")
     failures = {failure.variant: failure for failure in outcome.failures}
@@ -155,6 +160,7 @@ def test_variant_that_failed_is_not_run_again_and_has_no_place_in_the_tables(sui
     assert outcome.by_round("flaky", "speed") == {}
 
 
+@pytest.mark.slow
 def test_variants_that_compute_something_else_are_not_timed(suite):
     (outcome,) = _run(suite, "agreeing")
     reasons = {failure.variant: failure.reason for failure in outcome.failures}
@@ -171,6 +177,7 @@ def test_variants_that_compute_something_else_are_not_timed(suite):
     assert not agreed["far", "logits"]
 
 
+@pytest.mark.slow
 def test_variant_that_computes_something_else_when_it_is_timed_is_left_out(suite):
     (outcome,) = _run(suite, "agreeing", variants=["one", "near", "liar", "lost"])
     reasons = {failure.variant: failure.reason for failure in outcome.failures}
@@ -179,6 +186,7 @@ def test_variant_that_computes_something_else_when_it_is_timed_is_left_out(suite
     assert "its loss is nan, the variants' median 1" in reasons["lost"]
 
 
+@pytest.mark.slow
 def test_nobody_is_believed_where_two_compute_different_things(suite):
     (outcome,) = _run(suite, "agreeing", variants=["one", "liar"])
     assert {failure.variant for failure in outcome.failures} == {"one", "liar"}

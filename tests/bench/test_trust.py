@@ -61,6 +61,7 @@ def test_two_percent_are_found_with_the_default_budget_on_a_quiet_machine(names)
     assert found >= 0.95 * REPORTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.006, 0.009])
 def test_stopping_when_the_interval_is_narrow_keeps_the_promises(spread):
     """As `--until-precise 1%` does, on a machine where it takes some 7 or 12 rounds."""

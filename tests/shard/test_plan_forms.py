@@ -312,6 +312,7 @@ def test_debugging_changes_no_plan():
     assert [leaf.stored for leaf in with_.inputs] == [leaf.stored for leaf in without.inputs]
 
 
+@pytest.mark.slow
 def test_a_pure_callback_is_kept_and_left_out_for_devices_that_are_not_present():
     """Error checks of Equinox and Diffrax are such callbacks."""
 

@@ -378,6 +378,7 @@ def test_a_stall_is_found_while_another_rank_waits_in_a_collective(tmp_path):
     assert "in never_comes" in done.err
 
 
+@pytest.mark.slow
 def test_a_forked_or_started_process_counts_nothing_for_its_rank(tmp_path):
     script = """
         import os, subprocess, sys

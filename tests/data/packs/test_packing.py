@@ -278,6 +278,7 @@ def test_documents_can_be_loaded_as_they_are():
     assert batch["real"].sum(axis=1).tolist() == LENGTHS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [SOURCES["flat memmap"], SOURCES["hugging face"], SOURCES["torch dataset"]])
 @pytest.mark.parametrize("keep", [False, True], ids=["in memory", "on disk"])
 def test_batches_are_the_same_for_any_workers_and_processes(make, keep, tmp_path):

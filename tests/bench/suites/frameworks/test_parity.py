@@ -62,6 +62,7 @@ def test_one_record_is_a_batch(variant, compared):
     assert_agreed(compared(name, outputs(name, variant)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [("fp32", "eager", "sgd"), ("bf16", "fused", "adamw")])
 def test_the_compiled_model_agrees_with_the_reference(kind, compared):
     name = name_of(*kind)
@@ -168,6 +169,7 @@ print(fused(model, torch.randn(2, 3, QUICK.image, QUICK.image)))
 """
 
 
+@pytest.mark.slow
 def test_inductor_does_not_fuse_the_eager_attention():
     counted = subprocess.run([sys.executable, "-c", COUNT_FUSED], check=True, capture_output=True, text=True).stdout
     known, ours = map(int, counted.split())

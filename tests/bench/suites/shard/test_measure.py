@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from tests.shard.limits import compile_to
 
 import penstock as ps
@@ -30,6 +31,7 @@ def asked(compiler: Compiler | None = None) -> Asked:
     return Asked(step, *arrays, {"mesh": {"data": 8}}, compiler or Compiler(), "float32")
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_figures_of_the_compiler_and_the_seconds_without_it():
     score, made = plan_within(asked(), "loose", 2**30)
     assert "CPU compiler" in made.checked.compiled_for
@@ -39,6 +41,7 @@ def test_a_plan_has_the_figures_of_the_compiler_and_the_seconds_without_it():
     assert score.mesh == "data 8"
 
 
+@pytest.mark.slow
 def test_a_limit_that_the_compiler_says_is_not_kept_is_a_refusal():
     smallest = plan_within(asked(), "loose", 2**30)[0].score.arguments
     score, made = plan_within(asked(), "tight", smallest + 10)
@@ -68,6 +71,7 @@ def test_a_limit_that_is_unknown_has_no_plan():
     assert "data parallel" in plan_within(asked(), "half", None)[0].reason
 
 
+@pytest.mark.slow
 def test_warnings_of_the_planner_are_in_the_score(monkeypatch):
     def warn(*given, **more):
         warnings.warn("the plan is unchecked: so it is said", stacklevel=2)
@@ -83,6 +87,7 @@ def test_a_tpu_judged_by_the_cpu_compiler_is_hardware_of_its_own():
     assert (cpu.flops, cpu.link_bandwidth, cpu.memory) == (tpu.flops, tpu.link_bandwidth, tpu.memory)
 
 
+@pytest.mark.slow
 def test_a_task_has_three_limits_and_saves_its_plans(tmp_path):
     task = Task("mlp", "2x4")
     stale = plan_path(tmp_path, task, "loose")
