@@ -27,6 +27,7 @@ from penstock.ray._worker import usable
 ROOT = Path(__file__).parent.parent
 # Ray's own modules use names that Ray has deprecated, and Ray starts its programs from a process that uses JAX.
 pytestmark = [
+    pytest.mark.timeout(600),  # the first one starts Ray
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\."),
     pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
 ]

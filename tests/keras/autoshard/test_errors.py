@@ -63,6 +63,7 @@ def test_no_sample():
         distribution.shard(sequential())
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_large():
     distribution = pk.AutoShardDistribution(memory="10KiB")
     x, y = records(BATCH)

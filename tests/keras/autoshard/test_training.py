@@ -156,6 +156,7 @@ def test_a_quantized_layer_with_lora():
     assert_trains_as_on_one_device(build, fit)
 
 
+@pytest.mark.slow
 def test_recurrent_and_convolutional_layers():
     def build():
         return compiled(
@@ -265,6 +266,7 @@ def recurrent():
     return model
 
 
+@pytest.mark.slow
 def test_batches_of_several_shapes_in_turn():
     """Each shape is planned for; variables keep the layouts of the first, and smaller batches are left to the compiler."""
 
