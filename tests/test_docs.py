@@ -20,9 +20,9 @@ from penstock.bench import command
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TESTS = (
-    "pytest -n 2 --dist loadfile --ignore tests/feed --ignore tests/keras"
-    " && pytest -n 2 --dist loadfile --ignore tests/keras/test_verdict.py tests/keras"
-    " && pytest tests/feed tests/keras/test_verdict.py"
+    'pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" --ignore tests/keras && '
+    'pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" tests/keras && '
+    "pytest -m alone tests/feed tests/keras"
 )
 REPORTS = ROOT / "benchmarks" / "results"
 

@@ -113,7 +113,7 @@ def _axes(spec) -> tuple[str, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout"),
-    # Of the layouts over 4 and 2 devices, which differ in the size of an axis only, those over 4.
+    # Layouts over 2 devices differ from those over 4 in the size of an axis only.
     [(name, layout.name) for name in SIZES for layout in small(name).layouts if " 2" not in layout.name],
 )
 def test_a_layout_computes_the_losses_of_one_device(name, layout):
