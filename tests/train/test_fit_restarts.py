@@ -179,6 +179,35 @@ def test_goodput_file_that_is_another_counts_as_none(tmp_path):
         assert json.loads((tmp_path / "goodput.json").read_text())["run"]["attempts"] == 1
 
 
+class Numbers:
+    """An iterator with a state, which cannot be read a second time."""
+
+    def __init__(self):
+        self._next = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._next == 12:
+            raise StopIteration
+        self._next += 1
+        return {"x": np.full(8, self._next, np.float32)}
+
+    def get_state(self):
+        return self._next
+
+    def set_state(self, state):
+        self._next = state
+
+
+def test_run_whose_iterator_has_ended_returns_its_state_again(tmp_path):
+    def run():
+        return fit(None, tmp_path, feed=Numbers(), step=lambda sum, batch: (sum + batch["x"][0], {}), state=0.0)
+
+    assert float(run()) == float(run()) == 78
+
+
 def test_goodput_is_kept_over_attempts(tmp_path):
     points = Points()
     fit(20, tmp_path, save_every=5)

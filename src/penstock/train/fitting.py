@@ -159,6 +159,9 @@ def _train(
     try:
         for logger in told:
             logger(Point("begin", begun.step, run.schedule.steps))
+        if begun.functions is None:
+            text = f"nothing left to train: the feed has ended at step {begun.step:,}"
+            return begun.state
         loop = Loop(run, begun.functions, begun.state, begun.step, begun.progress, begun.unlogged)
         trained = loop.train(begun.first)
         if loop.step > begun.step:

@@ -46,7 +46,7 @@ class Start:
     """Where a training starts.
 
     Attributes:
-      functions: the jitted functions.
+      functions: the jitted functions; None if a run that is continued has no more batches, and its feed none to look at.
       state: the state, on its devices.
       step: number of steps that it has had.
       progress: what is known of the run.
@@ -54,7 +54,7 @@ class Start:
       unlogged: the metrics that were not logged yet when the run was saved; None for a new run.
     """
 
-    functions: Functions
+    functions: Functions | None
     state: Any
     step: int
     progress: Progress
@@ -101,17 +101,19 @@ def start(
     if plan is not None:
         _check_same_plan(plan)
     batch = _first_of_all(run.feed) if first is None else first
-    _check_devices(batch)
-    if run.checkpoints:
-        run.feed.state()  # raises if the feed has no state, without which no run could continue
-    new, metrics = check_step(step, like, abstract(batch))
-    if plan is None and not makes:
-        check_devices_of_state(state, batch)
-    shardings = shardings_of_state(like if makes else state, batch, plan)
-    functions = _functions(step, new, shardings, batch, metrics, plan, evaluate, run)
+    functions, shardings = None, None
+    if batch is not None:
+        _check_devices(batch)
+        if run.checkpoints:
+            run.feed.state()  # raises if the feed has no state, without which no run could continue
+        new, metrics = check_step(step, like, abstract(batch))
+        if plan is None and not makes:
+            check_devices_of_state(state, batch)
+        shardings = shardings_of_state(like if makes else state, batch, plan)
+        functions = _functions(step, new, shardings, batch, metrics, plan, evaluate, run)
     with run.meter.clock.time("restore"):
         if found:
-            arrays = restore(found, named_leaves(abstract(like, shardings)))
+            arrays = restore(found, named_leaves(like if shardings is None else abstract(like, shardings)))
             placed = jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
         elif makes and plan:
             placed = plan.init(lambda: jax.tree.map(strong, state()))
@@ -140,10 +142,18 @@ def _restore_feed(feed: Feed, found: Checkpoint) -> None:
         ) from error
 
 
-def _first_of_all(feed: Feed) -> Batch:
-    """Return the first batch of a feed that has ended: the last evaluation and the metrics may be due still, which need one."""
-    with reopened(feed) as again:
-        return next(again)
+def _first_of_all(feed: Feed) -> Batch | None:
+    """Return the first batch of a feed that has ended: the last evaluation and the metrics may be due still, which need one.
+
+    Returns:
+      The batch; None if the feed cannot be read a second time, as one of an iterator.
+    """
+    try:
+        again = reopened(feed)
+    except (TypeError, ValueError):
+        return None
+    with again:
+        return next(again, None)
 
 
 def _functions(
