@@ -1,6 +1,7 @@
 """Only a complete and undamaged checkpoint is ever the latest, and the others do not get in its way."""
 
 import contextlib
+import errno
 import json
 import logging
 import shutil
@@ -125,6 +126,18 @@ def test_amended_record_counts_unless_it_is_damaged(tmp_path, caplog):
             assert checkpoints.best() is None
             assert f"{later} is damaged" in caplog.text
             caplog.clear()
+
+
+def test_amendment_that_cannot_be_written_is_an_error_and_changes_nothing(tmp_path, monkeypatch):
+    def full(*given, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        save(checkpoints, 1)
+        monkeypatch.setattr("penstock.train.checkpoints.replace", full)
+        with pytest.raises(ps.CheckpointError, match=r"results of step 1 could not be added to .*no space left .*is intact"):
+            checkpoints.amend(1, {"more": 1})
+        assert checkpoints.latest().record == {"feed": {"step": 1}}
 
 
 def damage_truncate(path):

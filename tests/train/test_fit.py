@@ -94,6 +94,10 @@ def test_profile_is_written(tmp_path):
 def test_each_logger_is_told_of_the_end_also_if_another_one_fails(tmp_path):
     points = Points()
 
+    def interrupt(point):
+        if point.kind == "train":
+            raise KeyboardInterrupt
+
     def fail_at(kind):
         def fail(point):
             if point.kind == kind:
@@ -101,6 +105,8 @@ def test_each_logger_is_told_of_the_end_also_if_another_one_fails(tmp_path):
 
         return fail
 
+    with pytest.raises(KeyboardInterrupt):
+        fit(20, log=[interrupt, fail_at("train")])
     for kind in ("begin", "end"):
         with pytest.raises(KeyError):
             fit(5, log=[fail_at(kind), points])

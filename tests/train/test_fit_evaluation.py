@@ -132,14 +132,45 @@ def stopped(at):
     return batches
 
 
+class Batches:
+    """An iterable whose iterators have a state, as a Grain dataset."""
+
+    def __init__(self, loader):
+        self._batches = list(loader)
+
+    def __iter__(self):
+        return StatefulIterator(self._batches)
+
+
+class StatefulIterator:
+    def __init__(self, batches):
+        self._batches, self._next = batches, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._next == len(self._batches):
+            raise StopIteration
+        self._next += 1
+        return self._batches[self._next - 1]
+
+    def get_state(self):
+        return self._next
+
+    def set_state(self, state):
+        self._next = state
+
+
 @pytest.mark.parametrize("steps", [None, 12])
-def test_evaluation_left_out_after_the_last_step_is_made_up_for_once(tmp_path, steps):
+@pytest.mark.parametrize("kind", [lambda loader: loader, list, Batches], ids=["Loader", "list", "iterable"])
+def test_evaluation_left_out_after_the_last_step_is_made_up_for_once(tmp_path, kind, steps):
     """The feed ends after 12 steps, which the run may know or not."""
     log, points = tmp_path / "metrics.jsonl", Points()
 
     def run(at, **settings):
         evaluation = ps.Evaluation(count, stopped(at), every=5)
-        settings |= {"feed": models.loader(epochs=1), "evaluate": evaluation, "log": [ps.log.jsonl(log), points]}
+        settings |= {"feed": kind(models.loader(epochs=1)), "evaluate": evaluation, "log": [ps.log.jsonl(log), points]}
         return fit(steps, tmp_path / "run", step=growing, state={"count": 0}, best="max val_count", **settings)
 
     with pytest.raises(SystemExit):
@@ -151,6 +182,15 @@ def test_evaluation_left_out_after_the_last_step_is_made_up_for_once(tmp_path, s
     assert points[-1].text.startswith("nothing left to train")
     with contextlib.closing(Checkpoints(tmp_path / "run/checkpoints", goal=Goal.parse("max val_count", "best"))) as checkpoints:
         assert checkpoints.best().step == 12
+
+
+def test_best_of_a_run_that_began_from_a_checkpoint_of_another_folder_is_kept(tmp_path):
+    settings = {"step": growing, "state": {"count": 0}, "best": "min val_count", "keep": 1, "save_every": 10}
+    with pytest.raises(SystemExit):
+        fit(20, tmp_path / "a", evaluate=ps.Evaluation(count, stopped(1), every=5), **settings)
+    evaluation = ps.Evaluation(count, stopped(None), every=5)
+    fit(20, tmp_path / "b", restore=tmp_path / "a/checkpoints/step-5", evaluate=evaluation, **settings)
+    assert sorted(path.name for path in (tmp_path / "b/checkpoints").iterdir()) == ["step-20", "step-5"]
 
 
 def test_best_is_noted_where_the_feed_ends_at_a_save(tmp_path):

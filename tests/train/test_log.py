@@ -67,7 +67,7 @@ def test_jsonl_tells_evaluations_from_training_metrics_that_are_called_alike(tmp
 
 def test_jsonl_drops_lines_that_are_no_text(tmp_path):
     path = tmp_path / "m.jsonl"
-    path.write_bytes(b'{"step": 10, "loss": 1.0}\n\xff\xfe\n')
+    path.write_bytes(b'{"step": 10, "loss": 1.0}\n\xff\xfe\n{"step": 5, "\xed\xa0\x80": 1}\n{"step": 1%s}\n' % (b"0" * 400))
     run(ps.log.jsonl(path), 10, 20)
     assert [line["step"] for line in lines(path)] == [10, 20, 20]
 

@@ -341,6 +341,16 @@ def has_no_end(batches: Any) -> bool:
     return given.length is None if isinstance(given, Steps) else getattr(given, "epochs", 1) is None
 
 
+def repeatable(feed: Feed) -> Any:
+    """Return what `reopened` can read again from the start; None if there is no such thing, as where an iterator is fed.
+
+    To be asked for before the feed has ended: it then lets go of its batches.
+    """
+    adapter = feed._adapter
+    given = given_to(adapter) if isinstance(feed._placement, Placement) else None
+    return None if isinstance(given, Iterator) else given
+
+
 def reopened(feed: Feed, batches: Any = None) -> Feed:
     """Return a new feed to the same place, with the same transform.
 

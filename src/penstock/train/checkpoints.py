@@ -35,7 +35,7 @@ from penstock.train import manifest
 from penstock.train.array_files import ArrayFiles, snapshot
 from penstock.train.leaves import Leaf, check_same_leaves, describe_leaves, empty, restored, storable, storable_like
 from penstock.train.schedule import Goal
-from penstock.train.together import decide
+from penstock.train.together import FirstProcessError, decide
 
 _LOGGER = logging.getLogger("penstock.train")
 _VERSION = 1
@@ -159,12 +159,18 @@ class Checkpoints:
           record: what changes, as JSON; `record["metric"]` as that of `save`.
 
         Raises:
-          CheckpointError: the save failed.
+          CheckpointError: the save failed, or the change cannot be written.
         """
         self.wait()
-        if jax.process_index() == 0 and manifest.is_finished(self.folder / f"step-{step}"):
-            later = {"record": dict(record), "goal": self._goal_text()}
-            replace(self.folder / f"step-{step}" / _LATER, json.dumps(later | {"sha256": manifest.digest(later)}), durable=True)
+        later = {"record": dict(record), "goal": self._goal_text()}
+        text = json.dumps(later | {"sha256": manifest.digest(later)})
+        try:
+            decide(lambda: replace(self.folder / f"step-{step}" / _LATER, text, durable=True))
+        except (OSError, FirstProcessError) as error:
+            raise CheckpointError(
+                f"the results of step {step:,} could not be added to {self.folder / f'step-{step}'}: {self._reason(error)}; the "
+                "checkpoint is intact"
+            ) from error
 
     def _goal_text(self) -> str | None:
         return None if self._goal is None else str(self._goal)
@@ -178,7 +184,7 @@ class Checkpoints:
         path = decide(self._latest)
         if path is None:
             return None
-        checkpoint = _load(Path(path))
+        checkpoint = _load_together(Path(path))
         self._complete = checkpoint.step
         return checkpoint
 
@@ -199,7 +205,7 @@ class Checkpoints:
     def best(self) -> Checkpoint | None:
         """Return the checkpoint with the best metric that passes its manifest; None if there is none."""
         path = decide(self._best)
-        return None if path is None else _load(Path(path))
+        return None if path is None else _load_together(Path(path))
 
     def _best(self) -> str | None:
         for path in self._by_metric():
@@ -287,11 +293,13 @@ class Checkpoints:
     def _failed(self, error: BaseException) -> str:
         left = "there is none before it" if self._complete is None else f"the checkpoint of step {self._complete:,} is intact"
         place = f"{self.folder / f'step-{self._started}'}"
-        reason = _summary(error)
-        if _is_disk_full(error):
-            free = shutil.disk_usage(self.folder).free if self.folder.exists() else 0
-            reason = f"no space left on the disk ({free / 1e6:,.0f} MB are free): free some, or keep fewer checkpoints"
-        return f"step {self._started:,} could not be saved to {place}: {reason}; {left}"
+        return f"step {self._started:,} could not be saved to {place}: {self._reason(error)}; {left}"
+
+    def _reason(self, error: BaseException) -> str:
+        if not _is_disk_full(error):
+            return _summary(error)
+        free = shutil.disk_usage(self.folder).free if self.folder.exists() else 0
+        return f"no space left on the disk ({free / 1e6:,.0f} MB are free): free some, or keep fewer checkpoints"
 
 
 def restore(checkpoint: Checkpoint, like: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -324,7 +332,7 @@ def read(path: Path) -> Checkpoint:
     problem = decide(lambda: _problem(path))
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {problem}")
-    return _load(path)
+    return _load_together(path)
 
 
 def _problem(path: Path) -> str | None:
@@ -334,29 +342,39 @@ def _problem(path: Path) -> str | None:
     if problem := manifest.damage(path):
         return problem
     try:
-        _load(path)
+        _load(path, {})
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"its record cannot be read ({_summary(error)})"
     return None
 
 
-def _saved(path: Path) -> dict[str, Any]:
-    """Return what was saved beside the arrays, with what was amended later."""
-    saved = json.loads((path / _RECORD).read_text(encoding="utf-8"))
+def _later(path: Path) -> dict[str, Any]:
+    """Return what was amended: {"record": …, "goal": …}; empty if nothing was."""
     try:
-        later = json.loads((path / _LATER).read_text(encoding="utf-8"))
+        later = dict(json.loads((path / _LATER).read_text(encoding="utf-8")))
         if later.pop("sha256") == manifest.digest(later):
-            return saved | {"record": saved["record"] | later["record"], "goal": later["goal"]}
+            return later
     except FileNotFoundError:
-        return saved
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     _LOGGER.warning("%s is damaged, and not used: what it has is computed again", path / _LATER)
-    return saved
+    return {}
 
 
-def _load(path: Path) -> Checkpoint:
-    saved = _saved(path)
+def _saved(path: Path, later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was saved beside the arrays, with what was amended later."""
+    saved = json.loads((path / _RECORD).read_text(encoding="utf-8"))
+    return saved | later | {"record": saved["record"] | later.get("record", {})}
+
+
+def _load_together(path: Path) -> Checkpoint:
+    """Read a checkpoint in all processes. Process 0 says what was amended: the file may be too new for the others to see."""
+    return _load(path, decide(lambda: _later(path)))
+
+
+def _load(path: Path, later: Mapping[str, Any]) -> Checkpoint:
+    saved = _saved(path, later)
     if saved["version"] != _VERSION:
         raise ValueError(f"its version is {saved['version']}, and this penstock reads version {_VERSION}")
     leaves = {name: Leaf(tuple(shape), dtype) for name, (shape, dtype) in saved["leaves"].items()}
@@ -383,7 +401,7 @@ def _finish(folder: Path) -> None:
 def _metric(path: Path, goal: Goal) -> float | None:
     """Return the value that a checkpoint has for a goal; None if it has none, or one for another goal."""
     try:
-        saved = _saved(path)
+        saved = _saved(path, _later(path))
         value = saved["record"].get("metric")
         return float(value) if saved["goal"] == str(goal) and value is not None else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -139,11 +140,13 @@ def _read(path: Path | None) -> list[_Attempt]:
     """Return the attempts before. A file that cannot be read counts as none: no training should end for want of it."""
     try:
         return [_attempt(**attempt) for attempt in json.loads(path.read_text(encoding="utf-8"))["attempts"]] if path else []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return []
 
 
 def _attempt(begin: Any, end: Any, seconds: Any, parts: Any, lost: Any) -> _Attempt:
     """Return an attempt as JSON has it. It raises if a value is not of its type."""
     numbers = {name: float(value) for name, value in parts.items()}
+    if not all(map(math.isfinite, (seconds, *numbers.values()))):
+        raise ValueError("a time is not finite")
     return _Attempt(int(begin), int(end), float(seconds), numbers, int(lost))

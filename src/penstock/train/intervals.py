@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -151,11 +150,17 @@ class Intervals:
         return fetch
 
     def log(self, point: Point) -> None:
-        """Give a point to the loggers, in process 0: to all of them, also if one raises, as the point does not come again."""
-        if jax.process_index() == 0:
-            with contextlib.ExitStack() as calls:
-                for logger in reversed(self._loggers):
-                    calls.callback(logger, point)
+        """Give a point to the loggers, in process 0. All of them get it, also if one has an error: it does not come again."""
+        if jax.process_index() != 0:
+            return
+        errors = []
+        for logger in self._loggers:
+            try:
+                logger(point)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _check(self, interval: Interval, begin: int, run: int) -> None:
         """Raise NonfiniteError if an interval has metrics that are not finite, and that is not to be ignored.

@@ -125,9 +125,9 @@ class _Jsonl:
 def _kind_and_step(line: bytes) -> tuple[str, float]:
     """Return the kind of point that a line is of, and its step; a line that is none has an infinite step."""
     try:
-        values = json.loads(line)
+        values = json.loads(line.decode("utf-8"))
         step = float(values["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return "", float("inf")
     # A train point has its speed besides its metrics, one of which may be called val_….
     return "evaluation" if all(name.startswith("val_") for name in values if name != "step") else "train", step

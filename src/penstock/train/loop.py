@@ -118,7 +118,8 @@ class Loop:
             unlogged,
         )
         self._in_flight: deque[Any] = deque()
-        self._saved: int | None = step if step else None  # the step of the last checkpoint, complete or being written
+        # The step of the last checkpoint of this run folder, complete or being written. The state may be from another folder.
+        self._saved: int | None = run.checkpoints.complete if run.checkpoints else None
         self._called: set[Callable] = set()
         self._counts = self._functions.count_nonfinite(state) if run.checkpoints and run.nonfinite != "ignore" else None
 
@@ -159,7 +160,7 @@ class Loop:
             and 0 < self.step != self.progress.evaluated
             and schedule.is_due(schedule.evaluate, self.step)
         ):
-            self._evaluate_saved()  # it was left out by a stop
+            self._evaluate_restored()  # it was left out by a stop
         while not self.progress.stopped and (schedule.steps is None or self.step < schedule.steps):
             if self._agreement.must_stop():
                 self._end_by_signal()
@@ -253,11 +254,14 @@ class Loop:
         self.intervals.log(Point("evaluation", self.step, run.schedule.steps, metrics))
         return improved
 
-    def _evaluate_saved(self) -> None:
-        """Evaluate a state whose checkpoint was written before, and note the result there: no restart evaluates it again."""
-        self._evaluate()
-        if self._run.checkpoints:
+    def _evaluate_restored(self) -> None:
+        """Evaluate a state that may be saved already, and see to it that its checkpoint has the result: no restart repeats it."""
+        saved = self._saved == self.step
+        improved = self._evaluate()
+        if self._run.checkpoints and saved:
             self._run.checkpoints.amend(self.step, self._results() | {"unlogged": self.intervals.unlogged()()})
+        elif improved:
+            self._save()
 
     def _results(self) -> dict[str, Any]:
         """Return what of the record of a checkpoint evaluations change."""
@@ -322,10 +326,7 @@ class Loop:
         self.intervals.end(self.step)
         self.intervals.flush()
         if self._functions.evaluate and self.step and self.progress.evaluated != self.step:
-            if self._saved == self.step:
-                self._evaluate_saved()
-            else:
-                self._evaluate()
+            self._evaluate_restored()
         if run.checkpoints and self.step:
             self._save()
             with self._clock.time("save"):

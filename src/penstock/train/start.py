@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from penstock._feed import Feed
-from penstock._feed.device_feed import has_begun, has_no_end, reopened
+from penstock._feed.device_feed import has_begun, has_no_end, reopened, repeatable
 from penstock.data.tree import Batch, leaves_with_names
 from penstock.shard import Plan
 from penstock.train.checkpoints import Checkpoint, restore
@@ -94,13 +94,17 @@ def start(
             "the feed has given batches before, and a restart of this run could not move it to the position of a checkpoint: "
             "give fit a feed of its own, and look at a batch with loader[0] or another feed"
         )
+    again = repeatable(run.feed) if found else None
     with run.meter.clock.time("input"):
         first = next(run.feed, None)
     if first is None and found is None:
         raise ValueError("the feed has no batch to train on")
     if plan is not None:
         _check_same_plan(plan)
-    batch = _first_of_all(run.feed) if first is None else first
+    batch = first
+    if first is None and again is not None:  # the last evaluation and metrics may be due still, which need a batch to look at
+        with reopened(run.feed, again) as feed:
+            batch = next(feed, None)
     functions, shardings = None, None
     if batch is not None:
         _check_devices(batch)
@@ -140,20 +144,6 @@ def _restore_feed(feed: Feed, found: Checkpoint) -> None:
             f"{found.path} cannot be continued with this feed: {error}. Give the batches that the run had, or name a new folder "
             "with checkpoint="
         ) from error
-
-
-def _first_of_all(feed: Feed) -> Batch | None:
-    """Return the first batch of a feed that has ended: the last evaluation and the metrics may be due still, which need one.
-
-    Returns:
-      The batch; None if the feed cannot be read a second time, as one of an iterator.
-    """
-    try:
-        again = reopened(feed)
-    except (TypeError, ValueError):
-        return None
-    with again:
-        return next(again, None)
 
 
 def _functions(
