@@ -138,12 +138,12 @@ def test_only_the_variants_that_were_asked_for_run(suite, tmp_path):
 
 @pytest.mark.slow
 def test_rounds_are_added_until_the_intervals_are_narrow(suite, tmp_path):
-    _, document = _run_fake(tmp_path, "--until-precise", "1.2%", "--only", "plain", "--only", "noisy")
+    _, document = _run_fake(tmp_path, "--until-precise", "1.4%", "--only", "plain", "--only", "noisy")
     plain, noisy = document["workloads"]
     assert {sample["round"] for sample in plain["samples"]} == set(range(6))  # they do not vary at all
     assert len({sample["round"] for sample in noisy["samples"]}) > 6
     (claim,) = [claim for claim in noisy["comparisons"] if not claim["control"]]
-    assert math.sqrt(claim["high"] / claim["low"]) <= 1.012
+    assert math.sqrt(claim["high"] / claim["low"]) <= 1.014
     assert document["partial"] is None
 
 
@@ -250,10 +250,10 @@ def test_all_suites_make_one_report(suite, tmp_path, monkeypatch):
     assert json.loads(path.read_text())["suite"] == "all"
 
 
-@pytest.mark.parametrize("workload", ["restore", pytest.param("overhead", marks=pytest.mark.slow)])  # .ci/run runs all others
-def test_feed_suite_runs_and_every_variant_passes_its_verification(workload, tmp_path, capsys):
+def test_feed_suite_runs_and_every_variant_passes_its_verification(tmp_path, capsys):
+    """One workload stands for all, which .ci/run runs."""
     path = tmp_path / "out.json"
-    status = command.run(_args("feed", "--quick", "--only", workload, "--json", str(path)))
+    status = command.run(_args("feed", "--quick", "--only", "restore", "--json", str(path)))
     assert status == 0, capsys.readouterr().out
     (outcome,) = json.loads(path.read_text())["workloads"]
     ran = {sample["variant"] for sample in outcome["samples"]} | {missing["variant"] for missing in outcome["missing"]}
