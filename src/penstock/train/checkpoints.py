@@ -1,8 +1,6 @@
 """The checkpoints of a run: arrays and a record go in, verified checkpoints come out, the newest first.
 
-A checkpoint is a folder `step-N` with the arrays (`state/`, by Orbax), `record.json` (the position in the data and all else
-that is JSON), `plan.json` if there is a plan, and MANIFEST.json, which is written last. Only a folder that passes its
-manifest is a checkpoint. `later.json`, which is not in the manifest, has what of the record was known after the save only.
+`checkpoint_folder` says what the folder of each, `step-N`, has, and when it is complete.
 
 *Correctness.* `save` takes a snapshot on the calling thread, and one thread of this object, alive from one `save` to the
 next, writes it. Nobody else writes to the folder of a checkpoint: `save` and `wait` first join the thread before. In several
@@ -24,46 +22,25 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from penstock._atomic_write import replace
-from penstock.train import manifest
+from penstock.train import checkpoint_folder, manifest
 from penstock.train.array_files import ArrayFiles, snapshot
-from penstock.train.leaves import Leaf, check_same_leaves, describe_leaves, empty, restored, storable, storable_like
+from penstock.train.checkpoint_folder import Checkpoint
+from penstock.train.leaves import check_same_leaves, describe_leaves, empty, restored, storable, storable_like
 from penstock.train.schedule import Goal
 from penstock.train.together import FirstProcessError, decide
 
 _LOGGER = logging.getLogger("penstock.train")
-_VERSION = 1
-_ARRAYS, _RECORD, _PLAN = "state", "record.json", "plan.json"
-_LATER = "later.json"
 _NAME = re.compile(r"step-(\d+)")
 _saves = itertools.count()
 
 
 class CheckpointError(RuntimeError):
     """The error raised if a checkpoint could not be written or read. Its message says why, and which one is intact."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was complete and undamaged when it was looked for.
-
-    Attributes:
-      path: its folder.
-      step: the number of steps that its state has had.
-      record: what was saved beside the arrays.
-      leaves: the description of each array.
-    """
-
-    path: Path
-    step: int
-    record: Mapping[str, Any]
-    leaves: Mapping[str, Leaf]
 
 
 class Checkpoints:
@@ -117,7 +94,13 @@ class Checkpoints:
         self.wait()
         stored = {name: storable(array) for name, array in arrays.items() if array.size}  # Orbax refuses empty arrays and folders
         described = {name: [list(leaf.shape), leaf.dtype] for name, leaf in describe_leaves(arrays).items()}
-        saved = {"version": _VERSION, "step": step, "leaves": described, "record": dict(record), "goal": self._goal_text()}
+        saved = {
+            "version": checkpoint_folder.VERSION,
+            "step": step,
+            "leaves": described,
+            "record": dict(record),
+            "goal": self._goal_text(),
+        }
         copies = snapshot(stored)
         self._started = step
         self._thread = threading.Thread(
@@ -162,14 +145,12 @@ class Checkpoints:
           CheckpointError: the save failed, or the change cannot be written.
         """
         self.wait()
-        later = {"record": dict(record), "goal": self._goal_text()}
-        text = json.dumps(later | {"sha256": manifest.digest(later)})
+        folder = self.folder / f"step-{step}"
         try:
-            decide(lambda: replace(self.folder / f"step-{step}" / _LATER, text, durable=True))
+            decide(lambda: checkpoint_folder.amend(folder, record, self._goal_text()))
         except (OSError, FirstProcessError) as error:
             raise CheckpointError(
-                f"the results of step {step:,} could not be added to {self.folder / f'step-{step}'}: {self._reason(error)}; the "
-                "checkpoint is intact"
+                f"the results of step {step:,} could not be added to {folder}: {self._reason(error)}; the checkpoint is intact"
             ) from error
 
     def _goal_text(self) -> str | None:
@@ -184,7 +165,7 @@ class Checkpoints:
         path = decide(self._latest)
         if path is None:
             return None
-        checkpoint = _load_together(Path(path))
+        checkpoint = checkpoint_folder.load_together(Path(path))
         self._complete = checkpoint.step
         return checkpoint
 
@@ -192,7 +173,7 @@ class Checkpoints:
         """Return the folder of the newest checkpoint that passes its manifest, and report those that are passed over."""
         passed_over: list[str] = []
         for step, path in sorted(self._folders().items(), reverse=True):
-            problem = _problem(path)
+            problem = checkpoint_folder.problem(path)
             if problem is None:
                 for line in passed_over:
                     _LOGGER.warning("%s; continuing from step %s", line, f"{step:,}")
@@ -205,11 +186,11 @@ class Checkpoints:
     def best(self) -> Checkpoint | None:
         """Return the checkpoint with the best metric that passes its manifest; None if there is none."""
         path = decide(self._best)
-        return None if path is None else _load_together(Path(path))
+        return None if path is None else checkpoint_folder.load_together(Path(path))
 
     def _best(self) -> str | None:
         for path in self._by_metric():
-            problem = _problem(path)
+            problem = checkpoint_folder.problem(path)
             if problem is None:
                 return str(path)
             _LOGGER.warning("checkpoint %s is passed over: %s", path, problem)
@@ -245,17 +226,17 @@ class Checkpoints:
             self._refused = error
             return
         try:
-            decide(lambda: _begin(folder, json.dumps(saved), plan), f"begin/{number}")
+            decide(lambda: checkpoint_folder.begin(folder, json.dumps(saved), plan), f"begin/{number}")
             if arrays:
-                self._files.write(folder / _ARRAYS, arrays)
-            decide(lambda: _finish(folder), f"end/{number}")
+                self._files.write(folder / checkpoint_folder.ARRAYS, arrays)
+            decide(lambda: checkpoint_folder.finish(folder), f"end/{number}")
             self._complete = step
             if jax.process_index() == 0:
                 self._remove_old(step)
         except BaseException as error:
             self._error = error
             if jax.process_index() == 0:
-                _remove(folder)  # it may be what has filled the disk
+                checkpoint_folder.remove(folder)  # it may be what has filled the disk
 
     def _remove_old(self, newest: int) -> None:
         """Remove the checkpoints that are neither among the last nor the best, and unfinished ones before the newest."""
@@ -265,7 +246,7 @@ class Checkpoints:
         best = next(iter(self._by_metric()), None)
         for step, path in folders.items():
             if step <= newest and step not in kept and path != best:
-                _remove(path)
+                checkpoint_folder.remove(path)
 
     def _by_metric(self) -> list[Path]:
         """Return the finished folders that have a value for the goal, the best first; of equal ones, the newest."""
@@ -273,7 +254,7 @@ class Checkpoints:
             return []
         better, values = self._goal.better, {}
         for _, path in sorted(self._folders().items(), reverse=True):
-            value = _metric(path, self._goal) if manifest.is_finished(path) else None
+            value = checkpoint_folder.metric(path, self._goal) if manifest.is_finished(path) else None
             if value is not None and not math.isnan(value):
                 values[path] = value
         ordered: list[Path] = []
@@ -297,7 +278,7 @@ class Checkpoints:
 
     def _reason(self, error: BaseException) -> str:
         if not _is_disk_full(error):
-            return _summary(error)
+            return checkpoint_folder.summary(error)
         free = shutil.disk_usage(self.folder).free if self.folder.exists() else 0
         return f"no space left on the disk ({free / 1e6:,.0f} MB are free): free some, or keep fewer checkpoints"
 
@@ -317,9 +298,9 @@ def restore(checkpoint: Checkpoint, like: Mapping[str, Any]) -> dict[str, jax.Ar
     wanted = {name: storable_like(x) for name, x in like.items() if x.size}
     with contextlib.closing(ArrayFiles()) as files:
         try:
-            arrays = files.read(checkpoint.path / _ARRAYS, wanted) if wanted else {}
+            arrays = files.read(checkpoint.path / checkpoint_folder.ARRAYS, wanted) if wanted else {}
         except Exception as error:
-            raise CheckpointError(f"checkpoint {checkpoint.path} cannot be read: {_summary(error)}") from error
+            raise CheckpointError(f"checkpoint {checkpoint.path} cannot be read: {checkpoint_folder.summary(error)}") from error
     return {name: restored(arrays[name], x) if x.size else empty(x) for name, x in like.items()}
 
 
@@ -329,97 +310,10 @@ def read(path: Path) -> Checkpoint:
     Raises:
       CheckpointError: it is not complete, or damaged.
     """
-    problem = decide(lambda: _problem(path))
+    problem = decide(lambda: checkpoint_folder.problem(path))
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {problem}")
-    return _load_together(path)
-
-
-def _problem(path: Path) -> str | None:
-    """Say what is wrong with the folder of a checkpoint; None if nothing is."""
-    if not path.is_dir():
-        return "there is no such folder"
-    if problem := manifest.damage(path):
-        return problem
-    try:
-        _load(path, {})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"its record cannot be read ({_summary(error)})"
-    return None
-
-
-def _later(path: Path) -> dict[str, Any]:
-    """Return what was amended: {"record": …, "goal": …}; empty if nothing was."""
-    try:
-        later = dict(json.loads((path / _LATER).read_text(encoding="utf-8")))
-        if later.pop("sha256") == manifest.digest(later):
-            return later
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    _LOGGER.warning("%s is damaged, and not used: what it has is computed again", path / _LATER)
-    return {}
-
-
-def _saved(path: Path, later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was saved beside the arrays, with what was amended later."""
-    saved = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-    return saved | later | {"record": saved["record"] | later.get("record", {})}
-
-
-def _load_together(path: Path) -> Checkpoint:
-    """Read a checkpoint in all processes. Process 0 says what was amended: the file may be too new for the others to see."""
-    return _load(path, decide(lambda: _later(path)))
-
-
-def _load(path: Path, later: Mapping[str, Any]) -> Checkpoint:
-    saved = _saved(path, later)
-    if saved["version"] != _VERSION:
-        raise ValueError(f"its version is {saved['version']}, and this penstock reads version {_VERSION}")
-    leaves = {name: Leaf(tuple(shape), dtype) for name, (shape, dtype) in saved["leaves"].items()}
-    return Checkpoint(path, saved["step"], saved["record"], leaves)
-
-
-def _begin(folder: Path, record: str, plan: str | None) -> None:
-    """Make the folder of a checkpoint, in place of an unfinished or damaged one."""
-    _remove(folder)
-    folder.parent.mkdir(exist_ok=True)  # but not the run folder, which may have been removed
-    folder.mkdir()
-    replace(folder / _RECORD, record)
-    if plan is not None:
-        replace(folder / _PLAN, plan)
-
-
-def _finish(folder: Path) -> None:
-    """Write the manifest."""
-    if not (folder / _RECORD).is_file():  # Orbax makes the folders above its own again
-        raise FileNotFoundError(f"{folder} was removed while it was written")
-    manifest.write_manifest(folder)
-
-
-def _metric(path: Path, goal: Goal) -> float | None:
-    """Return the value that a checkpoint has for a goal; None if it has none, or one for another goal."""
-    try:
-        saved = _saved(path, _later(path))
-        value = saved["record"].get("metric")
-        return float(value) if saved["goal"] == str(goal) and value is not None else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _remove(folder: Path) -> None:
-    """Remove a checkpoint. Its manifest goes first: one that is half removed is an unfinished one."""
-    for path in (folder / manifest.NAME, folder):
-        with contextlib.suppress(IsADirectoryError, NotADirectoryError, PermissionError):  # of what is not as it was written
-            path.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _summary(error: BaseException) -> str:
-    """Return the first line of an error."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0][:400]}" if lines else type(error).__name__
+    return checkpoint_folder.load_together(path)
 
 
 def _is_disk_full(error: BaseException) -> bool:
