@@ -78,22 +78,8 @@ def _add_train(commands: _Commands) -> None:
         epilog="example:\n  penstock train digits --steps 200 --out runs/short",
     )
     recipes = train.add_subparsers(title="recipes", metavar="recipe", required=True)
-    recipe = recipes.add_parser(
-        "digits",
-        help="a small Vision Transformer on 8x8 handwritten digits; about half a minute on two CPU cores",
-        description=digits.DESCRIPTION,
-        epilog="example:\n  penstock train digits --batch-size 128 --seed 1 --out runs/wide",
-    )
-    digits.add_arguments(recipe)
-    recipe.set_defaults(run=digits.run)
-    recipe = recipes.add_parser(
-        "text",
-        help="a small language model on the bytes of a text; about a minute on two CPU cores",
-        description=text.DESCRIPTION,
-        epilog="example:\n  penstock train text --data book.txt --steps 2000 --out runs/book",
-    )
-    text.add_arguments(recipe)
-    recipe.set_defaults(run=text.run)
+    _add(recipes, "digits", "a small Vision Transformer on 8x8 handwritten digits; about half a minute on two CPU cores", digits)
+    _add(recipes, "text", "a small language model on the bytes of a text; about a minute on two CPU cores", text)
 
 
 def _add(commands: _Commands, name: str, about: str, module: ModuleType) -> None:

@@ -41,6 +41,7 @@ cores. The same flags on the same machine give the same numbers.
 The run folder gets checkpoints; metrics.jsonl, a line of JSON for every log point (step, loss, accuracy,
 steps_per_second, input_wait) and every validation (step, val_loss, val_accuracy); goodput.json; and training.png, which
 shows what was learnt and how fast. Ctrl-C and SIGTERM save the run; the same command continues it."""
+EPILOG = "example:\n  penstock train digits --batch-size 128 --seed 1 --out runs/wide"
 
 _STEPS, _BATCH_SIZE, _SEED = 1000, 64, 0
 _LOG_EVERY, _VALIDATE_EVERY, _SAVE_EVERY = 5, 50, 100  # steps

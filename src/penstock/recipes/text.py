@@ -46,6 +46,7 @@ the same machine give the same numbers.
 The run folder gets checkpoints; metrics.jsonl, a line of JSON for every log point (step, bits_per_byte,
 steps_per_second, input_wait) and every validation (step, val_bits_per_byte); goodput.json; and sample.txt, the text that
 the model wrote. Ctrl-C and SIGTERM save the run; the same command continues it."""
+EPILOG = "example:\n  penstock train text --data book.txt --steps 2000 --out runs/book"
 
 _STEPS, _BATCH_SIZE, _CONTEXT, _SEED = 600, 8, 128, 0
 _NEEDS = ("flax", "optax", "orbax")
