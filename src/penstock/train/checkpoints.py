@@ -94,13 +94,8 @@ class Checkpoints:
         self.wait()
         stored = {name: storable(array) for name, array in arrays.items() if array.size}  # Orbax refuses empty arrays and folders
         described = {name: [list(leaf.shape), leaf.dtype] for name, leaf in describe_leaves(arrays).items()}
-        saved = {
-            "version": checkpoint_folder.VERSION,
-            "step": step,
-            "leaves": described,
-            "record": dict(record),
-            "goal": self._goal_text(),
-        }
+        saved = {"version": checkpoint_folder.VERSION, "step": step, "leaves": described}
+        saved |= {"record": dict(record), "goal": self._goal_text()}
         copies = snapshot(stored)
         self._started = step
         self._thread = threading.Thread(

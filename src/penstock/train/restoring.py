@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from penstock._arguments import check_path
-from penstock.train.checkpoints import Checkpoint, Checkpoints, read
+from penstock.train.checkpoint_folder import Checkpoint
+from penstock.train.checkpoints import Checkpoints, read
 
 
 def find_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike[str] | None) -> Checkpoint | None:
