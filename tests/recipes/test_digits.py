@@ -1,7 +1,5 @@
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tests.recipes.commands import metrics, start
 
 from penstock.recipes import digits, images
 from penstock.recipes.run_folder import choose_folder
@@ -17,16 +16,12 @@ _KEYS = {"step", "loss", "accuracy", "steps_per_second", "input_wait"}
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def _metrics(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def _losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in _metrics(folder) if "loss" in line]
+    return [line["loss"] for line in metrics(folder) if "loss" in line]
 
 
 def _accuracies(folder: Path) -> dict[int, float]:
-    return {line["step"]: line["val_accuracy"] for line in _metrics(folder) if "val_accuracy" in line}
+    return {line["step"]: line["val_accuracy"] for line in metrics(folder) if "val_accuracy" in line}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +31,7 @@ def short(tmp_path_factory) -> digits.Result:
 
 @pytest.mark.slow
 def test_training_leaves_a_line_for_each_log_point(short):
-    lines = [line for line in _metrics(short.out) if "loss" in line]
+    lines = [line for line in metrics(short.out) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(5, 56, 5))
     for line in lines:
         assert set(line) == _KEYS
@@ -98,10 +93,10 @@ def straight(tmp_path_factory) -> Path:
 def test_signal_saves_the_run_and_its_command_continues_it(tmp_path, number, straight):
     out = tmp_path / "run"
     flags = ("--steps", "150", "--quiet", "--out", str(out))
-    process = _command(*flags, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    process = start("digits", *flags, XLA_FLAGS="--xla_force_host_platform_device_count=8")
     deadline = time.monotonic() + 120
     try:
-        while not (out / "metrics.jsonl").exists() or len(_metrics(out)) < 2:
+        while not (out / "metrics.jsonl").exists() or len(metrics(out)) < 2:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -156,7 +151,7 @@ def test_folder_of_another_run_is_refused(short):
 
 
 def test_no_device_is_told_in_one_line(tmp_path):
-    process = _command("--out", str(tmp_path / "never"), JAX_PLATFORMS="no_such_platform")
+    process = start("digits", "--out", str(tmp_path / "never"), JAX_PLATFORMS="no_such_platform")
     printed, errors = process.communicate(timeout=60)
     assert (process.returncode, printed) == (2, "")
     assert errors.startswith("penstock train digits: error: JAX finds no device: ")
@@ -165,7 +160,7 @@ def test_no_device_is_told_in_one_line(tmp_path):
 
 
 def test_help_is_ascii():
-    process = _command("--help", PYTHONIOENCODING="ascii")
+    process = start("digits", "--help", PYTHONIOENCODING="ascii")
     printed, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert printed.isascii()
@@ -173,22 +168,13 @@ def test_help_is_ascii():
 
 @pytest.mark.slow
 def test_default_training_reaches_97_percent_on_one_device(tmp_path):
-    process = _command("--quiet", "--out", str(tmp_path))
+    process = start("digits", "--quiet", "--out", str(tmp_path))
     printed, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     assert list(_accuracies(tmp_path).values())[-1] >= 0.97
     assert printed.startswith("validation accuracy 9")
     assert "of its time" in printed or "input-bound" in printed
     assert str(tmp_path / "training.png") in printed
-
-
-def _command(*flags: str, first: str = "", **variables: str) -> subprocess.Popen[str]:
-    # A background process of a shell ignores SIGINT, and its children inherit this.
-    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    start += first + "\nfrom penstock.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", start, "train", "digits", *flags]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | variables
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 import gzip
 import io
-import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.recipes.commands import metrics, start
 
 import penstock as ps
 from penstock.recipes import text, tokens
@@ -30,16 +29,12 @@ def story(tmp_path) -> Path:
     return path
 
 
-def _metrics(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def _trained(folder: Path) -> list[float]:
-    return [line["bits_per_byte"] for line in _metrics(folder) if "bits_per_byte" in line]
+    return [line["bits_per_byte"] for line in metrics(folder) if "bits_per_byte" in line]
 
 
 def _validated(folder: Path) -> list[float]:
-    return [line["val_bits_per_byte"] for line in _metrics(folder) if "val_bits_per_byte" in line]
+    return [line["val_bits_per_byte"] for line in metrics(folder) if "val_bits_per_byte" in line]
 
 
 def _bits(metrics: dict) -> float:
@@ -180,7 +175,7 @@ def short(tmp_path_factory) -> text.Result:
 
 @pytest.mark.slow
 def test_training_leaves_a_line_for_each_log_point(short):
-    lines = [line for line in _metrics(short.out) if "bits_per_byte" in line]
+    lines = [line for line in metrics(short.out) if "bits_per_byte" in line]
     assert [line["step"] for line in lines] == [10, 20, 24]
     assert all(set(line) == {"step", "bits_per_byte", "steps_per_second", "input_wait"} for line in lines)
     assert lines[-1]["bits_per_byte"] < lines[0]["bits_per_byte"]
@@ -232,20 +227,13 @@ def test_stopped_run_continues_with_the_same_losses(short, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_training_in_half_the_default_steps_reaches_2_6_bits_per_byte_on_one_device(tmp_path):
-    process = _command("--quiet", "--steps", str(text._STEPS // 2), "--out", str(tmp_path))
+    process = start("text", "--quiet", "--steps", str(text._STEPS // 2), "--out", str(tmp_path))
     printed, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     assert _validated(tmp_path)[-1] <= 2.6
     assert "gzip -9 of the same bytes alone: 2." in printed
     assert printed.startswith("continuing ")
     assert str(tmp_path / "sample.txt") in printed
-
-
-def _command(*flags: str, **variables: str) -> subprocess.Popen[str]:
-    start = "import sys; from penstock.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", start, "train", "text", *flags]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | variables
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +277,7 @@ def test_the_shortest_text_is_trained(tmp_path):
 
 
 def test_the_command_tells_an_error_in_one_line():
-    process = _command("--data", "no such file")
+    process = start("text", "--data", "no such file")
     printed, errors = process.communicate(timeout=60)
     assert (process.returncode, printed) == (2, "")
     assert errors.startswith("penstock train text: error: --data no such file: ")
@@ -297,7 +285,7 @@ def test_the_command_tells_an_error_in_one_line():
 
 
 def test_help_is_ascii():
-    process = _command("--help", PYTHONIOENCODING="ascii")
+    process = start("text", "--help", PYTHONIOENCODING="ascii")
     printed, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert printed.isascii()

@@ -18,6 +18,7 @@ import penstock as ps
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.recipes import images
+from penstock.recipes.fitting import fit_in, validation_batch_size
 from penstock.recipes.processes import add_process_arguments, run_as_processes, run_on_ray
 from penstock.recipes.run_folder import (
     CannotStartError,
@@ -44,7 +45,7 @@ shows what was learnt and how fast. Ctrl-C and SIGTERM save the run; the same co
 EPILOG = "example:\n  penstock train digits --batch-size 128 --seed 1 --out runs/wide"
 
 _STEPS, _BATCH_SIZE, _SEED = 1000, 64, 0
-_LOG_EVERY, _VALIDATE_EVERY, _SAVE_EVERY = 5, 50, 100  # steps
+_LOG_EVERY, _VALIDATE_EVERY = 5, 50  # steps
 _NEEDS = ("flax", "optax", "orbax", "sklearn", "matplotlib")
 
 
@@ -179,39 +180,30 @@ def _train(steps: int, batch_size: int, seed: int, folder: Path, quiet: bool, pl
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     data = images.load()
     training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=images.shift)
-    validation = ps.Loader(data.validation, _validation_batch_size(mesh.size), epochs=1, remainder="pad")
+    # Not of `batch_size`: with a tiny one, a validation would take very long.
+    validation = ps.Loader(data.validation, validation_batch_size(128, mesh.size), epochs=1, remainder="pad")
     classifier = make_classifier(steps, seed)
     chosen = None
     if plan == "auto":
         batch = jax.eval_shape(images.scale, training[0])
         chosen = ps.plan(classifier.train, jax.eval_shape(classifier.init), batch, devices=mesh.size)
     to = chosen or NamedSharding(mesh, PartitionSpec("data"))
-    points: list[ps.Point] = []
     with ps.feed(training, to=to, transform=images.scale, device_buffer=_LOG_EVERY) as batches:
-        try:
-            ps.fit(
-                classifier.train,
-                classifier.init,
-                batches,
-                steps=steps,
-                plan=chosen,
-                checkpoint=folder,
-                save_every=_SAVE_EVERY,
-                evaluate=ps.Evaluation(
-                    classifier.evaluate, lambda: ps.feed(validation, to=to, transform=images.scale), every=_VALIDATE_EVERY
-                ),
-                log=[points.append, ps.log.jsonl(folder / "metrics.jsonl"), *([] if quiet else [ps.log.progress(summary=False)])],
-                log_every=max(1, min(_LOG_EVERY, steps // 10)),
-                config={"recipe": "digits", "steps": steps, "batch_size": batch_size, "seed": seed},
-            )
-        except ps.OtherRunError as error:
-            raise CannotStartError(f"--out {folder}: {error}") from error
-    return points[-1] if points else None
-
-
-def _validation_batch_size(devices: int) -> int:
-    """Return about 128, a multiple of the number of devices. With a tiny `batch_size`, a validation would take very long."""
-    return -(-128 // devices) * devices
+        _, end = fit_in(
+            folder,
+            classifier.train,
+            classifier.init,
+            batches,
+            quiet=quiet,
+            steps=steps,
+            plan=chosen,
+            evaluate=ps.Evaluation(
+                classifier.evaluate, lambda: ps.feed(validation, to=to, transform=images.scale), every=_VALIDATE_EVERY
+            ),
+            log_every=max(1, min(_LOG_EVERY, steps // 10)),
+            config={"recipe": "digits", "steps": steps, "batch_size": batch_size, "seed": seed},
+        )
+    return end
 
 
 def _check(steps: int, batch_size: int, seed: int) -> None:

@@ -20,6 +20,7 @@ import penstock as ps
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.recipes import tokens
+from penstock.recipes.fitting import fit_in, validation_batch_size
 from penstock.recipes.run_folder import (
     CannotStartError,
     add_run_arguments,
@@ -50,7 +51,7 @@ EPILOG = "example:\n  penstock train text --data book.txt --steps 2000 --out run
 
 _STEPS, _BATCH_SIZE, _CONTEXT, _SEED = 600, 8, 128, 0
 _NEEDS = ("flax", "optax", "orbax")
-_LOG_EVERY, _VALIDATE_EVERY, _SAVE_EVERY = 10, 200, 100  # steps
+_LOG_EVERY, _VALIDATE_EVERY = 10, 200  # steps
 _PROMPT, _SAMPLE = 64, 400  # bytes
 
 
@@ -195,28 +196,24 @@ def _train(
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     sharded = NamedSharding(mesh, PartitionSpec("data"))
     training = ps.Loader(text.training_windows(), batch_size, shuffle=True, seed=seed)
-    validation = ps.Loader(text.held_out_windows(), _validation_batch_size(mesh.size), epochs=1, remainder="pad")
+    validation = ps.Loader(text.held_out_windows(), validation_batch_size(32, mesh.size), epochs=1, remainder="pad")
     model = LanguageModel(Sizes(), steps, jnp.bfloat16 if bf16 else jnp.float32)
     # "rbg" is one XLA operation for each draw, which compiles in a third of the time of the default generator.
     key = jax.random.key(seed, impl="rbg")
-    points: list[ps.Point] = []
     with ps.feed(training, to=sharded) as batches:
-        try:
-            state = ps.fit(
-                model.train,
-                jax.jit(lambda: model.start(key)),
-                batches,
-                steps=steps,
-                checkpoint=folder,
-                save_every=_SAVE_EVERY,
-                evaluate=ps.Evaluation(model.evaluate, validation, every=_VALIDATE_EVERY),
-                log=[points.append, ps.log.jsonl(folder / "metrics.jsonl"), *([] if quiet else [ps.log.progress(summary=False)])],
-                log_every=_LOG_EVERY,
-                config={"recipe": "text", "steps": steps, "batch_size": batch_size, "seed": seed, "bf16": bf16},
-            )
-        except ps.OtherRunError as error:
-            raise CannotStartError(f"--out {folder}: {error}") from error
-    return _sample(model, state, text, key, mesh), points[-1]
+        state, end = fit_in(
+            folder,
+            model.train,
+            jax.jit(lambda: model.start(key)),
+            batches,
+            quiet=quiet,
+            steps=steps,
+            evaluate=ps.Evaluation(model.evaluate, validation, every=_VALIDATE_EVERY),
+            log_every=_LOG_EVERY,
+            config={"recipe": "text", "steps": steps, "batch_size": batch_size, "seed": seed, "bf16": bf16},
+        )
+    assert end is not None  # in one process
+    return _sample(model, state, text, key, mesh), end
 
 
 def _sample(model: LanguageModel, state: State, text: tokens.Text, key: jax.Array, mesh: Mesh) -> bytes:
@@ -249,11 +246,6 @@ def _check_length(text: tokens.Text, data: str | Path | None, batch_size: int) -
             f"{name}: {len(text.tokens):,} bytes, of which {len(text.training):,} are for training, and a batch of {batch_size} "
             f"windows of {text.context} bytes needs {needed:,}; give a longer text, or a smaller --batch-size or --context"
         )
-
-
-def _validation_batch_size(devices: int) -> int:
-    """Return about 32, a multiple of the number of devices."""
-    return -(-32 // devices) * devices
 
 
 def _printable(text: bytes) -> str:
