@@ -201,8 +201,18 @@ def compiled_wide():
     ("name", "change", "error", "message"),
     [
         ("model", {"model": compiled_wide}, ps.OtherStateError, "belongs to another model.*dense/kernel"),
-        ("data", {"data": lambda: loader(seed=4)}, ValueError, "the state belongs to something else: .*seed"),
-        ("feed", {"data": lambda: fed(seed=4)}, ValueError, "the state belongs to something else: .*seed"),
+        (
+            "data",
+            {"data": lambda: loader(seed=4)},
+            ps.OtherRunError,
+            "step-.* cannot be continued with this feed: the state belongs to something else: .*seed",
+        ),
+        (
+            "feed",
+            {"data": lambda: fed(seed=4)},
+            ps.OtherRunError,
+            "step-.* cannot be continued with this feed: the state belongs to something else: .*seed",
+        ),
         ("steps", {"steps_per_epoch": 4}, ps.OtherRunError, "steps_per_epoch was None and is 4"),
     ],
 )

@@ -36,7 +36,7 @@ from penstock.keras._session import Position, expect
 from penstock.train.agreement import Agreement
 from penstock.train.checkpoint_folder import Checkpoint as Saved
 from penstock.train.checkpoints import Checkpoints, restore
-from penstock.train.run_folder import RunFolder
+from penstock.train.run_folder import RunFolder, continuing
 from penstock.train.schedule import Goal
 
 _OF_CALLBACKS = "callbacks/"
@@ -176,10 +176,11 @@ class CheckpointRun:
         self._epoch = self._epochs if record["stopped"] else record["epoch"]
         self._resumes_in_epoch = record["in_epoch"] and self._epoch < self._epochs
         batches = self._settings.batches
-        if not isinstance(batches, Feed):
-            check_state(record["position"]["feed"], PenstockDataAdapter(batches, None).state(0)["of"])
-        elif batches.state() != record["position"]["feed"]:  # a second `fit` may have the feed of the first one
-            batches.restore(record["position"]["feed"])
+        with continuing(self._found.path):
+            if not isinstance(batches, Feed):
+                check_state(record["position"]["feed"], PenstockDataAdapter(batches, None).state(0)["of"])
+            elif batches.state() != record["position"]["feed"]:  # a second `fit` may have the feed of the first one
+                batches.restore(record["position"]["feed"])
 
     def attach(self, iterator: Any) -> Position | None:
         """Take note of the epoch iterator of the `fit`, and return where it begins; see `Saver`."""

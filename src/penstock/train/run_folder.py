@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +30,24 @@ _open_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 class OtherRunError(ValueError):
     """The error raised if a folder belongs to something else than this run. Its message says what differs."""
+
+
+@contextlib.contextmanager
+def continuing(path: Path) -> Iterator[None]:
+    """Surround what gives batches the position of a checkpoint.
+
+    Args:
+      path: the folder of the checkpoint.
+
+    Raises:
+      OtherRunError: they are of other data, or have no position.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise OtherRunError(
+            f"{path} cannot be continued with this feed: {error}. Give the batches that the run had, or name a new folder"
+        ) from error
 
 
 def check_config(config: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from penstock.train.program import (
     training_program,
 )
 from penstock.train.progress import Progress
-from penstock.train.run_folder import OtherRunError
+from penstock.train.run_folder import continuing
 from penstock.train.schedule import Evaluation, Goal
 from penstock.train.setup import (
     abstract,
@@ -87,7 +87,9 @@ def start(
     begin, progress = 0, Progress()
     if found:
         check_same_leaves(found.leaves, describe_leaves(named_leaves(like)), f"checkpoint {found.path}")
-        _restore_feed(run.feed, found)
+        if not has_begun(run.feed) or run.feed.state() != found.record["feed"]:
+            with continuing(found.path):
+                run.feed.restore(found.record["feed"])
         begin, progress = found.step, Progress(**found.record["progress"])
         progress.stopped = run.stop is not None and progress.stop_since >= run.stop.patience  # the patience may be another
     elif run.checkpoints and has_begun(run.feed):
@@ -127,24 +129,6 @@ def start(
             given = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(state())) if makes else state
             placed = place(given, shardings, like)
     return Start(functions, placed, begin, progress, first, found.record["unlogged"] if found else None)
-
-
-def _restore_feed(feed: Feed, found: Checkpoint) -> None:
-    """Restore a feed to the position of a checkpoint.
-
-    Raises:
-      OtherRunError: the feed has other data, or cannot be moved.
-    """
-    saved = found.record["feed"]
-    if has_begun(feed) and feed.state() == saved:
-        return
-    try:
-        feed.restore(saved)
-    except (TypeError, ValueError) as error:
-        raise OtherRunError(
-            f"{found.path} cannot be continued with this feed: {error}. Give the batches that the run had, or name a new folder "
-            "with checkpoint="
-        ) from error
 
 
 def _functions(
