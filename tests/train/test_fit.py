@@ -1,5 +1,7 @@
 """`fit` trains as a plain loop does, and tells its loggers what there is to tell."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -84,6 +86,15 @@ def test_metrics_come_one_interval_late():
 def test_loop_does_not_transfer_to_the_host_between_log_points():
     with jax.transfer_guard_device_to_host("disallow"):
         fit(9, log_every=100, log=[lambda point: None])
+
+
+def test_share_of_waiting_is_one_also_where_the_feed_takes_back_what_it_guessed(monkeypatch):
+    original, guesses = ps.Feed.stats, iter(range(1000, 0, -1))
+    monkeypatch.setattr(ps.Feed, "stats", lambda feed: dataclasses.replace(original(feed), starved=float(next(guesses))))
+    points = Points()
+    fit(20, log_every=5, log=[points])
+    assert [point.step for point in points.of("train")] == [5, 10, 15, 20]
+    assert all(0 <= point.input_wait <= 1 for point in points.of("train"))
 
 
 def test_profile_is_written(tmp_path):
