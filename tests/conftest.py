@@ -13,9 +13,29 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
 from penstock._doctor import jaxlib_faults
 
-# A deadline would be a timing asserted in a test, and fail on a busy machine.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# A deadline, or a limit for the time that examples take to make, would be a timing asserted in a test, and fail on a busy machine.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
+
+
+class _FailuresAreShownAtOnce:
+    """Print a failure when it happens, and not only at the end, which a run that is killed for its time does not reach."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.ensure_newline()
+            self._terminal.line(f"{report.nodeid} failed in its {report.when}")
+            self._terminal.line(report.longreprtext)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    plugins = session.config.pluginmanager
+    terminal = plugins.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(session.config, "workerinput"):
+        plugins.register(_FailuresAreShownAtOnce(terminal))
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,9 @@ from penstock.bench import command
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TESTS = (
-    'pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" --ignore tests/keras && '
-    'pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" tests/keras && '
-    "pytest -m alone tests/feed tests/keras"
+    'pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone" --ignore tests/keras && '
+    'pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone" tests/keras && '
+    'pytest -m "alone and not slow" tests/feed tests/keras'
 )
 REPORTS = ROOT / "benchmarks" / "results"
 

@@ -37,6 +37,7 @@ def assert_ends_as(folder, unbroken, options=()):
     assert result.digests == unbroken.digests
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_in_an_epoch_continues_exactly(tmp_path, unbroken):
     ended = break_at(tmp_path, signal.SIGKILL, random.uniform(0.1, 0.8))
     assert ended.status == -signal.SIGKILL

@@ -108,7 +108,8 @@ def test_download_is_the_document(opened: Callable[..., Chrome], tmp_path: Path)
     page.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
     page.find_element(By.ID, "download").click()
     saved = folder / "penstock-feed-2026-07-14T09-31-07-00-00.json"
-    WebDriverWait(page, 30).until(lambda _: saved.exists())
+    # The file may be there, empty, before its text is.
+    WebDriverWait(page, 30).until(lambda _: saved.exists() and saved.stat().st_size > 0 and [*folder.iterdir()] == [saved])
     assert json.loads(saved.read_text("utf-8")) == run
 
 
