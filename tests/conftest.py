@@ -13,7 +13,7 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
 from penstock._doctor import jaxlib_faults
 
-# A deadline, or a limit for the time that examples take to make, would be a timing asserted in a test: it fails on a busy machine.
+# A deadline, or a limit for how long examples take to make, would be a timing asserted in a test, and fail on a busy machine.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 

@@ -19,8 +19,7 @@ Every version between the oldest and the newest is supported. Some releases of j
 below. The tests run with the oldest and the newest versions:
 
 - all of them on Python {PYTHON.tested[-1]}, with the newest JAX, Flax, Keras and Grain;
-- the quick ones on Python {PYTHON.tested[0]}, with JAX {JAX.tested[0]};
-- those of `penstock.keras` also on the nightly build of the next Keras.
+- the quick ones on Python {PYTHON.tested[0]}, with JAX {JAX.tested[0]} and the nightly build of the next Keras.
 
 An older version is refused when penstock is imported, with one line that says what to install. A newer JAX is not refused. The
 commands warn that it was not tested, and an error names any part of it that penstock needs and does not find. A newer Keras is
