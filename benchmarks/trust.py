@@ -20,7 +20,8 @@ from pathlib import Path
 from scipy import stats
 
 from penstock.bench import machine
-from penstock.bench.model import Measurement, Metric, Outcome, Run, Sample, Variant, Workload
+from penstock.bench.model import Measurement, Metric, Variant, Workload
+from penstock.bench.outcome import Outcome, Run, Sample
 from penstock.bench.rounds import round_order
 from penstock.bench.statistics import FEWEST_PAIRS, typical
 from penstock.bench.verdict import judge

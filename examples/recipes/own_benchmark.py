@@ -16,7 +16,8 @@ from rich.console import Console
 
 import penstock as ps
 from penstock.bench import machine, report
-from penstock.bench.model import Measurement, Metric, Run, Variant, VerificationError, Workload
+from penstock.bench.model import Measurement, Metric, Variant, VerificationError, Workload
+from penstock.bench.outcome import Run
 from penstock.bench.rounds import Harness
 
 

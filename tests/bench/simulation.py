@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.bench.model import Measurement, Metric, Outcome, Run, Sample, Target, Variant, Workload
+from penstock.bench.model import Measurement, Metric, Target, Variant, Workload
+from penstock.bench.outcome import Outcome, Run, Sample
 from penstock.bench.rounds import round_order
 from penstock.bench.statistics import typical
 

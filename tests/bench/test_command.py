@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from penstock.bench import command
-from penstock.bench.model import Outcome, Run, Sample
+from penstock.bench.outcome import Outcome, Run, Sample
 from penstock.bench.suites import SUITES, find, load
 
 

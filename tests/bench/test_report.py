@@ -9,20 +9,8 @@ from rich.console import Console
 
 from penstock.bench import machine, report
 from penstock.bench.json_report import as_document, as_json
-from penstock.bench.model import (
-    Agreement,
-    Failure,
-    Measurement,
-    Metric,
-    Missing,
-    Outcome,
-    Parity,
-    Run,
-    Sample,
-    Target,
-    Variant,
-    Workload,
-)
+from penstock.bench.model import Agreement, Measurement, Metric, Target, Variant, Workload
+from penstock.bench.outcome import Failure, Missing, Outcome, Parity, Run, Sample
 
 _VALUES = {"a": [10.0, 10.1, 9.9, 10.0, 10.2, 9.8], "b": [4.0, 4.1, 4.0, 3.9, 4.05, 3.95], "c": []}
 _AGAIN = [10.1, 10.0, 10.0, 9.9, 10.1, 9.9]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.model import Missing, Outcome
+from penstock.bench.outcome import Missing, Outcome
 from penstock.bench.rounds import Harness, round_order
 from penstock.bench.suites import find
 

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 from tests.bench import simulation
 
-from penstock.bench.model import Run
+from penstock.bench.outcome import Run
 from penstock.bench.statistics import FEWEST_PAIRS, compare
 from penstock.bench.verdict import Claim, judge
 

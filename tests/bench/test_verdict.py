@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.bench import simulation
 
-from penstock.bench.model import Failure, Outcome, Run, Sample, Target
+from penstock.bench.model import Target
+from penstock.bench.outcome import Failure, Outcome, Run, Sample
 from penstock.bench.verdict import judge, rows
 
 

@@ -22,7 +22,8 @@ from penstock.bench.arguments import PRECISE_MINUTES, add_only, add_reports, add
 from penstock.bench.faults import command as faults
 from penstock.bench.interrupt import signals_as_ctrl_c
 from penstock.bench.json_report import as_document, as_json
-from penstock.bench.model import Outcome, Run, SizeName, Workload
+from penstock.bench.model import SizeName, Workload
+from penstock.bench.outcome import Outcome, Run
 from penstock.bench.page import as_html
 from penstock.bench.rounds import Harness
 from penstock.bench.statistics import FEWEST_PAIRS, Comparison

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.bench import report, wording
-from penstock.bench.model import Outcome, Run, Sample
+from penstock.bench.outcome import Outcome, Run, Sample
 from penstock.bench.tables import score_tables
 from penstock.bench.verdict import Claim, Judgement, judge, rows
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.bench.model import Agreement, Outputs, Parity
+from penstock.bench.model import Agreement, Outputs
+from penstock.bench.outcome import Parity
 
 # An output that is tiny compared with the others of its quantity is rounding noise, such as the gradient of a bias that cancels
 # out. Its difference is relative to a hundredth of the others' typical size, not to its own size.

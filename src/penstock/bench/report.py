@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from penstock.bench import wording
 from penstock.bench.machine import known_faults
-from penstock.bench.model import Failure, Outcome, Run
+from penstock.bench.outcome import Failure, Outcome, Run
 from penstock.bench.tables import Table, parity_table, score_tables, timed_tables
 from penstock.bench.verdict import Judgement, Verdict, judge
 

@@ -22,19 +22,8 @@ from typing import Any
 import numpy as np
 
 from penstock.bench import statistics
-from penstock.bench.model import (
-    Agreement,
-    Failure,
-    Missing,
-    Outcome,
-    Outputs,
-    Parity,
-    Remarks,
-    Sample,
-    SizeName,
-    Variant,
-    Workload,
-)
+from penstock.bench.model import Agreement, Outputs, Remarks, SizeName, Variant, Workload
+from penstock.bench.outcome import Failure, Missing, Outcome, Parity, Sample
 from penstock.bench.parity import compare_outputs
 from penstock.bench.process import Finished, run_variant
 

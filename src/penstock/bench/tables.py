@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.bench import wording
-from penstock.bench.model import Metric, Outcome, Sample
+from penstock.bench.model import Metric
 from penstock.bench.number_format import number, times
+from penstock.bench.outcome import Outcome, Sample
 from penstock.bench.verdict import Claim, Row, rows
 
 

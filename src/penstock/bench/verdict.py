@@ -14,8 +14,9 @@ from statistics import median
 from typing import Literal
 
 from penstock.bench import statistics
-from penstock.bench.model import Metric, Outcome, Run, Target
+from penstock.bench.model import Metric, Target
 from penstock.bench.number_format import number
+from penstock.bench.outcome import Outcome, Run
 from penstock.bench.statistics import Comparison
 
 # The significance level of the controls' test, after Holm's correction. It is stricter than that of claims, because a false alarm

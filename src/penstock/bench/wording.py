@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.bench.model import Metric, Outcome, Run
+from penstock.bench.model import Metric
 from penstock.bench.number_format import number, times
+from penstock.bench.outcome import Outcome, Run
 from penstock.bench.statistics import FEWEST_PAIRS
 from penstock.bench.verdict import CONTROL_LEVEL, Claim, Judgement, Verdict
 

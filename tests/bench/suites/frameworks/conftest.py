@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.bench.model import Outputs, Parity
+from penstock.bench.model import Outputs
+from penstock.bench.outcome import Parity
 from penstock.bench.parity import compare_outputs
 from penstock.bench.suites.frameworks import find
 from penstock.bench.suites.frameworks.experiment import Experiment

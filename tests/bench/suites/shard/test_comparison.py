@@ -5,7 +5,8 @@ import math
 import pytest
 from tests.bench.simulation import MACHINE
 
-from penstock.bench.model import Measurement, Outcome, Run, Sample
+from penstock.bench.model import Measurement
+from penstock.bench.outcome import Outcome, Run, Sample
 from penstock.bench.suites.shard.comparison import (
     best_within,
     compare,
