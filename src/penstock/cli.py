@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import penstock
 from penstock._doctor import command as examination
 from penstock.bench import command
+from penstock.bench.suites import is_file
 from penstock.recipes import digits, text
 from penstock.shard import command as planning
 from penstock.train.launch import command as launching
@@ -65,7 +66,7 @@ def _parser(argv: Sequence[str]) -> _Parser:
     _add_train(commands)
     _add(commands, "plan", "find which device holds what", planning)
     _add(commands, "launch", "run a script as several processes on this machine", launching)
-    _add_bench(commands, used=argv[:1] == ["bench"])
+    _add_bench(commands, argv[1:] if argv[:1] == ["bench"] else None)
     _add(commands, "doctor", "look at versions, devices and known faults, and say what to do", examination)
     return parser
 
@@ -89,8 +90,13 @@ def _add(commands: _Commands, name: str, about: str, module: ModuleType) -> None
     parser.set_defaults(run=module.run)
 
 
-def _add_bench(commands: _Commands, used: bool) -> None:
-    """Add the command `bench`. Its suites look for GPUs, so their arguments are added only if it is used."""
+def _add_bench(commands: _Commands, argv: Sequence[str] | None) -> None:
+    """Add the command `bench`. Its suites look for GPUs, so their arguments are added only if it is used.
+
+    Args:
+      commands: where it is added.
+      argv: the arguments after `bench`; None if another command is used.
+    """
     bench = commands.add_parser(
         "bench",
         help="measure, so that it can be believed",
@@ -100,6 +106,9 @@ def _add_bench(commands: _Commands, used: bool) -> None:
         ),
         epilog="example:\n  penstock bench feed --quick",
     )
-    if used:
-        command.add_arguments(bench)
+    if argv is not None:
+        try:
+            command.add_arguments(bench, next((word for word in argv[:1] if is_file(word)), None))
+        except ValueError as error:
+            bench.exit(2, f"{bench.prog}: error: {error}\n")
     bench.set_defaults(run=command.run)

@@ -5,59 +5,35 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
-import secrets
 import sys
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
+from collections.abc import Sequence
+from types import ModuleType
 
-from rich.console import Console
-from rich.markup import escape
-
-from penstock._atomic_write import replace
-from penstock._doctor.jaxlib_faults import warn_of_known_faults
-from penstock.bench import machine, report, writable
 from penstock.bench.arguments import PRECISE_MINUTES, add_only, add_reports, add_timing, add_variant, variant_names
+from penstock.bench.budget import Budget
 from penstock.bench.faults import command as faults
-from penstock.bench.interrupt import signals_as_ctrl_c
-from penstock.bench.json_report import as_document, as_json
-from penstock.bench.model import SizeName, Workload
-from penstock.bench.outcome import Outcome, Run
-from penstock.bench.page import as_html
-from penstock.bench.rounds import Harness
-from penstock.bench.statistics import FEWEST_PAIRS, Comparison
-from penstock.bench.suites import SUITES, load
-from penstock.bench.verdict import judge
+from penstock.bench.measurement import ReportFiles, measure_and_report
+from penstock.bench.model import Workload
+from penstock.bench.statistics import FEWEST_PAIRS
+from penstock.bench.suites import SUITES, is_file, load, source_of
 
 _ALL = "all"
 _DEFAULT_ROUNDS = 10
 
 
-@dataclass(frozen=True)
-class _Budget:
-    """The conditions under which measuring stops.
+def add_arguments(parser: argparse.ArgumentParser, file: str | None = None) -> None:
+    """Give the parser of `penstock bench` a command for each suite, and `all`, with its arguments.
 
-    Attributes:
-      rounds: the number of rounds of each timed workload; the minimum if `precision` is given.
-      minutes: the time limit. A round is not started if it would probably end later.
-      precision: continue until every interval is at most ± this share of its ratio; None for a fixed number of rounds.
+    Args:
+      parser: the parser of the command.
+      file: the path of a user's suite, which is then the only command.
+
+    Raises:
+      ValueError: the file is not a suite.
     """
-
-    rounds: int
-    minutes: float
-    precision: float | None
-
-    def rounds_of(self, workload: Workload) -> int:
-        """Return the number of rounds of a workload. A scored one has the same numbers in each round, so it gets one."""
-        return 1 if workload.scored else self.rounds
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser of `penstock bench` a command for each suite, and `all`, with its arguments."""
     suites = parser.add_subparsers(title="suites", metavar="suite", required=True)
-    for name in SUITES:
-        module = load(name)
+    for name in [file] if file else SUITES:
+        module = _load(name)
         about = inspect.getdoc(module)
         suite = suites.add_parser(
             name, help=(about or name).splitlines()[0], description=about, epilog=_epilog(name, module.WORKLOADS)
@@ -73,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             module.add_arguments(suite)
         else:
             add_only(suite, [workload.name for workload in module.WORKLOADS])
+    if file:
+        return
     breaking = suites.add_parser(
         "faults",
         help="Kill, stop and damage a training, and see that nothing is lost.",
@@ -100,128 +78,39 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         chosen = _chosen(args)
-        writable.check_writable(_reports(args))
+        files = ReportFiles.of(args)
     except ValueError as error:
         print(f"penstock bench {args.suite}: error: {error}", file=sys.stderr)
         return 2
-    warn_of_known_faults()
-    console = Console()
-    with signals_as_ctrl_c(), console.status("") as status:
-        result, interrupted = _measure(chosen, args, lambda text: status.update(escape(text)))
-    report.print_report(console, result)
-    if interrupted:
-        return 130
-    return 1 if any(outcome.failures for outcome in result.outcomes) else 0
+    return measure_and_report(args.suite, chosen, "quick" if args.quick else "full", _budget(args), args.variant, files)
 
 
-def _measure(chosen: Sequence[tuple[str, Workload]], args: argparse.Namespace, say: Callable[[str], None]) -> tuple[Run, bool]:
-    """Measure the workloads within the budget. Write the reports after each round and after each run of a scored workload.
+def _load(suite: str) -> ModuleType:
+    """Import the module of a suite.
 
-    Returns:
-      The run, and whether Ctrl-C ended it.
+    Raises:
+      ValueError: it is a file that cannot be imported, or has no workloads.
     """
-    size: SizeName = "quick" if args.quick else "full"
-    budget = _budget(args, size)
-    done, stage, partial = 0, "before the first round", None
-    late: set[str] = set()  # workloads that have missed a round
-
-    def so_far(partial: str | None) -> Run:
-        result = Run(args.suite, harness.size, harness.seed, described, harness.outcomes(), harness.seconds, partial)
-        _write(result, args)
-        return result
-
-    def unfinished() -> None:
-        so_far(f"not finished, interrupted {stage}")
-
-    with Harness(chosen, size, secrets.randbits(32), args.variant, say, unfinished) as harness:
-        described = machine.describe()
-        unfinished()
-        try:
-            harness.check_agreement()
-            while True:
-                # Files say "not finished" until the run is: a killed process leaves files that say so.
-                current = so_far(f"not finished, rounds done: {done}")
-                wanted = _unfinished(current, done, budget)
-                if not wanted:
-                    partial = _too_late(current, budget) if _miss_rounds(current, late, budget) else None
-                    break
-                fitting = _that_fit(current, wanted, budget.minutes * 60 - harness.seconds)
-                late.update(set(wanted) - set(fitting))
-                if not fitting:
-                    partial = _too_late(current, budget)
-                    break
-                stage = f"in round {done + 1}"
-                harness.round(done, fitting)
-                done += 1
-            return so_far(partial), False
-        except KeyboardInterrupt:
-            return so_far(f"interrupted {stage}"), True
+    if not is_file(suite):
+        return load(suite)
+    try:
+        module = load(suite)
+    except Exception as error:
+        raise ValueError(f"{suite} cannot be imported: {type(error).__name__}: {error}") from error
+    workloads = getattr(module, "WORKLOADS", None)
+    if not workloads or not all(isinstance(workload, Workload) for workload in workloads):
+        raise ValueError(f"{suite} has no WORKLOADS, a list of workloads; docs/benchmarks-of-your-own.md has an example")
+    return module
 
 
-def _unfinished(run: Run, done: int, budget: _Budget) -> list[str]:
-    """Return the names of the workloads that should have another round."""
-    workloads = [outcome.workload for outcome in run.outcomes]
-    if done < budget.rounds or budget.precision is None:
-        return [workload.name for workload in workloads if done < budget.rounds_of(workload)]
-    claims = judge(run).claims
-    return [
-        workload.name
-        for workload, made in zip(workloads, claims, strict=True)
-        if any(_wider(claim.comparison, budget.precision) for claim in made if not claim.control)
-    ]
-
-
-def _wider(comparison: Comparison, precision: float) -> bool:
-    """Tell whether an interval is wider than ± this share of its ratio."""
-    low, high = comparison.low, comparison.high
-    return low is None or high is None or math.sqrt(high / low) - 1 > precision
-
-
-def _that_fit(run: Run, wanted: Sequence[str], seconds: float) -> list[str]:
-    """Return the workloads whose next round would probably end in time, the quick ones before the slow ones."""
-    costs = {outcome.workload.name: _usual_round(outcome) for outcome in run.outcomes}
-    # `sorted` is stable, so the first round keeps the given order: all estimates are 0 then.
-    fitting = []
-    for name in sorted(wanted, key=costs.__getitem__):
-        seconds -= costs[name]
-        if seconds > 0:
-            fitting.append(name)
-    return fitting
-
-
-def _miss_rounds(run: Run, names: Collection[str], budget: _Budget) -> bool:
-    """Tell whether one of the workloads of these names has fewer rounds than it should have."""
-    outcomes = [outcome for outcome in run.outcomes if outcome.workload.name in names]
-    return any(outcome.rounds < budget.rounds_of(outcome.workload) for outcome in outcomes)
-
-
-def _usual_round(outcome: Outcome) -> float:
-    """Estimate the seconds of a round; ignore the first, which compiles, once there is another. 0 before the first round."""
-    rounds: dict[int, float] = {}
-    for sample in outcome.samples:
-        rounds[sample.round] = rounds.get(sample.round, 0.0) + sample.seconds
-    later = [seconds for number, seconds in rounds.items() if number > 0]
-    return median(later or rounds.values() or [0.0])
-
-
-def _too_late(run: Run, budget: _Budget) -> str:
-    """Word the reason of a run that the time limit ended early."""
-    if budget.precision is not None:
-        return f"its {budget.minutes:g} minutes ended before every interval was within ±{budget.precision * 100:g} %"
-    # A workload without any variant that can run was not cut short.
-    timed = [outcome for outcome in run.outcomes if not outcome.workload.scored]
-    done = min((outcome.rounds for outcome in timed if outcome.rounds), default=0)
-    return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds"
-
-
-def _budget(args: argparse.Namespace, size: SizeName) -> _Budget:
+def _budget(args: argparse.Namespace) -> Budget:
     """Return the conditions that the arguments give; the suite's defaults for the others."""
-    module = None if args.suite == _ALL else load(args.suite)
+    module = None if args.suite == _ALL else _load(args.suite)
     usual = PRECISE_MINUTES if args.until_precise else getattr(module, "MINUTES", math.inf)
-    rounds = args.rounds or (1 if size == "quick" else getattr(module, "ROUNDS", _DEFAULT_ROUNDS))
+    rounds = args.rounds or (1 if args.quick else getattr(module, "ROUNDS", _DEFAULT_ROUNDS))
     if args.until_precise:
         rounds = max(args.rounds or 0, FEWEST_PAIRS)
-    return _Budget(rounds, args.minutes or usual, args.until_precise)
+    return Budget(rounds, args.minutes or usual, args.until_precise)
 
 
 def _chosen(args: argparse.Namespace) -> list[tuple[str, Workload]]:
@@ -232,32 +121,17 @@ def _chosen(args: argparse.Namespace) -> list[tuple[str, Workload]]:
     """
     chosen = []
     for suite in SUITES if args.suite == _ALL else [args.suite]:
-        module = load(suite)
+        module = _load(suite)
         if args.suite != _ALL and hasattr(module, "choose"):
             workloads = module.choose(args)
         else:
             all_of_it = module.QUICK if args.quick and not args.only and hasattr(module, "QUICK") else module.WORKLOADS
             workloads = [workload for workload in all_of_it if not args.only or workload.name in args.only]
-        chosen += [(SUITES[suite], workload) for workload in workloads]
+        chosen += [(source_of(suite), workload) for workload in workloads]
     names = variant_names(workload for _, workload in chosen)
     if unknown := [name for name in args.variant or () if name not in names]:
         raise ValueError(f"--variant {unknown[0]}: none of these workloads has it; choose from {', '.join(names)}")
     return chosen
-
-
-def _reports(args: argparse.Namespace) -> dict[str, Path | None]:
-    return {"--json": args.json, "--markdown": args.markdown, "--html": args.html}
-
-
-def _write(result: Run, args: argparse.Namespace) -> None:
-    """Write the reports that the arguments ask for."""
-    document = as_document(result)
-    if args.json:
-        replace(args.json, as_json(document))
-    if args.markdown:
-        replace(args.markdown, report.as_markdown(result))
-    if args.html:
-        replace(args.html, as_html(document))
 
 
 def _epilog(suite: str, workloads: Sequence[Workload]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.bench import report, wording
+from penstock.bench.method import method
 from penstock.bench.outcome import Outcome, Run, Sample
 from penstock.bench.tables import score_tables
 from penstock.bench.verdict import Claim, Judgement, judge, rows
@@ -33,7 +34,7 @@ def as_document(run: Run) -> dict[str, Any]:
             "seconds": run.seconds,
             "machine": dict(run.machine),
             "machine_lines": report.machine_lines(run),
-            "method": report.method(run),
+            "method": method(run),
             "verdict": {"trusted": judgement.trusted, "sentences": wording.trust(run, judgement)},
             "workloads": [_outcome(outcome, judgement, index) for index, outcome in enumerate(run.outcomes)],
         }

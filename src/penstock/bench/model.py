@@ -1,9 +1,13 @@
-"""Define the data classes of a benchmark: workloads, which go in, and outcomes, which come out.
+"""Define the data classes that go into a benchmark: workloads, their variants, and what a variant measures.
+
+`outcome.py` defines what comes out.
 
 A *suite* is a module of *workloads*. A workload is one task; its *variants* do the task with different libraries. A *round*
-runs every variant once, and one of them a second time: the A/A *control*. Its two runs differ only by chance. Each run gives
-one *sample*, which has a number for every *metric* of the workload. A *scored* workload counts instead of timing: its numbers
-are the same in each run, so it has one round and no control.
+starts every variant in a fresh process, and one of them a second time: the A/A *control*. Its two processes differ only by
+chance. If all variants of a workload are *live*, the processes of a round stay warm side by side and take *turns*: each runs a
+*block* of a fraction of a second, while the others wait. Otherwise they run one after the other, each once. A process gives one
+*sample*, which has a number for every *metric* of the workload. A *scored* workload counts instead of timing: its numbers are the
+same in each run, so it has one round and no control.
 
 At their top, this module and the suites' modules import only Python's standard library and NumPy. A variant may run in an
 interpreter that has nothing else installed.
@@ -12,6 +16,7 @@ interpreter that has nothing else installed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -112,8 +117,23 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Live:
+    """A variant that is compiled and warm, and waits for its turn without using the processor.
+
+    Attributes:
+      blocks: from a metric's name to a function. The function gets a number of seconds, works for about so long, at least one
+        step, and returns the metric's number for this time, such as the mean of its steps in milliseconds.
+      finish: called after the last block; returns evidence and details, without numbers. It raises `VerificationError` if the
+        results of the blocks are wrong.
+    """
+
+    blocks: Mapping[str, Callable[[float], float]]
+    finish: Callable[[], Measurement] = Measurement
+
+
+@dataclass(frozen=True)
 class Variant:
-    """An implementation of a workload's task with one library.
+    """An implementation of a workload's task with one library. It has either `measure` or `live`.
 
     Attributes:
       name: unique in its workload.
@@ -124,15 +144,27 @@ class Variant:
       unsuited: why the variant cannot do this workload; empty if it can.
       environment: the interpreter that it runs in; None for this one.
       outputs: called with a size; returns arrays by name. The workload's `Agreement` compares them before any timing.
+      live: called with a size, in a fresh process; returns a context in which the variant is warm. At its end, threads and files
+        are closed.
+      variables: environment variables of its process. Those that the user has set stay as they are.
+
+    Raises:
+      ValueError: it has both or none of `measure` and `live`.
     """
 
     name: str
-    measure: Callable[[Any], Measurement]
+    measure: Callable[[Any], Measurement] | None = None
     requires: tuple[str, ...] = ()
     note: str = ""
     unsuited: str = ""
     environment: Environment | None = None
     outputs: Callable[[Any], Outputs] | None = None
+    live: Callable[[Any], AbstractContextManager[Live]] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.measure is None) == (self.live is None):
+            raise ValueError(f"variant {self.name!r} has {'both' if self.live else 'none'} of measure and live; it needs one")
 
 
 @dataclass(frozen=True)
@@ -173,6 +205,10 @@ class Workload:
       agreement: outputs to compare before timing; None if each variant verifies its results by itself.
       scored: the numbers are counted, not timed. They are the same in each run, and a variant may lack some of them.
       method: for a scored workload, how its numbers are made.
+      verifies: what each process verifies outside of the timed part, for the report, such as "each record arrives once". Empty if
+        nothing is verified.
+      block_seconds: the length of a block, for live variants; 0.2 to 1 is short for the drift of a machine, and long beside the
+        change from one process to the next.
     """
 
     name: str
@@ -186,6 +222,13 @@ class Workload:
     agreement: Agreement | None = None
     scored: bool = False
     method: str = ""
+    verifies: str = ""
+    block_seconds: float = 0.5
+
+    @property
+    def live(self) -> bool:
+        """Tell whether all variants can take turns."""
+        return not self.scored and all(variant.live is not None for variant in self.variants)
 
     def variant(self, name: str) -> Variant:
         """Return the variant of this name, which may be the reference of the agreement.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.bench.model import Remarks, SizeName, Workload
+from penstock.bench.repetition import Repetition
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,42 @@ class Sample:
     steps: Mapping[str, Sequence[float]]
     details: Mapping[str, Any]
     remarks: Remarks = field(default_factory=Remarks)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A number that a live variant measured in its turn, and what happened on the machine meanwhile.
+
+    Attributes:
+      variant, again, round: as for `Sample`.
+      turn: the number of the turn in the round, from 0. In a turn, each variant runs one block of the same metric.
+      position: the number of blocks before this one in the turn.
+      metric: the metric's name.
+      value: its number.
+      started: seconds from the start of the benchmark.
+      seconds: the duration of the block.
+      cpu: the seconds of the processor that the variant's processes used.
+      faults, switches: their page faults, and how often a core was taken away from one of their threads.
+      others: the share of all cores' time that was used by neither them nor anybody's idling.
+      reference: the seconds of the reference kernel (`reference_kernel.py`), the mean of just before and just after the block.
+
+    The last five are None where the system does not tell.
+    """
+
+    variant: str
+    again: bool
+    round: int
+    turn: int
+    position: int
+    metric: str
+    value: float
+    started: float
+    seconds: float
+    cpu: float | None
+    faults: int | None
+    switches: int | None
+    others: float | None
+    reference: float | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +149,9 @@ class Outcome:
       failures: the variants that failed.
       missing: the variants that were not run.
       parity: one entry for each variant and quantity that was compared.
+      blocks: what live variants measured in their turns, in the order of running.
+      alone: why live variants ran one after the other instead; empty if they took turns, or if none is live.
+      repetition: how the next round of live variants would be made; None before the first one, and if none took turns.
     """
 
     workload: Workload
@@ -121,6 +161,14 @@ class Outcome:
     failures: tuple[Failure, ...] = ()
     missing: tuple[Missing, ...] = ()
     parity: tuple[Parity, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    alone: str = ""
+    repetition: Repetition | None = None
+
+    @property
+    def live(self) -> bool:
+        """Tell whether the variants took turns."""
+        return bool(self.blocks)
 
     @property
     def rounds(self) -> int:

@@ -49,7 +49,7 @@ def run_variant(
     """Start the worker for a variant and wait for it.
 
     Args:
-      module: the name of the suite's module.
+      module: the name of the suite's module, or another source of its workloads (see `suites.find`).
       workload, variant: the variant to run.
       size: the name of the workload's size.
       cache: a folder in which compilers may cache their results for later processes of the same variant.
@@ -61,23 +61,33 @@ def run_variant(
     Raises:
       KeyboardInterrupt: Ctrl-C was pressed; the process has been killed.
     """
-    python = str(variant.environment.python) if variant.environment else sys.executable
     # The result goes through a file, because libraries may print anything to stdout.
     result = cache / "result.json"
     result.unlink(missing_ok=True)
     written = ["--outputs", str(outputs)] if outputs else ["--result", str(result)]
-    command = [python, worker.__file__, module, workload.name, variant.name, size, *written]
+    command = worker_command(module, workload, variant, size, *written)
     try:
-        ended = _run(command, workload.time_limit, {**_QUIET, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ})
+        ended = _run(command, workload.time_limit, worker_variables(variant, cache))
     except OSError as error:
-        return Finished(f"{python} cannot be started: {error}", "", None)
-    output = _ends("\n".join(part.strip() for part in (ended.stdout, ended.stderr) if part.strip()))
+        return Finished(f"{command[0]} cannot be started: {error}", "", None)
+    output = both_ends("\n".join(part.strip() for part in (ended.stdout, ended.stderr) if part.strip()))
     reason = None
     if ended.timed_out:
         reason = f"took more than its {workload.time_limit:g} s"
     elif ended.status != 0:
-        reason = _reason(ended.stderr, ended.status)
+        reason = reason_of(ended.stderr, ended.status)
     return Finished(reason, output, _read(result))
+
+
+def worker_command(module: str, workload: Workload, variant: Variant, size: str, *more: str) -> list[str]:
+    """Return the command that starts the worker of a variant, in the interpreter that the variant needs."""
+    python = str(variant.environment.python) if variant.environment else sys.executable
+    return [python, worker.__file__, module, workload.name, variant.name, size, *more]
+
+
+def worker_variables(variant: Variant, cache: Path) -> dict[str, str]:
+    """Return the environment variables of a variant's worker; those of the user come first."""
+    return {**_QUIET, "PENSTOCK_BENCH_CACHE": str(cache), **variant.variables, **os.environ}
 
 
 @dataclass(frozen=True)
@@ -104,11 +114,11 @@ def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, st
         stdout, stderr = process.communicate(timeout=time_limit)
         return _Ended(process.returncode, stdout, stderr, timed_out=False)
     except subprocess.TimeoutExpired:
-        _kill(process)
+        kill(process)
         stdout, stderr = _rest(process)
         return _Ended(process.returncode, stdout, stderr, timed_out=True)
     except BaseException:  # Ctrl-C, which does not reach a session of its own
-        _kill(process)
+        kill(process)
         _rest(process)
         raise
 
@@ -129,14 +139,15 @@ def _text(written: bytes | str | None) -> str:
     return written.decode(errors="replace") if isinstance(written, bytes) else written or ""
 
 
-def _ends(output: str) -> str:
+def both_ends(output: str) -> str:
     """Return the start and the end of a long output, because it goes into every file of the report."""
     if len(output) <= 2 * _KEPT:
         return output
     return f"{output[:_KEPT]}\n… {len(output) - 2 * _KEPT:,} characters …\n{output[-_KEPT:]}"
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def kill(process: subprocess.Popen[Any]) -> None:
+    """Kill a worker and the processes that it has started."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -144,7 +155,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
         process.kill()
 
 
-def _reason(stderr: str, status: int) -> str:
+def reason_of(stderr: str, status: int) -> str:
     """Return the error below the last Python traceback; without one, say how the process ended."""
     if status < 0:
         return f"ended by signal {-status}"

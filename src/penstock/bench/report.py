@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 
 from penstock.bench import wording
 from penstock.bench.machine import known_faults
+from penstock.bench.method import method
 from penstock.bench.outcome import Failure, Outcome, Run
 from penstock.bench.tables import Table, parity_table, score_tables, timed_tables
 from penstock.bench.verdict import Judgement, Verdict, judge
@@ -124,24 +125,6 @@ def _versions_elsewhere(run: Run) -> list[str]:
             if sample.variant in elsewhere and "versions" in sample.details:
                 found[f"{sample.variant}, in an interpreter of its own: {_versions(sample.details['versions'])}"] = None
     return list(found)
-
-
-def method(run: Run) -> list[str]:
-    """Return a paragraph on how times were measured, and one for each method of scoring."""
-    timed = [outcome for outcome in run.outcomes if not outcome.workload.scored]
-    scored = dict.fromkeys(outcome.workload.method for outcome in run.outcomes if outcome.workload.method)
-    if not timed:
-        return list(scored)
-    counts = sorted({outcome.rounds for outcome in timed})
-    rounds = "1 round" if counts == [1] else f"{' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))} rounds"
-    return [
-        f"Each variant ran in a fresh process in each of {rounds}, in a shuffled order (seed {run.seed}, every second round "
-        "backwards), and was verified outside of the timed part. Where steps are timed, a run's number is the median of "
-        "them without warm-up and, of ten or more, without their first and last tenth; where stalls count, as with a loader, it "
-        "is their mean. Ratios are 20 % trimmed means over rounds, with "
-        "bootstrap intervals over rounds; p-values are Yuen's, corrected by Holm over the report. docs/measuring.md says why.",
-        *scored,
-    ]
 
 
 def _tables(outcome: Outcome, judgement: Judgement, index: int) -> list[Table]:

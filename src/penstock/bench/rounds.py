@@ -1,93 +1,35 @@
 """Run the variants of workloads in interleaved rounds: workloads go in, outcomes come out.
 
-The speed of a machine drifts: it warms up, and other users share it. So a round runs every variant of every workload once, in
-an order of its own, and variants are compared within rounds. Each run has a fresh process, so that threads, caches and imports
-of one variant do not affect the next. A scored workload has one round, in the order of its variants.
+The speed of a machine drifts: it warms up, and other users share it. So variants are compared within rounds only. In a round,
+live variants take turns (`live_round.py`). Others run one after the other, in an order of its own. Each round has fresh
+processes, so that threads, caches and imports of one variant do not affect the next, and no result rests on one process. A scored
+workload has one round, in the order of its variants.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import random
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.bench import statistics
-from penstock.bench.model import Agreement, Outputs, Remarks, SizeName, Variant, Workload
-from penstock.bench.outcome import Failure, Missing, Outcome, Parity, Sample
-from penstock.bench.parity import compare_outputs
+from penstock.bench.agreement import Agreements
+from penstock.bench.live_round import CannotLiveError, LiveRound
+from penstock.bench.model import Remarks, SizeName, Variant, Workload
+from penstock.bench.outcome import Failure, Outcome, Sample
 from penstock.bench.process import Finished, run_variant
+from penstock.bench.progress import Progress, begin, check_evidence, control
+from penstock.bench.repetition import LEAST_TURNS
 
-# Modules whose package on PyPI has another name.
-_PACKAGES = {
-    "keras_hub": "keras-hub",
-    "PIL": "pillow",
-    "haiku": "dm-haiku",
-    "e3nn_jax": "e3nn-jax",
-    # Later releases have no models in Flax.
-    "transformers": '"transformers==4.46.*"',
-}
-
-
-@dataclass
-class Progress:
-    """The measurements of one workload so far.
-
-    Attributes:
-      module: the module of the workload's suite; worker processes import it by this name.
-      running: names of the variants that take part in the next round.
-      control: the variant that runs twice in each round; None before the first one, in quick sizes, and in a scored workload.
-    """
-
-    module: str
-    workload: Workload
-    running: list[str]
-    missing: tuple[Missing, ...]
-    control: str | None = None
-    samples: list[Sample] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    parity: list[Parity] = field(default_factory=list)
-
-    def outcome(self, size: SizeName) -> Outcome:
-        """Return the measurements so far, as frozen data."""
-        return Outcome(
-            self.workload,
-            size,
-            self.control,
-            tuple(self.samples),
-            tuple(self.failures),
-            self.missing,
-            tuple(self.parity),
-        )
-
-    def fail(self, variant: str, number: int | None, reason: str, output: str = "") -> None:
-        """Record a failure, and do not run the variant again. Later failures of the variant are not recorded."""
-        if variant in self.running:
-            self.running.remove(variant)
-            self.failures.append(Failure(variant, number, reason, output))
-            self.replace_absent_baseline()
-
-    def replace_absent_baseline(self) -> None:
-        """Make the first running variant the baseline, if the workload's baseline does not run."""
-        if self.workload.baseline and self.running and self.workload.baseline not in self.running:
-            self.workload = replace(self.workload, baseline=self.running[0])
-
-
-@dataclass
-class _Compared:
-    """The outputs of an agreement's reference, and each variant's differences from them, or the failures."""
-
-    reference: Outputs | Failure
-    variants: dict[str, list[Parity] | Failure] = field(default_factory=dict)
+# The first round turns for as long as its processes took to start, but not longer than this: there is no variance to plan with.
+_FIRST_TURNS = 20
 
 
 class Harness:
@@ -122,8 +64,8 @@ class Harness:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True)
         self._cache = Path(self._folder.name) / "cache"
         self._cache.mkdir()
-        self._compared: dict[str, _Compared] = {}
-        self.progress = [_begin(module, workload, variants) for module, workload in chosen]
+        self._agreements = Agreements(Path(self._folder.name), self._run, say)
+        self.progress = [begin(module, workload, variants) for module, workload in chosen]
 
     def __enter__(self) -> Harness:
         return self
@@ -148,21 +90,66 @@ class Harness:
         """Compare the variants' outputs with the references', and do not run those that differ too much."""
         for progress in self.progress:
             if progress.workload.agreement and progress.running:
-                self._check(progress, progress.workload.agreement)
+                self._agreements.check(progress, progress.workload.agreement)
 
-    def round(self, number: int, only: Collection[str] | None = None) -> None:
-        """Run every variant once more, and the controls twice.
+    def round(self, number: int, only: Collection[str] | None = None, turns: Mapping[str, int] | None = None) -> None:
+        """Run every variant in a fresh process, and the controls in two.
 
         Args:
           number: the number of the round, from 0.
           only: names of the workloads to run; None for all.
+          turns: from a workload's name to the number of turns, for live variants. For others, what `repetition.py` computes; in
+            the first round, as many as take the time of the start.
 
         Raises:
           KeyboardInterrupt: Ctrl-C was pressed; earlier measurements are kept.
         """
         for progress in self.progress:
             if only is None or progress.workload.name in only:
+                if progress.live and progress.running:
+                    try:
+                        self._live_round(progress, number, (turns or {}).get(progress.workload.name))
+                        continue
+                    except CannotLiveError as error:
+                        progress.live_failed(str(error))
                 self._round(progress, number)
+
+    def _live_round(self, progress: Progress, number: int, turns: int | None) -> None:
+        """Let the variants of a workload take turns.
+
+        Raises:
+          CannotLiveError: they cannot; nothing of this round is kept.
+        """
+        seats = [(name, False) for name in progress.running]
+        if self.size == "full":  # of quick sizes nothing is judged
+            progress.control = control(progress)
+            seats += [(progress.control, True)] if progress.control else []
+        planned = progress.repetition()
+        turns = turns or (planned.turns if planned else None)
+        load = _load()
+        with LiveRound(
+            progress.module, progress.workload, seats, self.size, self._cache, number, self.seed, lambda: self.seconds, self._say
+        ) as live:
+            live.start()
+            while not _enough(live, turns, self.size):
+                live.turn()
+            results = live.finish()
+        for name, (reason, output) in live.failed.items():
+            progress.fail(name, number, reason, output)
+        progress.blocks += live.blocks
+        progress.costs.append((live.starting, live.turning, live.turns))
+        evidence = []
+        for position, ((name, again), result) in enumerate(results.items()):
+            mine = [block for block in live.blocks if (block.variant, block.again) == (name, again)]
+            steps = {metric.name: [b.value for b in mine if b.metric == metric.name] for metric in progress.workload.metrics}
+            values = {metric: float(np.median(series)) for metric, series in steps.items() if series}
+            seconds = (live.starting + live.turning) / len(results)
+            started = min((block.started for block in mine), default=self.seconds)
+            progress.samples.append(
+                Sample(name, again, number, position, started, seconds, load, values, steps, result["details"])
+            )
+            evidence.append((name, result["evidence"]))
+        check_evidence(progress, number, evidence)
 
     def _round(self, progress: Progress, number: int) -> None:
         """Run each variant of a workload that is still running, and the control twice."""
@@ -190,7 +177,7 @@ class Harness:
             evidence.append((variant, finished.result["evidence"]))
             if progress.workload.scored:
                 self._after_score()
-        _check_evidence(progress, number, evidence)
+        check_evidence(progress, number, evidence)
 
     def _order(self, progress: Progress, number: int) -> Sequence[tuple[str, bool]]:
         """Return the runs of a round in their order: the variant's name, and whether it is the control's second run."""
@@ -198,66 +185,23 @@ class Harness:
         runs = [(variant.name, False) for variant in progress.workload.variants]
         if progress.workload.scored or self.size == "quick":  # of quick sizes nothing is judged
             return runs
-        progress.control = _control(progress)
+        progress.control = control(progress)
         runs += [(progress.control, True)] if progress.control else []
         return round_order(runs, self.seed, progress.workload.name, number)
-
-    def _check(self, progress: Progress, agreement: Agreement) -> None:
-        """Compare each variant's outputs with the reference's, once for all workloads with the same agreement."""
-        if agreement.name not in self._compared:
-            self._compared[agreement.name] = _Compared(self._compute(progress, agreement, agreement.reference))
-        compared = self._compared[agreement.name]
-        if isinstance(compared.reference, Failure):
-            reason = f"not timed: its reference, {agreement.reference.name}, failed"
-            for name in list(progress.running):
-                progress.fail(name, None, reason, compared.reference.output)
-            return
-        for name in list(progress.running):
-            if name not in compared.variants:
-                found = self._compute(progress, agreement, progress.workload.variant(name))
-                compared.variants[name] = (
-                    found if isinstance(found, Failure) else compare_outputs(name, found, compared.reference, agreement)
-                )
-            parity = compared.variants[name]
-            if isinstance(parity, Failure):
-                progress.fail(name, None, parity.reason, parity.output)
-                continue
-            progress.parity += parity
-            if apart := [row for row in parity if not row.agreed]:
-                progress.fail(name, None, "not timed: it computes something else; " + "; ".join(map(_apart, apart)))
-
-    def _compute(self, progress: Progress, agreement: Agreement, variant: Variant) -> Outputs | Failure:
-        """Return the outputs that a variant computes in a fresh process, or its failure."""
-        if variant.outputs is None:
-            return {}
-        self._say(f"parity, {agreement.name}: {variant.name}")
-        path = Path(self._folder.name) / "outputs.npz"
-        path.unlink(missing_ok=True)  # so that a variant is never judged by the outputs of another one
-        finished = self._run(progress, variant, path)
-        reason = finished.reason
-        if reason is None:
-            try:
-                with np.load(path, allow_pickle=False) as file:
-                    return dict(file)
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                reason = f"its outputs cannot be read: {error}"
-        return Failure(variant.name, None, f"computing what is compared: {reason}", finished.output)
 
     def _run(self, progress: Progress, variant: Variant, outputs: Path | None = None) -> Finished:
         """Run a variant once in a fresh process."""
         return run_variant(progress.module, progress.workload, variant, self.size, self._cache, outputs)
 
 
-def lacks(variant: Variant) -> Missing | None:
-    """Return why the variant cannot run, with the command that installs the missing packages; None if it can."""
-    if variant.unsuited:
-        return Missing(variant.name, variant.unsuited)
-    command = ""
-    if variant.environment:
-        command = variant.environment.command if variant.environment.lacks(variant.requires) else ""
-    elif absent := [module for module in variant.requires if importlib.util.find_spec(module) is None]:
-        command = f"pip install {' '.join(_PACKAGES.get(module, module) for module in absent)}"
-    return Missing(variant.name, "not installed", command) if command else None
+def _enough(live: LiveRound, turns: int | None, size: SizeName) -> bool:
+    """Tell whether a round of live variants has had its turns."""
+    if size == "quick":
+        return live.turns >= 1
+    if turns is not None:
+        return live.turns >= turns
+    after_its_reverse = live.turns >= LEAST_TURNS and live.turns % 2 == 0
+    return after_its_reverse and (live.turning >= live.starting or live.turns >= _FIRST_TURNS)
 
 
 def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, number: int) -> list[tuple[str, bool]]:
@@ -275,24 +219,6 @@ def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, numb
     order = list(runs)
     random.Random(f"{seed}/{workload}/{number // 2}").shuffle(order)
     return order[::-1] if number % 2 else order
-
-
-def _begin(module: str, workload: Workload, variants: Collection[str] | None) -> Progress:
-    """Return the initial progress of a workload, without the variants that cannot run."""
-    names = [variant.name for variant in workload.variants if variants is None or variant.name in variants]
-    missing = tuple(found for name in names if (found := lacks(workload.variant(name))))
-    absent = {one.variant for one in missing}
-    progress = Progress(module, workload, [name for name in names if name not in absent], missing)
-    progress.replace_absent_baseline()
-    return progress
-
-
-def _control(progress: Progress) -> str | None:
-    """Return the control of the next round: the same as before if it still runs, or else the baseline or the first variant."""
-    for name in (progress.control, progress.workload.baseline, *progress.running):
-        if name in progress.running:
-            return name
-    return None
 
 
 def _numbers(result: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -320,32 +246,6 @@ def _lacks(workload: Workload, result: Mapping[str, Any] | None) -> str | None:
     if odd := [f"{name} is {value}" for name, value in numbers if not math.isfinite(value)]:
         return f"measured no number: {odd[0]}"
     return None
-
-
-def _check_evidence(progress: Progress, number: int, evidence: Sequence[tuple[str, Mapping[str, float]]]) -> None:
-    """Fail the variants whose evidence differs from the median of all; with two variants that differ, fail both.
-
-    Twice the tolerance of the workload's agreement is accepted, because both the variant and the median may be off by it.
-    """
-    agreement = progress.workload.agreement
-    for name, tolerance in (agreement.tolerances if agreement else {}).items():
-        by_variant = {variant: shown[name] for variant, shown in evidence if name in shown}  # the control has one vote
-        numbers = [value for value in by_variant.values() if math.isfinite(value)]
-        center = float(np.median(numbers)) if numbers else math.nan
-        for variant, shown in evidence if by_variant else ():
-            value = shown.get(name, math.nan)  # NaN: other variants have this number, but this one does not
-            if not abs(value - center) <= 2 * tolerance * abs(center):  # `not <=`, so that NaN fails
-                reason = f"computed something else when it was timed: its {name} is {value:g}, the variants' median {center:g}"
-                progress.fail(variant, number, reason)
-
-
-def _apart(row: Parity) -> str:
-    """Word the difference between a variant and the reference."""
-    if row.difference < row.least:
-        return (
-            f"{row.worst} is only {row.difference:.2g} from the reference, which this precision cannot be (least {row.least:g})"
-        )
-    return f"{row.worst} is {row.difference:.2g} from the reference (tolerance {row.tolerance:g})"
 
 
 def _load() -> float | None:

@@ -32,11 +32,14 @@ class Comparison:
     """The comparison of two variants' runs. It is not corrected for the number of comparisons.
 
     Attributes:
-      pairs: the number of rounds in which both have a positive number.
+      pairs: the number of rounds in which both have a positive number. "Fewer pairs than are judged" below is fewer than
+        `FEWEST_PAIRS`, or for variants that took turns fewer than `levels.FEWEST_ROUNDS`.
       ratio: the first variant's number over the second's; None without a pair.
-      low, high: the 95 % confidence interval of the ratio; None with fewer than `FEWEST_PAIRS` pairs.
-      p: the two-sided p-value of "no difference"; None with fewer than `FEWEST_PAIRS` pairs.
-      error: the standard error of the logarithm of the ratio; None with fewer than `FEWEST_PAIRS` pairs.
+      low, high: the 95 % confidence interval of the ratio; None with fewer pairs than are judged.
+      p: the two-sided p-value of "no difference"; None with fewer pairs than are judged.
+      error: the standard error of the logarithm of the ratio; None with fewer pairs than are judged.
+      freedom: the degrees of freedom of Student's test; None where Yuen's test was used.
+      turns: the number of turns in all rounds; 0 if the variants did not take turns.
     """
 
     pairs: int
@@ -45,6 +48,8 @@ class Comparison:
     high: float | None = None
     p: float | None = None
     error: float | None = None
+    freedom: int | None = None
+    turns: int = 0
 
     def may_be(self, ratio: float) -> bool:
         """Tell whether the interval contains the ratio, or there is no interval."""
@@ -58,11 +63,14 @@ class Comparison:
           by_interval: whether the interval must exclude 1, too.
 
         Returns:
-          None with fewer than `FEWEST_PAIRS` pairs.
+          None with fewer pairs than are judged.
         """
         if self.error is None or self.low is None or self.high is None:
             return None
-        to_pass_the_test, to_be_that_far = _detectable(self.pairs, level)
+        if self.freedom is not None:
+            to_pass_the_test, to_be_that_far = _detectable_by_student(self.freedom, level)
+        else:
+            to_pass_the_test, to_be_that_far = _detectable(self.pairs, level)
         half = (math.log(self.high) - math.log(self.low)) / 2 if by_interval else 0.0
         return _exp(max(to_pass_the_test * self.error, half + to_be_that_far * self.error))
 
@@ -176,6 +184,16 @@ def _detectable(pairs: int, level: float) -> tuple[float, float]:
     needed = np.quantile(critical * null.errors - null.centers, POWER), np.quantile(null.centers, POWER)
     typical_error = np.median(null.errors)
     return float(needed[0] / typical_error), float(needed[1] / typical_error)
+
+
+def _detectable_by_student(freedom: int, level: float) -> tuple[float, float]:
+    """Return the same two differences as `_detectable`, for Student's test.
+
+    The statistic of a true difference has a noncentral t distribution, whose noncentrality is the difference in standard errors.
+    """
+    critical = float(special.stdtrit(freedom, 1 - level / 2))
+    needed = float(special.nctdtrinc(freedom, 1 - POWER, critical))
+    return needed, float(special.stdtrit(freedom, POWER))
 
 
 @lru_cache(maxsize=8)

@@ -14,6 +14,8 @@ from statistics import median
 from typing import Literal
 
 from penstock.bench import statistics
+from penstock.bench.levels import FEWEST_ROUNDS, compare_rounds
+from penstock.bench.live_pairs import round_pairs
 from penstock.bench.model import Metric, Target
 from penstock.bench.number_format import number
 from penstock.bench.outcome import Outcome, Run
@@ -169,14 +171,23 @@ def judge(run: Run) -> Judgement:
 
 
 def compare(outcome: Outcome, metric: str, variant: str, baseline: str) -> Comparison:
-    """Compare a variant's runs with the baseline's runs of the same rounds.
+    """Compare a variant's runs with the baseline's runs of the same rounds, or turn by turn if they took turns.
 
     If both names are equal, compare the control's second runs with its first ones.
     """
+    if outcome.live:
+        failed = {failure.variant for failure in outcome.failures}
+        seats = (variant, variant == baseline), (baseline, False)
+        return compare_rounds(round_pairs(outcome.blocks, metric, *seats, failed))
     ours = outcome.by_round(variant, metric, again=variant == baseline)
     theirs = outcome.by_round(baseline, metric)
     both = [number for number in ours if number in theirs]
     return statistics.compare([ours[number] for number in both], [theirs[number] for number in both])
+
+
+def fewest_rounds(outcome: Outcome) -> int:
+    """Return the number of rounds below which nothing is judged."""
+    return FEWEST_ROUNDS if outcome.live else statistics.FEWEST_PAIRS
 
 
 def _pairs(index: int, outcome: Outcome) -> Iterator[_Pair]:
@@ -228,7 +239,7 @@ def _verdict(outcome: Outcome, target: Target, trusted: bool | None, controlled:
     if target.relative_to is None:
         values = outcome.by_round(target.variant, metric.name)
         reached = median(values.values()) if values else None
-        low = high = reached if len(values) >= statistics.FEWEST_PAIRS else None
+        low = high = reached if len(values) >= fewest_rounds(outcome) else None
     else:
         comparison = compare(outcome, metric.name, target.variant, target.relative_to)
         reached, low, high = comparison.ratio, comparison.low, comparison.high

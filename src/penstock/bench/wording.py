@@ -5,8 +5,7 @@ from __future__ import annotations
 from penstock.bench.model import Metric
 from penstock.bench.number_format import number, times
 from penstock.bench.outcome import Outcome, Run
-from penstock.bench.statistics import FEWEST_PAIRS
-from penstock.bench.verdict import CONTROL_LEVEL, Claim, Judgement, Verdict
+from penstock.bench.verdict import CONTROL_LEVEL, Claim, Judgement, Verdict, fewest_rounds
 
 _QUICK = "Quick sizes: these numbers show that all works, not how fast it is. The targets are for the full sizes."
 
@@ -27,7 +26,9 @@ def _control_text(run: Run, judgement: Judgement) -> str:
     if run.size == "quick":
         return _QUICK
     if judgement.trusted is None:
-        return f"No A/A control could be judged (that takes {FEWEST_PAIRS} rounds), so nothing is claimed."
+        fewest = sorted({fewest_rounds(outcome) for outcome in run.outcomes if not outcome.workload.scored})
+        needs = " or ".join(map(str, fewest))
+        return f"No A/A control could be judged (that takes {needs} rounds), so nothing is claimed."
     judged = [claim for claim in controls if claim.call != "not judged"]
     if judgement.trusted:
         unjudged = f"; {_count(len(controls) - len(judged), 'control')} not judged" if len(controls) > len(judged) else ""
@@ -59,7 +60,7 @@ def claim_text(outcome: Outcome, claim: Claim) -> str:
     if comparison.pairs < rounds:  # in the other rounds, a number is missing or not positive
         who += f", in {comparison.pairs} of {rounds} rounds"
     if comparison.low is None or comparison.high is None:
-        return f"{who}; {_count(comparison.pairs, 'round')}, and fewer than {FEWEST_PAIRS} are not judged."
+        return f"{who}; {_count(comparison.pairs, 'round')}, and fewer than {fewest_rounds(outcome)} are not judged."
     who += f" (95 %: {times(comparison.low)} to {times(comparison.high)}; corrected p {_p(claim.p_corrected)})"
     seen = f"a difference of {_percent(claim.detectable or 1)} would have been shown in 8 of 10 such reports"
     if claim.call == "not judged":

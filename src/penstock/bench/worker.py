@@ -1,4 +1,5 @@
-"""Measure one variant once, and write the measurement to a file. The harness starts this program as a process.
+"""Measure one variant, and write the measurement to a file, or run its blocks as they are asked for. The harness starts this
+program as a process.
 
 The program is started by its path, in the interpreter that the variant needs; penstock and JAX may not be installed there.
 """
@@ -8,24 +9,26 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import socket
 import sys
 import types
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.bench.model import Measurement
+    from penstock.bench.model import Measurement, Variant
 
 
 def main() -> None:
-    """Measure a variant, or compute its outputs, as the arguments say."""
+    """Measure a variant, run its blocks, or compute its outputs, as the arguments say."""
     parser = argparse.ArgumentParser(prog="penstock bench worker")
     for name in ("module", "workload", "variant", "size"):
         parser.add_argument(name)
     written = parser.add_mutually_exclusive_group(required=True)
     written.add_argument("--result", type=Path, help="measure, and write what was measured here, as JSON")
     written.add_argument("--outputs", type=Path, help="compute the outputs that variants are compared by, and write them here")
+    written.add_argument("--live", type=int, metavar="FD", help="serve requests for blocks on this socket, until it is closed")
     args = parser.parse_args()
     sys.path.pop(0)  # this folder: its modules must not be importable as top-level modules
     _find_penstock()
@@ -39,7 +42,49 @@ def main() -> None:
         assert variant.outputs is not None, f"{variant.name} has no outputs"
         np.savez(args.outputs, allow_pickle=False, **variant.outputs(size))
         return
-    args.result.write_text(json.dumps(result_of(variant.measure(size))))
+    if args.live is not None:
+        with socket.socket(fileno=args.live) as channel:
+            serve(channel, variant, size)
+        return
+    measured = variant.measure(size) if variant.measure else _alone(variant, size, workload.block_seconds)
+    args.result.write_text(json.dumps(result_of(measured)))
+
+
+def serve(channel: socket.socket, variant: Variant, size: Any) -> None:
+    """Warm a live variant up, say so, and answer requests. Requests and answers are JSON, one on each line.
+
+    A request for a block is {"metric": …, "seconds": …}, its answer {"value": …}. The request {"finish": true} is the last one;
+    its answer is the result. A request is read by a blocking call, so the main thread uses no processor while it waits.
+    """
+    assert variant.live is not None, f"{variant.name} is not live"
+    with variant.live(size) as live, channel.makefile("rw") as lines:
+        _answer(lines, {"ready": True})
+        for line in lines:
+            request = json.loads(line)
+            if "finish" in request:
+                _answer(lines, result_of(live.finish()))
+                return
+            _answer(lines, {"value": float(live.blocks[request["metric"]](request["seconds"]))})
+
+
+def _answer(lines: Any, answer: dict[str, Any]) -> None:
+    lines.write(json.dumps(answer) + "\n")
+    lines.flush()
+
+
+_BLOCKS = 5  # of each metric, for a live variant that is measured alone
+
+
+def _alone(variant: Variant, size: Any, seconds: float) -> Measurement:
+    """Measure a live variant that no other takes turns with: a few blocks of each metric, one after the other."""
+    assert variant.live is not None
+    with variant.live(size) as live:
+        steps: dict[str, list[float]] = {name: [] for name in live.blocks}
+        for _ in range(_BLOCKS):
+            for name, block in live.blocks.items():
+                steps[name].append(float(block(seconds)))
+        finished = live.finish()
+    return replace(finished, steps=steps)
 
 
 def result_of(measurement: Measurement) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
+from penstock.bench.file_import import import_file
 from penstock.bench.model import Workload
 
 SUITES = {
@@ -15,8 +17,18 @@ SUITES = {
 }
 
 
+def is_file(suite: str) -> bool:
+    """Tell whether a suite is named by the path of its file."""
+    return suite.endswith(".py")
+
+
+def source_of(suite: str) -> str:
+    """Return what a worker process finds a suite by: the name of its module, or the full path of its file."""
+    return str(Path(suite).resolve()) if is_file(suite) else SUITES[suite]
+
+
 def load(suite: str) -> ModuleType:
-    """Import a suite's module.
+    """Import a suite's module, by the suite's name or by the path of its file.
 
     The module has `WORKLOADS`, the default list of workloads. If some of them are equal at their quick sizes, `QUICK` is the
     list without duplicates.
@@ -25,17 +37,21 @@ def load(suite: str) -> ModuleType:
     options. `choose(args)` returns the workloads to run for the parsed options, or raises `ValueError`. `find(name)` returns
     any workload by its name.
     """
-    return importlib.import_module(SUITES[suite])
+    return _import(source_of(suite))
 
 
-def find(module_name: str, name: str) -> Workload:
+def find(source: str, name: str) -> Workload:
     """Return a workload of a suite's module, by its name.
 
     Args:
-      module_name: the module's full name.
+      source: the module's full name, or the path of a file that ends in ".py".
       name: the workload's name.
     """
-    module = importlib.import_module(module_name)
+    module = _import(source)
     if hasattr(module, "find"):
         return module.find(name)
     return next(workload for workload in module.WORKLOADS if workload.name == name)
+
+
+def _import(source: str) -> ModuleType:
+    return import_file(Path(source)) if is_file(source) else importlib.import_module(source)

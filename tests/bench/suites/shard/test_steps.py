@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 
-from penstock.bench.rounds import lacks
+from penstock.bench.progress import lacks
 from penstock.bench.suites.shard import steps
 from penstock.bench.suites.shard.outside import OUTSIDE
 from penstock.bench.suites.shard.task import Task

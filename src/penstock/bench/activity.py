@@ -1,0 +1,125 @@
+"""Read from Linux how much of the processor and of memory the processes of a session use.
+
+A live variant may start processes of its own, such as the workers of a loader, so a session is read and not a process. Elsewhere
+than on Linux nothing is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the processes of a session have used since their start.
+
+    Attributes:
+      cpu: seconds of the processor, over all threads.
+      faults: page faults.
+      switches: how often the system took a core away from a thread that could have gone on.
+    """
+
+    cpu: float
+    faults: int
+    switches: int
+
+    def since(self, before: Activity) -> Activity:
+        """Return what was used after `before`."""
+        return Activity(self.cpu - before.cpu, self.faults - before.faults, self.switches - before.switches)
+
+
+def known() -> bool:
+    """Tell whether the system reports the use of the processor by process."""
+    return (_PROC / "self/stat").exists()
+
+
+class Session:
+    """The living processes of a session."""
+
+    def __init__(self, number: int):
+        self._number = number
+        self._processes: list[int] = []
+
+    def look(self) -> Activity:
+        """Find the processes, and return what they have used."""
+        faults, switches = 0, 0
+        self._processes = []
+        for process, fields in _processes(self._number):
+            self._processes.append(process)
+            faults += int(fields[7]) + int(fields[9])  # minor and major
+            switches += _switches(process)
+        return Activity(self.cpu(), faults, switches)
+
+    def cpu(self) -> float:
+        """Return the seconds of the processor that the processes have used, of those that `look` found: this is quick."""
+        return sum(map(_cpu_seconds, self._processes))
+
+    def memory(self) -> int:
+        """Return the bytes of memory that the processes hold. What several processes share is divided among them."""
+        total = 0
+        for process, fields in _processes(self._number):
+            try:
+                lines = (_PROC / str(process) / "smaps_rollup").read_text().splitlines()
+                total += next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+            except (OSError, StopIteration, ValueError):  # gone, or of a kernel without this file
+                total += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        return total
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory that can be used without swapping; None where the system does not say."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = (_PROC / "meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    return None
+
+
+def busy_seconds() -> float | None:
+    """Return the seconds that all cores have worked since the machine started, for whomever; None if the system does not say.
+
+    The time that the host took from a virtual machine ("steal") counts as work of others.
+    """
+    try:
+        user, nice, system, _, _, irq, softirq, steal = map(int, (_PROC / "stat").read_text().split()[1:9])
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _processes(session: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the processes of a session, each with the fields of its `stat` after the name: man proc_pid_stat, from the third."""
+    for entry in os.scandir(_PROC):
+        if entry.name.isdecimal():
+            try:
+                fields = (_PROC / entry.name / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # gone
+            if int(fields[3]) == session:
+                yield int(entry.name), fields
+
+
+def _cpu_seconds(process: int) -> float:
+    """Return the seconds of the processor that all threads of a process have used, to the nanosecond."""
+    try:
+        # The clock of another process: clock_getcpuclockid(3), whose numbers are a part of Linux's ABI.
+        return time.clock_gettime(~process << 3 | 2)
+    except OSError:
+        return 0.0  # gone
+
+
+def _switches(process: int) -> int:
+    """Return the involuntary switches of all threads of a process."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for task in os.scandir(_PROC / str(process) / "task"):
+            with contextlib.suppress(OSError, StopIteration, ValueError):
+                lines = reversed((Path(task.path) / "status").read_text().splitlines())
+                total += next(int(line.split()[1]) for line in lines if line.startswith("nonvoluntary"))
+    return total

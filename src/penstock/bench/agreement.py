@@ -1,0 +1,88 @@
+"""Compare the outputs of variants with a reference's before anything is timed, each variant in a fresh process."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from penstock.bench.model import Agreement, Outputs, Variant
+from penstock.bench.outcome import Failure, Parity
+from penstock.bench.parity import compare_outputs
+from penstock.bench.process import Finished
+from penstock.bench.progress import Progress
+
+
+@dataclass
+class _Compared:
+    """The outputs of an agreement's reference, and each variant's differences from them, or the failures."""
+
+    reference: Outputs | Failure
+    variants: dict[str, list[Parity] | Failure] = field(default_factory=dict)
+
+
+class Agreements:
+    """The comparisons of outputs in a run. Workloads whose agreements have the same name are compared once.
+
+    Args:
+      folder: where processes write their outputs.
+      run: runs a variant of a workload in a fresh process, which writes its outputs to a file.
+      say: is called with the name of what is computed.
+    """
+
+    def __init__(self, folder: Path, run: Callable[[Progress, Variant, Path], Finished], say: Callable[[str], None]):
+        self._folder, self._run, self._say = folder, run, say
+        self._compared: dict[str, _Compared] = {}
+
+    def check(self, progress: Progress, agreement: Agreement) -> None:
+        """Compare each variant's outputs with the reference's, once for all workloads with the same agreement."""
+        if agreement.name not in self._compared:
+            self._compared[agreement.name] = _Compared(self._compute(progress, agreement, agreement.reference))
+        compared = self._compared[agreement.name]
+        if isinstance(compared.reference, Failure):
+            reason = f"not timed: its reference, {agreement.reference.name}, failed"
+            for name in list(progress.running):
+                progress.fail(name, None, reason, compared.reference.output)
+            return
+        for name in list(progress.running):
+            if name not in compared.variants:
+                found = self._compute(progress, agreement, progress.workload.variant(name))
+                compared.variants[name] = (
+                    found if isinstance(found, Failure) else compare_outputs(name, found, compared.reference, agreement)
+                )
+            parity = compared.variants[name]
+            if isinstance(parity, Failure):
+                progress.fail(name, None, parity.reason, parity.output)
+                continue
+            progress.parity += parity
+            if apart := [row for row in parity if not row.agreed]:
+                progress.fail(name, None, "not timed: it computes something else; " + "; ".join(map(_apart, apart)))
+
+    def _compute(self, progress: Progress, agreement: Agreement, variant: Variant) -> Outputs | Failure:
+        """Return the outputs that a variant computes in a fresh process, or its failure."""
+        if variant.outputs is None:
+            return {}
+        self._say(f"parity, {agreement.name}: {variant.name}")
+        path = self._folder / "outputs.npz"
+        path.unlink(missing_ok=True)  # so that a variant is never judged by the outputs of another one
+        finished = self._run(progress, variant, path)
+        reason = finished.reason
+        if reason is None:
+            try:
+                with np.load(path, allow_pickle=False) as file:
+                    return dict(file)
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                reason = f"its outputs cannot be read: {error}"
+        return Failure(variant.name, None, f"computing what is compared: {reason}", finished.output)
+
+
+def _apart(row: Parity) -> str:
+    """Word the difference between a variant and the reference."""
+    if row.difference < row.least:
+        return (
+            f"{row.worst} is only {row.difference:.2g} from the reference, which this precision cannot be (least {row.least:g})"
+        )
+    return f"{row.worst} is {row.difference:.2g} from the reference (tolerance {row.tolerance:g})"

@@ -1,0 +1,269 @@
+"""Run one round of live pairs: start a fresh process for each variant, let them take turns, and end them.
+
+One thread starts, asks and ends the processes, so that at most one of them works at any moment of a turn:
+
+- A variant works only between a request for a block and its answer, and then until it is *settled*: its processes have stopped
+  to use the processor. Loaders, for example, first fill their buffers. The next block begins after that.
+- All others wait in a blocking read. Whether they are idle is not assumed: their use of the processor is added up while they
+  wait. A variant that uses it cannot live beside others (`CannotLiveError`).
+- `close` kills all processes of the round and waits for them, also after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.bench import activity
+from penstock.bench.live_process import EndedError, LiveProcess
+from penstock.bench.model import Workload
+from penstock.bench.outcome import Block
+from penstock.bench.reference_kernel import reference_seconds
+from penstock.bench.turns import orders
+
+Seat = tuple[str, bool]  # the variant's name, and whether it is the control's second process
+
+# A variant is settled when its processes use less than this share of a core.
+_IDLE = 0.05
+_LOOK = 0.005  # seconds between two looks
+_LONGEST_SETTLING = 2.0  # seconds
+# A tenth of the memory stays free for the page cache, which all variants share.
+_FREE = 0.1
+
+
+class CannotLiveError(Exception):
+    """An error that says why the variants of a workload cannot live side by side."""
+
+
+@dataclass
+class _Seated:
+    """A live process, and what it uses while others have their turns."""
+
+    process: LiveProcess
+    session: activity.Session
+    waited: float = 0.0  # seconds
+    used: float = 0.0  # seconds of the processor while it waited
+    rests: tuple[float, float] | None = None  # since when, and its seconds of the processor then
+
+
+@dataclass
+class LiveRound:
+    """The live processes of one round of a workload.
+
+    Attributes:
+      blocks: what was measured, in order.
+      failed: the variants that failed, with the reason and what they wrote.
+      starting, turning: the seconds that were spent on each.
+      turns: the number of complete turns.
+    """
+
+    module: str
+    workload: Workload
+    seats: Sequence[Seat]
+    size: str
+    cache: Path
+    number: int
+    seed: int
+    clock: Callable[[], float]
+    say: Callable[[str], None] = lambda text: None
+    blocks: list[Block] = field(default_factory=list)
+    failed: dict[str, tuple[str, str]] = field(default_factory=dict)
+    starting: float = 0.0
+    turning: float = 0.0
+    turns: int = 0
+
+    def __post_init__(self) -> None:
+        self._seated: dict[Seat, _Seated] = {}
+        self._orders = orders(self.seats, f"{self.seed}/{self.workload.name}/{self.number}")
+        self._reference: float | None = None
+
+    def __enter__(self) -> LiveRound:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start a process for each variant, and wait until all are warm. In the first round, look at their memory.
+
+        Raises:
+          CannotLiveError: they do not fit into memory together.
+        """
+        begin = time.perf_counter()
+        first, *others = self.seats
+        if self.number == 0:
+            # The first one alone, so that its memory is known before others could exhaust the machine's.
+            self._start([first])
+            self._check_memory(missing=len(others))
+            self._start(others, check=True)
+        else:
+            self._start(self.seats)
+        self.starting += time.perf_counter() - begin
+
+    def turn(self) -> None:
+        """Let each variant run a block of each metric: all variants the first metric, then all the second one.
+
+        Raises:
+          CannotLiveError: a variant does not stop to use the processor when its block has ended.
+        """
+        begin = time.perf_counter()
+        for metric in self.workload.metrics:
+            order = [seat for seat in next(self._orders) if seat in self._seated]
+            for position, seat in enumerate(order):
+                if seat in self._seated:
+                    self._block(seat, metric.name, position)
+        self.turns += 1
+        self.turning += time.perf_counter() - begin
+
+    def finish(self) -> dict[Seat, Mapping[str, Any]]:
+        """Let each variant verify its results, and return them.
+
+        Raises:
+          CannotLiveError: a variant used the processor while it waited.
+        """
+        self._check_idleness()
+        results: dict[Seat, Mapping[str, Any]] = {}
+        for seat, seated in list(self._seated.items()):
+            try:
+                results[seat] = seated.process.finish()
+            except EndedError as ended:
+                self._drop(seat, ended)
+        return {seat: result for seat, result in results.items() if seat[0] not in self.failed}
+
+    def close(self) -> None:
+        """End all processes."""
+        for seated in self._seated.values():
+            seated.process.close()
+        self._seated.clear()
+
+    def _start(self, seats: Sequence[Seat], check: bool = False) -> None:
+        """Start processes, as many at a time as there are cores: what they compile is not timed."""
+        if not seats:
+            return
+        self.say(f"round {self.number + 1}, {self.workload.name}: starting {', '.join(dict.fromkeys(name for name, _ in seats))}")
+        at_once = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        waiting = list(seats)
+        with ThreadPoolExecutor(at_once) as pool:
+            while waiting:
+                group, waiting = waiting[:at_once], waiting[at_once:]
+                begun = [seat for seat in group if self._begin(seat)]
+                for seat, ended in zip(begun, pool.map(self._until_ready, begun), strict=True):
+                    if ended is not None:
+                        self._drop(seat, ended)
+                if check:
+                    self._check_memory(len(waiting))
+
+    def _begin(self, seat: Seat) -> bool:
+        """Start the process of a variant; tell whether it could be started."""
+        try:
+            process = LiveProcess(self.module, self.workload, self.workload.variant(seat[0]), self.size, self.cache)
+        except EndedError as ended:
+            self._drop(seat, ended)
+            return False
+        self._seated[seat] = _Seated(process, activity.Session(process.session))
+        return True
+
+    def _until_ready(self, seat: Seat) -> EndedError | None:
+        try:
+            self._seated[seat].process.wait_until_ready()
+        except EndedError as ended:
+            return ended
+        return None
+
+    def _drop(self, seat: Seat, ended: EndedError) -> None:
+        """Note a failure, and end the variant's processes."""
+        self.failed.setdefault(seat[0], (ended.reason, ended.output))
+        for mine in [one for one in self._seated if one[0] == seat[0]]:
+            self._seated.pop(mine).process.close()
+
+    def _check_memory(self, missing: int) -> None:
+        """Check that so many more variants fit, if each needs as much as the largest one so far."""
+        available, total = activity.available_memory(), _total_memory()
+        if available is None or total is None or not self._seated:
+            return
+        largest = max(seated.session.memory() for seated in self._seated.values())
+        if missing * largest > available - _FREE * total:
+            raise CannotLiveError(
+                f"{len(self.seats)} processes of up to {largest / 2**30:.1f} GiB do not fit into memory together "
+                f"({available / 2**30:.1f} of {total / 2**30:.1f} GiB were free beside {len(self._seated)} of them)"
+            )
+
+    def _block(self, seat: Seat, metric: str, position: int) -> None:
+        seated = self._seated[seat]
+        self.say(f"round {self.number + 1}, turn {self.turns + 1}, {self.workload.name}: {seat[0]}{' (A/A control)' * seat[1]}")
+        before_it = self._reference if self._reference is not None else reference_seconds()
+        used, busy, ours = seated.session.look(), activity.busy_seconds(), time.process_time()
+        self._wakes(seated, used.cpu)
+        started, begin = self.clock(), time.perf_counter()
+        try:
+            value = seated.process.block(metric, 0.0 if self.size == "quick" else self.workload.block_seconds)
+        except EndedError as ended:
+            self._drop(seat, ended)
+            return
+        seconds = time.perf_counter() - begin
+        ended_busy, ours = activity.busy_seconds(), time.process_time() - ours
+        in_block = seated.session.cpu() - used.cpu
+        self._settle(seat, seated)
+        total = seated.session.look().since(used)
+        self._reference = reference_seconds()
+        others = None
+        if busy is not None and ended_busy is not None:
+            others = max(0.0, ended_busy - busy - in_block - ours) / (seconds * (os.cpu_count() or 1))
+        known = activity.known()
+        self.blocks.append(
+            Block(
+                *seat,
+                self.number,
+                self.turns,
+                position,
+                metric,
+                value,
+                started,
+                seconds,
+                total.cpu if known else None,
+                total.faults if known else None,
+                total.switches if known else None,
+                others,
+                (before_it + self._reference) / 2,
+            )
+        )
+
+    def _wakes(self, seated: _Seated, cpu: float) -> None:
+        """Add up what a variant has used since it was settled."""
+        if seated.rests is not None:
+            since, used = seated.rests
+            seated.waited += time.perf_counter() - since
+            seated.used += max(0.0, cpu - used)
+
+    def _settle(self, seat: Seat, seated: _Seated) -> None:
+        """Wait until a variant's processes have stopped to use the processor."""
+        begin, cpu = time.perf_counter(), seated.session.cpu()
+        while True:
+            time.sleep(_LOOK)
+            now = seated.session.cpu()
+            if now - cpu <= _IDLE * _LOOK:
+                break
+            cpu = now
+            if time.perf_counter() - begin > _LONGEST_SETTLING:
+                raise CannotLiveError(
+                    f"{seat[0]} still used the processor {_LONGEST_SETTLING:g} s after its block; a variant must be idle "
+                    "while it waits"
+                )
+        seated.rests = (time.perf_counter(), now)
+
+    def _check_idleness(self) -> None:
+        for (name, _), seated in self._seated.items():
+            if seated.waited > 0 and seated.used > _IDLE * seated.waited:
+                raise CannotLiveError(f"{name} used {seated.used / seated.waited:.0%} of a core while others had their turns")
+
+
+def _total_memory() -> int | None:
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
