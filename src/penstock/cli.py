@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import penstock
 from penstock._doctor import command as examination
+from penstock._launcher import command as starting
 from penstock.bench import command
+from penstock.bench.comparing import command as comparing
 from penstock.bench.suites import is_file
 from penstock.recipes import digits, text
 from penstock.shard import command as planning
@@ -66,6 +68,8 @@ def _parser(argv: Sequence[str]) -> _Parser:
     _add_train(commands)
     _add(commands, "plan", "find which device holds what", planning)
     _add(commands, "launch", "run a script as several processes on this machine", launching)
+    _add(commands, "run", "start a program with the settings that make its steps fastest", starting)
+    _add(commands, "compare", "say which of two functions or commands is faster, and how certain that is", comparing)
     _add_bench(commands, argv[1:] if argv[:1] == ["bench"] else None)
     _add(commands, "doctor", "look at versions, devices and known faults, and say what to do", examination)
     return parser

@@ -49,7 +49,9 @@ class Agreements:
             return
         for name in list(progress.running):
             if name not in compared.variants:
-                found = self._compute(progress, agreement, progress.workload.variant(name))
+                variant = progress.workload.variant(name)
+                # What is compared with itself needs no second process.
+                found = compared.reference if variant == agreement.reference else self._compute(progress, agreement, variant)
                 compared.variants[name] = (
                     found if isinstance(found, Failure) else compare_outputs(name, found, compared.reference, agreement)
                 )
@@ -59,7 +61,8 @@ class Agreements:
                 continue
             progress.parity += parity
             if apart := [row for row in parity if not row.agreed]:
-                progress.fail(name, None, "not timed: it computes something else; " + "; ".join(map(_apart, apart)))
+                differences = "; ".join(_apart(row, agreement.reference.name) for row in apart)
+                progress.fail(name, None, f"not timed: it computes something else; {differences}")
 
     def _compute(self, progress: Progress, agreement: Agreement, variant: Variant) -> Outputs | Failure:
         """Return the outputs that a variant computes in a fresh process, or its failure."""
@@ -79,10 +82,8 @@ class Agreements:
         return Failure(variant.name, None, f"computing what is compared: {reason}", finished.output)
 
 
-def _apart(row: Parity) -> str:
+def _apart(row: Parity, reference: str) -> str:
     """Word the difference between a variant and the reference."""
     if row.difference < row.least:
-        return (
-            f"{row.worst} is only {row.difference:.2g} from the reference, which this precision cannot be (least {row.least:g})"
-        )
-    return f"{row.worst} is {row.difference:.2g} from the reference (tolerance {row.tolerance:g})"
+        return f"{row.worst} is only {row.difference:.2g} from that of {reference}, which this precision cannot be (least {row.least:g})"
+    return f"{row.worst} is {row.difference:.2g} from that of {reference} (tolerance {row.tolerance:g})"

@@ -12,29 +12,33 @@ from penstock.bench.model import Workload
 PRECISE_MINUTES = 60.0  # the time limit of --until-precise, unless --minutes gives one
 
 
-def add_timing(suite: argparse.ArgumentParser, rounds: int, minutes: float | None) -> None:
+def add_timing(suite: argparse.ArgumentParser, rounds: int, minutes: float | None, fewest: int) -> None:
     """Add the arguments that say how long to measure.
 
     Args:
+      suite: the parser of the suite.
       rounds, minutes: the suite's defaults, for the help texts.
+      fewest: the number of rounds below which nothing is judged.
     """
-    from penstock.bench.statistics import FEWEST_PAIRS  # needs SciPy, unlike this module
-
     limit = f" (default: {minutes:g})" if minutes else ""
     suite.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast")
-    suite.add_argument(
-        "--rounds",
-        type=_positive(int),
-        metavar="N",
-        help=f"how often each variant runs (default: {rounds}, or 1 with --quick); fewer than {FEWEST_PAIRS} prove nothing",
+    add_budget(
+        suite,
+        rounds=f"how often each variant is started (default: {rounds}, or 1 with --quick); fewer than {fewest} prove nothing",
+        minutes=f"begin no round that would end later{limit}",
     )
-    suite.add_argument(
+
+
+def add_budget(parser: argparse.ArgumentParser, rounds: str, minutes: str) -> None:
+    """Add --rounds, --until-precise and --minutes, with the help texts of two of them."""
+    parser.add_argument("--rounds", type=_positive(int), metavar="N", help=rounds)
+    parser.add_argument(
         "--until-precise",
         type=_share,
         metavar="SHARE",
         help=f"go on until each 95 %% interval is within ± this share of its ratio, as 1%%; for {PRECISE_MINUTES:g} minutes",
     )
-    suite.add_argument("--minutes", type=_positive(float), metavar="N", help=f"begin no round that would end later{limit}")
+    parser.add_argument("--minutes", type=_positive(float), metavar="N", help=minutes)
 
 
 def add_variant(suite: argparse.ArgumentParser, workloads: Sequence[Workload]) -> None:

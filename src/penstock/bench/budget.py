@@ -11,7 +11,7 @@ from penstock.bench.model import Workload
 from penstock.bench.outcome import Outcome, Run
 from penstock.bench.repetition import LEAST_TURNS, that_fit
 from penstock.bench.statistics import Comparison
-from penstock.bench.verdict import judge
+from penstock.bench.verdict import fewest_rounds, judge
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,13 @@ class Budget:
       rounds: the number of rounds of each timed workload; the minimum if `precision` is given.
       minutes: the time limit. A round is not started if it would probably end later.
       precision: continue until every interval is at most ± this share of its ratio; None for a fixed number of rounds.
+      fills: `rounds` is a minimum, and rounds go on until the time is over, as a part of the plan.
     """
 
     rounds: int
     minutes: float
     precision: float | None
+    fills: bool = False
 
     def rounds_of(self, workload: Workload) -> int:
         """Return the number of rounds of a workload. A scored one has the same numbers in each round, so it gets one."""
@@ -35,14 +37,16 @@ class Budget:
 
 def unfinished(run: Run, done: int, budget: Budget) -> list[str]:
     """Return the names of the workloads that should have another round."""
-    workloads = [outcome.workload for outcome in run.outcomes]
+    workloads = [outcome.workload for outcome in run.outcomes if not outcome.pointless]
+    if budget.fills:
+        return [workload.name for workload in workloads if not workload.scored or done < 1]
     if done < budget.rounds or budget.precision is None:
         return [workload.name for workload in workloads if done < budget.rounds_of(workload)]
-    claims = judge(run).claims
     return [
-        workload.name
-        for workload, made in zip(workloads, claims, strict=True)
-        if any(_wider(claim.comparison, budget.precision) for claim in made if not claim.control)
+        outcome.workload.name
+        for outcome, made in zip(run.outcomes, judge(run).claims, strict=True)
+        if outcome.workload in workloads
+        and any(_wider(claim.comparison, budget.precision) for claim in made if not claim.control)
     ]
 
 
@@ -84,7 +88,9 @@ def turns(run: Run, names: Collection[str], done: int, budget: Budget, seconds: 
 
 def miss_rounds(run: Run, names: Collection[str], budget: Budget) -> bool:
     """Tell whether one of the workloads of these names has fewer rounds than it should have."""
-    outcomes = [outcome for outcome in run.outcomes if outcome.workload.name in names]
+    outcomes = [outcome for outcome in run.outcomes if outcome.workload.name in names and not outcome.pointless]
+    if budget.fills:
+        return any(outcome.rounds < fewest_rounds(outcome) for outcome in outcomes)
     return any(outcome.rounds < budget.rounds_of(outcome.workload) for outcome in outcomes)
 
 
@@ -109,4 +115,8 @@ def too_late(run: Run, budget: Budget) -> str:
     # A workload without any variant that can run was not cut short.
     timed = [outcome for outcome in run.outcomes if not outcome.workload.scored]
     done = min((outcome.rounds for outcome in timed if outcome.rounds), default=0)
-    return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds"
+    advice = ""
+    if any(outcome.rounds < fewest_rounds(outcome) for outcome in timed):
+        needed = sum(fewest_rounds(outcome) * _usual_round(outcome) for outcome in timed) / 60
+        advice = f"; to be judged, it needs about {1.2 * needed:.2g} minutes or more (--minutes)"
+    return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds{advice}"

@@ -12,6 +12,7 @@ from types import ModuleType
 from penstock.bench.arguments import PRECISE_MINUTES, add_only, add_reports, add_timing, add_variant, variant_names
 from penstock.bench.budget import Budget
 from penstock.bench.faults import command as faults
+from penstock.bench.levels import FEWEST_ROUNDS
 from penstock.bench.measurement import ReportFiles, measure_and_report
 from penstock.bench.model import Workload
 from penstock.bench.statistics import FEWEST_PAIRS
@@ -42,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser, file: str | None = None) -> N
         if all(workload.scored for workload in module.WORKLOADS):
             suite.set_defaults(rounds=None, until_precise=None, minutes=None, variant=None)
         else:
-            add_timing(suite, getattr(module, "ROUNDS", _DEFAULT_ROUNDS), getattr(module, "MINUTES", None))
+            rounds, minutes = getattr(module, "ROUNDS", _DEFAULT_ROUNDS), getattr(module, "MINUTES", None)
+            add_timing(suite, rounds, minutes, _fewest(module.WORKLOADS))
             add_variant(suite, module.WORKLOADS)
         add_reports(suite)
         if hasattr(module, "add_arguments"):
@@ -62,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser, file: str | None = None) -> N
     about = "All suites, in one report."
     everything = [workload for name in SUITES for workload in load(name).WORKLOADS]
     suite = suites.add_parser(_ALL, help=about, description=about, epilog=_epilog(_ALL, everything))
-    add_timing(suite, _DEFAULT_ROUNDS, None)
+    add_timing(suite, _DEFAULT_ROUNDS, None, FEWEST_PAIRS)
     add_variant(suite, everything)
     add_reports(suite)
     add_only(suite, [workload.name for workload in everything])
@@ -83,6 +85,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"penstock bench {args.suite}: error: {error}", file=sys.stderr)
         return 2
     return measure_and_report(args.suite, chosen, "quick" if args.quick else "full", _budget(args), args.variant, files)
+
+
+def _fewest(workloads: Sequence[Workload]) -> int:
+    """Return the number of rounds below which nothing is judged, in any of the workloads."""
+    return max(FEWEST_ROUNDS if workload.live else FEWEST_PAIRS for workload in workloads if not workload.scored)
 
 
 def _load(suite: str) -> ModuleType:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from penstock.bench import report, wording
 from penstock.bench.method import method
-from penstock.bench.outcome import Outcome, Run, Sample
+from penstock.bench.outcome import Block, Outcome, Run, Sample
 from penstock.bench.tables import score_tables
 from penstock.bench.verdict import Claim, Judgement, judge, rows
 
-FORMAT = 2
+FORMAT = 3
 
 
 def as_document(run: Run) -> dict[str, Any]:
@@ -73,10 +73,19 @@ def _outcome(outcome: Outcome, judgement: Judgement, index: int) -> dict[str, An
         "scored": workload.scored,
         "tables": [asdict(table) for table in score_tables(outcome)] if workload.scored else [],
         "score_notes": list(report.notes(outcome)) if workload.scored else [],
+        "design": "live pairs" if outcome.live else "one after the other",
+        "alone": outcome.alone,
+        "repetition": asdict(outcome.repetition) if outcome.repetition else None,
         "samples": [_sample(sample) for sample in outcome.samples],
+        "blocks": _blocks(outcome),
         "failures": [asdict(failure) for failure in outcome.failures],
         "missing": [asdict(missing) for missing in outcome.missing],
     }
+
+
+def _blocks(outcome: Outcome) -> dict[str, list[Any]]:
+    """Return the blocks as columns, in the order of running; an empty dict if there are none."""
+    return {field.name: [getattr(block, field.name) for block in outcome.blocks] for field in fields(Block) if outcome.blocks}
 
 
 def _sample(sample: Sample) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 All turns of a round share its processes, and a process differs from its twin for good, by a per cent or two. So a hundred turns
 of one round are one observation for predicting the next start. Each round gives one number, the location of its turns' log
-ratios; the interval and the test are Student's over the rounds' numbers, whose scatter has both levels in it. For rounds of equal
-length, a mixed model with a random effect for the round gives the same. `docs/measuring.md` shows which intervals cover the truth.
+ratios; the interval and the test are Student's over the rounds' numbers, whose scatter has both levels in it. For rounds of
+equal length, a mixed model with a random effect for the round gives the same. `docs/measuring.md` shows which intervals cover
+the truth.
 
 What is done to the turns was fixed before any data, and does not depend on who is faster:
 

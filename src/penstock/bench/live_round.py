@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock._gpu import nvidia_gpu
 from penstock.bench import activity
 from penstock.bench.live_process import EndedError, LiveProcess
 from penstock.bench.model import Workload
@@ -35,6 +37,10 @@ _LOOK = 0.005  # seconds between two looks
 _LONGEST_SETTLING = 2.0  # seconds
 # A tenth of the memory stays free for the page cache, which all variants share.
 _FREE = 0.1
+
+
+# As PyTorch, XLA, NumPy and the system's "OOM killer" say it.
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory|RESOURCE_EXHAUSTED|MemoryError|ended by signal 9", re.IGNORECASE)
 
 
 class CannotLiveError(Exception):
@@ -97,7 +103,7 @@ class LiveRound:
         """
         begin = time.perf_counter()
         first, *others = self.seats
-        if self.number == 0:
+        if self.number == 0 and others:
             # The first one alone, so that its memory is known before others could exhaust the machine's.
             self._start([first])
             self._check_memory(missing=len(others))
@@ -162,7 +168,8 @@ class LiveRound:
     def _begin(self, seat: Seat) -> bool:
         """Start the process of a variant; tell whether it could be started."""
         try:
-            process = LiveProcess(self.module, self.workload, self.workload.variant(seat[0]), self.size, self.cache)
+            variant = self.workload.variant(seat[0])
+            process = LiveProcess(self.module, self.workload, variant, self.size, self.cache, _share_of_gpu(len(self.seats)))
         except EndedError as ended:
             self._drop(seat, ended)
             return False
@@ -177,7 +184,13 @@ class LiveRound:
         return None
 
     def _drop(self, seat: Seat, ended: EndedError) -> None:
-        """Note a failure, and end the variant's processes."""
+        """Note a failure, and end the variant's processes.
+
+        Raises:
+          CannotLiveError: there was not enough memory beside the others.
+        """
+        if len(self._seated) > 1 and _OUT_OF_MEMORY.search(f"{ended.reason}\n{ended.output}"):
+            raise CannotLiveError(f"{seat[0]} did not get enough memory beside {len(self._seated) - 1} other processes")
         self.failed.setdefault(seat[0], (ended.reason, ended.output))
         for mine in [one for one in self._seated if one[0] == seat[0]]:
             self._seated.pop(mine).process.close()
@@ -261,6 +274,11 @@ class LiveRound:
         for (name, _), seated in self._seated.items():
             if seated.waited > 0 and seated.used > _IDLE * seated.waited:
                 raise CannotLiveError(f"{name} used {seated.used / seated.waited:.0%} of a core while others had their turns")
+
+
+def _share_of_gpu(processes: int) -> dict[str, str]:
+    """Return variables by which JAX takes its share of a GPU's memory, of which it else takes three quarters when it starts."""
+    return {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.75 / processes:.3f}"} if nvidia_gpu() else {}
 
 
 def _total_memory() -> int | None:

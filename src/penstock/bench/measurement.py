@@ -126,11 +126,11 @@ def measure(
                 fitting = that_fit_in_time(current, wanted, budget.minutes * 60 - harness.seconds)
                 late.update(set(wanted) - set(fitting))
                 if not fitting:
-                    partial = too_late(current, budget)
+                    partial = too_late(current, budget) if miss_rounds(current, late, budget) else None
                     break
                 stage = f"in round {done + 1}"
                 left = budget.minutes * 60 - harness.seconds
-                harness.round(done, fitting, turns(current, fitting, done, budget, left))
+                harness.round(done, fitting, turns(current, fitting, done, budget, left), budget.minutes * 60)
                 done += 1
             return so_far(partial), False
         except KeyboardInterrupt:

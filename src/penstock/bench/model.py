@@ -179,12 +179,14 @@ class Agreement:
       tolerances: from a quantity to the largest relative difference from the reference that is accepted.
       least: from a quantity to the smallest difference that is accepted. A variant with a smaller one has computed in a
         higher precision than the workload prescribes.
+      evidence: from a name in `Measurement.evidence` that is not a quantity to its tolerance.
     """
 
     name: str
     reference: Variant
     tolerances: Mapping[str, float]
     least: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,7 @@ class Workload:
       method: for a scored workload, how its numbers are made.
       verifies: what each process verifies outside of the timed part, for the report, such as "each record arrives once". Empty if
         nothing is verified.
+      only_together: nothing more is measured when fewer than two variants are left.
       block_seconds: the length of a block, for live variants; 0.2 to 1 is short for the drift of a machine, and long beside the
         change from one process to the next.
     """
@@ -223,6 +226,7 @@ class Workload:
     scored: bool = False
     method: str = ""
     verifies: str = ""
+    only_together: bool = False
     block_seconds: float = 0.5
 
     @property

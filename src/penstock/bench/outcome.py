@@ -171,6 +171,12 @@ class Outcome:
         return bool(self.blocks)
 
     @property
+    def pointless(self) -> bool:
+        """Tell whether nothing more is measured, because fewer than two variants are left to compare."""
+        gone = {failure.variant for failure in self.failures} | {missing.variant for missing in self.missing}
+        return self.workload.only_together and sum(variant.name not in gone for variant in self.workload.variants) < 2
+
+    @property
     def rounds(self) -> int:
         """Count the rounds in which something was measured."""
         return len({sample.round for sample in self.samples})

@@ -146,7 +146,8 @@ def check_evidence(progress: Progress, number: int, evidence: Sequence[tuple[str
     Twice the tolerance of the workload's agreement is accepted, because both the variant and the median may be off by it.
     """
     agreement = progress.workload.agreement
-    for name, tolerance in (agreement.tolerances if agreement else {}).items():
+    tolerances = {**agreement.tolerances, **agreement.evidence} if agreement else {}
+    for name, tolerance in tolerances.items():
         by_variant = {variant: shown[name] for variant, shown in evidence if name in shown}  # the control has one vote
         numbers = [value for value in by_variant.values() if math.isfinite(value)]
         center = float(np.median(numbers)) if numbers else math.nan

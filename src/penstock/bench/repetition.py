@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 # Before there are rounds to compare, two processes are taken to differ by this for good. On shared machines we saw 1.3 to 2.1 %.
+# Later it counts as much as so many rounds: a few rounds may agree or differ by chance.
 _USUAL_BETWEEN = 0.015
-# Rounds that agree better than this by chance would ask for endless rounds.
-_LEAST_BETWEEN = 0.002
+_COUNTS_AS = 4
 _FEWEST = 3  # rounds from which the variance between them is estimated
+_CLIP = 3.0  # standard deviations: a disturbed turn has little weight in a round's number (`levels.py`), so also here
 LEAST_TURNS = 2  # a turn and its reverse
 MOST_TURNS = 200
 
@@ -30,10 +31,12 @@ class Variances:
     Attributes:
       within: of one turn, within a round.
       between: of the rounds' own values, without what the turns add to it; None with fewer than 3 rounds.
+      rounds: the number of rounds.
     """
 
     within: float
     between: float | None
+    rounds: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Repetition:
     Attributes:
       turns: the turns of the next round; even, as each order is followed by its reverse.
       within, between: standard deviations of the log ratios, of the kind in `Variances`; the root of their mean over all
-        comparisons of the workload. `between` is `assumed` with fewer than 3 rounds.
+        comparisons of the workload. `between` is `assumed` with fewer than 3 rounds, and partly so with a few more.
       starting, turning: the seconds of a round's start and of a turn.
     """
 
@@ -61,15 +64,24 @@ def variances(rounds: Sequence[np.ndarray]) -> Variances | None:
     Returns:
       None if no round has two turns.
     """
-    several = [logs for logs in rounds if len(logs) > 1]
-    if not several:
+    if not any(len(logs) > 1 for logs in rounds):
         return None
+    rounds = _clipped(rounds)
+    several = [logs for logs in rounds if len(logs) > 1]
     within = sum(float(logs.var(ddof=1)) * (len(logs) - 1) for logs in several) / sum(len(logs) - 1 for logs in several)
     if len(rounds) < _FEWEST:
-        return Variances(within, None)
+        return Variances(within, None, len(rounds))
     means = np.array([logs.mean() for logs in rounds])
     from_turns = float(np.mean([within / len(logs) for logs in rounds]))
-    return Variances(within, max(float(means.var(ddof=1)) - from_turns, 0.0))
+    return Variances(within, max(float(means.var(ddof=1)) - from_turns, 0.0), len(rounds))
+
+
+def _clipped(rounds: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the log ratios, cut at three standard deviations from their round's median."""
+    medians = [float(np.median(logs)) for logs in rounds]
+    apart = np.concatenate([np.abs(logs - median) for logs, median in zip(rounds, medians, strict=True)])
+    most = _CLIP * 1.4826 * float(np.median(apart))
+    return [np.clip(logs, median - most, median + most) for logs, median in zip(rounds, medians, strict=True)]
 
 
 def repetition(found: Sequence[Variances], starting: float, turning: float) -> Repetition | None:
@@ -86,7 +98,8 @@ def repetition(found: Sequence[Variances], starting: float, turning: float) -> R
         return None
     within = float(np.mean([one.within for one in found]))
     known = [one.between for one in found if one.between is not None]
-    between = max(float(np.mean(known)), _LEAST_BETWEEN**2) if known else _USUAL_BETWEEN**2
+    counted = max(one.rounds for one in found) if known else 0
+    between = (_COUNTS_AS * _USUAL_BETWEEN**2 + counted * float(np.mean(known or [0.0]))) / (_COUNTS_AS + counted)
     best = math.sqrt(starting / turning * within / between)
     turns = min(max(2 * round(best / 2), LEAST_TURNS), MOST_TURNS)
     return Repetition(turns, math.sqrt(within), math.sqrt(between), not known, starting, turning)

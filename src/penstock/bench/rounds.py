@@ -92,7 +92,13 @@ class Harness:
             if progress.workload.agreement and progress.running:
                 self._agreements.check(progress, progress.workload.agreement)
 
-    def round(self, number: int, only: Collection[str] | None = None, turns: Mapping[str, int] | None = None) -> None:
+    def round(
+        self,
+        number: int,
+        only: Collection[str] | None = None,
+        turns: Mapping[str, int] | None = None,
+        until: float = math.inf,
+    ) -> None:
         """Run every variant in a fresh process, and the controls in two.
 
         Args:
@@ -100,6 +106,7 @@ class Harness:
           only: names of the workloads to run; None for all.
           turns: from a workload's name to the number of turns, for live variants. For others, what `repetition.py` computes; in
             the first round, as many as take the time of the start.
+          until: begin no process and no turn after this time, in seconds since the harness was made.
 
         Raises:
           KeyboardInterrupt: Ctrl-C was pressed; earlier measurements are kept.
@@ -108,13 +115,13 @@ class Harness:
             if only is None or progress.workload.name in only:
                 if progress.live and progress.running:
                     try:
-                        self._live_round(progress, number, (turns or {}).get(progress.workload.name))
+                        self._live_round(progress, number, (turns or {}).get(progress.workload.name), until)
                         continue
                     except CannotLiveError as error:
                         progress.live_failed(str(error))
-                self._round(progress, number)
+                self._round(progress, number, until)
 
-    def _live_round(self, progress: Progress, number: int, turns: int | None) -> None:
+    def _live_round(self, progress: Progress, number: int, turns: int | None, until: float) -> None:
         """Let the variants of a workload take turns.
 
         Raises:
@@ -131,7 +138,7 @@ class Harness:
             progress.module, progress.workload, seats, self.size, self._cache, number, self.seed, lambda: self.seconds, self._say
         ) as live:
             live.start()
-            while not _enough(live, turns, self.size):
+            while not _enough(live, turns, self.size) and (self.seconds < until or not live.turns):
                 live.turn()
             results = live.finish()
         for name, (reason, output) in live.failed.items():
@@ -151,11 +158,11 @@ class Harness:
             evidence.append((name, result["evidence"]))
         check_evidence(progress, number, evidence)
 
-    def _round(self, progress: Progress, number: int) -> None:
+    def _round(self, progress: Progress, number: int, until: float) -> None:
         """Run each variant of a workload that is still running, and the control twice."""
         evidence: list[tuple[str, Mapping[str, float]]] = []
         for variant, again in self._order(progress, number):
-            if variant not in progress.running:
+            if variant not in progress.running or (self.seconds > until and not progress.workload.scored):
                 continue
             position = len(evidence)
             self._say(f"round {number + 1}, {progress.workload.name}: {variant}{' (A/A control)' if again else ''}")

@@ -6,6 +6,8 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
+from penstock.bench.comparing.specification import Specification
+from penstock.bench.comparing.workload import workload_of
 from penstock.bench.file_import import import_file
 from penstock.bench.model import Workload
 
@@ -15,6 +17,10 @@ SUITES = {
     "keras": "penstock.bench.suites.keras",
     "shard": "penstock.bench.suites.shard",
 }
+
+
+# Before the text of a `Specification`, where a suite would have the name of its module.
+COMPARISON = "comparison:"
 
 
 def is_file(suite: str) -> bool:
@@ -44,9 +50,11 @@ def find(source: str, name: str) -> Workload:
     """Return a workload of a suite's module, by its name.
 
     Args:
-      source: the module's full name, or the path of a file that ends in ".py".
+      source: the module's full name, the path of a file that ends in ".py", or `COMPARISON` and a specification.
       name: the workload's name.
     """
+    if source.startswith(COMPARISON):
+        return workload_of(Specification.of_text(source.removeprefix(COMPARISON)))
     module = _import(source)
     if hasattr(module, "find"):
         return module.find(name)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from penstock._gpu import nvidia_gpu
 from penstock.bench import worker
 from penstock.bench.step_clock import StepClock
 from penstock.bench.suites import frameworks
@@ -22,7 +23,6 @@ from penstock.bench.suites.frameworks import find, jpeg, measure, torch_data
 from penstock.bench.suites.frameworks import reference as frameworks_reference
 from penstock.bench.suites.frameworks.experiment import LEARNING_RATE, QUICK, Experiment, Geometry
 from penstock.bench.suites.frameworks.random_images import RandomImages
-from penstock.bench.suites.frameworks.trainer import nvidia_gpu
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm
 from penstock.bench.suites.frameworks.workload import make_flax, make_keras, make_torch_eager
 

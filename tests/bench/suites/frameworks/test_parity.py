@@ -12,10 +12,10 @@ import pytest
 from flax import nnx
 
 import penstock.bench.worker
+from penstock._gpu import nvidia_gpu
 from penstock.bench.suites import frameworks
 from penstock.bench.suites.frameworks import find, flax_trainer, flax_vit, keras_vit, torch_vit, weights
 from penstock.bench.suites.frameworks.experiment import QUICK
-from penstock.bench.suites.frameworks.trainer import nvidia_gpu
 
 NAME = "vit-tiny-b4-fp32-eager-sgd-random"
 # Those that are in interpreters of their own, as far as they are there.

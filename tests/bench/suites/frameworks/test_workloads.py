@@ -129,17 +129,6 @@ def test_a_run_may_take_longer_where_a_step_does(no_gpu):
     assert frameworks.find("vit-base-b256-fp32-eager-sgd-random").time_limit > 2 * 3600
 
 
-def test_a_gpu_without_nvidia_smi_is_found_by_its_driver(tmp_path, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(trainer.shutil, "which", lambda program: None)
-    monkeypatch.setattr(trainer, "_DRIVER", tmp_path)
-    assert not trainer.nvidia_gpu.__wrapped__()
-    (tmp_path / "0000:01:00.0").mkdir()
-    assert trainer.nvidia_gpu.__wrapped__()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert not trainer.nvidia_gpu.__wrapped__()
-
-
 def test_a_gpu_that_one_uses_and_the_suite_does_not_see_is_an_error(no_gpu):
     trainer.check_device("JAX", on_gpu=False)
     with pytest.raises(VerificationError, match="JAX uses a GPU here that the suite does not know of"):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 
 import penstock as ps
 from penstock.bench.garbage_collector import freeze_gc
-from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
+from penstock.bench.model import Live, Measurement, Metric, Target, Variant, VerificationError, Workload
 from penstock.bench.suites.feed.batch import Batch, block_until_ready
 from penstock.bench.suites.feed.check import check_leaf
 from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT
@@ -31,6 +30,8 @@ _LOOK, _SPIN = 2e-3, 0.1e-3
 
 @dataclass(frozen=True)
 class Size:
+    """The steps of a block: those at its start that are not timed, and the fewest that are."""
+
     warm_up: int
     steps: int
 
@@ -65,18 +66,26 @@ def _penstock(count: int, seconds: float, device: jax.Device) -> Iterator[Batch]
         yield from batches
 
 
-def measure(make: Callable[[int, float, jax.Device], Iterator[Batch]], size: Size) -> Measurement:
+@contextlib.contextmanager
+def live(make: Callable[[int, float, jax.Device], Iterator[Batch]], size: Size) -> Iterator[Live]:
     device = jax.devices()[0]
-    values, steps, details = {}, {}, {}
-    for name, (produce, step) in _PACES.items():
-        batches = make(size.warm_up + size.steps, produce / 1e3, device)
-        steps[name], details[f"step alone in ms, {name}"] = _milliseconds(batches, step / 1e3, size, device)
-        values[name] = fmean(steps[name])
-    return Measurement(values, details, steps)
+    details: dict[str, float] = {}
+
+    def block(name: str, seconds: float) -> float:
+        produce, step = (milliseconds / 1e3 for milliseconds in _PACES[name])
+        steps = max(size.steps, round(seconds / step))
+        batches = make(size.warm_up + steps, produce, device)
+        took, details[f"step alone in ms, {name}"] = _milliseconds(batches, step, size.warm_up, steps, device)
+        return took
+
+    freeze_gc()
+    for name in _PACES:
+        block(name, 0.0)
+    yield Live({name: partial(block, name) for name in _PACES}, lambda: Measurement(details=details))
 
 
-def _milliseconds(batches: Iterator[Batch], step: float, size: Size, device: jax.Device) -> tuple[list[float], float]:
-    """Return the milliseconds between the ends of steps, and the milliseconds of a step itself. Check that no batch is lost."""
+def _milliseconds(batches: Iterator[Batch], step: float, warm_up: int, steps: int, device: jax.Device) -> tuple[float, float]:
+    """Return the mean milliseconds between the ends of steps, and of a step itself. Check that no batch is lost."""
     in_steps, ends, had = 0.0, [], []
     for number, batch in enumerate(batches):
         handed_over = time.perf_counter()
@@ -84,16 +93,14 @@ def _milliseconds(batches: Iterator[Batch], step: float, size: Size, device: jax
         had.append(batch)
         step_until(handed_over + step)
         end = time.perf_counter()
-        if number == size.warm_up - 1:
-            freeze_gc()
-            ends.append(time.perf_counter())
-        elif number >= size.warm_up:
+        if number >= warm_up - 1:
             ends.append(end)
+        if number >= warm_up:
             in_steps += end - handed_over
     numbers = [check_leaf("x", batch["x"], (16,), np.float32, device)[0] for batch in had]
-    if numbers != list(range(size.warm_up + size.steps)):
+    if numbers != list(range(warm_up + steps)):
         raise VerificationError(f"{len(numbers)} batches, in the order {numbers[:8]} …")
-    return [(end - before) * 1e3 for before, end in itertools.pairwise(ends)], in_steps / size.steps * 1e3
+    return (ends[-1] - ends[0]) / steps * 1e3, in_steps / steps * 1e3
 
 
 WORKLOAD = Workload(
@@ -102,10 +109,11 @@ WORKLOAD = Workload(
     metrics=tuple(Metric(name, "ms", "lower", ideal=step) for name, (_, step) in _PACES.items()),
     baseline="none",
     variants=(
-        Variant("none", partial(measure, _plain), note="one after the other"),
-        Variant("grain C", partial(measure, _grain), ("grain",), f"{GRAIN_DEFAULT}, which produce"),
-        Variant("penstock", partial(measure, _penstock), note="one thread produces"),
+        Variant("none", live=partial(live, _plain), note="one after the other"),
+        Variant("grain C", requires=("grain",), live=partial(live, _grain), note=f"{GRAIN_DEFAULT}, which produce"),
+        Variant("penstock", live=partial(live, _penstock), note="one thread produces"),
     ),
-    sizes={"full": Size(warm_up=50, steps=400), "quick": Size(warm_up=5, steps=20)},
+    sizes={"full": Size(warm_up=20, steps=50), "quick": Size(warm_up=5, steps=20)},
     targets=(Target("penstock", "4 ms, 5 ms", 5.05),),
+    verifies="each batch once, in order",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ import jax
 import numpy as np
 
 import penstock as ps
-from penstock.bench.model import Measurement, Metric, Target, Variant, VerificationError, Workload
+from penstock.bench.garbage_collector import freeze_gc
+from penstock.bench.model import Live, Measurement, Metric, Target, Variant, VerificationError, Workload
 from penstock.bench.suites.feed.batch import Batch
 from penstock.bench.suites.feed.check import check_epoch, check_leaf
 from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT, GRAIN_IN_MEMORY
@@ -25,19 +27,17 @@ _SEED = 42
 
 @dataclass(frozen=True)
 class Size:
-    """The amount of tokens, and how long to time them.
+    """The amount of tokens.
 
     Attributes:
       rows: rows in an epoch.
       slow_rows: rows in an epoch of the slow variants. The time of a row does not depend on the length of the epoch.
       shards: number of files of the saved dataset.
-      seconds: the least time to measure.
     """
 
     rows: int
     slow_rows: int
     shards: int
-    seconds: float
 
 
 def make_tokens(rows: int) -> np.ndarray:
@@ -97,7 +97,8 @@ def _penstock(dataset: Any, device: jax.Device, batch_size: int) -> Epoch:
     return epoch
 
 
-def measure(make: Callable[[Any, jax.Device, int], Epoch], slow: bool, saved: bool, size: Size) -> Measurement:
+@contextlib.contextmanager
+def live(make: Callable[[Any, jax.Device, int], Epoch], slow: bool, saved: bool, size: Size) -> Iterator[Live]:
     """Measure the throughput of one pipeline over a dataset in memory, or one that was saved to disk and loaded again."""
     import datasets
 
@@ -106,7 +107,7 @@ def measure(make: Callable[[Any, jax.Device, int], Epoch], slow: bool, saved: bo
     features = datasets.Features(tokens=datasets.List(datasets.Value("int32")))
     dataset = datasets.Dataset.from_dict({"tokens": tokens}, features=features)
 
-    values, details = {}, {}
+    blocks: dict[str, Callable[[float], float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         if saved:
             dataset.save_to_disk(folder, num_shards=size.shards)
@@ -117,10 +118,9 @@ def measure(make: Callable[[Any, jax.Device, int], Epoch], slow: bool, saved: bo
                 check_epoch(batches, lambda batch: read_ids(batch, tokens, device, batch_size), rows, batch_size)
 
             epoch = make(dataset, device, batch_size)
-            measured = rows_per_second(epoch, check, rows // batch_size, batch_size, size.seconds)
-            values[_metric(batch_size)] = measured.values["throughput"]
-            details[_metric(batch_size)] = measured.details
-    return Measurement(values, {**details, "chunks": dataset.data.table["tokens"].num_chunks})
+            blocks[_metric(batch_size)] = rows_per_second(epoch, check, rows // batch_size, batch_size)
+        freeze_gc()
+        yield Live(blocks, lambda: Measurement(details={"chunks": dataset.data.table["tokens"].num_chunks}))
 
 
 def _metric(batch_size: int) -> str:
@@ -130,42 +130,40 @@ def _metric(batch_size: int) -> str:
 _SLOW = "epochs of {slow_rows:,} rows"
 
 
+def _variant(
+    name: str,
+    make: Callable[[Any, jax.Device, int], Epoch],
+    note: str = "",
+    requires: tuple[str, ...] = (),
+    slow: bool = False,
+    saved: bool = False,
+) -> Variant:
+    return Variant(name, requires=(*requires, "datasets"), note=note, live=partial(live, make, slow, saved))
+
+
 WORKLOAD = Workload(
     name="tokens",
     title="Hugging Face dataset of {rows:,} rows of 256 int32, shuffled, batches on the device",
     metrics=tuple(Metric(_metric(batch_size), "rows/s", "higher") for batch_size in _BATCHES),
     baseline="grain C",
     variants=(
-        Variant("grain C", partial(measure, _grain, True, False), ("grain", "datasets"), f"{GRAIN_DEFAULT}; {_SLOW}"),
-        Variant(
-            "grain C, 0 threads",
-            partial(measure, partial(_grain, threads=0), True, False),
-            ("grain", "datasets"),
-            f"{GRAIN_IN_MEMORY}; {_SLOW}",
-        ),
-        Variant(
+        _variant("grain C", _grain, f"{GRAIN_DEFAULT}; {_SLOW}", ("grain",), slow=True),
+        _variant("grain C, 0 threads", partial(_grain, threads=0), f"{GRAIN_IN_MEMORY}; {_SLOW}", ("grain",), slow=True),
+        _variant(
             "grain C, with_format",
-            partial(measure, _grain_numpy, True, False),
-            ("grain", "datasets"),
+            _grain_numpy,
             f'over dataset.with_format("numpy"); {GRAIN_DEFAULT}; {_SLOW}',
+            ("grain",),
+            slow=True,
         ),
-        Variant(
-            "datasets alone",
-            partial(measure, _datasets_loop, True, False),
-            ("datasets",),
-            f"shuffle, with_format, iter, device_put; {_SLOW}",
-        ),
-        Variant("penstock", partial(measure, _penstock, False, False), ("datasets",)),
-        Variant(
-            "penstock, from disk",
-            partial(measure, _penstock, False, True),
-            ("datasets",),
-            "save_to_disk, load_from_disk: memory-mapped, in many chunks",
-        ),
+        _variant("datasets alone", _datasets_loop, f"shuffle, with_format, iter, device_put; {_SLOW}", slow=True),
+        _variant("penstock", _penstock),
+        _variant("penstock, from disk", _penstock, "save_to_disk, load_from_disk: memory-mapped, in many chunks", saved=True),
     ),
     sizes={
-        "full": Size(rows=20_000, slow_rows=4_096, shards=8, seconds=1.0),
-        "quick": Size(rows=2_600, slow_rows=1_100, shards=2, seconds=0.0),
+        "full": Size(rows=20_000, slow_rows=4_096, shards=8),
+        "quick": Size(rows=2_600, slow_rows=1_100, shards=2),
     },
     targets=tuple(Target("penstock", _metric(batch_size), 500, "grain C") for batch_size in _BATCHES),
+    verifies="each record once, with the right bytes, on the right device",
 )

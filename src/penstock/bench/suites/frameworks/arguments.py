@@ -6,9 +6,9 @@ import argparse
 import itertools
 from typing import Any
 
+from penstock._gpu import nvidia_gpu
 from penstock.bench.model import Workload
 from penstock.bench.suites.frameworks.experiment import CHOICES, Experiment
-from penstock.bench.suites.frameworks.trainer import nvidia_gpu
 from penstock.bench.suites.frameworks.workload import workload_of
 
 _HELP = {

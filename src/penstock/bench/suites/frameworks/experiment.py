@@ -1,7 +1,7 @@
 """Define an experiment: all choices of a training step that the frameworks must have in common.
 
 An *experiment* is one training step with all its options except the framework. Its *geometry* is the size of the images and of
-the model. A *size* is a geometry with the time for which it is measured.
+the model. A *size* is a geometry with the number of files.
 """
 
 from __future__ import annotations
@@ -66,21 +66,9 @@ QUICK = Geometry(width=32, depth=2, heads=2, image=32, patch=16)
 
 @dataclass(frozen=True)
 class Size:
-    """A geometry, and how long to time its steps.
-
-    Attributes:
-      geometry: the size of the images and of the model.
-      least, most: the smallest and the largest number of steps to time, of each kind.
-      compute_seconds, together_seconds, loading_seconds: steps of each kind are added until this time was measured.
-      files: number of JPEG files in the folder.
-    """
+    """A geometry, and the number of JPEG files in the folder."""
 
     geometry: Geometry
-    least: int
-    most: int
-    compute_seconds: float
-    together_seconds: float
-    loading_seconds: float
     files: int
 
 

@@ -53,7 +53,6 @@ class Batches:
     """The part of a `Trainer` that handles batches, for trainers that use JAX."""
 
     warm_up = 1
-    looks_ahead = 0
 
     def __init__(self, experiment: Experiment, size: Size):
         self._experiment, self._size = experiment, size

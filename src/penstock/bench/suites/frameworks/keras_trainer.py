@@ -22,8 +22,6 @@ from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 class KerasTrainer(jax_setup.Batches):
     """The `Trainer` of Keras on JAX."""
 
-    looks_ahead = 1  # `fit` always takes two batches before the first step, to inspect their shapes
-
     def __init__(self, experiment: Experiment, size: Size):
         if keras.backend.backend() != "jax":
             raise VerificationError(f"KERAS_BACKEND is {keras.backend.backend()!r}: this variant is Keras on JAX")

@@ -1,4 +1,4 @@
-"""Measure one run of a variant, and compute the outputs that are compared; the same for every framework."""
+"""Let a variant take its turns, and compute the outputs that are compared; the same for every framework."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from penstock._gpu import nvidia_gpu
 from penstock.bench.garbage_collector import freeze_gc
-from penstock.bench.model import Measurement, Outputs, VerificationError
-from penstock.bench.step_clock import StepClock, milliseconds
+from penstock.bench.model import Live, Measurement, Outputs, VerificationError
+from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks import heap
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
-from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores, nvidia_gpu
+from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
 
 _CORE = 60e9  # FLOP/s
+_HELD = 10  # more batches than any loader of this suite makes ahead
+_KEEPS_UP = 0.5  # a loader that takes less than this share of a step has made the next batch before it is wanted
 
 
 def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
@@ -35,69 +38,76 @@ def outputs(make: MakeTrainer, experiment: Experiment, size: Size) -> Outputs:
     return {"logits": logits, "loss": np.asarray(losses), **changes}
 
 
-def measure(make: MakeTrainer, experiment: Experiment, size: Size) -> Measurement:
+@contextlib.contextmanager
+def live(make: MakeTrainer, experiment: Experiment, size: Size) -> Iterator[Live]:
+    """Build a trainer and its loader, and warm them up."""
     begin = time.perf_counter()
     heap.free_a_large_block()
     trainer = make(experiment, size)
     built = time.perf_counter()
     batch = trainer.place(fixed_batch(size.geometry, experiment.batch))
     before = trainer.weights()
-    alone = _takes_seconds(experiment, size)
-    # The workers of a loader deliver their batches in bursts, so at least one complete burst is timed.
-    burst = max(1, experiment.loader_workers)
-    with _started_loader(trainer) if alone else contextlib.nullcontext() as started:
-        placed = time.perf_counter()
-        first_loss = trainer.loss(batch)
-        first_step = time.perf_counter()
-        # A backward pass that is wrong only at this batch size changes neither the first loss nor the parity check's outputs.
-        first_update = norm(updates(before, trainer.weights(), experiment.optimizer))
-        del before
-        for _ in range(trainer.warm_up - 1):
-            trainer.loss(batch)
+    placed = time.perf_counter()
+    first_loss = trainer.loss(batch)
+    first_step = time.perf_counter()
+    # A backward pass that is wrong only at this batch size changes neither the first loss nor the parity check's outputs.
+    first_update = norm(updates(before, trainer.weights(), experiment.optimizer))
+    del before
+    for _ in range(trainer.warm_up - 1):
+        trainer.loss(batch)
+    with trainer.loader() as batches:
+        alone = _takes_seconds(experiment, size)
+        step, loading = _paces(trainer, batch, batches, experiment)
+        # A block starts with a full loader. If it keeps up, it makes one batch in each step, as in the middle of training. Else
+        # the block would find batches that no step has paid for.
+        skip = 0 if loading < _KEEPS_UP * step else _HELD
         freeze_gc()
 
-        compute = StepClock(size.least, size.most, size.compute_seconds, alone)
-        trainer.train(itertools.repeat(batch), compute)
-        together = StepClock(size.least * burst, size.most * burst, size.together_seconds, alone)
-        with contextlib.nullcontext(started) if started else trainer.loader() as batches:
-            trainer.train(batches, together)
-    loading = StepClock(size.least * burst, size.most * burst, size.loading_seconds)
-    _load(trainer, loading)
-    _check(trainer)
-    return Measurement(
-        # Means, not medians: with a slow loader, most steps find a batch ready, and a few wait long for the next.
-        values={name: float(np.mean(milliseconds(clock.ends))) for name, clock in (("loading", loading), ("together", together))},
-        steps={name: milliseconds(clock.ends) for name, clock in (("compute", compute), ("together", together))},
-        evidence={"loss": first_loss, "update": first_update},
-        details={
-            **trainer.details,
-            "seconds to import and build": built - begin,
-            "seconds to the end of the first step, with compilation": first_step - placed,
-        },
-    )
+        def compute(seconds: float) -> float:
+            return _train(trainer, itertools.repeat(batch), StepClock(seconds, alone=alone))
+
+        def together(seconds: float) -> float:
+            burst = max(1, experiment.loader_workers)  # the workers of a loader deliver in bursts
+            return _train(trainer, batches, StepClock(seconds, burst, skip, alone))
+
+        def load(seconds: float) -> float:
+            clock = StepClock(seconds, max(1, experiment.loader_workers), _HELD)
+            for loaded in batches:
+                trainer.wait(loaded)
+                clock.ended()
+                if not clock.more():
+                    break
+            return clock.milliseconds()
+
+        def finish() -> Measurement:
+            _check(trainer)
+            details = {
+                **trainer.details,
+                "seconds to import and build": built - begin,
+                "seconds to the end of the first step, with compilation": first_step - placed,
+            }
+            return Measurement(evidence={"loss": first_loss, "update": first_update}, details=details)
+
+        yield Live({"compute": compute, "loading": load, "together": together}, finish)
 
 
-@contextlib.contextmanager
-def _started_loader(trainer: Trainer) -> Iterator[Iterator[Any]]:
-    """Start a loader, wait for its first batch, and let it fill its buffers while something else is computed.
-
-    Use it if the first step is timed. As in the middle of training, that step then finds a batch that was made during the step
-    before, and its time does not include the start of the loader.
-    """
-    with trainer.loader() as batches:
-        first = next(batches)
-        trainer.wait(first)
-        yield itertools.chain([first] * trainer.looks_ahead, batches)
+def _train(trainer: Trainer, batches: Iterator[Any], clock: StepClock) -> float:
+    trainer.train(batches, clock)
+    return clock.milliseconds()
 
 
-def _load(trainer: Trainer, clock: StepClock) -> None:
-    """Time the loader alone. Wait for each batch before the next is requested; loaders read ahead by themselves."""
-    with trainer.loader() as batches:
-        for batch in batches:
-            trainer.wait(batch)
-            clock.ended()
-            if not clock.more():
-                break
+def _paces(trainer: Trainer, batch: Any, batches: Iterator[Any], experiment: Experiment) -> tuple[float, float]:
+    """Return the seconds of a step, the last of the warm-up, and the seconds in which the loader makes a batch."""
+    begin = time.perf_counter()
+    trainer.loss(batch)
+    step = time.perf_counter() - begin
+    for loaded in itertools.islice(batches, _HELD):  # the loader starts, and its buffers are drained
+        trainer.wait(loaded)
+    begin = time.perf_counter()
+    count = max(2, 2 * experiment.loader_workers)
+    for loaded in itertools.islice(batches, count):
+        trainer.wait(loaded)
+    return step, (time.perf_counter() - begin) / count
 
 
 def _takes_seconds(experiment: Experiment, size: Size) -> bool:

@@ -46,8 +46,6 @@ def to_torch(batch: HostBatch) -> Placed:
 class TorchTrainer:
     """The `Trainer` of PyTorch."""
 
-    looks_ahead = 0
-
     def __init__(self, experiment: Experiment, size: Size, compiled: bool):
         self._experiment, self._size = experiment, size
         self._cuda = torch.cuda.is_available()

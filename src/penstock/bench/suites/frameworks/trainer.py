@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock._gpu import nvidia_gpu
 from penstock.bench.model import VerificationError
 from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks.experiment import Experiment, Size
@@ -25,12 +23,10 @@ class Trainer(Protocol):
         "versions", "compile cache", and "threads" if their number is known.
       warm_up: number of first steps that take longer than later ones. PyTorch's heap still grows in the second step, and longer
         with large blocks. A program of XLA gets its memory as one block, and has as many page faults in each step.
-      looks_ahead: number of batches that `train` takes before its first step, beyond that step's own batch.
     """
 
     details: dict[str, Any]
     warm_up: int
-    looks_ahead: int
 
     def place(self, batch: HostBatch) -> Any:
         """Put a batch on the device, in the layout that the framework prefers, and wait until it is there."""
@@ -58,23 +54,6 @@ class Trainer(Protocol):
 
 
 MakeTrainer = Callable[[Experiment, Size], Trainer]
-
-
-_DRIVER = Path("/proc/driver/nvidia/gpus")  # has an entry for each
-
-
-@functools.cache
-def nvidia_gpu() -> bool:
-    """Tell whether there is an NVIDIA GPU that programs may use, without starting a framework."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return False
-    if (smi := shutil.which("nvidia-smi")) is None:  # as in some containers
-        return _DRIVER.is_dir() and any(_DRIVER.iterdir())
-    try:
-        listed = subprocess.run([smi, "-L"], check=False, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return listed.returncode == 0 and "GPU" in listed.stdout
 
 
 def check_device(framework: str, on_gpu: bool) -> None:

@@ -6,11 +6,12 @@ import importlib
 from collections.abc import Mapping
 from functools import partial
 
+from penstock._gpu import nvidia_gpu
 from penstock.bench.environment import Environment
 from penstock.bench.model import Agreement, Metric, Target, Variant, Workload
 from penstock.bench.suites.frameworks import measure, reference
 from penstock.bench.suites.frameworks.experiment import GEOMETRIES, QUICK, Experiment, Size
-from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, nvidia_gpu
+from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer
 
 TORCH_XLA = Environment("torch_xla", ("torch==2.9.0", "torch_xla==2.9.0", "numpy", "pillow"))
 
@@ -44,15 +45,13 @@ def workload_of(experiment: Experiment) -> Workload:
         baseline="PyTorch eager",
         variants=_variants(experiment),
         sizes={
-            # If a step takes seconds, a run times only one: more runs predict the next run better than more steps do.
-            "full": Size(
-                GEOMETRIES[experiment.model], 1, 50, compute_seconds=1.0, together_seconds=1.0, loading_seconds=0.4, files=256
-            ),
-            "quick": Size(QUICK, 3, 3, compute_seconds=0, together_seconds=0, loading_seconds=0, files=8),
+            "full": Size(GEOMETRIES[experiment.model], files=256),
+            "quick": Size(QUICK, files=8),
         },
         targets=(Target("JAX", "compute", 0.9, "torch.compile"),) if nvidia_gpu() and "JAX" not in _unsuited(experiment) else (),
         time_limit=_time_limit(experiment),
         agreement=_agreement(experiment),
+        verifies="the loss and the update of the first step, which are equal in all variants, and finite weights at the end",
     )
 
 
@@ -90,12 +89,12 @@ def _variants(experiment: Experiment) -> tuple[Variant, ...]:
     ) -> Variant:
         return Variant(
             name,
-            partial(measure.measure, make, experiment),
-            (*requires, *pillow),
-            note,
-            unsuited.get(name, ""),
-            environment,
-            partial(measure.outputs, make, experiment),
+            requires=(*requires, *pillow),
+            note=note,
+            unsuited=unsuited.get(name, ""),
+            environment=environment,
+            outputs=partial(measure.outputs, make, experiment),
+            live=partial(measure.live, make, experiment),
         )
 
     return (

@@ -28,7 +28,6 @@ class XlaTrainer:
     """The `Trainer` of PyTorch/XLA."""
 
     warm_up = 1
-    looks_ahead = 0
 
     def __init__(self, experiment: Experiment, size: Size):
         self._experiment, self._size = experiment, size

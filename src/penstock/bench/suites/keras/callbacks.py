@@ -1,4 +1,4 @@
-"""Time the steps of `fit` and `predict`, for both ways in which Keras runs them.
+"""Time the steps of `fit` and `predict`, for both ways in which Keras runs them, and end the epoch when the clock says so.
 
 If the user gives Keras a callback for each step, Keras waits for the step's loss before it calls the callback. Then nothing is
 computed while the next batch is made. Without such a callback, Keras queues the next step while this one is computed. Then one
@@ -14,11 +14,6 @@ from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.keras.keras_setup import jax, keras
 
 
-def new_clock() -> StepClock:
-    """Return a clock that never stops a run: the input ends by itself."""
-    return StepClock(least=0, most=0, seconds=0.0)
-
-
 class AfterEachStep(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """A callback like TensorBoard's and ModelCheckpoint's: it gets the loss as a number, so Keras waits for the step's end."""
 
@@ -28,6 +23,7 @@ class AfterEachStep(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ha
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._clock.ended()
+        self.model.stop_training = not self._clock.more()
 
 
 class OneInFlight(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
@@ -35,13 +31,15 @@ class OneInFlight(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras 
 
     def __init__(self, clock: StepClock, model: Any):
         super().__init__(add_history=True, model=model)
-        self._clock = clock
+        self._clock, self._model = clock, model
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._queued(logs)
+        self._model.stop_training = not self._clock.more()
 
     def on_predict_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._queued(logs)
+        self._model.stop_predicting = not self._clock.more()
 
     def _queued(self, logs: Any) -> None:
         # The step is one program, so its loss or prediction is ready when it has ended. Neither is donated to the next step.

@@ -21,14 +21,16 @@ class Size:
     Attributes:
       geometry: "small" or "full".
       batch: records in a batch.
-      steps: steps in the timed epoch.
-      warm_up: steps before the timed epoch; the first one compiles.
+      steps: steps in an epoch; a block ends earlier if they take longer than it should.
+      warm_up: steps of the first epoch, which compiles and gives the evidence.
+      skip: steps at the start of each block that are not timed, while threaded epochs fill their buffer.
     """
 
     geometry: Geometry
     batch: int
     steps: int
     warm_up: int
+    skip: int
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager
 from functools import partial
 
-from penstock.bench.model import Agreement, Measurement, Metric, Outputs, Target, Variant, Workload
+from penstock.bench.model import Agreement, Live, Metric, Outputs, Target, Variant, Workload
 from penstock.bench.suites.keras.epochs import Epochs
 from penstock.bench.suites.keras.task import Geometry, Job, Size, Task
 
@@ -69,6 +70,7 @@ def workload_of(task: Task, geometry: Geometry) -> Workload:
     """
     if geometry == "full" and not task.full:
         raise ValueError(f"{task.name} has no full size")
+    small = geometry == "small"
     return Workload(
         name=task.name + (_FULL if geometry == "full" else ""),
         title=f"ms a step: {task.title}" + (", full size" if geometry == "full" else ""),
@@ -79,12 +81,13 @@ def workload_of(task: Task, geometry: Geometry) -> Workload:
             _variant("threaded", task, "penstock.keras.enable_threaded_epochs() before the model is made"),
         ),
         sizes={
-            "full": Size(geometry, task.batch, task.steps if geometry == "small" else _FULL_STEPS, warm_up=4),
+            "full": Size(geometry, task.batch, task.steps if small else _FULL_STEPS, warm_up=4, skip=8 if small else 2),
             "quick": _quick(task),
         },
         targets=(Target("threaded", "step", task.bound, "default"),),
-        time_limit=300.0 if geometry == "small" else 1800.0,
-        agreement=Agreement(f"{TASKS[0].name}, 4 steps", _variant("default", task, ""), TOLERANCES),
+        time_limit=300.0 if small else 1800.0,
+        agreement=Agreement(f"{TASKS[0].name}, 4 steps", _variant("default", task, ""), TOLERANCES, evidence={"predicted": 1e-4}),
+        verifies="equal results of the first epoch, the epoch iterator, and the thread that makes the batches",
     )
 
 
@@ -99,18 +102,18 @@ def find(name: str) -> Workload:
 
 
 def _quick(task: Task) -> Size:
-    return Size("small", min(task.batch, _QUICK_BATCH), steps=4, warm_up=1)
+    return Size("small", min(task.batch, _QUICK_BATCH), steps=4, warm_up=1, skip=0)
 
 
 def _variant(epochs: Epochs, task: Task, note: str) -> Variant:
     requires = ("keras", "keras_hub", "tokenizers", "PIL")
-    return Variant(epochs, partial(_measure, epochs, task), requires, note, outputs=partial(_outputs, epochs))
+    return Variant(epochs, requires=requires, note=note, outputs=partial(_outputs, epochs), live=partial(_live, epochs, task))
 
 
-def _measure(epochs: Epochs, task: Task, size: Size) -> Measurement:
-    from penstock.bench.suites.keras.measure import measure
+def _live(epochs: Epochs, task: Task, size: Size) -> AbstractContextManager[Live]:
+    from penstock.bench.suites.keras.measure import live
 
-    return measure(epochs, task, size)
+    return live(epochs, task, size)
 
 
 def _outputs(epochs: Epochs, size: Size) -> Outputs:

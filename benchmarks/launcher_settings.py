@@ -1,0 +1,78 @@
+"""Compare settings with which a training may be started: a suite for `penstock bench`.
+
+    penstock bench benchmarks/launcher_settings.py --only tiny-b8 --minutes 20 --json settings.json
+
+Each variant is the same training step of a ViT in JAX, in a process with other environment variables, beside JAX and PyTorch as
+they come. On a CPU these are settings of the allocator. jemalloc and tcmalloc are used where they are installed (apt-get
+install libjemalloc2 libtcmalloc-minimal4). On an NVIDIA GPU they are the flags that JAX's documentation and NVIDIA's images
+name: https://docs.jax.dev/en/latest/gpu_performance_tips.html, https://docs.nvidia.com/jax-toolbox/environment-variables.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+from functools import partial
+
+from penstock._gpu import nvidia_gpu
+from penstock.bench.model import Metric, Variant, Workload
+from penstock.bench.suites.frameworks import measure
+from penstock.bench.suites.frameworks.experiment import Experiment
+from penstock.bench.suites.frameworks.workload import make_flax, make_torch_eager, workload_of
+
+_GLIBC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736"}
+_HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+_JEMALLOC = {"MALLOC_CONF": "retain:true,dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+_CPU = {
+    "huge pages": _HUGE,
+    "keep memory": _GLIBC,
+    "keep memory, one arena": {**_GLIBC, "MALLOC_ARENA_MAX": "1"},
+    "keep memory, huge pages": {
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
+    },
+    "no YNNPACK fusions": {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="},
+}
+_GPU = {
+    "Triton for all products": {"XLA_FLAGS": "--xla_gpu_triton_gemm_any=true"},
+    "cuBLAS for all products": {"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false"},
+    "latency hiding": {"XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=true"},
+    "keep memory on the host": _GLIBC,
+}
+
+
+def _preloaded() -> dict[str, dict[str, str]]:
+    """Return the settings of the allocators that are installed."""
+    found = {}
+    if library := ctypes.util.find_library("jemalloc"):
+        found["jemalloc"] = {"LD_PRELOAD": library, **_JEMALLOC}
+    if library := ctypes.util.find_library("tcmalloc_minimal"):
+        found["tcmalloc"] = {"LD_PRELOAD": library, "TCMALLOC_RELEASE_RATE": "0"}
+    return found
+
+
+def _workload(model: str, batch: int, precision: str, settings: dict[str, dict[str, str]]) -> Workload:
+    experiment = Experiment(model, batch, precision, "eager", "sgd", "random")
+    whole = workload_of(experiment)
+    jax, torch = partial(measure.live, make_flax, experiment), partial(measure.live, make_torch_eager, experiment)
+    needs = ("flax", "optax")
+    return Workload(
+        name=f"{model}-b{batch}" + ("" if precision == "fp32" else f"-{precision}"),
+        title=whole.title,
+        metrics=(Metric("compute", "ms", "lower"),),
+        baseline="JAX",
+        variants=(
+            Variant("JAX", requires=needs, live=jax),
+            *(Variant(f"JAX, {name}", requires=needs, live=jax, variables=of) for name, of in settings.items()),
+            Variant("PyTorch eager", requires=("torch",), live=torch),
+            Variant("PyTorch eager, keep memory", requires=("torch",), live=torch, variables=_GLIBC),
+        ),
+        sizes=whole.sizes,
+        time_limit=whole.time_limit,
+        verifies=whole.verifies,
+    )
+
+
+if nvidia_gpu():
+    WORKLOADS = tuple(_workload("base", 32, precision, _GPU) for precision in ("bf16", "tf32"))
+else:
+    settings = {**_CPU, **_preloaded()}
+    WORKLOADS = tuple(_workload(model, batch, "fp32", settings) for model in ("tiny", "small") for batch in (8, 32))

@@ -1,0 +1,77 @@
+"""The command `penstock run`: start a program with the settings that were measured to be best for it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+
+from penstock._launcher.settings import Choice, choose
+
+DESCRIPTION = """\
+Start a program with the settings of the C library's allocator that were measured to be best for training with JAX here, and
+change nothing else. On a CPU, a step gets its memory from the system anew each time without them. Variables that you have set
+stay as they are. It prints what it sets and why, and becomes the program, which keeps its process id."""
+EPILOG = """\
+example:
+  penstock run -- python train.py --steps 1000
+  penstock run --show"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `penstock run`."""
+    parser.usage = "penstock run [--show] [--quiet] -- PROGRAM [ARGUMENTS …]"
+    parser.add_argument("--show", action="store_true", help="print the settings as shell commands, and start nothing")
+    parser.add_argument("--quiet", action="store_true", help="do not print what is set")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="the program and its arguments")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Become the program, or print the settings.
+
+    Returns:
+      0 after --show; 2 without a program; 127 if there is no such program, and 126 if it cannot be started, as shells do. Else it
+      does not return.
+    """
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    choice = choose()
+    if args.show:
+        print("\n".join(shell_lines(choice)))
+        return 0
+    if not program:
+        print("penstock run: error: no program to start; penstock run -- python train.py", file=sys.stderr)
+        return 2
+    if shutil.which(program[0]) is None:
+        print(f"penstock run: error: {program[0]!r} is not a program: not found, or not executable", file=sys.stderr)
+        return 127
+    if not args.quiet:
+        print("\n".join(f"penstock run: {line}" for line in said(choice)), file=sys.stderr, flush=True)
+    return _become(program, choice)
+
+
+def said(choice: Choice) -> list[str]:
+    """Return lines that say what is set and why, or why nothing is."""
+    if not choice.settings:
+        return [f"nothing is set: {choice.why_not}"]
+    return [f"{setting.name}={setting.value} ({setting.why})" for setting in choice.settings]
+
+
+def shell_lines(choice: Choice) -> list[str]:
+    """Return the settings as commands of a shell."""
+    if not choice.settings:
+        return [f"# nothing is set: {choice.why_not}"]
+    return [f"export {setting.name}={shlex.quote(setting.value)}  # {setting.why}" for setting in choice.settings]
+
+
+def _become(program: Sequence[str], choice: Choice) -> int:
+    """Replace this process by the program."""
+    sys.stdout.flush()
+    environment = {**os.environ, **{setting.name: setting.value for setting in choice.settings}}
+    try:
+        os.execvpe(program[0], list(program), environment)
+    except OSError as error:
+        print(f"penstock run: error: {program[0]} cannot be started: {error.strerror}", file=sys.stderr)
+        return 126

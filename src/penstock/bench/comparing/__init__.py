@@ -1,0 +1,1 @@
+"""Compare a user's own functions or commands, with the machinery of the suites."""
