@@ -22,14 +22,15 @@ from penstock.bench.suites.frameworks.workload import make_flax, make_torch_eage
 _GLIBC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736"}
 _HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _JEMALLOC = {"MALLOC_CONF": "retain:true,dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+_ONE_ARENA = {**_GLIBC, "MALLOC_ARENA_MAX": "1"}
+_NO_YNNPACK = {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="}
 _CPU = {
     "huge pages": _HUGE,
     "keep memory": _GLIBC,
-    "keep memory, one arena": {**_GLIBC, "MALLOC_ARENA_MAX": "1"},
-    "keep memory, huge pages": {
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
-    },
-    "no YNNPACK fusions": {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="},
+    "keep memory, one arena": _ONE_ARENA,
+    "keep memory, one arena, huge pages": {**_ONE_ARENA, **_HUGE},
+    "no YNNPACK fusions": _NO_YNNPACK,
+    "keep memory, one arena, no YNNPACK fusions": {**_ONE_ARENA, **_NO_YNNPACK},
 }
 _GPU = {
     "Triton for all products": {"XLA_FLAGS": "--xla_gpu_triton_gemm_any=true"},

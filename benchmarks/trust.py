@@ -1,123 +1,225 @@
-"""Test the statistics on this machine, with reports about real processes whose true difference is known.
+"""Test both designs on this machine, with processes whose true difference is known: live pairs, and one after the other.
 
-    python benchmarks/trust.py --reports 200 --json benchmarks/results/trust-cpu.json
+    python benchmarks/trust.py --minutes 60 --json benchmarks/results/trust-cpu.json
 
-Each report has 10 rounds of three runs: a variant, the same once more as the A/A control, and one that is the same too, or
-in which every step takes 2 % longer. A run is a fresh process that
-times 40 steps, of hashing and of Python, of about a millisecond each.
+The step is a small training step in JAX, of about 5 ms on two cores. Four processes run it: "plain", the same once more as the
+A/A control, "same", and "slower", in which every step takes 2 % longer. Rounds of both designs alternate, so that they see the
+same hours. Then reports are made of them, as a user would have had them in 10 and in 30 minutes:
+
+- *real* reports: of consecutive rounds, as often as they fit into the recording. Each judges "plain" beside "slower", and "plain"
+  beside "same".
+- *simulated* reports: of rounds that are drawn from the recording with replacement. They tell how often real ones would be right.
+
+Each report has one comparison and its control, as that of `penstock compare`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import secrets
-import subprocess
-import sys
+import math
+import statistics as plain_statistics
+import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from scipy import stats
 
 from penstock.bench import machine
-from penstock.bench.model import Measurement, Metric, Variant, Workload
-from penstock.bench.outcome import Outcome, Run, Sample
+from penstock.bench.levels import compare_rounds
+from penstock.bench.live_pairs import RoundPairs, round_pairs
+from penstock.bench.live_round import LiveRound
+from penstock.bench.model import Live, Metric, Variant, Workload
+from penstock.bench.outcome import Block
+from penstock.bench.process import run_variant
+from penstock.bench.repetition import repetition, variances
 from penstock.bench.rounds import round_order
-from penstock.bench.statistics import FEWEST_PAIRS, typical
-from penstock.bench.verdict import judge
+from penstock.bench.statistics import LEVEL, Comparison, compare, typical
+from penstock.bench.verdict import CONTROL_LEVEL
 
-# Work of a fixed size, not a sleep, because the load of the machine does not change a sleep. The delay is a share of the step.
-_WORKER = """
-import hashlib, sys, time
-data = bytes(range(256)) * 2048
-def step():
-    hashlib.sha256(data).digest()
-    sum(range(20_000))
-for _ in range(4):
-    step()
-steps, delay = [], float(sys.argv[1])
-for _ in range(40):
+SLOWER = 0.02
+_SEATS = (("plain", False), ("same", False), ("slower", False), ("plain", True))
+_LENGTHS = (10.0, 30.0)  # minutes of a report
+_WIDTH, _BATCH = 320, 256
+
+
+@dataclass(frozen=True)
+class Size:
+    """There is only one."""
+
+
+@contextlib.contextmanager
+def live(slower: float, size: Size) -> Iterator[Live]:
+    """Warm a training step up; `slower` is the share of its time by which each step is delayed."""
+    import jax
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(0)
+    weights = [jnp.asarray(rng.standard_normal((_WIDTH, _WIDTH), np.float32) * 0.05) for _ in range(3)]
+    batch = jnp.asarray(rng.standard_normal((_BATCH, _WIDTH), np.float32))
+
+    def loss(weights: list[Any], batch: Any) -> Any:
+        for weight in weights:
+            batch = jax.nn.relu(batch @ weight)
+        return (batch**2).mean()
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(weights: list[Any], batch: Any) -> list[Any]:
+        return [weight - 1e-3 * by for weight, by in zip(weights, jax.grad(loss)(weights, batch), strict=True)]
+
+    def block(seconds: float) -> float:
+        nonlocal weights
+        steps, begin = 0, time.perf_counter()
+        while not steps or time.perf_counter() - begin < seconds:
+            started = time.perf_counter()
+            weights = jax.block_until_ready(step(weights, batch))
+            ended = time.perf_counter()
+            while time.perf_counter() < ended + slower * (ended - started):  # work, not a sleep, which the load does not change
+                pass
+            steps += 1
+        return (time.perf_counter() - begin) / steps * 1e3
+
+    block(0.5)
+    yield Live({"step": block})
+
+
+WORKLOADS = (
+    Workload(
+        name="trust",
+        title="ms a small training step",
+        metrics=(Metric("step", "ms", "lower"),),
+        baseline="plain",
+        variants=tuple(
+            Variant(name, live=partial(live, slower)) for name, slower in (("plain", 0.0), ("same", 0.0), ("slower", SLOWER))
+        ),
+        sizes={"full": Size(), "quick": Size()},
+        block_seconds=0.25,
+    ),
+)
+
+
+@dataclass
+class Recording:
+    """Rounds of both designs.
+
+    Attributes:
+      blocks: of live pairs.
+      alone: for each round of the other design, from (variant, again) to the number of its process.
+      live_seconds, alone_seconds: of a round of three processes: the two that are compared, and the control.
+    """
+
+    blocks: list[Block]
+    alone: list[dict[tuple[str, bool], float]]
+    live_seconds: list[float]
+    alone_seconds: list[float]
+
+
+def record(minutes: float, say: Callable[[str], None]) -> Recording:
+    """Run rounds of both designs in turn."""
+    (workload,) = WORKLOADS
     begin = time.perf_counter()
-    step()
-    end = time.perf_counter()
-    until = end + delay * (end - begin)
-    while time.perf_counter() < until:
-        pass
-    steps.append((time.perf_counter() - begin) * 1e3)
-print(*steps)
-"""
-
-_NAMES = ("plain", "other")
-
-
-def report(delay: float, rounds: int) -> Run:
-    """Return a report in which "other" is slower than "plain" by the share `delay`."""
-    seed, samples = secrets.randbits(32), []
-    for number in range(rounds):
-        order = round_order([*((name, False) for name in _NAMES), (_NAMES[0], True)], seed, "trust", number)
-        for position, (name, again) in enumerate(order):
-            steps = _steps(delay if name == "other" else 0.0)
-            samples.append(Sample(name, again, number, position, 0.0, 0.0, None, {"step": typical(steps)}, {}, {}))
-    variants = tuple(Variant(name, lambda size: Measurement()) for name in _NAMES)
-    workload = Workload("trust", "steps", (Metric("step", "ms", "lower"),), "plain", variants, {})
-    return Run("trust", "full", seed, {}, (Outcome(workload, "full", "plain", tuple(samples)),), 0.0)
+    recording = Recording([], [], [], [])
+    costs: list[tuple[float, float, int]] = []
+    source = str(Path(__file__).resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        number = 0
+        while time.perf_counter() - begin < minutes * 60:
+            with LiveRound(source, workload, _SEATS, "full", Path(folder), number, 0, lambda: time.perf_counter() - begin) as one:
+                one.start()
+                turns = _turns(recording.blocks, costs)
+                while one.turns < turns:
+                    one.turn()
+                one.finish()
+            if one.failed:
+                raise RuntimeError(str(one.failed))
+            recording.blocks += one.blocks
+            costs.append((one.starting, one.turning, one.turns))
+            recording.live_seconds.append((one.starting + one.turning) * 3 / 4)
+            recording.alone.append(_alone(source, workload, Path(folder), number, recording.alone_seconds))
+            number += 1
+            say(f"{number} rounds, {(time.perf_counter() - begin) / 60:.1f} minutes: {turns} turns")
+    return recording
 
 
-def _steps(delay: float) -> list[float]:
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", _WORKER, str(delay)], capture_output=True, text=True, check=True)
-    return [float(step) for step in done.stdout.split()]
+def _turns(blocks: list[Block], costs: list[tuple[float, float, int]]) -> int:
+    """Return the turns of the next round, as the harness would for two variants and a control."""
+    if not costs:
+        return 8
+    found = [variances([one.logs for one in _pairs(blocks, seat)]) for seat in _SEATS[1:]]
+    starting = plain_statistics.median(start for start, _, _ in costs) * 3 / 4
+    turning = plain_statistics.median(seconds / turns for _, seconds, turns in costs) * 3 / 4
+    plan = repetition([one for one in found if one], starting, turning)
+    return plan.turns if plan else 8
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reports", type=int, default=200, help="of each kind (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=10, help="of each report (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures")
-    args = parser.parse_args()
-    if args.rounds < FEWEST_PAIRS or args.reports < 1:
-        parser.error(f"needs at least {FEWEST_PAIRS} rounds, as fewer are not judged, and 1 report")
-    kinds, begun = {"A/A": 0.0, "2 % planted": 0.02}, time.perf_counter()
-    found: dict[str, list[dict[str, object]]] = {name: [] for name in kinds}
-    for _ in range(args.reports):
-        for name, delay in kinds.items():
-            judgement = judge(report(delay, args.rounds))
-            (control, claim) = judgement.claims[0]
-            found[name].append(
-                {
-                    "trusted": judgement.trusted,
-                    "call": claim.call,
-                    "ratio": claim.comparison.ratio,
-                    "low": claim.comparison.low,
-                    "high": claim.comparison.high,
-                    "control": control.comparison.ratio,
-                    "detectable": claim.detectable,
-                }
-            )
-    figures = {name: _figures(reports, 1 + kinds[name]) for name, reports in found.items()}
-    print(json.dumps(figures, indent=2))
-    if args.json:
-        everything = {
-            "machine": machine.describe(),
-            "rounds": args.rounds,
-            "seconds": time.perf_counter() - begun,
-            "figures": figures,
-            "reports": found,
-        }
-        args.json.write_text(json.dumps(everything, indent=1) + "\n")
+def _alone(source: str, workload: Workload, folder: Path, number: int, seconds: list[float]) -> dict[tuple[str, bool], float]:
+    begin = time.perf_counter()
+    found = {}
+    for seat in round_order(_SEATS, 0, workload.name, number):
+        finished = run_variant(source, workload, workload.variant(seat[0]), "full", folder)
+        if finished.reason or finished.result is None:
+            raise RuntimeError(f"{seat}: {finished.reason}\n{finished.output}")
+        found[seat] = typical(finished.result["steps"]["step"])
+    seconds.append((time.perf_counter() - begin) * 3 / 4)
+    return found
 
 
-def _figures(reports: list[dict[str, object]], truth: float) -> dict[str, object]:
-    different = sum(one["call"] == "different" for one in reports)
-    covered = sum(one["low"] <= truth <= one["high"] for one in reports)
-    ratios = [float(one["ratio"]) for one in reports]
+def _pairs(blocks: Sequence[Block], seat: tuple[str, bool]) -> list[RoundPairs]:
+    return round_pairs(blocks, "step", seat, ("plain", False))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report says of two variants, if it has no other comparison."""
+
+    comparison: Comparison
+    control: Comparison
+
+    @property
+    def trusted(self) -> bool:
+        return self.control.p is not None and self.control.p >= CONTROL_LEVEL
+
+    @property
+    def different(self) -> bool:
+        p = self.comparison.p
+        return self.trusted and p is not None and p < LEVEL and not self.comparison.may_be(1.0)
+
+
+def reports(recording: Recording, other: str, rounds: list[list[int]]) -> Iterator[tuple[Report, Report]]:
+    """Yield reports of live pairs, and of the other design where it has as many rounds.
+
+    Args:
+      recording: the rounds.
+      other: the variant that is compared with "plain".
+      rounds: for each report, the numbers of its rounds.
+    """
+    by_seat = {seat: {one.round: one for one in _pairs(recording.blocks, seat)} for seat in _SEATS[1:]}
+    for numbers in rounds:
+        live_pairs = [compare_rounds([by_seat[seat][number] for number in numbers]) for seat in ((other, False), ("plain", True))]
+        one_by_one = [
+            compare(*([recording.alone[number][seat] for number in numbers] for seat in (mine, ("plain", False))))
+            for mine in ((other, False), ("plain", True))
+        ]
+        yield Report(*live_pairs), Report(*one_by_one)
+
+
+def _figures(made: list[Report], truth: float) -> dict[str, Any]:
+    count = len(made)
+    held = sum(one.comparison.low is not None and one.comparison.may_be(truth) for one in made)
     return {
-        "reports": len(reports),
-        "called different": _rate(different, len(reports)),
-        "control failed": _rate(sum(one["trusted"] is False for one in reports), len(reports)),
-        "interval holds the truth": _rate(covered, len(reports)),
-        "median ratio": float(stats.scoreatpercentile(ratios, 50)),
+        "reports": count,
+        "called different": _rate(sum(one.different for one in made), count),
+        "control failed": _rate(sum(not one.trusted for one in made), count),
+        "interval holds the truth": _rate(held, count),
+        "median ratio": float(np.median([one.comparison.ratio for one in made])),
         "median smallest difference that would have been shown": float(
-            stats.scoreatpercentile([one["detectable"] for one in reports], 50)
+            np.median([one.comparison.detectable(LEVEL, by_interval=True) or math.inf for one in made])
         ),
     }
 
@@ -125,6 +227,72 @@ def _figures(reports: list[dict[str, object]], truth: float) -> dict[str, object
 def _rate(count: int, of: int) -> str:
     interval = stats.binomtest(count, of).proportion_ci(0.95)
     return f"{count} of {of} (95 %: {interval.low:.1%} to {interval.high:.1%})"
+
+
+def judged(recording: Recording, simulated: int) -> dict[str, Any]:
+    """Return the figures of real and of simulated reports, for each design, length and difference."""
+    rng = np.random.default_rng(0)
+    recorded = len(recording.alone)
+    found: dict[str, Any] = {}
+    seconds = {
+        "live pairs": plain_statistics.median(recording.live_seconds),
+        "one after the other": plain_statistics.median(recording.alone_seconds),
+    }
+    for minutes in _LENGTHS:
+        for place, (design, of_a_round) in enumerate(seconds.items()):
+            fits = int(minutes * 60 / of_a_round)
+            drawn = [list(map(int, rng.integers(0, recorded, fits))) for _ in range(simulated)]
+            consecutive = [list(range(first, first + fits)) for first in range(0, recorded - fits + 1, fits)]
+            for name, other, truth in (("A/A", "same", 1.0), (f"{SLOWER:.0%} planted", "slower", 1 + SLOWER)):
+                key = f"{design}, {minutes:g} minutes, {name}"
+                found[key] = {
+                    "rounds": fits,
+                    "seconds of a round": of_a_round,
+                    "simulated": _figures([pair[place] for pair in reports(recording, other, drawn)], truth),
+                }
+                if consecutive:
+                    found[key]["real"] = _figures([pair[place] for pair in reports(recording, other, consecutive)], truth)
+    return found
+
+
+def as_json(recording: Recording) -> dict[str, Any]:
+    """Return a recording as data for JSON."""
+    return {
+        "blocks": {field.name: [getattr(block, field.name) for block in recording.blocks] for field in fields(Block)},
+        "alone": [{f"{name}{' again' * again}": number for (name, again), number in one.items()} for one in recording.alone],
+        "live_seconds": recording.live_seconds,
+        "alone_seconds": recording.alone_seconds,
+    }
+
+
+def of_json(data: dict[str, Any]) -> Recording:
+    """Return the recording that `as_json` wrote."""
+    columns = data["blocks"]
+    names = [field.name for field in fields(Block)]
+    blocks = [Block(*row) for row in zip(*(columns[name] for name in names), strict=True)]
+    alone = [
+        {(name.removesuffix(" again"), name.endswith(" again")): number for name, number in one.items()} for one in data["alone"]
+    ]
+    return Recording(blocks, alone, data["live_seconds"], data["alone_seconds"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the recording (default: 60)")
+    parser.add_argument("--simulated", type=int, default=400, help="reports of each kind (default: 400)")
+    parser.add_argument("--json", type=Path, help="write the recording and the figures")
+    parser.add_argument("--again", type=Path, metavar="JSON", help="judge this recording, and record nothing")
+    args = parser.parse_args()
+    if args.again:
+        document = json.loads(args.again.read_text())
+        recording, described = of_json(document["recording"]), document["machine"]
+    else:
+        described, recording = machine.describe(), record(args.minutes, lambda text: print(text, flush=True))
+    figures = judged(recording, args.simulated)
+    print(json.dumps(figures, indent=2))
+    if args.json:
+        everything = {"machine": described, "figures": figures, "recording": as_json(recording)}
+        args.json.write_text(json.dumps(everything) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ import pytest
 from penstock.bench.suites import SUITES
 
 _SUITE = """
-import json, os, pathlib, signal, sys, time
+import contextlib, json, os, pathlib, signal, sys, threading, time
 from dataclasses import dataclass
+from functools import partial
 import numpy as np
 from penstock.bench.environment import Environment
-from penstock.bench.model import Agreement, Measurement, Metric, Remarks, Target, Variant, VerificationError, Workload
+from penstock.bench.model import Agreement, Live, Measurement, Metric, Remarks, Target, Variant, VerificationError, Workload
 
 @dataclass(frozen=True)
 class Size:
@@ -111,6 +112,56 @@ def scores(size):
 def crashing_outputs(size):
     raise RuntimeError("cannot be computed")
 
+@contextlib.contextmanager
+def steady(value, size):
+    blocks = []
+    def block(seconds):
+        blocks.append(seconds)
+        return value * size.scale
+    def finish():
+        return Measurement(details={"pid": os.getpid(), "blocks": blocks}, evidence={"loss": 1.0})
+    yield Live({"speed": block}, finish)
+
+@contextlib.contextmanager
+def broken(size):
+    calls = []
+    def block(seconds):
+        calls.append(0)
+        print("about to break", file=sys.stderr)
+        if len(calls) == 2:
+            raise RuntimeError("in the second block")
+        return 1.0
+    yield Live({"speed": block})
+
+@contextlib.contextmanager
+def starts_not(size):
+    raise RuntimeError("not this time")
+    yield
+
+@contextlib.contextmanager
+def wrong_at_last(size):
+    def finish():
+        raise VerificationError("the sum is wrong")
+    yield Live({"speed": lambda seconds: 1.0}, finish)
+
+@contextlib.contextmanager
+def spinning(size):
+    def spin():
+        while True:
+            pass
+    def block(seconds):
+        if not any(thread.name == "spin" for thread in threading.enumerate()):
+            threading.Thread(target=spin, name="spin", daemon=True).start()
+        return 1.0
+    yield Live({"speed": block})
+
+@contextlib.contextmanager
+def greedy(size):
+    time.sleep(600)
+    yield
+
+def live(name, make, *args): return Variant(name, live=partial(make, *args))
+
 SIZES = {"full": Size(1.0), "quick": Size(0.5)}
 
 def workload(name, *variants, **kw):
@@ -169,6 +220,11 @@ WORKLOADS = (
     workload("failing", ONE, *BAD),
     workload("hanging", Variant("hang", hang), time_limit=6.0),
     workload("interrupting", ONE, Variant("interrupt", interrupt)),
+    workload("live", live("one", steady, 1.0), live("three", steady, 3.0), targets=(Target("three", "speed", 2, "one"),)),
+    workload("one breaks", live("one", steady, 1.0), live("breaks", broken), live("two", steady, 2.0)),
+    workload("one starts not", live("one", steady, 1.0), live("starts not", starts_not), live("wrong", wrong_at_last)),
+    workload("one spins", live("one", steady, 1.0), live("spins", spinning)),
+    workload("mixed", live("one", steady, 1.0), THREE),
     workload("flaky", ONE, Variant("flaky", flaky), targets=(Target("flaky", "speed", 2, "one"),)),
 )
 """

@@ -10,8 +10,10 @@ import sys
 
 import pytest
 
-from penstock.bench import command
+from penstock.bench import command, measurement
+from penstock.bench.budget import that_fit_in_time
 from penstock.bench.outcome import Outcome, Run, Sample
+from penstock.bench.rounds import Harness
 from penstock.bench.suites import SUITES, find, load
 
 
@@ -149,7 +151,9 @@ def test_rounds_are_added_until_the_intervals_are_narrow(suite, tmp_path):
 
 def test_no_round_is_begun_that_would_end_too_late(suite, tmp_path):
     _, document = _run_fake(tmp_path, "--rounds", "9", "--minutes", "0.0001", "--only", "plain")
-    assert document["partial"] == "its 0.0001 minutes ended after 0 of 9 rounds"
+    assert document["partial"] == (
+        "its 0.0001 minutes ended before one round; allow more (--minutes), so that each variant can run at least once"
+    )
     assert document["workloads"][0]["samples"] == []
     _, document = _run_fake(tmp_path, "--until-precise", "1%", "--minutes", "0.0001", "--only", "plain")
     assert "before every interval was within ±1 %" in document["partial"]
@@ -160,10 +164,10 @@ def test_a_report_is_partial_where_only_the_slow_workload_missed_a_round(suite, 
     def without_noisy(run: Run, wanted: list[str], seconds: float) -> list[str]:
         return [name for name in wanted if name == "plain" or not run.outcomes[1].samples]
 
-    monkeypatch.setattr(command, "_that_fit", without_noisy)
+    monkeypatch.setattr(measurement, "that_fit_in_time", without_noisy)
     _, document = _run_fake(tmp_path, "--rounds", "2", "--minutes", "5", "--only", "plain", "--only", "noisy")
     assert [{sample["round"] for sample in workload["samples"]} for workload in document["workloads"]] == [{0, 1}, {0}]
-    assert document["partial"] == "its 5 minutes ended after 1 of 2 rounds"
+    assert document["partial"].startswith("its 5 minutes ended after 1 of 2 rounds; to be judged, it needs about")
 
 
 def test_no_two_reports_go_to_one_file(suite, tmp_path, capsys):
@@ -179,9 +183,9 @@ def test_the_first_round_of_a_slow_workload_which_compiles_is_not_what_the_next_
         samples = [Sample("one", False, number, 0, 0.0, took, None, {}, {}, {}) for number, took in enumerate(seconds)]
         return Run("fake", "full", 0, {}, (Outcome(workload, "full", "one", tuple(samples)),), sum(seconds))
 
-    assert command._that_fit(seconds_of_rounds(260.0), ["plain"], 250.0) == []
-    assert command._that_fit(seconds_of_rounds(260.0, 200.0, 210.0, 205.0), ["plain"], 206.0) == ["plain"]
-    assert command._that_fit(seconds_of_rounds(260.0, 200.0, 210.0, 205.0), ["plain"], 204.0) == []
+    assert that_fit_in_time(seconds_of_rounds(260.0), ["plain"], 250.0) == []
+    assert that_fit_in_time(seconds_of_rounds(260.0, 200.0, 210.0, 205.0), ["plain"], 206.0) == ["plain"]
+    assert that_fit_in_time(seconds_of_rounds(260.0, 200.0, 210.0, 205.0), ["plain"], 204.0) == []
 
 
 @pytest.mark.slow
@@ -233,10 +237,10 @@ def test_file_of_a_run_that_is_killed_says_that_it_is_not_finished(suite, tmp_pa
     path = tmp_path / "out.json"
     seen = []
 
-    def look(harness, number, only):
+    def look(harness, number, only, turns, until):
         seen.append(json.loads(path.read_text())["partial"])
 
-    monkeypatch.setattr(command.Harness, "round", look)
+    monkeypatch.setattr(Harness, "round", look)
     assert command.run(_args("fake", "--only", "plain", "--rounds", "2", "--json", str(path))) == 0
     assert seen == ["not finished, rounds done: 0", "not finished, rounds done: 1"]
     assert json.loads(path.read_text())["partial"] is None

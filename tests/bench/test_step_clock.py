@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.bench.step_clock import StepClock, milliseconds
+from penstock.bench.step_clock import StepClock
 
 
 class Device:
@@ -37,43 +37,71 @@ def run(device: Device, clock: StepClock) -> int:
 
 def test_a_step_takes_what_the_device_takes_if_queueing_hides_behind_it():
     device = Device(seconds=0.010, dispatch=0.004)
-    clock = StepClock(5, 5, 0, now=lambda: device.now)
-    assert run(device, clock) == 7  # the first and the last are not timed
-    assert milliseconds(clock.ends) == pytest.approx([10] * 5)
-    assert clock.ends == sorted(set(clock.ends))
+    clock = StepClock(1.0, now=lambda: device.now)
+    clock.begin()
+    steps = run(device, clock)
+    assert clock.steps == steps
+    # All steps take 10 ms, and only the first one is queued while the device waits.
+    assert clock.milliseconds() == pytest.approx(10 + 4 / steps)
     assert device.most_in_flight == 2
     assert device.in_flight == 0
 
 
 def test_a_step_takes_what_queueing_takes_if_the_device_waits_for_it():
     device = Device(seconds=0.001, dispatch=0.004)
-    clock = StepClock(5, 5, 0, now=lambda: device.now)
-    run(device, clock)
-    assert milliseconds(clock.ends) == pytest.approx([4] * 5)
+    clock = StepClock(1.0, now=lambda: device.now)
+    clock.begin()
+    steps = run(device, clock)
+    assert clock.milliseconds() == pytest.approx(4 + 1 / steps)
 
 
 def test_steps_that_end_before_they_return_take_what_they_take():
     now = 0.0
-    clock = StepClock(4, 4, 0, now=lambda: now)
+    clock = StepClock(0.02, now=lambda: now)
+    clock.begin()
     while clock.more():
         now += 0.007
         clock.ended()
     clock.finish()
-    assert milliseconds(clock.ends) == pytest.approx([7] * 4)
+    assert clock.milliseconds() == pytest.approx(7)
+    assert clock.steps == 3
 
 
-def test_long_steps_are_waited_for_one_by_one_and_all_are_timed():
+def test_long_steps_are_waited_for_one_by_one_and_one_is_enough():
     device = Device(seconds=2.0, dispatch=0.004)
-    clock = StepClock(3, 3, 0, alone=True, now=lambda: device.now)
+    clock = StepClock(0.5, alone=True, now=lambda: device.now)
     clock.begin()
-    assert run(device, clock) == 3
-    assert milliseconds(clock.ends) == pytest.approx([2004] * 3)
+    assert run(device, clock) == 1
+    assert clock.milliseconds() == pytest.approx(2004)
     assert device.most_in_flight == 1
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 3), (0.045, 5), (100.0, 20)])
-def test_steps_are_timed_for_so_many_seconds_but_neither_too_few_nor_too_many(seconds, steps):
-    device = Device(seconds=0.010, dispatch=0.0)
-    clock = StepClock(3, 20, seconds, now=lambda: device.now)
-    run(device, clock)
-    assert len(milliseconds(clock.ends)) == steps
+def test_a_block_of_no_seconds_has_one_step_and_one_of_a_few_has_as_many_as_it_must():
+    for least in (1, 3):
+        device = Device(seconds=0.010, dispatch=0.0)
+        clock = StepClock(0.0, least, now=lambda device=device: device.now)
+        clock.begin()
+        assert run(device, clock) == least
+        assert clock.milliseconds() == pytest.approx(10)
+
+
+def test_steps_whose_batches_were_made_before_the_block_are_skipped():
+    device = Device(seconds=0.001, dispatch=0.0)
+    clock = StepClock(0.2, skip=5, now=lambda: device.now)
+    clock.begin()
+    loaded = 0
+    while clock.more():
+        device.now += 0.001 if loaded < 5 else 0.020  # the first five are ready, the others are made at their pace
+        loaded += 1
+        clock.queued(device.queue())
+    clock.finish()
+    assert clock.steps == loaded - 6  # neither the skipped ones nor the last one, behind which none is queued
+    assert clock.milliseconds() == pytest.approx(20)
+
+
+def test_a_block_that_ends_early_has_no_time():
+    clock = StepClock(1.0, skip=2)
+    clock.begin()
+    clock.ended()
+    with pytest.raises(ValueError, match="no step was timed, of 1 that ended"):
+        clock.milliseconds()

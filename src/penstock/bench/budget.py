@@ -115,8 +115,11 @@ def too_late(run: Run, budget: Budget) -> str:
     # A workload without any variant that can run was not cut short.
     timed = [outcome for outcome in run.outcomes if not outcome.workload.scored]
     done = min((outcome.rounds for outcome in timed if outcome.rounds), default=0)
+    if done == 0:
+        return f"its {budget.minutes:g} minutes ended before one round; allow more (--minutes), so that each variant can run at least once"
     advice = ""
     if any(outcome.rounds < fewest_rounds(outcome) for outcome in timed):
         needed = sum(fewest_rounds(outcome) * _usual_round(outcome) for outcome in timed) / 60
         advice = f"; to be judged, it needs about {1.2 * needed:.2g} minutes or more (--minutes)"
-    return f"its {budget.minutes:g} minutes ended after {done} of {budget.rounds} rounds{advice}"
+    of = "" if budget.fills else f" of {budget.rounds}"
+    return f"its {budget.minutes:g} minutes ended after {done}{of} rounds{advice}"

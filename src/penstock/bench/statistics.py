@@ -48,7 +48,7 @@ class Comparison:
     high: float | None = None
     p: float | None = None
     error: float | None = None
-    freedom: int | None = None
+    freedom: float | None = None
     turns: int = 0
 
     def may_be(self, ratio: float) -> bool:
@@ -186,7 +186,7 @@ def _detectable(pairs: int, level: float) -> tuple[float, float]:
     return float(needed[0] / typical_error), float(needed[1] / typical_error)
 
 
-def _detectable_by_student(freedom: int, level: float) -> tuple[float, float]:
+def _detectable_by_student(freedom: float, level: float) -> tuple[float, float]:
     """Return the same two differences as `_detectable`, for Student's test.
 
     The statistic of a true difference has a noncentral t distribution, whose noncentrality is the difference in standard errors.

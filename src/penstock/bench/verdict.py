@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
@@ -17,6 +17,7 @@ from penstock.bench import statistics
 from penstock.bench.levels import FEWEST_ROUNDS, compare_rounds
 from penstock.bench.live_pairs import round_pairs
 from penstock.bench.model import Metric, Target
+from penstock.bench.moderation import moderate
 from penstock.bench.number_format import number
 from penstock.bench.outcome import Outcome, Run
 from penstock.bench.statistics import Comparison
@@ -146,7 +147,10 @@ def rows(outcome: Outcome, metric: Metric) -> list[Row]:
 
 def judge(run: Run) -> Judgement:
     """Compare each variant with its baseline and each control with itself, and judge the targets."""
-    pairs = [pair for index, outcome in enumerate(run.outcomes) for pair in _pairs(index, outcome)]
+    found = [pair for index, outcome in enumerate(run.outcomes) for pair in _pairs(index, outcome)]
+    moderated = moderate([pair.comparison for pair in found])
+    pairs = [replace(pair, comparison=comparison) for pair, comparison in zip(found, moderated, strict=True)]
+    comparisons = {(pair.index, pair.metric.name, pair.variant, pair.baseline): pair.comparison for pair in pairs}
     full = run.size == "full"
     controls = _claims([pair for pair in pairs if pair.control], lambda pair: full)
     calls = {claim.call for _, claim in controls} - {"not judged"}
@@ -162,7 +166,13 @@ def judge(run: Run) -> Judgement:
             tuple(
                 _scored_verdict(outcome, target)
                 if outcome.workload.scored
-                else _verdict(outcome, target, trusted, {metric.name for at, metric in judged if at == index})
+                else _verdict(
+                    outcome,
+                    target,
+                    comparisons.get((index, target.metric, target.variant or "", target.relative_to or "")),
+                    trusted,
+                    {metric.name for at, metric in judged if at == index},
+                )
                 for target in outcome.workload.targets
             )
             for index, outcome in enumerate(run.outcomes)
@@ -228,10 +238,13 @@ def _call(pair: _Pair, p_corrected: float) -> Call:
     return "different" if p_corrected < statistics.LEVEL and not pair.comparison.may_be(1.0) else "not shown"
 
 
-def _verdict(outcome: Outcome, target: Target, trusted: bool | None, controlled: Collection[str]) -> Verdict:
+def _verdict(
+    outcome: Outcome, target: Target, comparison: Comparison | None, trusted: bool | None, controlled: Collection[str]
+) -> Verdict:
     """Judge a target of a timed workload.
 
     Args:
+      comparison: of the target's two variants; None if a number is the target, or if there is no pair.
       controlled: names of the outcome's metrics whose control was judged.
     """
     assert target.variant is not None, "a target for all variants is one of a scored workload"
@@ -240,8 +253,9 @@ def _verdict(outcome: Outcome, target: Target, trusted: bool | None, controlled:
         values = outcome.by_round(target.variant, metric.name)
         reached = median(values.values()) if values else None
         low = high = reached if len(values) >= fewest_rounds(outcome) else None
+    elif comparison is None:
+        reached = low = high = None
     else:
-        comparison = compare(outcome, metric.name, target.variant, target.relative_to)
         reached, low, high = comparison.ratio, comparison.low, comparison.high
     why_not = _why_not(outcome, reached, None if trusted and metric.name not in controlled else trusted)
     if why_not is None and low is not None and high is not None and low < target.bound < high:

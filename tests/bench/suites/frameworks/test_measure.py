@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import itertools
 import json
 import subprocess
 from pathlib import Path
@@ -101,11 +100,9 @@ def test_a_record_is_the_same_in_every_framework_and_whenever_it_is_read():
 
 
 def check(result, workload, reference):
-    """Check the values that every run must have, as the worker writes them."""
-    assert {*result["steps"], *result["values"]} == {metric.name for metric in workload.metrics}
-    assert all(len(steps) == 3 and min(steps) > 0 for steps in result["steps"].values())
-    assert result["values"]["loading"] > 0
-    assert result["values"]["together"] == pytest.approx(np.mean(result["steps"]["together"]))
+    """Check the values that every process must have, as the worker writes them."""
+    assert {*result["steps"]} == {metric.name for metric in workload.metrics}
+    assert all(min(blocks) > 0 for blocks in result["steps"].values())
     # The batch is as large as the one that is compared, so the loss is the first of those.
     evidence, tolerances = result["evidence"], workload.agreement.tolerances
     assert evidence["loss"] == pytest.approx(reference(NAME)["loss"][0], rel=tolerances["loss"])
@@ -131,65 +128,47 @@ def first_update() -> float:
         return LEARNING_RATE * norm({name: np.asarray(gradient) for name, gradient in gradients.items()})
 
 
-@pytest.mark.parametrize("variant", ["PyTorch eager", "torch.compile", "JAX", "Keras on JAX"])
-def test_a_run_gives_times_and_what_all_must_have_alike(variant, reference):
-    workload = find(NAME)
-    measured = workload.variant(variant).measure(workload.sizes["quick"])
+def run_alone(workload, variant):
+    measured = worker._alone(workload.variant(variant), workload.sizes["quick"], 0.0)
     gc.unfreeze()
-    check(dataclasses.asdict(measured), workload, reference)
+    return dataclasses.asdict(measured)
+
+
+@pytest.mark.parametrize("variant", ["PyTorch eager", "torch.compile", "JAX", "Keras on JAX"])
+def test_a_process_gives_times_and_what_all_must_have_alike(variant, reference):
+    workload = find(NAME)
+    check(run_alone(workload, variant), workload, reference)
 
 
 @pytest.mark.parametrize("variant", ["PyTorch eager", "JAX", "Keras on JAX"])
-def test_a_run_whose_steps_take_seconds_gives_the_same(variant, reference, monkeypatch):
+def test_a_process_whose_steps_take_seconds_gives_the_same(variant, reference, monkeypatch):
     monkeypatch.setattr(measure, "_takes_seconds", lambda experiment, size: True)
-    test_a_run_gives_times_and_what_all_must_have_alike(variant, reference)
+    test_a_process_gives_times_and_what_all_must_have_alike(variant, reference)
 
 
-@pytest.mark.parametrize("framework", MAKERS)
-def test_training_looks_ahead_as_far_as_it_says(framework):
-    experiment = Experiment.parse(NAME)
-    trainer = MAKERS[framework](experiment, find(NAME).sizes["quick"])
-    taken: list[int] = []
+class Paced:
+    """A trainer whose steps and loader take what it is told, by a clock of its own."""
 
-    class Clock(StepClock):
-        """Remembers how many batches were taken when the first step was queued or had ended."""
+    warm_up = 2
 
-        at_first_step: int | None = None
-
-        def more(self) -> bool:
-            self.at_first_step = len(taken) if self.at_first_step is None else self.at_first_step
-            return super().more()
-
-    def batches():
-        batch = trainer.place(fixed_batch(QUICK, experiment.batch))
-        for number in itertools.count():
-            taken.append(number)
-            yield batch
-
-    clock = Clock(3, 3, 0, alone=True)
-    trainer.train(batches(), clock)
-    assert clock.at_first_step == 1 + trainer.looks_ahead
-
-
-class Logged:
-    """A trainer that computes nothing and tells what is asked of it."""
-
-    warm_up, looks_ahead = 2, 1
-
-    def __init__(self):
-        self.details, self.log = {}, []
+    def __init__(self, step: float, loading: float, monkeypatch):
+        self.details, self.now = {}, 0.0
+        self._step, self._loading = step, loading
+        monkeypatch.setattr(measure.time, "perf_counter", lambda: self.now)
+        clock = functools.partial(StepClock, now=lambda: self.now)
+        monkeypatch.setattr(measure, "StepClock", clock)
 
     def place(self, batch):
         return "placed"
 
     def loss(self, batch):
-        self.log.append("step")
+        self.now += self._step
         return 1.0
 
     def train(self, batches, clock):
         clock.begin()
         for batch in batches:
-            self.log.append(f"train {batch}")
+            self.loss(batch)
             clock.ended()
             if not clock.more():
                 break
@@ -200,27 +179,31 @@ class Logged:
 
     @contextlib.contextmanager
     def loader(self):
-        self.log.append("open")
-        yield map(str, itertools.count())
-        self.log.append("close")
+        """Ten batches are ready whenever a block begins."""
+        self.ready = 10
+
+        def batches():
+            while True:
+                self.now += 0.0 if self.ready > 0 else self._loading
+                self.ready -= 1
+                yield "loaded"
+
+        yield batches()
 
     def wait(self, batch):
-        self.log.append(f"wait {batch}")
+        pass
 
 
-@pytest.mark.parametrize("seconds", [False, True])
-def test_a_step_that_is_timed_alone_finds_its_loader_started(seconds, monkeypatch):
-    monkeypatch.setattr(measure, "_takes_seconds", lambda experiment, size: seconds)
-    logged = Logged()
-    size = dataclasses.replace(find(NAME).sizes["quick"], least=1, most=1)
-    measure.measure(lambda experiment, size: logged, Experiment.parse(NAME), size)
+@pytest.mark.parametrize(("step", "loading", "together"), [(0.5, 0.02, 0.5), (0.02, 0.05, 0.07)])
+def test_a_loader_that_is_behind_has_no_gain_from_batches_that_it_made_before_the_block(step, loading, together, monkeypatch):
+    trainer = Paced(step, loading, monkeypatch)
+    with measure.live(lambda experiment, size: trainer, Experiment.parse(NAME), find(NAME).sizes["quick"]) as live:
+        trainer.ready = 10
+        assert live.blocks["together"](0.3) == pytest.approx(together * 1e3)
+        trainer.ready = 10
+        assert live.blocks["loading"](0.3) == pytest.approx(loading * 1e3)
+        assert live.blocks["compute"](0.3) == pytest.approx(step * 1e3)
     gc.unfreeze()
-    loading = ["open", "wait 0", "wait 1", "close"]
-    if seconds:  # the batch that was waited for is one that the trainer looks ahead for
-        assert logged.log == ["open", "wait 0", "step", "step", "train placed", "train 0", "close", *loading]
-    else:  # of two steps, one is timed
-        alone, together = ["train placed"] * 2, ["open", "train 0", "train 1", "close"]
-        assert logged.log == ["step", "step", *alone, *together, *loading]
 
 
 def test_a_run_in_another_interpreter_does_so_too(reference, tmp_path):

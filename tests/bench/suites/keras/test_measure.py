@@ -42,12 +42,10 @@ def measured(workload: str, variant: str, cache: Path) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["bert-predict", "slow-fit", "overhead"])
-def test_both_variants_compute_the_same_in_so_many_steps(workload, cache):
+def test_both_variants_compute_the_same_before_their_blocks(workload, cache):
     by_variant = {variant: measured(workload, variant, cache) for variant in ("default", "threaded")}
-    size = keras.find(workload).sizes["quick"]
     for result in by_variant.values():
-        assert size.steps - 2 <= len(result["steps"]["step"]) < size.steps
-        assert result["values"]["step"] > 0
+        assert min(result["steps"]["step"]) > 0
         assert all(math.isfinite(value) for value in result["evidence"].values())
     assert by_variant["default"]["evidence"] == by_variant["threaded"]["evidence"]
     assert by_variant["default"]["evidence"].keys() == ({"predicted"} if workload == "bert-predict" else {"loss", "weights"})
@@ -81,8 +79,10 @@ import sys
 from penstock.bench.suites.keras import keras_setup, measure
 import penstock.keras
 measure.begin = lambda epochs: {instead}
+from penstock.bench import worker
 from penstock.bench.suites import find
-find(*sys.argv[2:4]).variant(sys.argv[4]).measure(find(*sys.argv[2:4]).sizes["quick"])
+workload = find(*sys.argv[2:4])
+worker._alone(workload.variant(sys.argv[4]), workload.sizes["quick"], 0.0)
 """
     finished = run("slow-fit", variant, cache, code=code)
     assert finished.returncode != 0

@@ -1,0 +1,162 @@
+"""Live pairs in real processes: turns, failures, spinning, memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from penstock.bench import activity, live_round
+from penstock.bench.live_round import CannotLiveError, LiveRound
+from penstock.bench.outcome import Outcome
+from penstock.bench.rounds import Harness
+from penstock.bench.suites import find
+from penstock.bench.verdict import judge
+
+
+def run(module: str, name: str, rounds: int = 1, size: str = "full", turns: int = 2) -> Outcome:
+    with Harness([(module, find(module, name))], size, seed=1) as harness:
+        for number in range(rounds):
+            harness.round(number, turns={name: turns})
+        (outcome,) = harness.outcomes()
+    return outcome
+
+
+@pytest.mark.slow
+def test_processes_of_a_round_take_turns_and_each_round_has_fresh_ones(suite):
+    outcome = run(suite, "live", rounds=2, turns=4)
+    assert outcome.live
+    assert outcome.control == "one"
+    samples = {(s.variant, s.again, s.round): s for s in outcome.samples}
+    assert set(samples) == {(name, again, r) for r in (0, 1) for name, again in [("one", False), ("three", False), ("one", True)]}
+    assert len({s.details["pid"] for s in outcome.samples}) == 6
+    assert all(len(s.steps["speed"]) == len(s.details["blocks"]) == 4 for s in outcome.samples)
+    assert [b.position for b in outcome.blocks] == [0, 1, 2] * 8
+    by_turn = [[(b.variant, b.again) for b in outcome.blocks if (b.round, b.turn) == (0, turn)] for turn in range(4)]
+    assert by_turn[1] == by_turn[0][::-1]
+    assert by_turn[3] == by_turn[2][::-1]
+    assert all(b.cpu is not None and b.faults is not None and 0 <= b.others <= 1 for b in outcome.blocks)
+    starts = [b.started for b in outcome.blocks]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.slow
+def test_quick_sizes_have_one_turn_and_no_control(suite):
+    outcome = run(suite, "live", size="quick")
+    assert outcome.control is None
+    assert {s.variant: s.values["speed"] for s in outcome.samples} == {"one": 0.5, "three": 1.5}
+    assert all(s.details["blocks"] == [0.0] for s in outcome.samples)
+
+
+@pytest.mark.slow
+def test_a_variant_that_breaks_in_its_turn_is_left_out_and_the_others_go_on(suite):
+    outcome = run(suite, "one breaks", turns=4)
+    (failure,) = outcome.failures
+    assert (failure.variant, failure.round) == ("breaks", 0)
+    assert "RuntimeError: in the second block" in failure.reason
+    assert "about to break" in failure.output
+    assert {s.variant for s in outcome.samples} == {"one", "two"}
+    assert all(len(s.steps["speed"]) == 4 for s in outcome.samples)
+
+
+@pytest.mark.slow
+def test_variants_that_do_not_start_or_are_wrong_at_the_end_are_left_out(suite):
+    outcome = run(suite, "one starts not")
+    assert {failure.variant: failure.reason for failure in outcome.failures} == {
+        "starts not": "RuntimeError: not this time",
+        "wrong": "VerificationError: the sum is wrong",
+    }
+    assert {s.variant for s in outcome.samples} == {"one"}
+
+
+@pytest.mark.slow
+def test_a_variant_that_spins_while_it_waits_makes_all_of_them_run_alone(suite):
+    outcome = run(suite, "one spins")
+    assert not outcome.live
+    assert outcome.alone.startswith("spins still used the processor 2 s after its block")
+    assert {s.variant for s in outcome.samples} == {"one", "spins"}
+    assert not outcome.blocks
+
+
+def test_variants_that_do_not_fit_into_memory_together_run_alone(suite, monkeypatch):
+    monkeypatch.setattr(activity, "available_memory", lambda: 100 << 20)
+    outcome = run(suite, "live")
+    assert not outcome.live
+    assert "3 processes of up to" in outcome.alone
+    assert "do not fit into memory together" in outcome.alone
+    assert {s.values["speed"] for s in outcome.samples} == {1.0, 3.0}
+
+
+def test_live_variants_beside_one_that_is_not_run_alone_without_a_word(suite):
+    outcome = run(suite, "mixed", size="quick")
+    assert not outcome.live
+    assert not outcome.alone
+    assert {s.variant: s.values["speed"] for s in outcome.samples} == {"one": 0.5, "three": 1.5}
+
+
+def test_no_process_is_left_when_a_round_is_interrupted(suite, tmp_path):
+    workload = find(suite, "live")
+    live = LiveRound(suite, workload, [("one", False), ("three", False)], "full", tmp_path, 1, 1, time.perf_counter)
+    with pytest.raises(KeyboardInterrupt), live:
+        live.start()
+        pids = [seated.process.session for seated in live._seated.values()]
+        raise KeyboardInterrupt
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_process_that_was_killed_for_its_memory_makes_all_of_them_run_alone(suite, tmp_path):
+    workload = find(suite, "live")
+    live = LiveRound(suite, workload, [("one", False), ("three", False)], "full", tmp_path, 1, 1, time.perf_counter)
+    with live:
+        live.start()
+        os.kill(live._seated["three", False].process.session, signal.SIGKILL)
+        with pytest.raises(CannotLiveError, match="three did not get enough memory beside 1 other process"):
+            live.turn()
+
+
+def test_a_gpu_is_shared_among_the_processes(monkeypatch):
+    monkeypatch.setattr(live_round, "nvidia_gpu", lambda: True)
+    assert live_round._share_of_gpu(5) == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.150"}
+    monkeypatch.setattr(live_round, "nvidia_gpu", lambda: False)
+    assert live_round._share_of_gpu(5) == {}
+
+
+@pytest.mark.slow
+def test_a_report_of_live_pairs_is_judged_from_its_rounds(suite):
+    from penstock.bench.outcome import Run
+
+    outcome = run(suite, "live", rounds=4)
+    made = Run("fake", "full", 1, {}, (outcome,), 1.0)
+    control, claim = judge(made).claims[0]
+    assert control.comparison.ratio == 1
+    assert claim.comparison.ratio == pytest.approx(3)
+    assert claim.comparison.turns == 8
+    assert claim.call == "different"
+
+
+def test_the_use_of_the_processor_is_that_of_a_process_and_its_children():
+    busy = "import subprocess, sys; sum(range(10**7)); subprocess.run([sys.executable, '-c', 'sum(range(10**7)); input()'])"
+    process = subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        session = activity.Session(process.pid)
+        deadline = time.monotonic() + 60
+        while len(list(activity._processes(process.pid))) < 2 and time.monotonic() < deadline:
+            os.sched_yield()
+        first = session.look()
+        assert first.cpu > 0
+        assert first.faults > 100
+        while session.look().since(first).cpu < 0.01 and time.monotonic() < deadline:
+            os.sched_yield()
+        assert session.look().cpu > first.cpu
+        assert session.memory() > 1 << 20
+    finally:
+        process.stdin.close()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

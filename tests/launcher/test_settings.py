@@ -1,0 +1,123 @@
+"""The settings that are chosen, and what they do in a real program."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from penstock._launcher import settings
+from penstock._launcher.settings import Choice, choose
+from penstock.cli import main
+
+NAMES = {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"}
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
+
+# Faults of a step after the first ones, whose temporaries are larger than any block that glibc keeps by itself.
+FAULTS = """
+import json, resource
+import jax, jax.numpy as jnp
+from jax import lax
+
+@jax.jit
+def step(x):
+    return lax.fori_loop(0, 2, lambda i, y: jnp.sort(y[::-1]), x).sum()
+
+x = jnp.arange(16 << 20, dtype=jnp.float32)
+faults = []
+for _ in range(20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step(x).block_until_ready()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(json.dumps(faults))
+"""
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
+
+
+@glibc
+def test_glibc_is_told_to_keep_what_is_freed(cpu):
+    choice = choose({})
+    assert {setting.name for setting in choice.settings} == NAMES
+    assert all(setting.why for setting in choice.settings)
+    assert not choice.why_not
+
+
+@glibc
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MALLOC_ARENA_MAX", "2"), ("LD_PRELOAD", "libjemalloc.so.2"), ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")],
+)
+def test_what_a_user_has_chosen_stays(cpu, name, value):
+    choice = choose({name: value})
+    assert choice.settings == ()
+    assert name in choice.why_not
+
+
+def test_other_tunables_do_not_matter(cpu):
+    assert choose({"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=512"}) == choose({})
+
+
+def test_nothing_is_set_where_it_would_not_help(monkeypatch):
+    monkeypatch.setattr(settings, "nvidia_gpu", lambda: True)
+    assert choose({}).settings == ()
+    assert "GPU" in choose({}).why_not
+    monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
+    monkeypatch.setattr(settings.platform, "libc_ver", lambda: ("", ""))
+    assert "another C library" in choose({}).why_not
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", "run", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+@glibc
+def test_a_program_gets_the_settings_its_arguments_and_its_exit_status(cpu):
+    code = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]])); sys.exit(7)"
+    done = run("--", sys.executable, "-c", code, "--steps", "3", "--", "x")
+    assert done.returncode == 7
+    environment, argv = json.loads(done.stdout)
+    assert set(environment) >= NAMES
+    assert argv == ["--steps", "3", "--", "x"]
+    assert "MALLOC_MMAP_MAX_=0 (" in done.stderr
+
+
+@glibc
+def test_a_step_has_few_page_faults_with_them():
+    without = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=200, check=True)
+    with_them = run("--quiet", "--", sys.executable, "-c", FAULTS)
+    assert with_them.stderr == ""
+    # The heap still grows now and then, when a block is asked for before another thread has freed the last one.
+    before, after = (statistics.median(json.loads(done.stdout)[-10:]) for done in (without, with_them))
+    assert before > 10_000
+    assert after < 0.01 * before
+
+
+def test_settings_are_shown_as_commands_of_a_shell(cpu, capsys):
+    assert main(["run", "--show"]) == 0
+    printed = capsys.readouterr().out
+    done = subprocess.run(["sh", "-c", printed + "env"], capture_output=True, text=True, check=True)
+    assert all(f"{setting.name}={setting.value}" in done.stdout for setting in choose().settings)
+
+
+def test_a_program_that_is_none_is_an_error(capsys):
+    assert main(["run", "--"]) == 2
+    assert "no program to start" in capsys.readouterr().err
+    assert main(["run", "--", "no-such-program"]) == 127
+    assert "'no-such-program' is not a program" in capsys.readouterr().err
+
+
+def test_a_reason_is_printed_where_nothing_is_set():
+    from penstock._launcher.command import said, shell_lines
+
+    nothing = Choice(why_not="because")
+    assert said(nothing) == ["nothing is set: because"]
+    assert shell_lines(nothing) == ["# nothing is set: because"]
