@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import penstock
 from penstock._doctor import command as examination
 from penstock._launcher import command as starting
+from penstock._launcher import within
 from penstock.bench import command
 from penstock.bench.comparing import command as comparing
 from penstock.bench.suites import is_file
@@ -34,13 +35,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
       SystemExit: 0 after --help and --version, 2 for arguments that no command takes.
     """
+    the_program = argv is None
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(argv).parse_args(argv)
+    if the_program and argv[:1] == ["train"]:
+        _start_as_penstock_run_does()
     try:
         return args.run(args)
     except KeyboardInterrupt as interrupt:
         print(f"penstock: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return 130
+
+
+def _start_as_penstock_run_does() -> None:
+    """Set for this process what `penstock run` sets for others, and say so. The user's own settings stay."""
+    choice = starting.choose()
+    within.apply(choice)
+    if choice.settings:
+        names = ", ".join(f"{setting.name}={setting.value}" for setting in choice.settings)
+        print(f"penstock train: started with the settings of penstock run ({names})", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):

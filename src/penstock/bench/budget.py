@@ -116,7 +116,8 @@ def too_late(run: Run, budget: Budget) -> str:
     timed = [outcome for outcome in run.outcomes if not outcome.workload.scored]
     done = min((outcome.rounds for outcome in timed if outcome.rounds), default=0)
     if done == 0:
-        return f"its {budget.minutes:g} minutes ended before one round; allow more (--minutes), so that each variant can run at least once"
+        advice = "allow more (--minutes), so that each variant can run at least once"
+        return f"its {budget.minutes:g} minutes ended before one round; {advice}"
     advice = ""
     if any(outcome.rounds < fewest_rounds(outcome) for outcome in timed):
         needed = sum(fewest_rounds(outcome) * _usual_round(outcome) for outcome in timed) / 60

@@ -12,6 +12,7 @@ from penstock.bench.file_import import import_file
 from penstock.bench.model import Workload
 
 SUITES = {
+    "counters": "penstock.bench.suites.counters",
     "feed": "penstock.bench.suites.feed",
     "frameworks": "penstock.bench.suites.frameworks",
     "keras": "penstock.bench.suites.keras",

@@ -51,6 +51,10 @@ class FlaxTrainer(jax_setup.Batches):
         updates, state = self._optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, loss
 
+    def compiled(self, batch: HostBatch) -> jax.stages.Compiled:
+        """Return the compiled step for batches like this one."""
+        return self._step.lower(self._params, self._state, batch).compile()
+
     def logits(self, batch: HostBatch) -> np.ndarray:
         return np.asarray(self._logits(self._params, batch.images))
 

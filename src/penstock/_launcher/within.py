@@ -1,0 +1,24 @@
+"""Apply the settings of `penstock run` to this process, where a command of penstock is the program itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from penstock._launcher.settings import Choice
+
+# Parameters of mallopt, from glibc's malloc.h.
+_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_MAX_": -4, "MALLOC_ARENA_MAX": -8}
+_LARGEST = 2**31 - 1  # of mallopt's int; the trim threshold takes -1 as "never"
+
+
+def apply(choice: Choice) -> None:
+    """Apply settings to this process, and to those that it starts. Call it before JAX starts its threads.
+
+    glibc reads the variables only when a process starts, so here `mallopt` gets the same values.
+    """
+    for setting in choice.settings:
+        os.environ[setting.name] = setting.value
+        if setting.name in _MALLOPT:
+            value = int(setting.value)
+            ctypes.CDLL(None).mallopt(_MALLOPT[setting.name], value if value <= _LARGEST else -1)

@@ -1,0 +1,36 @@
+"""The counters that CI judges. Times are never judged here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from penstock.bench import command
+from penstock.bench.suites.counters.bytecodes import count_bytecodes
+
+
+def test_bytecodes_are_counted_on_all_threads_and_always_the_same():
+    import threading
+
+    def work(times: int) -> None:
+        def loop() -> None:
+            for _ in range(times):
+                pass
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        thread.join()
+
+    one, two, three = (count_bytecodes(lambda times=times: work(times)) for times in (1_000, 2_000, 3_000))
+    assert two - one >= 1_000
+    assert abs((three - two) - (two - one)) < 50
+
+
+def test_no_counter_is_beyond_its_bound(tmp_path):
+    parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_arguments(parser)
+    path = tmp_path / "counters.json"
+    assert command.run(parser.parse_args(["counters", "--quick", "--json", str(path)])) == 0
+    targets = [target for workload in json.loads(path.read_text())["workloads"] for target in workload["targets"]]
+    assert targets
+    assert [target["text"] for target in targets if target["met"] is not True] == []
