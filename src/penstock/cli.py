@@ -12,6 +12,7 @@ import penstock
 from penstock._doctor import command as examination
 from penstock._launcher import command as starting
 from penstock._launcher import within
+from penstock._launcher.settings import choose
 from penstock.bench import command
 from penstock.bench.comparing import command as comparing
 from penstock.bench.suites import is_file
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _start_as_penstock_run_does() -> None:
     """Set for this process what `penstock run` sets for others, and say so. The user's own settings stay."""
-    choice = starting.choose()
+    choice = choose()
     within.apply(choice)
     if choice.settings:
         names = ", ".join(f"{setting.name}={setting.value}" for setting in choice.settings)

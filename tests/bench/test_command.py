@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from penstock.bench import command, measurement
-from penstock.bench.budget import that_fit_in_time
-from penstock.bench.outcome import Outcome, Run, Sample
+from penstock.bench.budget import Budget, that_fit_in_time, too_late
+from penstock.bench.outcome import Block, Outcome, Run, Sample
 from penstock.bench.rounds import Harness
 from penstock.bench.suites import SUITES, find, load
 
@@ -264,3 +264,12 @@ def test_feed_suite_runs_and_every_variant_passes_its_verification(tmp_path, cap
     assert ran == set(outcome["notes"])
     assert not any(sample["again"] for sample in outcome["samples"])  # a quick run has no control
     assert all(value >= 0 for sample in outcome["samples"] for value in sample["values"].values())
+
+
+def test_too_few_rounds_say_how_long_enough_would_take(suite):
+    workload = find(suite, "live")
+    samples = tuple(Sample("one", False, 0, 0, 0.0, 20.0, None, {"speed": 1.0}, {}, {}) for _ in range(3))
+    blocks = tuple(Block("one", False, 0, 0, 0, "speed", 1.0, 0.0, 0.5, None, None, None, None, None) for _ in range(3))
+    run = Run("fake", "full", 0, {}, (Outcome(workload, "full", "one", samples, blocks=blocks),), 60.0)
+    said = too_late(run, Budget(4, 1.0, None, fills=True))
+    assert said == "its 1 minutes ended after 1 rounds; to be judged, it needs about 4.8 minutes or more (--minutes)"

@@ -21,12 +21,17 @@ def add_timing(suite: argparse.ArgumentParser, rounds: int, minutes: float | Non
       fewest: the number of rounds below which nothing is judged.
     """
     limit = f" (default: {minutes:g})" if minutes else ""
-    suite.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast")
+    add_quick(suite)
     add_budget(
         suite,
         rounds=f"how often each variant is started (default: {rounds}, or 1 with --quick); fewer than {fewest} prove nothing",
         minutes=f"begin no round that would end later{limit}",
     )
+
+
+def add_quick(suite: argparse.ArgumentParser) -> None:
+    """Add the argument that chooses the quick sizes."""
+    suite.add_argument("--quick", action="store_true", help="one round of small sizes: shows that all works, not how fast")
 
 
 def add_budget(parser: argparse.ArgumentParser, rounds: str, minutes: str) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from penstock.bench.arguments import PRECISE_MINUTES, add_only, add_reports, add_timing, add_variant, variant_names
+from penstock.bench.arguments import PRECISE_MINUTES, add_only, add_quick, add_reports, add_timing, add_variant, variant_names
 from penstock.bench.budget import Budget
 from penstock.bench.faults import command as faults
 from penstock.bench.levels import FEWEST_ROUNDS
@@ -42,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser, file: str | None = None) -> N
         suite.set_defaults(suite=name)
         if all(workload.scored for workload in module.WORKLOADS):
             suite.set_defaults(rounds=None, until_precise=None, minutes=None, variant=None)
+            if not hasattr(module, "add_arguments"):
+                add_quick(suite)
         else:
             rounds, minutes = getattr(module, "ROUNDS", _DEFAULT_ROUNDS), getattr(module, "MINUTES", None)
             add_timing(suite, rounds, minutes, _fewest(module.WORKLOADS))

@@ -227,7 +227,8 @@ class LiveRound:
         self._reference = reference_seconds()
         others = None
         if busy is not None and ended_busy is not None:
-            others = max(0.0, ended_busy - busy - in_block - ours) / (seconds * (os.cpu_count() or 1))
+            theirs = max(0.0, ended_busy - busy - in_block - ours)
+            others = min(1.0, theirs / (seconds * (os.cpu_count() or 1)))
         known = activity.known()
         self.blocks.append(
             Block(

@@ -108,12 +108,12 @@ WORKLOAD = Workload(
         _variant("fit", _fit, "ps.fit over a feed of a Loader, without a log"),
     ),
     sizes={"full": Size(400), "quick": Size(100)},
-    # A tenth above what was counted on Python 3.11 to 3.13.
+    # A tenth above what was counted on Python 3.12; feeds on threads vary by a few per cent.
     targets=(
-        Target("feed of a list", "bytecodes", 1800),
-        Target("feed of a generator", "bytecodes", 1950),
-        Target("feed of a Loader", "bytecodes", 1950),
-        Target("fit", "bytecodes", 2350),
+        Target("feed of a list", "bytecodes", 1900),
+        Target("feed of a generator", "bytecodes", 2000),
+        Target("feed of a Loader", "bytecodes", 2100),
+        Target("fit", "bytecodes", 2400),
         Target(None, "memory", 800),
     ),
     scored=True,

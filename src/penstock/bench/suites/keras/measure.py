@@ -32,6 +32,7 @@ def live(epochs: Epochs, task: Task, size: Size) -> Iterator[Live]:
         built = time.perf_counter()
         evidence = run_epoch(task, job, StepClock(math.inf), size.warm_up)
         warm = time.perf_counter()
+        check_iterator(epochs)
         freeze_gc()
         details: dict[str, Any] = {}
 
