@@ -17,7 +17,7 @@ def document(seed: int = 5) -> dict[str, Any]:
     """Two workloads, three metrics, one of them of single steps; trusted, complete, of full size."""
     rng = np.random.default_rng(seed)
     return {
-        "format": 2,
+        "format": 3,
         "suite": "feed",
         "size": "full",
         "partial": None,
@@ -193,6 +193,10 @@ def _workload(
         "comparisons": comparisons,
         "targets": [],
         "parity": [],
+        "design": "one after the other",
+        "alone": "",
+        "repetition": None,
+        "blocks": {},
         "scored": False,
         "tables": [],
         "score_notes": [],

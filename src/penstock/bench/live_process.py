@@ -70,6 +70,8 @@ class LiveProcess:
                 start_new_session=True,  # so that what the worker starts can be killed, and its use of the processor counted
             )
         except OSError as error:
+            for mine in (self._channel, self._stdout, self._stderr):
+                mine.close()
             raise EndedError(f"{command[0]} cannot be started: {error}", "") from None
         finally:
             theirs.close()
@@ -108,11 +110,11 @@ class LiveProcess:
         return self._ask({"finish": True})
 
     def close(self) -> None:
-        """End the process, and wait for it."""
-        self._lines.close()
-        self._channel.close()
+        """End the process, and wait for it. A thread that waits for its answer gets `EndedError` first."""
         kill(self._process)
         self._process.wait()
+        self._lines.close()
+        self._channel.close()
         self._stdout.close()
         self._stderr.close()
 

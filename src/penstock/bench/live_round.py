@@ -1,6 +1,7 @@
 """Run one round of live pairs: start a fresh process for each variant, let them take turns, and end them.
 
-One thread starts, asks and ends the processes, so that at most one of them works at any moment of a turn:
+One thread asks and ends the processes, so that at most one of them works at any moment of a turn. (While they start, each has a
+thread that waits for it, and nothing is timed.)
 
 - A variant works only between a request for a block and its answer, and then until it is *settled*: its processes have stopped
   to use the processor. Loaders, for example, first fill their buffers. The next block begins after that.
@@ -159,7 +160,12 @@ class LiveRound:
             while waiting:
                 group, waiting = waiting[:at_once], waiting[at_once:]
                 begun = [seat for seat in group if self._begin(seat)]
-                for seat, ended in zip(begun, pool.map(self._until_ready, begun), strict=True):
+                try:
+                    endings = list(pool.map(self._until_ready, begun))
+                except BaseException:  # Ctrl-C: the pool's threads wait until the processes are warm, or gone
+                    self.close()
+                    raise
+                for seat, ended in zip(begun, endings, strict=True):
                     if ended is not None:
                         self._drop(seat, ended)
                 if check:

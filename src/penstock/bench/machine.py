@@ -25,6 +25,8 @@ _FLAGS = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_"),
     *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "PYTHONMALLOC"),
 )
+# What an image of NVIDIA demands of the driver, in a thousand characters.
+_NOISE = ("NVIDIA_REQUIRE_",)
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
 
 
@@ -61,7 +63,7 @@ def known_faults(described: Mapping[str, Any]) -> str:
 
 def flags() -> dict[str, str]:
     """Return the environment variables that may change the measurements; leave out those that may hold a secret."""
-    known = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)}
+    known = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS) and not name.startswith(_NOISE)}
     return {name: value for name, value in known.items() if not any(word in name.upper() for word in _SECRET)}
 
 

@@ -20,7 +20,6 @@ def method(run: Run) -> list[str]:
         *([_live_method(run, live, only=not alone)] if live else []),
         *map(_repeated, live),
         *([_alone_method(run, alone, only=not live)] if alone else []),
-        *(f"{outcome.workload.name}: one after the other, because {outcome.alone}." for outcome in alone if outcome.alone),
         *_verified(timed),
         *scored,
     ]

@@ -38,7 +38,7 @@ def print_report(console: Console, run: Run) -> None:
 def as_markdown(run: Run) -> str:
     """Return the report as Markdown, for a pull request, with all columns and tables."""
     judgement = judge(run)
-    lines = [f"# penstock bench {run.suite}", ""]
+    lines = [f"# penstock {wording.of_command(run.suite)}", ""]
     for line in opening(run, judgement):
         lines += [f"**{line}**", ""]
     lines += [*[f"- {line}" for line in machine_lines(run)], ""]
@@ -66,6 +66,8 @@ def opening(run: Run, judgement: Judgement) -> list[str]:
 
 def absences(outcome: Outcome) -> Iterator[str]:
     """Yield a line for each variant that is missing or failed, with the reason."""
+    if outcome.alone:
+        yield f"the variants ran one after the other: {outcome.alone}"
     ran, baseline = {sample.variant for sample in outcome.samples}, outcome.workload.baseline
     if ran and baseline and baseline not in ran:
         yield f"nothing is compared: {baseline}, the baseline, did not run"

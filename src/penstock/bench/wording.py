@@ -13,6 +13,11 @@ _QUICK = "Quick sizes: these numbers show that all works, not how fast it is. Th
 _SCORED = "Scores are counted, not timed: they are the same in each run, so one run is enough and needs no A/A control."
 
 
+def of_command(suite: str) -> str:
+    """Return the words of the command after `penstock`, for a run's suite."""
+    return suite if suite == "compare" else f"bench {suite}"
+
+
 def trust(run: Run, judgement: Judgement) -> list[str]:
     """Say whether the report can be trusted: the result of the A/A controls, and which workloads are scored, not timed."""
     scored = [outcome.workload.scored for outcome in run.outcomes]

@@ -11,6 +11,7 @@ from penstock.bench.page._forest import forest
 from penstock.bench.page._missing import absences, definitions, sizes
 from penstock.bench.page._scores import score_tables, target_count, target_list
 from penstock.bench.page._spread import has_steps, spread
+from penstock.bench.wording import of_command
 from penstock.page import Content, Markup, tag
 from penstock.page.table import Cell, Column, of_text, table
 
@@ -28,12 +29,16 @@ _STEPS_KEY = (
     "Area: the single steps of all runs, each variant to its own highest bin; a bin with one step is still drawn. "
     "Dots: the runs, the first round at the top. Upright stroke: the median of the runs."
 )
+_BLOCKS_KEY = (
+    "Area: all blocks, each variant to its own highest bin; a bin with one block is still drawn. "
+    "Dots: the processes, the first round at the top. Upright stroke: their median."
+)
 _RUNS_KEY = "Dots: the runs, the first round at the top. Upright stroke: their median."
 
 
 def title(document: _Json) -> str:
     """Return the title of the window."""
-    return f"penstock bench {document['suite']}, {document['machine']['date']}"
+    return f"penstock {of_command(document['suite'])}, {document['machine']['date']}"
 
 
 def body(document: _Json) -> Content:
@@ -70,7 +75,7 @@ def _heading(document: _Json) -> Content:
     compared = _listed(names) if names else "nothing"
     commit = f"commit {machine['commit']}" if machine["commit"] else "commit unknown"
     return [
-        tag("h1", tag("span", "penstock bench ", class_="quiet"), document["suite"]),
+        tag("h1", tag("span", "penstock ", class_="quiet"), of_command(document["suite"])),
         tag(
             "p",
             f"{compared} in {_count(len(document['workloads']), 'workload')}, on {machine['cpu']} ",
@@ -174,6 +179,7 @@ def _workload(one: _Numbered, trusted: bool | None) -> Markup:
         "section",
         tag("h2", workload["name"], id=one.anchor),
         tag("p", workload["title"], class_="lead"),
+        _banner("The variants ran one after the other:", f"{workload['alone']}.") if workload["alone"] else None,
         score_tables(workload) if workload["scored"] else [_metric(workload, metric, trusted) for metric in workload["metrics"]],
         [tag("h3", "Targets"), _unless_failed(trusted, target_list(targets), "targets")] if targets else None,
         _parity(workload),
@@ -196,8 +202,9 @@ def _metric(workload: _Json, metric: _Json, trusted: bool | None) -> Content:
     shape = spread(workload, metric)
     if shape:
         steps = has_steps(workload, metric)
-        heading = "Single steps and runs." if steps else "Runs."
-        plots.append(_figure(shape, heading, _STEPS_KEY if steps else _RUNS_KEY))
+        live = workload["design"] == "live pairs"
+        heading = "Blocks and processes." if live else "Single steps and runs." if steps else "Runs."
+        plots.append(_figure(shape, heading, _BLOCKS_KEY if live else _STEPS_KEY if steps else _RUNS_KEY))
     if not metric["rows"]:
         return [tag("h3", _first_upper(what)), tag("p", "No variant got as far as a number."), plots]
     return [tag("h3", _first_upper(what)), _medians(workload, metric, trusted), plots]

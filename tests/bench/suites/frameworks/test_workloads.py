@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock._launcher.settings import Choice, Setting
 from penstock.bench.model import VerificationError
 from penstock.bench.suites import find as find_in_module
 from penstock.bench.suites import frameworks
@@ -102,12 +103,29 @@ def test_on_a_gpu_there_is_a_target_and_no_torch_xla(gpu):
     assert [(target.variant, target.bound, target.relative_to) for target in found.targets] == [("JAX", 0.9, "torch.compile")]
 
 
-def test_on_a_cpu_there_are_five_variants_and_no_target(no_gpu):
+def test_on_a_cpu_each_framework_is_as_it_comes_and_jax_at_its_best_too(no_gpu, monkeypatch):
+    settings = Choice((Setting("MALLOC_ARENA_MAX", "1", "why"),))
+    monkeypatch.setattr(workload, "choose", lambda environment: settings)
     found = frameworks.find(NAME)
-    assert [v.name for v in found.variants] == ["PyTorch eager", "torch.compile", "PyTorch/XLA", "JAX", "Keras on JAX"]
-    assert found.baseline == "PyTorch eager"
+    as_they_come = ["PyTorch eager", "torch.compile", "PyTorch/XLA", "JAX", "Keras on JAX"]
+    assert [v.name for v in found.variants if not v.variables] == as_they_come
+    best = {v.name: v.variables for v in found.variants if v.variables}
+    assert best == {name: {"MALLOC_ARENA_MAX": "1"} for name in ("JAX, penstock run", "Keras on JAX, penstock run")}
+    assert {(t.variant, t.bound, t.relative_to) for t in found.targets} == {
+        ("JAX, penstock run", 0.85, "JAX"),
+        ("JAX, penstock run", 1.0, "PyTorch eager"),
+    }
+    parser = argparse.ArgumentParser()
+    frameworks.add_arguments(parser)
+    (chosen_one,) = frameworks.choose(parser.parse_args(["--model", "tiny", "--batch", "8"]))
+    assert [v.name for v in chosen_one.variants] == as_they_come
+    assert not chosen_one.targets
+    (chosen_one,) = frameworks.choose(parser.parse_args(["--model", "tiny", "--batch", "8", "--at-best"]))
+    assert [v.name for v in chosen_one.variants] == [v.name for v in found.variants]
+    monkeypatch.setattr(workload, "choose", lambda environment: Choice(why_not="another C library"))
+    found = frameworks.find(NAME)
+    assert [v.name for v in found.variants] == as_they_come
     assert not found.targets
-    assert {metric.better for metric in found.metrics} == {"lower"}
 
 
 def test_what_calls_itself_fused_and_is_not_takes_no_part(no_gpu):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from penstock._gpu import nvidia_gpu
 from penstock.bench.model import Workload
 from penstock.bench.suites.frameworks.experiment import CHOICES, Experiment
-from penstock.bench.suites.frameworks.workload import workload_of
+from penstock.bench.suites.frameworks.workload import AT_BEST, workload_of
 
 _HELP = {
     "model": "sizes of the ViT",
@@ -38,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=",".join(default),
             help=f"{_HELP[flag]}{choices}; several with commas between (default: %(default)s)",
         )
+    parser.add_argument(
+        "--at-best", action="store_true", help="JAX and Keras also as `penstock run` starts them; takes half as long again"
+    )
 
 
 def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
@@ -52,7 +56,18 @@ def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
         raise ValueError("--precision tf32 is what NVIDIA GPUs multiply with, and there is none here: choose fp32 or bf16")
     combinations = itertools.product(*chosen.values())
     experiments = [Experiment(**dict(zip(chosen, combination, strict=True))) for combination in combinations]
-    return tuple(workload_of(experiment) for experiment in experiments)
+    wanted = args.variant if getattr(args, "variant", None) else ()
+    at_best = args.at_best or any(name.endswith(AT_BEST) for name in wanted)
+    return tuple(_without_at_best(workload_of(experiment), at_best) for experiment in experiments)
+
+
+def _without_at_best(workload: Workload, at_best: bool) -> Workload:
+    """Return the workload with frameworks as they come only, unless they are also wanted at their best."""
+    if at_best:
+        return workload
+    variants = tuple(variant for variant in workload.variants if not variant.name.endswith(AT_BEST))
+    names = {variant.name for variant in variants}
+    return replace(workload, variants=variants, targets=tuple(one for one in workload.targets if one.variant in names))
 
 
 def _split(flag: str, text: str) -> list[str]:

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from functools import partial
 
 from penstock._gpu import nvidia_gpu
+from penstock._launcher.settings import choose
 from penstock.bench.environment import Environment
 from penstock.bench.model import Agreement, Metric, Target, Variant, Workload
 from penstock.bench.suites.frameworks import measure, reference
 from penstock.bench.suites.frameworks.experiment import GEOMETRIES, QUICK, Experiment, Size
 from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer
+
+# After the name of a variant that is started with the settings which were measured to be best for it. PyTorch has none: the
+# settings of JAX make no difference to it (benchmarks/launcher_settings.py).
+AT_BEST = ", penstock run"
 
 TORCH_XLA = Environment("torch_xla", ("torch==2.9.0", "torch_xla==2.9.0", "numpy", "pillow"))
 
@@ -48,11 +53,26 @@ def workload_of(experiment: Experiment) -> Workload:
             "full": Size(GEOMETRIES[experiment.model], files=256),
             "quick": Size(QUICK, files=8),
         },
-        targets=(Target("JAX", "compute", 0.9, "torch.compile"),) if nvidia_gpu() and "JAX" not in _unsuited(experiment) else (),
+        targets=_targets(experiment),
         time_limit=_time_limit(experiment),
         agreement=_agreement(experiment),
         verifies="the loss and the update of the first step, which are equal in all variants, and finite weights at the end",
     )
+
+
+def _targets(experiment: Experiment) -> tuple[Target, ...]:
+    if "JAX" in _unsuited(experiment):
+        return ()
+    if nvidia_gpu():
+        return (Target("JAX", "compute", 0.9, "torch.compile"),)
+    if not _at_best():
+        return ()
+    return (Target(f"JAX{AT_BEST}", "compute", 0.85, "JAX"), Target(f"JAX{AT_BEST}", "compute", 1.0, "PyTorch eager"))
+
+
+def _at_best() -> dict[str, str]:
+    """Return the variables that `penstock run` sets here; none on a GPU, and where there is another C library than glibc."""
+    return {setting.name: setting.value for setting in choose({}).settings}
 
 
 def _time_limit(experiment: Experiment) -> float:
@@ -82,16 +102,22 @@ def _title(experiment: Experiment) -> str:
 def _variants(experiment: Experiment) -> tuple[Variant, ...]:
     in_torch, in_penstock = _loaders(experiment)
     pillow = ("PIL",) if experiment.data == "jpeg" else ()
-    unsuited = _unsuited(experiment)
+    unsuited, best = _unsuited(experiment), _at_best()
 
     def variant(
-        name: str, make: MakeTrainer, requires: tuple[str, ...], note: str, environment: Environment | None = None
+        name: str,
+        make: MakeTrainer,
+        requires: tuple[str, ...],
+        note: str,
+        environment: Environment | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> Variant:
         return Variant(
             name,
             requires=(*requires, *pillow),
             note=note,
-            unsuited=unsuited.get(name, ""),
+            unsuited=unsuited.get(name.removesuffix(AT_BEST), ""),
+            variables=variables or {},
             environment=environment,
             outputs=partial(measure.outputs, make, experiment),
             live=partial(measure.live, make, experiment),
@@ -109,6 +135,11 @@ def _variants(experiment: Experiment) -> tuple[Variant, ...]:
         ),
         variant("JAX", make_flax, ("flax", "optax"), f"Flax NNX, Optax; {in_penstock}"),
         variant("Keras on JAX", make_keras, ("keras",), f"Model.fit; {in_penstock}"),
+        *(
+            variant(f"{name}{AT_BEST}", make, requires, "started by penstock run", variables=best)
+            for name, make, requires in (("JAX", make_flax, ("flax", "optax")), ("Keras on JAX", make_keras, ("keras",)))
+            if best
+        ),
     )
 
 
