@@ -8,7 +8,9 @@ same hours. Then reports are made of them, as a user would have had them in 10 a
 
 - *real* reports: of consecutive rounds, as often as they fit into the recording. Each judges "plain" beside "slower", and "plain"
   beside "same".
-- *simulated* reports: of rounds that are drawn from the recording with replacement. They tell how often real ones would be right.
+- *simulated* reports: of rounds that are drawn from the recording with replacement. "plain" and "same" are the same, so in each drawn
+  round it is left to chance which of them is called so: then the truth is exactly "no difference", and the planted one is added to
+  the logarithms. They tell how often real reports would be right.
 
 Each report has one comparison and its control, as that of `penstock compare`.
 """
@@ -191,22 +193,45 @@ class Report:
         return self.trusted and p is not None and p < LEVEL and not self.comparison.may_be(1.0)
 
 
-def reports(recording: Recording, other: str, rounds: list[list[int]]) -> Iterator[tuple[Report, Report]]:
-    """Yield reports of live pairs, and of the other design where it has as many rounds.
+def real_report(recording: Recording, other: str, numbers: list[int]) -> tuple[Report, Report]:
+    """Return the reports of live pairs and of the other design about "plain" and another variant, of these rounds."""
+    seats = ((other, False), ("plain", True))
+    live_pairs = [[one for one in _pairs(recording.blocks, seat) if one.round in numbers] for seat in seats]
+    logs = [[_alone_log(recording.alone[number], seat) for number in numbers] for seat in seats]
+    return Report(*map(compare_rounds, live_pairs)), Report(*map(_compare_logs, logs))
+
+
+def simulated_report(
+    recording: Recording, planted: float, counts: tuple[int, int], rng: np.random.Generator
+) -> tuple[Report, Report]:
+    """Return the same for rounds that are drawn, and a difference that is planted in the logarithms.
 
     Args:
       recording: the rounds.
-      other: the variant that is compared with "plain".
-      rounds: for each report, the numbers of its rounds.
+      planted: the difference, as a logarithm.
+      counts: the numbers of rounds of live pairs and of the other design.
+      rng: draws the rounds, and which of two equal variants is called which.
     """
-    by_seat = {seat: {one.round: one for one in _pairs(recording.blocks, seat)} for seat in _SEATS[1:]}
-    for numbers in rounds:
-        live_pairs = [compare_rounds([by_seat[seat][number] for number in numbers]) for seat in ((other, False), ("plain", True))]
-        one_by_one = [
-            compare(*([recording.alone[number][seat] for number in numbers] for seat in (mine, ("plain", False))))
-            for mine in ((other, False), ("plain", True))
-        ]
-        yield Report(*live_pairs), Report(*one_by_one)
+    found: list[list[Comparison]] = [[], []]
+    for seat, shift in ((("same", False), planted), (("plain", True), 0.0)):
+        recorded = _pairs(recording.blocks, seat)
+        drawn = []
+        for place, number in enumerate(rng.integers(0, len(recorded), counts[0])):
+            one, sign = recorded[number], rng.choice([-1.0, 1.0])
+            drawn.append(RoundPairs(place, sign * one.logs + shift, sign * one.references, one.others))
+        found[0].append(compare_rounds(drawn))
+        alone = np.array([_alone_log(one, seat) for one in recording.alone])
+        chosen = alone[rng.integers(0, len(alone), counts[1])]
+        found[1].append(_compare_logs(list(rng.choice([-1.0, 1.0], counts[1]) * chosen + shift)))
+    return Report(*found[0]), Report(*found[1])
+
+
+def _alone_log(one: dict[tuple[str, bool], float], seat: tuple[str, bool]) -> float:
+    return math.log(one[seat] / one["plain", False])
+
+
+def _compare_logs(logs: list[float]) -> Comparison:
+    return compare([math.exp(log) for log in logs], [1.0] * len(logs))
 
 
 def _figures(made: list[Report], truth: float) -> dict[str, Any]:
@@ -239,19 +264,21 @@ def judged(recording: Recording, simulated: int) -> dict[str, Any]:
         "one after the other": plain_statistics.median(recording.alone_seconds),
     }
     for minutes in _LENGTHS:
-        for place, (design, of_a_round) in enumerate(seconds.items()):
-            fits = int(minutes * 60 / of_a_round)
-            drawn = [list(map(int, rng.integers(0, recorded, fits))) for _ in range(simulated)]
-            consecutive = [list(range(first, first + fits)) for first in range(0, recorded - fits + 1, fits)]
-            for name, other, truth in (("A/A", "same", 1.0), (f"{SLOWER:.0%} planted", "slower", 1 + SLOWER)):
-                key = f"{design}, {minutes:g} minutes, {name}"
-                found[key] = {
+        counts = [int(minutes * 60 / of_a_round) for of_a_round in seconds.values()]
+        for name, other, truth in (("A/A", "same", 1.0), (f"{SLOWER:.0%} planted", "slower", 1 + SLOWER)):
+            drawn = [simulated_report(recording, math.log(truth), (counts[0], counts[1]), rng) for _ in range(simulated)]
+            for place, (design, of_a_round) in enumerate(seconds.items()):
+                fits = counts[place]
+                real = [
+                    real_report(recording, other, list(range(first, first + fits)))[place]
+                    for first in range(0, recorded - fits + 1, fits)
+                ]
+                found[f"{design}, {minutes:g} minutes, {name}"] = {
                     "rounds": fits,
                     "seconds of a round": of_a_round,
-                    "simulated": _figures([pair[place] for pair in reports(recording, other, drawn)], truth),
+                    "simulated": _figures([pair[place] for pair in drawn], truth),
+                    **({"real": _figures(real, truth)} if real else {}),
                 }
-                if consecutive:
-                    found[key]["real"] = _figures([pair[place] for pair in reports(recording, other, consecutive)], truth)
     return found
 
 

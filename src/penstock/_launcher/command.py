@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the program, or print the settings.
+    """Replace this process by the program, or print the settings.
 
     Returns:
       0 after --show; 2 without a program; 127 if there is no such program, and 126 if it cannot be started, as shells do. Else it

@@ -18,7 +18,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Activity:
-    """What the processes of a session have used since their start.
+    """The use of the processor and of memory by the processes of a session, since their start.
 
     Attributes:
       cpu: seconds of the processor, over all threads.
@@ -62,7 +62,7 @@ class Session:
         return sum(map(_cpu_seconds, self._processes))
 
     def memory(self) -> int:
-        """Return the bytes of memory that the processes hold. What several processes share is divided among them."""
+        """Return the bytes of memory that the processes hold. Shared memory is divided among the processes."""
         total = 0
         for process, fields in _processes(self._number):
             try:

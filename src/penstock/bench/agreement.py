@@ -50,7 +50,7 @@ class Agreements:
         for name in list(progress.running):
             if name not in compared.variants:
                 variant = progress.workload.variant(name)
-                # What is compared with itself needs no second process.
+                # A variant that is its own reference needs no second process.
                 found = compared.reference if variant == agreement.reference else self._compute(progress, agreement, variant)
                 compared.variants[name] = (
                     found if isinstance(found, Failure) else compare_outputs(name, found, compared.reference, agreement)

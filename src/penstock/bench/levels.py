@@ -6,7 +6,7 @@ ratios; the interval and the test are Student's over the rounds' numbers, whose 
 equal length, a mixed model with a random effect for the round gives the same. `docs/measuring.md` shows which intervals cover
 the truth.
 
-What is done to the turns was fixed before any data, and does not depend on who is faster:
+The rules for turns were fixed before any data, and do not depend on who is faster:
 
 - A turn weighs less, the more of the machine others used during it: `1 / (1 + (share / 5 %)²)`.
 - The location is Huber's M-estimator (1964), with a scale that all rounds share. A disturbed turn moves it by no more than a turn

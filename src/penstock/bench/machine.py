@@ -25,7 +25,7 @@ _FLAGS = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_"),
     *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "PYTHONMALLOC"),
 )
-# What an image of NVIDIA demands of the driver, in a thousand characters.
+# The versions of the driver that an image of NVIDIA accepts, in a thousand characters.
 _NOISE = ("NVIDIA_REQUIRE_",)
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
 

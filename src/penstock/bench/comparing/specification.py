@@ -18,7 +18,7 @@ _FUNCTION = ".py:"
 
 @dataclass(frozen=True)
 class Specification:
-    """What is compared.
+    """A comparison that a user asks for.
 
     Attributes:
       kind: "functions" or "commands".

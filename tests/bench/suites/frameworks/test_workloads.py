@@ -132,7 +132,7 @@ def test_what_calls_itself_fused_and_is_not_takes_no_part(no_gpu):
     assert not unsuited(NAME)
     for precision in ("fp32", "bf16"):
         reasons = unsuited(NAME.replace("fp32-eager", f"{precision}-fused"))
-        assert set(reasons) == {"PyTorch/XLA", "JAX", "Keras on JAX"}
+        assert {name.partition(",")[0] for name in reasons} == {"PyTorch/XLA", "JAX", "Keras on JAX"}
         assert set(reasons.values()) == {"XLA has no fused attention for float32, nor on a CPU"}
 
 
