@@ -1,4 +1,4 @@
-"""What a report says of how it was measured."""
+"""The words of a report on how it was measured."""
 
 from __future__ import annotations
 
