@@ -155,11 +155,6 @@ def spinning(size):
         return 1.0
     yield Live({"speed": block})
 
-@contextlib.contextmanager
-def greedy(size):
-    time.sleep(600)
-    yield
-
 def live(name, make, *args): return Variant(name, live=partial(make, *args))
 
 SIZES = {"full": Size(1.0), "quick": Size(0.5)}

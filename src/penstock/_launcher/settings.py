@@ -6,9 +6,8 @@ batch 8, 1.4 million in ViT-small at batch 32. So glibc is told to keep what is 
 
 - MALLOC_MMAP_MAX_=0: no block comes from mmap, whose memory goes back when it is freed.
 - MALLOC_TRIM_THRESHOLD_: the end of the heap is not given back.
-- MALLOC_ARENA_MAX=1: one heap for all threads. With several, a block is freed into the heap of one thread and asked for by
-another,
-  and heaps of threads have at most 64 MB.
+- MALLOC_ARENA_MAX=1: one heap for all threads. With several, a block is freed into the heap of one thread and asked for
+  by another, and heaps of threads have at most 64 MB.
 
 The program then keeps the most memory that it ever used. `benchmarks/launcher_settings.py` compares these with huge pages,
 jemalloc and tcmalloc; docs/launcher.md has the figures. On a GPU nothing is set: of the documented flags, two made no

@@ -73,6 +73,18 @@ class Session:
         return total
 
 
+def cores() -> int:
+    """Count the CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def total_memory() -> int | None:
+    """Return the bytes of memory of the machine; None where the system does not say."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
 def available_memory() -> int | None:
     """Return the bytes of memory that can be used without swapping; None where the system does not say."""
     with contextlib.suppress(OSError, StopIteration, ValueError):

@@ -12,7 +12,6 @@ thread that waits for it, and nothing is timed.)
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
@@ -154,7 +153,7 @@ class LiveRound:
         if not seats:
             return
         self.say(f"round {self.number + 1}, {self.workload.name}: starting {', '.join(dict.fromkeys(name for name, _ in seats))}")
-        at_once = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        at_once = activity.cores()
         waiting = list(seats)
         with ThreadPoolExecutor(at_once) as pool:
             while waiting:
@@ -203,7 +202,7 @@ class LiveRound:
 
     def _check_memory(self, missing: int) -> None:
         """Check that so many more variants fit, if each needs as much as the largest one so far."""
-        available, total = activity.available_memory(), _total_memory()
+        available, total = activity.available_memory(), activity.total_memory()
         if available is None or total is None or not self._seated:
             return
         largest = max(seated.session.memory() for seated in self._seated.values())
@@ -286,9 +285,3 @@ class LiveRound:
 def _share_of_gpu(processes: int) -> dict[str, str]:
     """Return variables by which JAX takes its share of a GPU's memory, of which it else takes three quarters when it starts."""
     return {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.75 / processes:.3f}"} if nvidia_gpu() else {}
-
-
-def _total_memory() -> int | None:
-    with contextlib.suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None

@@ -14,6 +14,7 @@ from typing import Any
 import penstock
 from penstock._doctor import jaxlib_faults as cases
 from penstock._versions import installed, keras_version
+from penstock.bench import activity
 
 _PACKAGES = (
     *("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "keras", "keras-hub", "tokenizers", "grain", "torch", "torch_xla"),
@@ -36,8 +37,8 @@ def describe() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cases.processor(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": _memory(),
+        "usable_cores": activity.cores(),
+        "memory_bytes": activity.total_memory(),
         "clocks": _clocks(),
         "huge_pages": _chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
         "gpus": _gpus(),
@@ -96,13 +97,6 @@ def _gpus() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [f"{line.strip()} ({query})" for line in done.stdout.splitlines() if line.strip()]
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _read(path: str) -> str:

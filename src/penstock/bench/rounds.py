@@ -127,12 +127,9 @@ class Harness:
         Raises:
           CannotLiveError: they cannot; nothing of this round is kept.
         """
-        seats = [(name, False) for name in progress.running]
-        if self.size == "full":  # of quick sizes nothing is judged
-            progress.control = control(progress)
-            seats += [(progress.control, True)] if progress.control else []
-        planned = progress.repetition()
-        turns = turns or (planned.turns if planned else None)
+        seats = self._with_control(progress, progress.running)
+        if turns is None and (planned := progress.repetition()) is not None:
+            turns = planned.turns
         load = _load()
         with LiveRound(
             progress.module, progress.workload, seats, self.size, self._cache, number, self.seed, lambda: self.seconds, self._say
@@ -189,12 +186,18 @@ class Harness:
     def _order(self, progress: Progress, number: int) -> Sequence[tuple[str, bool]]:
         """Return the runs of a round in their order: the variant's name, and whether it is the control's second run."""
         # Order all variants, also the failed ones, so that a failure does not change the order of the others.
-        runs = [(variant.name, False) for variant in progress.workload.variants]
-        if progress.workload.scored or self.size == "quick":  # of quick sizes nothing is judged
+        runs = self._with_control(progress, [variant.name for variant in progress.workload.variants])
+        if progress.workload.scored or self.size == "quick":
+            return runs
+        return round_order(runs, self.seed, progress.workload.name, number)
+
+    def _with_control(self, progress: Progress, names: Sequence[str]) -> list[tuple[str, bool]]:
+        """Return one run of each variant, and a second one of the control where something is judged."""
+        runs = [(name, False) for name in names]
+        if progress.workload.scored or self.size == "quick":
             return runs
         progress.control = control(progress)
-        runs += [(progress.control, True)] if progress.control else []
-        return round_order(runs, self.seed, progress.workload.name, number)
+        return runs + ([(progress.control, True)] if progress.control else [])
 
     def _run(self, progress: Progress, variant: Variant, outputs: Path | None = None) -> Finished:
         """Run a variant once in a fresh process."""

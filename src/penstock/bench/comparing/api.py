@@ -22,10 +22,10 @@ class Result:
     """The result of a comparison. Printed, it is the report of the terminal.
 
     Attributes:
-      run: all that was measured, as in `penstock.bench.outcome`. sentences: for the A/A control and for each function after the
-      first: how it compares, and what could have been shown. ratios: from a function's name to (its time over the first one's,
-      and the ends of the 95 % interval); the ends are None where
-        too little was measured.
+      run: all that was measured, as in `penstock.bench.outcome`.
+      sentences: for the A/A control and for each function after the first: how it compares, and what could have been shown.
+      ratios: from a function's name to its time over the first one's, and the ends of the 95 % interval, which are None where too
+        little was measured.
     """
 
     run: Any
@@ -37,10 +37,9 @@ class Result:
 
         from penstock.bench.report import print_report
 
-        console = Console(file=io.StringIO(), width=120)
-        print_report(console, self.run)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]  # it is the one above
-        return text
+        text = io.StringIO()
+        print_report(Console(file=text, width=120), self.run)
+        return text.getvalue()
 
     def write(self, html: Path | None = None, json: Path | None = None, markdown: Path | None = None) -> None:
         """Write the report as one page, as JSON, or as Markdown."""

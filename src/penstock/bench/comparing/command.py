@@ -8,11 +8,15 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.bench.arguments import PRECISE_MINUTES, add_budget, add_reports
 from penstock.bench.comparing.functions import load_function
 from penstock.bench.comparing.specification import Specification, is_function, kind_of, names_of
 from penstock.bench.comparing.workload import workload_of
+
+if TYPE_CHECKING:
+    from penstock.bench.budget import Budget  # needs SciPy
 
 DESCRIPTION = """\
 Compare functions, or whole commands, and say which is faster, with an interval and the smallest difference that could have been
@@ -136,7 +140,7 @@ def _absolute(reference: str) -> str:
     return f"{Path(file).resolve()}:{name}"
 
 
-def _budget(args: argparse.Namespace, specification: Specification):  # type: ignore[no-untyped-def]  # a `Budget`, which needs SciPy
+def _budget(args: argparse.Namespace, specification: Specification) -> Budget:
     from penstock.bench.budget import Budget
     from penstock.bench.levels import FEWEST_ROUNDS
     from penstock.bench.statistics import FEWEST_PAIRS

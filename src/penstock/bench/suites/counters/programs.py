@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -24,6 +23,8 @@ class Size:
 
 def measure(size: Size) -> Measurement:
     """Compile and run the step of a ViT."""
+    import resource  # not on Windows, where the other suites run
+
     from penstock.bench.suites.frameworks.flax_trainer import FlaxTrainer
 
     trainer = FlaxTrainer(_EXPERIMENT, size.model)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from penstock._gpu import nvidia_gpu
+from penstock.bench.activity import cores
 from penstock.bench.garbage_collector import freeze_gc
 from penstock.bench.model import Live, Measurement, Outputs, VerificationError
 from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks import heap
 from penstock.bench.suites.frameworks.experiment import PARITY_STEPS, Experiment, Size
-from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer, cores
+from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer
 from penstock.bench.suites.frameworks.weights import fixed_batch, initial, norm, updates
 
 _CORE = 60e9  # FLOP/s

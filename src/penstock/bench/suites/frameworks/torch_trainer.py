@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from penstock.bench.activity import cores
 from penstock.bench.model import VerificationError
 from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks import heap
 from penstock.bench.suites.frameworks.experiment import ADAMW_EPSILON, BETAS, LEARNING_RATE, WEIGHT_DECAY, Experiment, Size
-from penstock.bench.suites.frameworks.trainer import check_device, compile_cache, cores
+from penstock.bench.suites.frameworks.trainer import check_device, compile_cache
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 if cache := compile_cache("inductor"):  # set before the import, which reads it

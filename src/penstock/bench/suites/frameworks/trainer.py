@@ -70,11 +70,6 @@ def check_device(framework: str, on_gpu: bool) -> None:
         )
 
 
-def cores() -> int:
-    """Count the CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def compile_cache(compiler: str) -> str | None:
     """Return the folder of a compiler's cache between processes; None if there is no cache."""
     base = os.environ.get("PENSTOCK_BENCH_CACHE")

@@ -15,12 +15,13 @@ import torch_xla.distributed.parallel_loader as parallel_loader
 import torch_xla.runtime
 from torch import Tensor, nn
 
+from penstock.bench.activity import cores
 from penstock.bench.step_clock import StepClock
 from penstock.bench.suites.frameworks.experiment import Experiment, Size
 from penstock.bench.suites.frameworks.torch_data import data_loader
 from penstock.bench.suites.frameworks.torch_trainer import Placed, make_optimizer, to_torch
 from penstock.bench.suites.frameworks.torch_vit import ViT, canonical, load
-from penstock.bench.suites.frameworks.trainer import check_device, compile_cache, cores
+from penstock.bench.suites.frameworks.trainer import check_device, compile_cache
 from penstock.bench.suites.frameworks.weights import HostBatch, Weights, initial
 
 
