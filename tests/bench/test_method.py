@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from tests.bench.simulation import workload
+
 from penstock.bench.method import method
 from penstock.bench.model import Agreement, Variant
 from penstock.bench.outcome import Block, Outcome, Run
 from penstock.bench.repetition import Repetition
-
-from .simulation import workload
 
 
 def block(number: int, turn: int) -> Block:

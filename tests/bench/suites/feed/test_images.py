@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.bench.suites.feed.one_block import one_block
 
 from penstock.bench.model import VerificationError
 from penstock.bench.suites.feed import images
 from penstock.bench.suites.feed.image_pipelines import BATCH, numpy_loop, penstock, penstock_host
 from penstock.bench.suites.feed.images import Size
 
-_SIZE = Size(records=5 * BATCH + 3, slow_records=2 * BATCH + 3, seconds=0.0)
+_SIZE = Size(records=5 * BATCH + 3, slow_records=2 * BATCH + 3)
 
 
 def _broken(change):
@@ -31,7 +32,7 @@ def _leaf(name, fn):
 @pytest.mark.parametrize("make", [numpy_loop, penstock, penstock_host])
 @pytest.mark.parametrize("slow", [False, True])
 def test_correct_pipelines_pass(make, slow):
-    measured = images.measure(make, slow, _SIZE)
+    measured = one_block(images.live(make, slow, _SIZE))
     assert measured.values["throughput"] > 0
     assert measured.details["timed_rows"] == (2 if slow else 5) * BATCH
 
@@ -59,7 +60,7 @@ def test_correct_pipelines_pass(make, slow):
 )
 def test_wrong_pipelines_fail(make, says):
     with pytest.raises(VerificationError, match=says):
-        images.measure(make, False, _SIZE)
+        one_block(images.live(make, False, _SIZE))
 
 
 def test_pipeline_that_does_not_shuffle_fails():
@@ -73,7 +74,7 @@ def test_pipeline_that_does_not_shuffle_fails():
         return epoch
 
     with pytest.raises(VerificationError, match="not shuffled"):
-        images.measure(make, False, _SIZE)
+        one_block(images.live(make, False, _SIZE))
 
 
 def test_pipeline_that_loses_batches_later_fails():
@@ -82,7 +83,7 @@ def test_pipeline_that_loses_batches_later_fails():
         return lambda number: iter(list(whole(number))[: 5 if number == 0 else 4])
 
     with pytest.raises(VerificationError, match="epoch 1 has 4 batches, not 5"):
-        images.measure(make, False, _SIZE)
+        one_block(images.live(make, False, _SIZE))
 
 
 def test_records_spell_their_indices():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.bench.suites.feed.one_block import one_block
 
 import penstock as ps
 from penstock.bench.model import VerificationError
@@ -14,7 +15,7 @@ from penstock.bench.suites.feed.jpeg_files import read_numbers, resized_by_pillo
 from penstock.bench.suites.feed.jpeg_folder import Size
 from penstock.bench.suites.feed.jpeg_pipelines import BATCH, SIZE, penstock, tf_data
 
-_SIZE = Size(files=2 * BATCH + 3, seconds=0.0)
+_SIZE = Size(files=2 * BATCH + 3)
 
 
 def _broken(change):
@@ -39,7 +40,7 @@ def test_photos_have_the_size_of_photos_and_spell_their_number(tmp_path):
 
 @pytest.mark.parametrize("make", [penstock, tf_data])
 def test_correct_pipelines_pass(make):
-    measured = jpeg_folder.measure(make, _SIZE)
+    measured = one_block(jpeg_folder.live(make, _SIZE))
     assert measured.values["throughput"] > 0
     assert measured.details["timed_rows"] == 2 * BATCH
 
@@ -68,4 +69,4 @@ def _without_antialiasing(folder, device, seed):
 )
 def test_wrong_pipelines_fail(make, says):
     with pytest.raises(VerificationError, match=says):
-        jpeg_folder.measure(make, _SIZE)
+        one_block(jpeg_folder.live(make, _SIZE))

@@ -7,6 +7,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from tests.bench.suites.feed.one_block import one_block
 
 from penstock.bench.model import VerificationError
 from penstock.bench.suites.feed import memory, overhead, overlap, tokens
@@ -20,17 +21,17 @@ def _swapped(batches):
 
 def test_overhead_fails_for_batches_out_of_order_and_for_lost_ones():
     size = overhead.Size(warm_up=5, batches=5)
-    assert overhead.measure(overhead._penstock_list, size).values["overhead"] > 0
+    assert one_block(overhead.live(overhead._penstock_list, size)).values["overhead"] > 0
     with pytest.raises(VerificationError, match="order"):
-        overhead.measure(lambda host, device: _swapped(overhead._direct(host, device)), size)
+        one_block(overhead.live(lambda host, device: _swapped(overhead._direct(host, device)), size))
     with pytest.raises(VerificationError, match="3 batches were timed, not 5"):
-        overhead.measure(lambda host, device: overhead._direct(host[:8], device), size)
+        one_block(overhead.live(lambda host, device: overhead._direct(host[:8], device), size))
 
 
 def test_overlap_fails_for_batches_out_of_order():
     size = overlap.Size(warm_up=1, steps=4)
     with pytest.raises(VerificationError, match="order"):
-        overlap.measure(lambda *args: _swapped(overlap._plain(*args)), size)
+        one_block(overlap.live(lambda *args: _swapped(overlap._plain(*args)), size))
 
 
 def test_memory_fails_for_a_reused_buffer():

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from penstock.bench.garbage_collector import freeze_gc
-from penstock.bench.model import Live, Metric, Target, Variant, VerificationError, Workload
+from penstock.bench.model import Live, Measurement, Metric, Target, Variant, VerificationError, Workload
 from penstock.bench.suites.feed import image_pipelines as pipelines
 from penstock.bench.suites.feed.batch import Batch
 from penstock.bench.suites.feed.check import check_epoch, check_leaf
 from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT, GRAIN_IN_MEMORY
 from penstock.bench.suites.feed.image_pipelines import BATCH, Records
-from penstock.bench.suites.feed.throughput import Epoch, rows_per_second
+from penstock.bench.suites.feed.throughput import Epoch, RowsPerSecond
 
 _SEED = 42
 
@@ -72,9 +72,9 @@ def live(make: Callable[[Records, jax.Device, int], Epoch], slow: bool, size: Si
     def check(batches: Iterator[Batch]) -> None:
         check_epoch(batches, lambda batch: read_ids(batch, records, device), count, BATCH)
 
-    block = rows_per_second(make(records, device, _SEED), check, count // BATCH, BATCH)
+    block = RowsPerSecond(make(records, device, _SEED), check, count // BATCH, BATCH)
     freeze_gc()
-    yield Live({"throughput": block})
+    yield Live({"throughput": block}, lambda: Measurement(details=block.details))
 
 
 def _variant(

@@ -19,7 +19,7 @@ from penstock.bench.suites.feed.batch import Batch
 from penstock.bench.suites.feed.check import check_epoch, check_leaf
 from penstock.bench.suites.feed.jpeg_files import CLASSES, read_numbers, resized_by_pillow, write_folder
 from penstock.bench.suites.feed.jpeg_pipelines import BATCH, SIZE
-from penstock.bench.suites.feed.throughput import Epoch, rows_per_second
+from penstock.bench.suites.feed.throughput import Epoch, RowsPerSecond
 
 _SEED = 42
 _LARGEST_DIFFERENCE = 2.5  # mean over an image, in grey levels; a shift by half a pixel gives about 1.5
@@ -62,9 +62,9 @@ def live(make: Callable[[Path, jax.Device, int], Epoch], size: Size) -> Iterator
         def check(batches: Iterator[Batch]) -> None:
             check_epoch(batches, lambda batch: read_ids(batch, expected, device), size.files, BATCH)
 
-        block = rows_per_second(make(folder, device, _SEED), check, size.files // BATCH, BATCH)
+        block = RowsPerSecond(make(folder, device, _SEED), check, size.files // BATCH, BATCH)
         freeze_gc()
-        yield Live({"throughput": block}, lambda: Measurement(details={"kilobytes_a_file": kilobytes}))
+        yield Live({"throughput": block}, lambda: Measurement(details={**block.details, "kilobytes_a_file": kilobytes}))
 
 
 WORKLOAD = Workload(

@@ -18,7 +18,7 @@ from penstock.bench.model import Live, Measurement, Metric, Target, Variant, Ver
 from penstock.bench.suites.feed.batch import Batch
 from penstock.bench.suites.feed.check import check_epoch, check_leaf
 from penstock.bench.suites.feed.grain_notes import GRAIN_DEFAULT, GRAIN_IN_MEMORY
-from penstock.bench.suites.feed.throughput import Epoch, rows_per_second
+from penstock.bench.suites.feed.throughput import Epoch, RowsPerSecond
 
 _BATCHES = (128, 1024)  # 33 and 262 thousand tokens
 _LENGTH = 256
@@ -107,7 +107,7 @@ def live(make: Callable[[Any, jax.Device, int], Epoch], slow: bool, saved: bool,
     features = datasets.Features(tokens=datasets.List(datasets.Value("int32")))
     dataset = datasets.Dataset.from_dict({"tokens": tokens}, features=features)
 
-    blocks: dict[str, Callable[[float], float]] = {}
+    blocks: dict[str, RowsPerSecond] = {}
     with tempfile.TemporaryDirectory() as folder:
         if saved:
             dataset.save_to_disk(folder, num_shards=size.shards)
@@ -118,9 +118,12 @@ def live(make: Callable[[Any, jax.Device, int], Epoch], slow: bool, saved: bool,
                 check_epoch(batches, lambda batch: read_ids(batch, tokens, device, batch_size), rows, batch_size)
 
             epoch = make(dataset, device, batch_size)
-            blocks[_metric(batch_size)] = rows_per_second(epoch, check, rows // batch_size, batch_size)
+            blocks[_metric(batch_size)] = RowsPerSecond(epoch, check, rows // batch_size, batch_size)
         freeze_gc()
-        yield Live(blocks, lambda: Measurement(details={"chunks": dataset.data.table["tokens"].num_chunks}))
+        chunks = dataset.data.table["tokens"].num_chunks
+        yield Live(
+            blocks, lambda: Measurement(details={**{name: block.details for name, block in blocks.items()}, "chunks": chunks})
+        )
 
 
 def _metric(batch_size: int) -> str:
