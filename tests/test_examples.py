@@ -11,13 +11,14 @@ FOLDER = Path(__file__).parent.parent / "examples"
 RECIPES = sorted((FOLDER / "recipes").glob("*.py"))
 EXAMPLES = [*sorted(FOLDER.glob("*.py")), *RECIPES]
 FRAMEWORKS = [FOLDER / f"plan_{name}.py" for name in ("nnx", "linen", "equinox")]
-ARGUMENTS = {"own_benchmark": ["1"]}  # one round
+SUITES = {"own_benchmark": ["-m", "penstock", "bench"]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_an_example_runs(example):
-    command = [sys.executable, example, *ARGUMENTS.get(example.stem, [])]
+    suite = SUITES.get(example.stem)
+    command = [sys.executable, *suite, example, "--quick"] if suite else [sys.executable, example]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -1,9 +1,4 @@
-"""Compare two ways to feed the same records: a suite of your own, for `penstock bench`.
-
-penstock bench own_benchmark.py --html report.html
-"""
-
-from __future__ import annotations
+"""Compare two ways to feed the same records: `penstock bench own_benchmark.py --html report.html`."""
 
 import contextlib
 import time

@@ -40,21 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(argv).parse_args(argv)
     if the_program and argv[:1] == ["train"]:
-        _start_as_penstock_run_does()
+        within.apply(choose())  # what `penstock run` sets for others
     try:
         return args.run(args)
     except KeyboardInterrupt as interrupt:
         print(f"penstock: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return 130
-
-
-def _start_as_penstock_run_does() -> None:
-    """Set for this process what `penstock run` sets for others, and say so. The user's own settings stay."""
-    choice = choose()
-    within.apply(choice)
-    if choice.settings:
-        names = ", ".join(f"{setting.name}={setting.value}" for setting in choice.settings)
-        print(f"penstock train: started with the settings of penstock run ({names})", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -203,3 +203,19 @@ def test_what_is_preloaded_is_the_allocator():
     environment = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
     assert "GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "status"),
+    [({}, "warning"), ({"MALLOC_ARENA_MAX": "1"}, "ok"), ({"LD_PRELOAD": "/lib/libjemalloc.so.2"}, "ok")],
+)
+def test_an_allocator_that_nobody_chose_is_worth_penstock_run(monkeypatch, environment, status):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"))]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(machine, "nvidia_gpu", lambda: False)
+    monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    finding = machine._allocator("")
+    assert finding.status == status
+    assert ("penstock run" in finding.remedy) == (status == "warning")

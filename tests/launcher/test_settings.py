@@ -7,14 +7,17 @@ import platform
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from penstock._doctor.jaxlib_faults import CASES, YNNPACK
 from penstock._launcher import settings
-from penstock._launcher.settings import Choice, choose
+from penstock._launcher.command import said, shell_lines
+from penstock._launcher.settings import Choice, Setting, choose
 from penstock.cli import main
 
-NAMES = {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"}
+ALLOCATOR = {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"}
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
 
 # Faults of a step after the first ones, whose temporaries are larger than any block that glibc keeps by itself.
@@ -39,14 +42,15 @@ print(json.dumps(faults))
 @pytest.fixture
 def cpu(monkeypatch):
     monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
+    monkeypatch.setattr(settings, "installed", lambda name: None)
 
 
 @glibc
 def test_glibc_is_told_to_keep_what_is_freed(cpu):
     choice = choose({})
-    assert {setting.name for setting in choice.settings} == NAMES
+    assert {setting.name for setting in choice.settings} == ALLOCATOR
     assert all(setting.why for setting in choice.settings)
-    assert not choice.why_not
+    assert not choice.left
 
 
 @glibc
@@ -57,7 +61,8 @@ def test_glibc_is_told_to_keep_what_is_freed(cpu):
 def test_what_a_user_has_chosen_stays(cpu, name, value):
     choice = choose({name: value})
     assert choice.settings == ()
-    assert name in choice.why_not
+    (reason,) = choice.left
+    assert name in reason
 
 
 def test_other_tunables_do_not_matter(cpu):
@@ -67,10 +72,10 @@ def test_other_tunables_do_not_matter(cpu):
 def test_nothing_is_set_where_it_would_not_help(monkeypatch):
     monkeypatch.setattr(settings, "nvidia_gpu", lambda: True)
     assert choose({}).settings == ()
-    assert "GPU" in choose({}).why_not
+    assert "GPU" in choose({}).left[0]
     monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
     monkeypatch.setattr(settings.platform, "libc_ver", lambda: ("", ""))
-    assert "another C library" in choose({}).why_not
+    assert "another C library" in choose({}).left[0]
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -84,7 +89,7 @@ def test_a_program_gets_the_settings_its_arguments_and_its_exit_status(cpu):
     done = run("--", sys.executable, "-c", code, "--steps", "3", "--", "x")
     assert done.returncode == 7
     environment, argv = json.loads(done.stdout)
-    assert set(environment) >= NAMES
+    assert set(environment) >= ALLOCATOR
     assert argv == ["--steps", "3", "--", "x"]
     assert "MALLOC_MMAP_MAX_=0 (" in done.stderr
 
@@ -114,9 +119,41 @@ def test_a_program_that_is_none_is_an_error(capsys):
     assert "'no-such-program' is not a program" in capsys.readouterr().err
 
 
-def test_a_reason_is_printed_where_nothing_is_set():
-    from penstock._launcher.command import said, shell_lines
+def test_a_reason_is_printed_where_something_is_left():
+    choice = Choice((Setting("A", "1 2", "because"),), ("B is left as it is: why",))
+    assert said(choice) == ["A=1 2 (because)", "B is left as it is: why"]
+    assert shell_lines(choice) == ["export A='1 2'  # because", "# B is left as it is: why"]
 
-    nothing = Choice(why_not="because")
-    assert said(nothing) == ["nothing is set: because"]
-    assert shell_lines(nothing) == ["# nothing is set: because"]
+
+@pytest.mark.parametrize(
+    ("flags", "set_to"),
+    [
+        ("", f"{YNNPACK}="),
+        ("--xla_force_host_platform_device_count=8", f"--xla_force_host_platform_device_count=8 {YNNPACK}="),
+        (f"{YNNPACK}=LIBRARY_FUSION_TYPE_DOT", None),
+    ],
+)
+def test_ynnpack_is_turned_off_in_a_jaxlib_with_faults(cpu, monkeypatch, flags, set_to):
+    monkeypatch.setattr(settings, "installed", lambda name: "0.10.2")
+    found = {setting.name: setting.value for setting in choose({"XLA_FLAGS": flags}).settings}
+    assert found.get("XLA_FLAGS") == set_to
+    monkeypatch.setattr(settings, "installed", lambda name: "0.10.0")
+    assert "XLA_FLAGS" not in {setting.name for setting in choose({"XLA_FLAGS": flags}).settings}
+
+
+def test_flags_of_xla_are_left_to_a_program_of_another_python(cpu, monkeypatch):
+    monkeypatch.setattr(settings, "installed", lambda name: "0.10.2")
+    choice = choose({}, "/bin/sh")
+    assert "XLA_FLAGS" not in {setting.name for setting in choice.settings}
+    assert "/bin/sh is not in the folder of penstock's Python" in choice.left[-1]
+    for name in (sys.executable, Path(sys.executable).name):
+        found = choose({"PATH": str(Path(sys.executable).parent)}, name)
+        assert "XLA_FLAGS" in {setting.name for setting in found.settings}
+
+
+@pytest.mark.slow
+def test_a_program_computes_right_what_this_jaxlib_computes_wrong(cpu):
+    case = CASES[0].program + "\nassert np.allclose(got, expected), 'wrong'"
+    code = "import jax, jax.numpy as jnp, numpy as np\n" + case
+    done = run("--quiet", "--", sys.executable, "-c", code)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -80,9 +80,10 @@ class Outcome:
         return self.verdict in ("wrong", "crash")
 
 
+YNNPACK = "--xla_cpu_experimental_ynn_fusion_type"  # the flag of XLA that names the kinds of YNNPACK fusions; empty for none
 _WITHOUT_YNNPACK = (
-    f'use another jaxlib (pip install "{JAX.requirement},!=0.10.2,!=0.11.0"), or set '
-    'XLA_FLAGS="$XLA_FLAGS --xla_cpu_experimental_ynn_fusion_type=" before JAX starts'
+    f'use another jaxlib (pip install "{JAX.requirement},!=0.10.2,!=0.11.0"), or start with penstock run, or set '
+    f'XLA_FLAGS="$XLA_FLAGS {YNNPACK}=" before JAX starts'
 )
 
 CASES = (
@@ -175,6 +176,11 @@ def keep(outcomes: Sequence[Outcome], cases: Sequence[Case] = CASES) -> None:
         os.replace(file.name, path)
     except OSError:
         return
+
+
+def fails_with_ynnpack(version: str) -> bool:
+    """Return whether a fault of YNNPACK fusions is known in this version of jaxlib."""
+    return any(each == version for case in CASES if case.remedy == _WITHOUT_YNNPACK for each, _ in case.fails)
 
 
 def warn_of_known_faults() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock._doctor import cgroup, jaxlib_faults
 from penstock._doctor.report import Finding
+from penstock._gpu import nvidia_gpu
 from penstock._versions import installed
 
 _LITTLE_MEMORY = 4 << 30  # bytes; JAX and a small model take one or two GiB
@@ -101,9 +102,13 @@ def _huge_pages(section: str) -> Finding:
 def _allocator(section: str) -> Finding:
     preloaded = [Path(each).name for each in re.split(r"[ :]+", os.environ.get("LD_PRELOAD", "")) if each]
     name, version = platform.libc_ver()
-    settings = [f"{key}={os.environ[key]}" for key in ("GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_CONF") if key in os.environ]
+    settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(("GLIBC_TUNABLES", "MALLOC_"))]
     allocator = ", ".join(preloaded) if preloaded else f"{name or 'libc'} {version}".strip()
-    return Finding(section, "allocator", "ok", ", ".join([allocator, *settings]))
+    found = ", ".join([allocator, *settings])
+    if preloaded or settings or name != "glibc" or nvidia_gpu():
+        return Finding(section, "allocator", "ok", found)
+    remedy = "on a CPU, JAX gets the memory of each step from the system anew: penstock run -- COMMAND"
+    return Finding(section, "allocator", "warning", found, remedy)
 
 
 def _shared_memory(section: str) -> Finding:

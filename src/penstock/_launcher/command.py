@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from penstock._launcher.settings import Choice, choose
 
 DESCRIPTION = """\
-Start a program with the settings of the C library's allocator that were measured to be best for training with JAX here, and
-change nothing else. On a CPU, a step gets its memory from the system anew each time without them. Variables that you have set
-stay as they are. It prints what it sets and why, and becomes the program, which keeps its process id."""
+Start a program with the settings of the C library's allocator and of XLA that were measured to be best for training with JAX
+here, and change nothing else. On a CPU, a step gets its memory from the system anew each time without them. Variables that you
+have set stay as they are. It prints what it sets and why, and becomes the program, which keeps its process id."""
 EPILOG = """\
 example:
   penstock run -- python train.py --steps 1000
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
       does not return.
     """
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    choice = choose()
+    choice = choose(os.environ, *program[:1])
     if args.show:
         print("\n".join(shell_lines(choice)))
         return 0
@@ -53,17 +53,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def said(choice: Choice) -> list[str]:
-    """Return lines that say what is set and why, or why nothing is."""
-    if not choice.settings:
-        return [f"nothing is set: {choice.why_not}"]
-    return [f"{setting.name}={setting.value} ({setting.why})" for setting in choice.settings]
+    """Return lines that say what is set and why, and what is left as it is."""
+    return [*(f"{setting.name}={setting.value} ({setting.why})" for setting in choice.settings), *choice.left]
 
 
 def shell_lines(choice: Choice) -> list[str]:
     """Return the settings as commands of a shell."""
-    if not choice.settings:
-        return [f"# nothing is set: {choice.why_not}"]
-    return [f"export {setting.name}={shlex.quote(setting.value)}  # {setting.why}" for setting in choice.settings]
+    exports = (f"export {setting.name}={shlex.quote(setting.value)}  # {setting.why}" for setting in choice.settings)
+    return [*exports, *(f"# {line}" for line in choice.left)]
 
 
 def _become(program: Sequence[str], choice: Choice) -> int:

@@ -1,8 +1,9 @@
 """Choose the settings with which a program starts: environment variables that were measured to be best for this machine.
 
-On a CPU. XLA asks malloc for the temporaries of a step as one block, in every step, and frees it at the end. glibc gives a block
-of this size back to the system, and the next step gets it again page by page: 130,000 page faults in each step of ViT-tiny at
-batch 8, 1.4 million in ViT-small at batch 32. So glibc is told to keep what is freed, and to keep it where XLA's threads find it:
+**The allocator**, on a CPU. XLA asks malloc for the temporaries of a step as one block, in every step, and frees it at the end.
+glibc gives a block of this size back to the system, and the next step gets it again page by page: 130,000 page faults in each
+step of ViT-tiny at batch 8, 1.4 million in ViT-small at batch 32. So glibc is told to keep what is freed, and to keep it where
+XLA's threads find it:
 
 - MALLOC_MMAP_MAX_=0: no block comes from mmap, whose memory goes back when it is freed.
 - MALLOC_TRIM_THRESHOLD_: the end of the heap is not given back.
@@ -10,18 +11,28 @@ batch 8, 1.4 million in ViT-small at batch 32. So glibc is told to keep what is 
   by another, and heaps of threads have at most 64 MB.
 
 The program then keeps the most memory that it ever used. `benchmarks/launcher_settings.py` compares these with huge pages,
-jemalloc and tcmalloc; docs/launcher.md has the figures. On a GPU nothing is set: of the documented flags, two made no
-difference to the step that we measured, and one made it 3 % faster.
+jemalloc and tcmalloc; docs/launcher.md has the figures.
+
+**YNNPACK fusions of XLA**, on a CPU. Some jaxlibs compute wrong values with them, or crash (`penstock._doctor.jaxlib_faults`),
+and a step is faster without them. So they are turned off in these jaxlibs.
+
+On a GPU nothing is set: of the documented flags, two made no difference to the step that we measured, and one made it 3 %
+faster.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from penstock._doctor.jaxlib_faults import YNNPACK, fails_with_ynnpack
 from penstock._gpu import nvidia_gpu
+from penstock._versions import installed
 
 # The names by which users choose or tune an allocator themselves.
 _OF_USERS = ("MALLOC_", "LD_PRELOAD")
@@ -45,31 +56,62 @@ class Setting:
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings for this machine.
+    """The settings for a program on this machine.
 
     Attributes:
       settings: what to set; may be empty.
-      why_not: why nothing is set; empty if something is.
+      left: a line for each group of settings that is left as it is, with the reason.
     """
 
-    settings: tuple[Setting, ...] = ()
-    why_not: str = ""
+    settings: tuple[Setting, ...]
+    left: tuple[str, ...] = ()
 
 
-def choose(environment: Mapping[str, str] = os.environ) -> Choice:
-    """Return the settings for a program that is started here with this environment."""
+def choose(environment: Mapping[str, str] = os.environ, program: str = sys.executable) -> Choice:
+    """Return the settings for a program that is started here.
+
+    Args:
+      environment: the environment that it gets.
+      program: its path, or its name on the search path. XLA's flags are set only if it is in the folder of this Python, because
+        XLA ends a program whose flags it does not know, and another Python may have another version.
+    """
     if nvidia_gpu():
-        return Choice(why_not="steps run on the GPU, whose memory malloc does not manage")
-    if platform.libc_ver()[0] != "glibc":
-        return Choice(why_not="the settings are those of glibc's malloc, and this system has another C library")
-    if by_user := sorted(name for name in environment if name.startswith(_OF_USERS)):
-        return Choice(why_not=f"{', '.join(by_user)} chose an allocator or its settings already")
-    if _TUNABLES in environment.get("GLIBC_TUNABLES", ""):
-        return Choice(why_not="GLIBC_TUNABLES has settings of malloc already")
+        return Choice((), ("nothing is set: steps run on the GPU, whose memory malloc does not manage",))
+    groups = (_of_allocator(environment), _of_xla(environment, program))
     return Choice(
-        (
-            Setting("MALLOC_MMAP_MAX_", "0", "freed blocks stay in the process"),
-            Setting("MALLOC_TRIM_THRESHOLD_", str(_NEVER), "the end of the heap stays, too"),
-            Setting("MALLOC_ARENA_MAX", "1", "all threads share what was freed"),
-        )
+        tuple(setting for group in groups if isinstance(group, tuple) for setting in group),
+        tuple(group for group in groups if isinstance(group, str)),
     )
+
+
+def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
+    if platform.libc_ver()[0] != "glibc":
+        return "the allocator is left as it is: its settings are those of glibc's malloc, and this system has another C library"
+    if by_user := sorted(name for name in environment if name.startswith(_OF_USERS)):
+        return f"the allocator is left as it is: {', '.join(by_user)} chose it or its settings already"
+    if _TUNABLES in environment.get("GLIBC_TUNABLES", ""):
+        return "the allocator is left as it is: GLIBC_TUNABLES has settings of malloc already"
+    return (
+        Setting("MALLOC_MMAP_MAX_", "0", "freed blocks stay in the process"),
+        Setting("MALLOC_TRIM_THRESHOLD_", str(_NEVER), "the end of the heap stays, too"),
+        Setting("MALLOC_ARENA_MAX", "1", "all threads share what was freed"),
+    )
+
+
+def _of_xla(environment: Mapping[str, str], program: str) -> tuple[Setting, ...] | str:
+    version, flags = installed("jaxlib"), environment.get("XLA_FLAGS", "")
+    if version is None or not fails_with_ynnpack(version) or YNNPACK in flags:
+        return ()
+    if not _is_of_this_python(program, environment):
+        return (
+            f"XLA_FLAGS are left as they are: {program} is not in the folder of penstock's Python, so its jaxlib may not be "
+            f"{version}, which needs {YNNPACK}="
+        )
+    why = f"jaxlib {version} has faults in YNNPACK fusions, and is slower with them"
+    return (Setting("XLA_FLAGS", f"{flags} {YNNPACK}=".strip(), why),)
+
+
+def _is_of_this_python(program: str, environment: Mapping[str, str]) -> bool:
+    """Tell whether the program is this Python, or a script that was installed beside it."""
+    found = shutil.which(program, path=environment.get("PATH", os.environ.get("PATH")))
+    return found is not None and Path(found).absolute().parent == Path(sys.executable).absolute().parent

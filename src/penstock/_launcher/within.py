@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
 from penstock._launcher.settings import Choice
 
 # Parameters of mallopt, from glibc's malloc.h.
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_MAX_": -4, "MALLOC_ARENA_MAX": -8}
 _LARGEST = 2**31 - 1  # of mallopt's int; the trim threshold takes -1 as "never"
+
+_applied: list[str] = []  # the variables, with their values
 
 
 def apply(choice: Choice) -> None:
@@ -19,6 +22,13 @@ def apply(choice: Choice) -> None:
     """
     for setting in choice.settings:
         os.environ[setting.name] = setting.value
+        _applied.append(f"{setting.name}={setting.value}")
         if setting.name in _MALLOPT:
             value = int(setting.value)
             ctypes.CDLL(None).mallopt(_MALLOPT[setting.name], value if value <= _LARGEST else -1)
+
+
+def say_what_was_applied() -> None:
+    """Print a line to standard error if settings were applied. A command calls it when its arguments have proved usable."""
+    if _applied:
+        print(f"penstock: started with the settings of penstock run: {' '.join(_applied)}", file=sys.stderr)

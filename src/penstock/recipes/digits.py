@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import penstock as ps
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
+from penstock._launcher.within import say_what_was_applied
 from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.recipes import images
 from penstock.recipes.fitting import fit_in, validation_batch_size
@@ -157,6 +158,7 @@ def train(
     folder = Path(decide(lambda: str(choose_folder("digits", out, resume))))
     if first:
         warn_of_known_faults()
+        say_what_was_applied()
     keep_compiled_programs()
     with Stopping(DEFAULT_GRACE):
         say_how_to_continue(folder)

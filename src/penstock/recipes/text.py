@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import penstock as ps
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
+from penstock._launcher.within import say_what_was_applied
 from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.recipes import tokens
 from penstock.recipes.fitting import fit_in, validation_batch_size
@@ -172,6 +173,7 @@ def train(
     check_divides_over_devices(batch_size)
     folder = choose_folder("text", out, resume)
     warn_of_known_faults()
+    say_what_was_applied()
     keep_compiled_programs()
     with Stopping(DEFAULT_GRACE):
         say_how_to_continue(folder)
