@@ -3,7 +3,7 @@
     penstock bench benchmarks/launcher_settings.py --only tiny-b8 --minutes 20 --json settings.json
 
 Each variant is the same training step of a ViT in JAX, in a process with other environment variables, beside JAX and PyTorch as
-they come. On a CPU these are settings of the allocator. jemalloc and tcmalloc are used where they are installed (apt-get
+they come. On a CPU these are settings of the allocator and of XLA's YNNPACK fusions; "one arena" also keeps memory. jemalloc and tcmalloc are used where they are installed (apt-get
 install libjemalloc2 libtcmalloc-minimal4). On an NVIDIA GPU they are the flags that JAX's documentation and NVIDIA's images
 name: https://docs.jax.dev/en/latest/gpu_performance_tips.html, https://docs.nvidia.com/jax-toolbox/environment-variables.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes.util
 from functools import partial
 
+from penstock._doctor.jaxlib_faults import YNNPACK
 from penstock._gpu import nvidia_gpu
 from penstock.bench.model import Metric, Variant, Workload
 from penstock.bench.suites.frameworks import measure
@@ -23,14 +24,17 @@ _GLIBC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736"}
 _HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _JEMALLOC = {"MALLOC_CONF": "retain:true,dirty_decay_ms:-1,muzzy_decay_ms:-1"}
 _ONE_ARENA = {**_GLIBC, "MALLOC_ARENA_MAX": "1"}
-_NO_YNNPACK = {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="}
+_NO_YNNPACK = {"XLA_FLAGS": f"{YNNPACK}="}
+_YNNPACK_PRODUCTS = {"XLA_FLAGS": f"{YNNPACK}=LIBRARY_FUSION_TYPE_DOT"}
 _CPU = {
     "huge pages": _HUGE,
     "keep memory": _GLIBC,
-    "keep memory, one arena": _ONE_ARENA,
-    "keep memory, one arena, huge pages": {**_ONE_ARENA, **_HUGE},
-    "no YNNPACK fusions": _NO_YNNPACK,
-    "keep memory, one arena, no YNNPACK fusions": {**_ONE_ARENA, **_NO_YNNPACK},
+    "keep memory, huge pages": {**_GLIBC, **_HUGE},
+    "one arena": _ONE_ARENA,
+    "no YNNPACK": _NO_YNNPACK,
+    "one arena, no YNNPACK": {**_ONE_ARENA, **_NO_YNNPACK},
+    "one arena, no YNNPACK, huge pages": {**_ONE_ARENA, **_NO_YNNPACK, **_HUGE},
+    "one arena, YNNPACK for products": {**_ONE_ARENA, **_YNNPACK_PRODUCTS},
 }
 _GPU = {
     "Triton for all products": {"XLA_FLAGS": "--xla_gpu_triton_gemm_any=true"},
@@ -47,7 +51,8 @@ def _preloaded() -> dict[str, dict[str, str]]:
         found["jemalloc"] = {"LD_PRELOAD": library, **_JEMALLOC}
     if library := ctypes.util.find_library("tcmalloc_minimal"):
         found["tcmalloc"] = {"LD_PRELOAD": library, "TCMALLOC_RELEASE_RATE": "0"}
-    return found
+    without = {f"{name}, no YNNPACK": {**settings, **_NO_YNNPACK} for name, settings in found.items()}
+    return found | without
 
 
 def _workload(model: str, batch: int, precision: str, settings: dict[str, dict[str, str]]) -> Workload:

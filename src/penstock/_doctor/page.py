@@ -32,11 +32,11 @@ _KNOWN_FAULTS = """\
 ## Known faults of jaxlib
 
 Some releases compute wrong values on the CPU, or crash, in programs that other releases run correctly. `penstock doctor` runs a
-reproduction of each fault, of three lines, in a process of its own. The commands warn of a jaxlib that fails, and the reports of
-benchmarks record it. The first three are faults of XLA's YNNPACK fusions, which
-`XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=` turns off. (In some programs, these fusions are also slow:
-[jax#37465](https://github.com/jax-ml/jax/issues/37465).) The last fault was reported for jaxlib 0.10.2. The processors that we
-have compute it correctly: run the doctor on yours.
+reproduction of each fault, of three lines, in a process of its own. The commands warn of a jaxlib that fails, and the reports
+of benchmarks record it. The first three are faults of XLA's YNNPACK fusions, which
+`XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=` turns off; `penstock run` sets it for these jaxlibs. (In some programs,
+these fusions are also slow: [jax#37465](https://github.com/jax-ml/jax/issues/37465).) The last fault was reported for jaxlib
+0.10.2. The processors that we have compute it correctly: run the doctor on yours.
 """
 
 _WORKAROUNDS = """\
