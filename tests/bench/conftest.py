@@ -134,6 +134,11 @@ def broken(size):
     yield Live({"speed": block})
 
 @contextlib.contextmanager
+def starts_for_ever(size):
+    waiting(size)
+    yield
+
+@contextlib.contextmanager
 def starts_not(size):
     raise RuntimeError("not this time")
     yield
@@ -181,6 +186,7 @@ WORKLOADS = (
     workload("here", ONE, Variant("two", elsewhere, ("json",), environment=Environment("here", ("numpy",)))),
     workload("unsuited", ONE, Variant("two", fixed(2.0), unsuited="it has no wings")),
     workload("waiting", Variant("waiting", waiting)),
+    workload("starting", live("one", steady, 1.0), live("three", starts_for_ever)),
     Workload(
         "scored", "scores", (Metric("speed", "m/s", "higher"), Metric("error", "%", "zero")), None,
         (Variant("bird", scores),), SIZES,

@@ -189,19 +189,22 @@ def test_the_first_round_of_a_slow_workload_which_compiles_is_not_what_the_next_
 
 
 @pytest.mark.slow
-def test_what_ends_the_process_ends_its_worker_and_keeps_what_was_measured(suite, tmp_path):
+@pytest.mark.parametrize("workload", ["waiting", "starting"])
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_what_ends_the_process_ends_its_worker_and_keeps_what_was_measured(suite, tmp_path, workload, by):
     path, pid = tmp_path / "out.json", tmp_path / "hanging.pid"
     code = (
-        "import sys, argparse; from penstock.bench import command; from penstock.bench.suites import SUITES;"
+        "import sys, argparse, signal; from penstock.bench import command; from penstock.bench.suites import SUITES;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # which a shell's background job ignores
         f"SUITES['fake'] = {suite!r}; parser = argparse.ArgumentParser(); command.add_arguments(parser);"
         "sys.exit(command.run(parser.parse_args(sys.argv[1:])))"
     )
-    arguments = ["fake", "--only", "plain", "--only", "waiting", "--rounds", "1", "--json", str(path)]
+    arguments = ["fake", "--only", "plain", "--only", workload, "--rounds", "1", "--json", str(path)]
     environment = {**os.environ, "WAITING": str(pid)}
     os.mkfifo(pid)
     bench = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, stdout=subprocess.DEVNULL)
     worker = int(pid.read_text())  # which comes when the worker is there
-    bench.send_signal(signal.SIGTERM)
+    bench.send_signal(by)
     assert bench.wait(60) == 130
     document = json.loads(path.read_text())
     assert document["partial"] == "interrupted in round 1"
