@@ -120,7 +120,7 @@ def judge(draw: Draw, rounds: int, reports: int, rng: np.random.Generator) -> di
     for _ in range(reports):
         drawn = [draw(rng, rounds) for _ in range(_COMPARISONS)]
         alone = [compare_rounds(one) for one in drawn]
-        for name, comparisons in (("Student", alone), ("moderated", moderate(alone))):
+        for name, comparisons in (("Student", alone), ("moderated", moderate(alone, range(len(alone))))):
             for one in comparisons:
                 assert one.low is not None
                 assert one.high is not None

@@ -28,7 +28,7 @@ from typing import Any
 
 _STEPS = 20
 _KINDS = {
-    "products": r"dot|convolution|::(add|b|ba)?mm\b|conv",
+    "products": r"dot|convolution|::(add|b|ba)?mm\b|conv(?!ert)",
     "reductions": r"reduce|sum|mean|norm|softmax",
     "copies": r"copy|transpose|concatenate|slice|bitcast|::cat\b|clone",
 }

@@ -36,6 +36,19 @@ def limits(proc: Path = Path("/proc")) -> Limits:
     return Limits(bool(memory or cpu), min(bytes_, default=None), min(cores, default=None))
 
 
+def free_memory(proc: Path = Path("/proc")) -> int | None:
+    """Return the bytes that this process's cgroups may still use, where the page cache is free; None without a limit."""
+    found = []
+    for folder in _folders("memory", proc):
+        limit = _memory(folder)
+        used = _text(folder / "memory.current").strip() or _text(folder / "memory.usage_in_bytes").strip()
+        if limit is not None and used.isdigit():
+            counts = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if line)
+            cached = int(counts.get("total_inactive_file", counts.get("inactive_file", "0")))
+            found.append(max(0, limit - int(used) + cached))
+    return min(found, default=None)
+
+
 def _memory(folder: Path) -> int | None:
     for name in ("memory.max", "memory.limit_in_bytes"):
         text = _text(folder / name).strip()

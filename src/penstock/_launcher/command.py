@@ -6,9 +6,13 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from penstock._early import ENVIRONMENT
 from penstock._launcher.settings import Choice, choose
 
 DESCRIPTION = """\
@@ -34,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
       0 after --show; 2 without a program; 127 if there is no such program, and 126 if it cannot be started, as shells do. Else it
-      does not return.
+      does not return, except on Windows, where it returns the status of the program.
     """
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     choice = choose(os.environ, *program[:1])
@@ -45,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
         print("penstock run: error: no program to start; penstock run -- python train.py", file=sys.stderr)
         return 2
     if shutil.which(program[0]) is None:
-        print(f"penstock run: error: {program[0]!r} is not a program: not found, or not executable", file=sys.stderr)
-        return 127
+        return _no_program(program)
     if not args.quiet:
         print("\n".join(f"penstock run: {line}" for line in said(choice)), file=sys.stderr, flush=True)
     return _become(program, choice)
@@ -63,12 +66,30 @@ def shell_lines(choice: Choice) -> list[str]:
     return [*exports, *(f"# {line}" for line in choice.left)]
 
 
+def _no_program(program: Sequence[str]) -> int:
+    """Say why the program cannot be started, and return the status that shells return."""
+    name, there = program[0], Path(program[0]).exists()
+    hint = f"; penstock run -- python {shlex.join(program)}" if name.endswith(".py") else ""
+    reason = "cannot be executed" if there else "is not a program on the search path"
+    print(f"penstock run: error: {name} {reason}{hint}", file=sys.stderr)
+    return 126 if there else 127
+
+
 def _become(program: Sequence[str], choice: Choice) -> int:
-    """Replace this process by the program."""
+    """Replace this process by the program. On Windows, where no process can be replaced, start it and wait for it."""
     sys.stdout.flush()
-    environment = {**os.environ, **{setting.name: setting.value for setting in choice.settings}}
+    environment = {**ENVIRONMENT, **{setting.name: setting.value for setting in choice.settings}}
     try:
+        if os.name == "nt":
+            return subprocess.call(list(program), env=environment)
+        for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the program would inherit that
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
         os.execvpe(program[0], list(program), environment)
+    except FileNotFoundError:  # `which` has found the program
+        print(
+            f"penstock run: error: {program[0]} cannot be started: the interpreter in its first line is missing", file=sys.stderr
+        )
+        return 126
     except OSError as error:
         print(f"penstock run: error: {program[0]} cannot be started: {error.strerror}", file=sys.stderr)
         return 126

@@ -16,12 +16,13 @@ jemalloc and tcmalloc; docs/launcher.md has the figures.
 **YNNPACK fusions of XLA**, on a CPU. Some jaxlibs compute wrong values with them, or crash (`penstock._doctor.jaxlib_faults`),
 and a step is faster without them. So they are turned off in these jaxlibs.
 
-On a GPU nothing is set: of the documented flags, two made no difference to the step that we measured, and one made it 3 %
-faster.
+On a GPU the allocator stays as it is: of the documented flags, two made no difference to the step that we measured, and one made
+it 3 % faster.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -30,14 +31,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock._doctor.jaxlib_faults import YNNPACK, fails_with_ynnpack
 from penstock._gpu import nvidia_gpu
-from penstock._versions import installed
 
 # The names by which users choose or tune an allocator themselves.
 _OF_USERS = ("MALLOC_", "LD_PRELOAD")
+_KEEPS = "MALLOC_MMAP_MAX_"
 _TUNABLES = "glibc.malloc."
 _NEVER = 1 << 36  # bytes: 64 GiB
+_HEAD = 512  # bytes of a script that name its interpreter; pip writes two lines if the path is long
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,9 @@ def choose(environment: Mapping[str, str] = os.environ, program: str = sys.execu
 
     Args:
       environment: the environment that it gets.
-      program: its path, or its name on the search path. XLA's flags are set only if it is in the folder of this Python, because
-        XLA ends a program whose flags it does not know, and another Python may have another version.
+      program: its path, or its name on the search path. XLA's flags are set only if it is this Python or a script of it,
+        because XLA ends a program whose flags it does not know, and another Python may have another version.
     """
-    if nvidia_gpu():
-        return Choice((), ("nothing is set: steps run on the GPU, whose memory malloc does not manage",))
     groups = (_of_allocator(environment), _of_xla(environment, program))
     return Choice(
         tuple(setting for group in groups if isinstance(group, tuple) for setting in group),
@@ -84,34 +83,69 @@ def choose(environment: Mapping[str, str] = os.environ, program: str = sys.execu
     )
 
 
+def for_a_variant() -> tuple[dict[str, str], str]:
+    """Return the variables of a benchmark's variant that is started as by `penstock run`.
+
+    Returns:
+      The variables by name, and the reason why the allocator would be that of the other variants; empty if it is another one.
+    """
+    choice = choose()
+    variables = {setting.name: setting.value for setting in choice.settings}
+    return variables, "" if _KEEPS in variables else "; ".join(choice.left)
+
+
 def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
+    left = "the allocator is left as it is:"
+    if nvidia_gpu() and environment.get("JAX_PLATFORMS", "") != "cpu":
+        return f"{left} steps run on the GPU, whose memory malloc does not manage"
     if platform.libc_ver()[0] != "glibc":
-        return "the allocator is left as it is: its settings are those of glibc's malloc, and this system has another C library"
+        return f"{left} its settings are those of glibc's malloc, and this system has another C library"
     if by_user := sorted(name for name in environment if name.startswith(_OF_USERS)):
-        return f"the allocator is left as it is: {', '.join(by_user)} chose it or its settings already"
+        return f"{left} {', '.join(by_user)} chose it or its settings already"
     if _TUNABLES in environment.get("GLIBC_TUNABLES", ""):
-        return "the allocator is left as it is: GLIBC_TUNABLES has settings of malloc already"
+        return f"{left} GLIBC_TUNABLES has settings of malloc already"
     return (
-        Setting("MALLOC_MMAP_MAX_", "0", "freed blocks stay in the process"),
+        Setting(_KEEPS, "0", "freed blocks stay in the process"),
         Setting("MALLOC_TRIM_THRESHOLD_", str(_NEVER), "the end of the heap stays, too"),
         Setting("MALLOC_ARENA_MAX", "1", "all threads share what was freed"),
     )
 
 
 def _of_xla(environment: Mapping[str, str], program: str) -> tuple[Setting, ...] | str:
-    version, flags = installed("jaxlib"), environment.get("XLA_FLAGS", "")
-    if version is None or not fails_with_ynnpack(version) or YNNPACK in flags:
+    version, flags = _jaxlib(), environment.get("XLA_FLAGS", "").strip()
+    if version is None:
         return ()
+    from penstock._doctor.jaxlib_faults import YNNPACK, fails_with_ynnpack  # which needs JAX
+
+    if not fails_with_ynnpack(version) or YNNPACK in flags:
+        return ()
+    if flags and not flags.startswith("-"):
+        return f"XLA_FLAGS are left as they are: they name a file; jaxlib {version} needs {YNNPACK}= in it"
     if not _is_of_this_python(program, environment):
         return (
-            f"XLA_FLAGS are left as they are: {program} is not in the folder of penstock's Python, so its jaxlib may not be "
+            f"XLA_FLAGS are left as they are: {program} is not penstock's Python or a script of it, so its jaxlib may not be "
             f"{version}, which needs {YNNPACK}="
         )
     why = f"jaxlib {version} has faults in YNNPACK fusions, and is slower with them"
     return (Setting("XLA_FLAGS", f"{flags} {YNNPACK}=".strip(), why),)
 
 
+def _jaxlib() -> str | None:
+    """Return the version of jaxlib; None if it is not installed, as in the environment of a benchmark's variant."""
+    try:
+        return importlib.metadata.version("jaxlib")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _is_of_this_python(program: str, environment: Mapping[str, str]) -> bool:
-    """Tell whether the program is this Python, or a script that was installed beside it."""
-    found = shutil.which(program, path=environment.get("PATH", os.environ.get("PATH")))
-    return found is not None and Path(found).absolute().parent == Path(sys.executable).absolute().parent
+    """Tell whether the program is this Python, or a script beside it whose first line names it."""
+    found, this = shutil.which(program, path=environment.get("PATH")), Path(sys.executable)
+    # The folders are compared and not the files, because the Pythons of two virtual environments may be links to one file.
+    if found is None or Path(found).parent.resolve() != this.parent.resolve():
+        return False
+    if os.path.samefile(found, this):
+        return True
+    with open(found, "rb") as file:
+        head = file.read(_HEAD)
+    return head.startswith(b"#!") and os.fsencode(this.parent) in head

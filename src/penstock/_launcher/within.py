@@ -12,23 +12,26 @@ from penstock._launcher.settings import Choice
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_MAX_": -4, "MALLOC_ARENA_MAX": -8}
 _LARGEST = 2**31 - 1  # of mallopt's int; the trim threshold takes -1 as "never"
 
-_applied: list[str] = []  # the variables, with their values
+# The settings that were applied, for this process and those that it starts: one of them tells the user.
+_APPLIED = "PENSTOCK_APPLIED"
 
 
 def apply(choice: Choice) -> None:
     """Apply settings to this process, and to those that it starts. Call it before JAX starts its threads.
 
-    glibc reads the variables only when a process starts, so here `mallopt` gets the same values.
+    glibc reads the variables only when a process starts, so here `mallopt` gets the same values. An arena that a thread has
+    already made is not taken back, but XLA's threads get the main one.
     """
     for setting in choice.settings:
         os.environ[setting.name] = setting.value
-        _applied.append(f"{setting.name}={setting.value}")
         if setting.name in _MALLOPT:
             value = int(setting.value)
             ctypes.CDLL(None).mallopt(_MALLOPT[setting.name], value if value <= _LARGEST else -1)
+    if choice.settings:
+        os.environ[_APPLIED] = " ".join(f"{setting.name}={setting.value}" for setting in choice.settings)
 
 
 def say_what_was_applied() -> None:
     """Print a line to standard error if settings were applied. A command calls it when its arguments have proved usable."""
-    if _applied:
-        print(f"penstock: started with the settings of penstock run: {' '.join(_applied)}", file=sys.stderr)
+    if applied := os.environ.get(_APPLIED):
+        print(f"penstock: started with the settings of penstock run: {applied}", file=sys.stderr)

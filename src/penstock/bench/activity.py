@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock._doctor import cgroup
+
 _PROC = Path("/proc")
 
 
@@ -31,8 +33,10 @@ class Activity:
     switches: int
 
     def since(self, before: Activity) -> Activity:
-        """Return what was used after `before`."""
-        return Activity(self.cpu - before.cpu, self.faults - before.faults, self.switches - before.switches)
+        """Return what was used after `before`. Processes that have ended since are not counted."""
+        return Activity(
+            max(0.0, self.cpu - before.cpu), max(0, self.faults - before.faults), max(0, self.switches - before.switches)
+        )
 
 
 def known() -> bool:
@@ -79,18 +83,20 @@ def cores() -> int:
 
 
 def total_memory() -> int | None:
-    """Return the bytes of memory of the machine; None where the system does not say."""
+    """Return the bytes of memory of the machine, or of its cgroup; None where the system does not say."""
+    found = [cgroup.limits().memory]
     with contextlib.suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min((each for each in found if each is not None), default=None)
 
 
 def available_memory() -> int | None:
-    """Return the bytes of memory that can be used without swapping; None where the system does not say."""
+    """Return the bytes of memory that can be used without swapping, here and in the cgroup; None where the system is silent."""
+    found = [cgroup.free_memory()]
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = (_PROC / "meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    return None
+        found.append(next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")))
+    return min((each for each in found if each is not None), default=None)
 
 
 def busy_seconds() -> float | None:
@@ -107,7 +113,7 @@ def busy_seconds() -> float | None:
 
 def _processes(session: int) -> Iterator[tuple[int, list[str]]]:
     """Yield the processes of a session, each with the fields of its `stat` after the name: man proc_pid_stat, from the third."""
-    for entry in os.scandir(_PROC):
+    for entry in os.scandir(_PROC) if known() else ():
         if entry.name.isdecimal():
             try:
                 fields = (_PROC / entry.name / "stat").read_text().rpartition(")")[2].split()

@@ -64,6 +64,10 @@ class Agreements:
                 differences = "; ".join(_apart(row, agreement.reference.name) for row in apart)
                 progress.fail(name, None, f"not timed: it computes something else; {differences}")
 
+    def clear(self) -> None:
+        """Free the outputs, when no workload is left to check."""
+        self._compared.clear()
+
     def _compute(self, progress: Progress, agreement: Agreement, variant: Variant) -> Outputs | Failure:
         """Return the outputs that a variant computes in a fresh process, or its failure."""
         if variant.outputs is None:

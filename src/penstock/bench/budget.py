@@ -13,6 +13,10 @@ from penstock.bench.repetition import LEAST_TURNS, that_fit
 from penstock.bench.statistics import Comparison
 from penstock.bench.verdict import fewest_rounds, judge
 
+# An interval is narrow sooner where the scatter happens to look small. With fewer rounds before the first look, up to 8 % of
+# intervals do not hold the truth; from ten on, at most 6.5 % (Student's, simulated with scatters of 0.6 to 3 % and ±1 %).
+_PRECISE_ROUNDS = 10
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -31,23 +35,31 @@ class Budget:
     fills: bool = False
 
     def rounds_of(self, workload: Workload) -> int:
-        """Return the number of rounds of a workload. A scored one has the same numbers in each round, so it gets one."""
-        return 1 if workload.scored else self.rounds
+        """Return the rounds of a workload, or the fewest. A scored one has the same numbers in each, so it gets one."""
+        if workload.scored:
+            return 1
+        return max(self.rounds, _PRECISE_ROUNDS) if self.precision is not None and workload.live else self.rounds
 
 
 def unfinished(run: Run, done: int, budget: Budget) -> list[str]:
     """Return the names of the workloads that should have another round."""
-    workloads = [outcome.workload for outcome in run.outcomes if not outcome.pointless]
+    outcomes = [outcome for outcome in run.outcomes if not outcome.pointless]
     if budget.fills:
-        return [workload.name for workload in workloads if not workload.scored or done < 1]
-    if done < budget.rounds or budget.precision is None:
-        return [workload.name for workload in workloads if done < budget.rounds_of(workload)]
+        return [outcome.workload.name for outcome in outcomes if not outcome.workload.scored or done < 1]
+    wanted = [outcome for outcome in outcomes if _rounds_done(outcome, done) < budget.rounds_of(outcome.workload)]
+    if wanted or budget.precision is None:
+        return [outcome.workload.name for outcome in wanted]
     return [
         outcome.workload.name
         for outcome, made in zip(run.outcomes, judge(run).claims, strict=True)
-        if outcome.workload in workloads
-        and any(_wider(claim.comparison, budget.precision) for claim in made if not claim.control)
+        if outcome in outcomes and any(_wider(claim.comparison, budget.precision) for claim in made if not claim.control)
     ]
+
+
+def _rounds_done(outcome: Outcome, done: int) -> int:
+    """Return the rounds that count. Those before live variants proved not to be able to live side by side do not."""
+    latest = max((sample.round for sample in outcome.samples), default=-1)
+    return outcome.rounds if outcome.alone and latest == done - 1 else done  # where the latest round gave nothing, none is added
 
 
 def _wider(comparison: Comparison, precision: float) -> bool:
@@ -88,7 +100,8 @@ def turns(run: Run, names: Collection[str], done: int, budget: Budget, seconds: 
 
 def miss_rounds(run: Run, names: Collection[str], budget: Budget) -> bool:
     """Tell whether one of the workloads of these names has fewer rounds than it should have."""
-    outcomes = [outcome for outcome in run.outcomes if outcome.workload.name in names and not outcome.pointless]
+    asked = [outcome for outcome in run.outcomes if outcome.workload.name in names or outcome.alone]
+    outcomes = [outcome for outcome in asked if not outcome.pointless]
     if budget.fills:
         return any(outcome.rounds < fewest_rounds(outcome) for outcome in outcomes)
     return any(outcome.rounds < budget.rounds_of(outcome.workload) for outcome in outcomes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import math
 import sys
@@ -108,7 +109,9 @@ def _load(suite: str) -> ModuleType:
         raise ValueError(f"{suite} cannot be imported: {type(error).__name__}: {error}") from error
     workloads = getattr(module, "WORKLOADS", None)
     if not workloads or not all(isinstance(workload, Workload) for workload in workloads):
-        raise ValueError(f"{suite} has no WORKLOADS, a list of workloads; docs/benchmarks-of-your-own.md has an example")
+        raise ValueError(f"{suite} has no WORKLOADS, a list of workloads; docs/own-benchmarks.md has an example")
+    if odd := [workload.name for workload in workloads if not all(map(dataclasses.is_dataclass, workload.sizes.values()))]:
+        raise ValueError(f"{suite}: the sizes of {odd[0]} are not dataclasses, which reports show field by field")
     return module
 
 

@@ -65,7 +65,7 @@ class LiveProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._stdout,
                 stderr=self._stderr,
-                env={**(variables or {}), **worker_variables(variant, cache)},
+                env={**(variables or {}), **worker_variables(module, variant, cache)},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # so that what the worker starts can be killed, and its use of the processor counted
             )

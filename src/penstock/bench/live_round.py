@@ -118,10 +118,9 @@ class LiveRound:
         Raises:
           CannotLiveError: a variant does not stop to use the processor when its block has ended.
         """
-        begin = time.perf_counter()
+        begin, order = time.perf_counter(), next(self._orders)
         for metric in self.workload.metrics:
-            order = [seat for seat in next(self._orders) if seat in self._seated]
-            for position, seat in enumerate(order):
+            for position, seat in enumerate([seat for seat in order if seat in self._seated]):
                 if seat in self._seated:
                     self._block(seat, metric.name, position)
         self.turns += 1
@@ -226,7 +225,7 @@ class LiveRound:
             return
         seconds = time.perf_counter() - begin
         ended_busy, ours = activity.busy_seconds(), time.process_time() - ours
-        in_block = seated.session.cpu() - used.cpu
+        in_block = seated.session.look().since(used).cpu  # `look`: the block may have started or ended processes
         self._settle(seat, seated)
         total = seated.session.look().since(used)
         self._reference = reference_seconds()
@@ -258,7 +257,7 @@ class LiveRound:
         if seated.rests is not None:
             since, used = seated.rests
             seated.waited += time.perf_counter() - since
-            seated.used += max(0.0, cpu - used)
+            seated.used += max(0.0, cpu - used)  # less, if a process has ended
 
     def _settle(self, seat: Seat, seated: _Seated) -> None:
         """Wait until a variant's processes have stopped to use the processor."""

@@ -63,8 +63,8 @@ def measure_and_report(
     """Measure workloads as `measure` does, and print the report.
 
     Returns:
-      0, also where a target was missed or a library is not installed; 1 if a variant failed; 130 after Ctrl-C, where the report
-      holds what was measured before.
+      0, also where a target was missed or a library is not installed; 1 if a variant failed, or the time was too short to
+      measure anything; 130 after Ctrl-C, where the report holds what was measured before.
     """
     warn_of_known_faults()
     console = Console()
@@ -73,7 +73,8 @@ def measure_and_report(
     report.print_report(console, result)
     if interrupted:
         return 130
-    return 1 if any(outcome.failures for outcome in result.outcomes) else 0
+    nothing = result.partial is not None and not any(outcome.samples for outcome in result.outcomes)
+    return 1 if nothing or any(outcome.failures for outcome in result.outcomes) else 0
 
 
 def measure(

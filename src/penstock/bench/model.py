@@ -146,7 +146,7 @@ class Variant:
       outputs: called with a size; returns arrays by name. The workload's `Agreement` compares them before any timing.
       live: called with a size, in a fresh process; returns a context in which the variant is warm. At its end, threads and files
         are closed.
-      variables: environment variables of its process. Those that the user has set stay as they are.
+      variables: environment variables of its process, in place of those that the user has set.
 
     Raises:
       ValueError: it has both or none of `measure` and `live`.
@@ -180,6 +180,8 @@ class Agreement:
       least: from a quantity to the smallest difference that is accepted. A variant with a smaller one has computed in a
         higher precision than the workload prescribes.
       evidence: from a name in `Measurement.evidence` that is not a quantity to its tolerance.
+      floor: an output that is tiny compared with the others of its quantity is rounding noise, such as the gradient of a bias
+        that cancels out. Its difference is relative to this share of the others' typical size, not to its own size.
     """
 
     name: str
@@ -187,6 +189,7 @@ class Agreement:
     tolerances: Mapping[str, float]
     least: Mapping[str, float] = field(default_factory=dict)
     evidence: Mapping[str, float] = field(default_factory=dict)
+    floor: float = 0.01
 
 
 @dataclass(frozen=True)

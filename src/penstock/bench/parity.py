@@ -10,10 +10,6 @@ import numpy as np
 from penstock.bench.model import Agreement, Outputs
 from penstock.bench.outcome import Parity
 
-# An output that is tiny compared with the others of its quantity is rounding noise, such as the gradient of a bias that cancels
-# out. Its difference is relative to a hundredth of the others' typical size, not to its own size.
-_FLOOR = 0.01
-
 
 def compare_outputs(variant: str, ours: Outputs, reference: Outputs, agreement: Agreement) -> list[Parity]:
     """Compare a variant's outputs with the reference's.
@@ -26,7 +22,7 @@ def compare_outputs(variant: str, ours: Outputs, reference: Outputs, agreement: 
     Returns:
       One entry for each quantity of the agreement, with the output that differs most.
     """
-    differences = relative_differences(ours, reference)
+    differences = relative_differences(ours, reference, agreement.floor)
     by_quantity: dict[str, dict[str, float]] = defaultdict(dict)
     for name, difference in differences.items():
         by_quantity[_quantity(name)][name] = difference
@@ -39,16 +35,18 @@ def compare_outputs(variant: str, ours: Outputs, reference: Outputs, agreement: 
     return rows
 
 
-def relative_differences(ours: Outputs, reference: Outputs) -> dict[str, float]:
-    """Return, for each output, |ours - reference| / max(|reference|, 1 % of the quantity's root mean square · √size).
+def relative_differences(ours: Outputs, reference: Outputs, floor: float) -> dict[str, float]:
+    """Return, for each output, |ours - reference| / max(|reference|, floor · the quantity's root mean square · √size).
 
-    |·| is the Euclidean norm over all elements of the output, in float64. The difference is infinite if only one side has the
-    output, if the shapes differ, or if a value is not finite.
+    |·| is the Euclidean norm over all elements of the output, in float64. The root mean square is over all floating-point outputs
+    of a quantity; integers, such as counters, have no floor. The difference is infinite if only one side has the output, if the
+    shapes differ, or if a value is not finite.
 
     Args:
       ours, reference: arrays by name.
+      floor: the share of the root mean square below which an output counts as rounding.
     """
-    floors = _floors(reference)
+    floors = _floors(reference, floor)
     return {name: _difference(name, ours, reference, floors) for name in [*reference, *(set(ours) - set(reference))]}
 
 
@@ -59,17 +57,20 @@ def _difference(name: str, ours: Outputs, reference: Outputs, floors: Mapping[st
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("inf")
     apart = float(np.linalg.norm(a - b))
-    scale = max(float(np.linalg.norm(b)), floors[_quantity(name)] * float(np.sqrt(b.size)))
+    least = floors.get(_quantity(name), 0.0) if reference[name].dtype.kind == "f" else 0.0
+    scale = max(float(np.linalg.norm(b)), least * float(np.sqrt(b.size)))
     return apart / scale if scale else (0.0 if apart == 0 else float("inf"))
 
 
-def _floors(reference: Outputs) -> dict[str, float]:
+def _floors(reference: Outputs, floor: float) -> dict[str, float]:
     squares: dict[str, float] = defaultdict(float)
     sizes: dict[str, int] = defaultdict(int)
     for name, values in reference.items():
+        if values.dtype.kind != "f":
+            continue
         squares[_quantity(name)] += float(np.square(np.asarray(values, np.float64)).sum())
         sizes[_quantity(name)] += values.size
-    return {quantity: _FLOOR * float(np.sqrt(squares[quantity] / max(sizes[quantity], 1))) for quantity in squares}
+    return {quantity: floor * float(np.sqrt(squares[quantity] / max(sizes[quantity], 1))) for quantity in squares}
 
 
 def _quantity(name: str) -> str:

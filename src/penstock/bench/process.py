@@ -16,6 +16,7 @@ from typing import Any
 from penstock.bench import worker
 from penstock.bench.model import Variant, Workload
 
+# For penstock's own suites, which download nothing.
 _QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "HF_DATASETS_OFFLINE": "1",
@@ -23,6 +24,10 @@ _QUIET = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
 }
 
+
+IN_WORKER = "PENSTOCK_BENCH_WORKER"  # the variable that is set in processes that are measured
+
+_SOURCE = Path(__file__).resolve().parents[2]  # the folder of the package penstock
 
 _LAST_WORDS = 10.0  # seconds
 _KEPT = 20_000  # characters of each end of what a process wrote
@@ -67,7 +72,7 @@ def run_variant(
     written = ["--outputs", str(outputs)] if outputs else ["--result", str(result)]
     command = worker_command(module, workload, variant, size, *written)
     try:
-        ended = _run(command, workload.time_limit, worker_variables(variant, cache))
+        ended = _run(command, workload.time_limit, worker_variables(module, variant, cache))
     except OSError as error:
         return Finished(f"{command[0]} cannot be started: {error}", "", None)
     output = both_ends("\n".join(part.strip() for part in (ended.stdout, ended.stderr) if part.strip()))
@@ -85,9 +90,14 @@ def worker_command(module: str, workload: Workload, variant: Variant, size: str,
     return [python, worker.__file__, module, workload.name, variant.name, size, *more]
 
 
-def worker_variables(variant: Variant, cache: Path) -> dict[str, str]:
-    """Return the environment variables of a variant's worker; those of the user come first."""
-    return {**_QUIET, "PENSTOCK_BENCH_CACHE": str(cache), **variant.variables, **os.environ}
+def worker_variables(module: str, variant: Variant, cache: Path) -> dict[str, str]:
+    """Return the environment variables of a variant's worker: those of the variant come first, then those of the user."""
+    ours = _QUIET if module.startswith("penstock.") else {}
+    found = {**ours, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ, IN_WORKER: "1", **variant.variables}
+    if variant.environment:  # another Python, without JAX perhaps: the worker finds penstock by itself
+        paths = [path for path in found.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path).resolve() != _SOURCE]
+        found["PYTHONPATH"] = os.pathsep.join(paths)
+    return found
 
 
 @dataclass(frozen=True)

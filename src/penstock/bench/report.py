@@ -83,12 +83,13 @@ def notes(outcome: Outcome) -> Iterator[str]:
     for variant in outcome.workload.variants:
         if variant.note:
             yield f"{variant.name}: {outcome.workload.fill(variant.note, outcome.size)}"
-    variants: dict[str, list[str]] = {}
+    variants: dict[str, dict[str, None]] = {}
     for sample in outcome.samples:
-        for text in dict.fromkeys(sample.remarks.notes):
-            variants.setdefault(text, []).append(sample.variant)
+        for text in sample.remarks.notes:
+            variants.setdefault(text, {})[sample.variant] = None
+    ran = {sample.variant for sample in outcome.samples}
     for text, names in variants.items():
-        yield f"{'all variants' if 1 < len(names) == len(outcome.samples) else ', '.join(names)}: {text}"
+        yield f"{'all variants' if 1 < len(names) == len(ran) else ', '.join(names)}: {text}"
 
 
 def machine_lines(run: Run) -> list[str]:

@@ -91,6 +91,7 @@ class Harness:
         for progress in self.progress:
             if progress.workload.agreement and progress.running:
                 self._agreements.check(progress, progress.workload.agreement)
+        self._agreements.clear()
 
     def round(
         self,

@@ -148,7 +148,7 @@ def rows(outcome: Outcome, metric: Metric) -> list[Row]:
 def judge(run: Run) -> Judgement:
     """Compare each variant with its baseline and each control with itself, and judge the targets."""
     found = [pair for index, outcome in enumerate(run.outcomes) for pair in _pairs(index, outcome)]
-    moderated = moderate([pair.comparison for pair in found])
+    moderated = moderate([pair.comparison for pair in found], [pair.index for pair in found])
     pairs = [replace(pair, comparison=comparison) for pair, comparison in zip(found, moderated, strict=True)]
     comparisons = {(pair.index, pair.metric.name, pair.variant, pair.baseline): pair.comparison for pair in pairs}
     full = run.size == "full"

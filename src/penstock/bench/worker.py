@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.bench.model import Measurement, Variant
+    from penstock.bench.model import Measurement, Variant, Workload
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         with socket.socket(fileno=args.live) as channel:
             serve(channel, variant, size)
         return
-    measured = variant.measure(size) if variant.measure else _alone(variant, size, workload.block_seconds)
+    measured = variant.measure(size) if variant.measure else _alone(variant, size, workload)
     args.result.write_text(json.dumps(result_of(measured)))
 
 
@@ -75,14 +75,14 @@ def _answer(lines: Any, answer: dict[str, Any]) -> None:
 _BLOCKS = 5  # of each metric, for a live variant that is measured alone
 
 
-def _alone(variant: Variant, size: Any, seconds: float) -> Measurement:
+def _alone(variant: Variant, size: Any, workload: Workload) -> Measurement:
     """Measure a live variant that no other takes turns with: a few blocks of each metric, one after the other."""
     assert variant.live is not None
     with variant.live(size) as live:
-        steps: dict[str, list[float]] = {name: [] for name in live.blocks}
+        steps: dict[str, list[float]] = {metric.name: [] for metric in workload.metrics}
         for _ in range(_BLOCKS):
-            for name, block in live.blocks.items():
-                steps[name].append(float(block(seconds)))
+            for name, series in steps.items():
+                series.append(float(live.blocks[name](workload.block_seconds)))
         finished = live.finish()
     return replace(finished, steps=steps)
 

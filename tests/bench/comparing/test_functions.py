@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.comparing.functions import Call, as_arrays, live, load_function, outputs
+from penstock.bench.comparing.workload import _ROUNDING
 from penstock.bench.model import VerificationError
 from penstock.bench.parity import relative_differences
 
@@ -117,7 +118,7 @@ def differs(ours, theirs) -> float:
             found |= _finite_parts(f"output: {name}", array)
         return found
 
-    return max(relative_differences(arrays(ours), arrays(theirs)).values())
+    return max(relative_differences(arrays(ours), arrays(theirs), _ROUNDING).values())
 
 
 @pytest.mark.parametrize(

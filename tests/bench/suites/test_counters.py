@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
+import pytest
+
 from penstock.bench import command
+from penstock.bench.suites.counters import programs
 from penstock.bench.suites.counters.bytecodes import count_bytecodes
 
 
@@ -26,6 +29,7 @@ def test_bytecodes_are_counted_on_all_threads_and_always_the_same():
     assert abs((three - two) - (two - one)) < 50
 
 
+@pytest.mark.skipif(bool(programs._NOTHING_TO_COMPARE), reason="the allocator has settings already, or none that are known")
 def test_no_counter_is_beyond_its_bound(tmp_path):
     parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_arguments(parser)
@@ -34,9 +38,11 @@ def test_no_counter_is_beyond_its_bound(tmp_path):
     workloads = json.loads(path.read_text())["workloads"]
     targets = [target for workload in workloads for target in workload["targets"]]
     assert targets
-    # The program of the quick size: 2 blocks of width 32, 5 tokens, batch 8. A change of the model or of XLA would show here.
-    for sample in workloads[1]["samples"]:
-        assert sample["values"]["FLOPs"] < 0.0125
-        assert sample["values"]["bytes"] < 0.0060
-        assert sample["values"]["temporaries"] < 0.70
+    # The program of the quick size: 4 blocks of width 64, 197 tokens, batch 8. A change of the model or of XLA would show here.
+    samples = {sample["variant"]: sample["values"] for sample in workloads[1]["samples"]}
+    for values in samples.values():
+        assert values["FLOPs"] < 3.3
+        assert values["bytes"] < 0.50
+        assert values["temporaries"] < 70
+    assert samples["as it comes"]["faults"] > 5_000  # so the bound of those with penstock run can be missed
     assert [target["text"] for target in targets if target["met"] is not True] == []

@@ -13,8 +13,7 @@ from typing import Any
 
 from penstock.bench.comparing.specification import Specification
 from penstock.bench.comparing.workload import workload_of
-
-_WORKER = "PENSTOCK_BENCH_CACHE"  # set in the processes that are measured
+from penstock.bench.process import IN_WORKER
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,9 @@ class Result:
     Attributes:
       run: all that was measured, as in `penstock.bench.outcome`.
       sentences: for the A/A control and for each function after the first: how it compares, and what could have been shown.
+        Before them, if the time was too short, one that says so.
       ratios: from a function's name to its time over the first one's, and the ends of the 95 % interval, which are None where too
-        little was measured.
+        little was measured. Empty if the time was too short for one round.
     """
 
     run: Any
@@ -74,7 +74,8 @@ def compare(
 
     Raises:
       ValueError: there are fewer than two functions, or one cannot be imported from a file.
-      RuntimeError: this is a process that is measured: the file calls `compare` when it is imported.
+      RuntimeError: a function failed, or its results differ from the first one's. Or this is a process that is measured: the
+        file calls `compare` when it is imported.
 
     Example:
       ```python
@@ -89,7 +90,7 @@ def compare(
     from penstock.bench.verdict import judge
     from penstock.bench.wording import claim_text
 
-    if os.environ.get(_WORKER):
+    if os.environ.get(IN_WORKER):
         raise RuntimeError(
             "compare() was called while its file was imported to be measured: call it under if __name__ == '__main__':"
         )
@@ -103,12 +104,16 @@ def compare(
     if interrupted:
         raise KeyboardInterrupt
     (outcome,), (claims,) = run.outcomes, judge(run).claims
+    if outcome.failures:
+        reasons = "; ".join(f"{failure.variant}: {failure.reason}" for failure in outcome.failures)
+        raise RuntimeError(f"{reasons}\n{outcome.failures[0].output}".strip())
     ratios = {
         claim.variant: (claim.comparison.ratio or 0.0, claim.comparison.low, claim.comparison.high)
         for claim in claims
         if not claim.control
     }
-    return Result(run, tuple(claim_text(outcome, claim) for claim in claims), ratios)
+    sentences = [*([run.partial] if run.partial else []), *(claim_text(outcome, claim) for claim in claims)]
+    return Result(run, tuple(sentences), ratios)
 
 
 def reference_of(name: str, function: Callable[..., Any]) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.bench.arguments import PRECISE_MINUTES, add_budget, add_reports
-from penstock.bench.comparing.functions import load_function
-from penstock.bench.comparing.specification import Specification, is_function, kind_of, names_of
+from penstock.bench.comparing.check import check_functions
+from penstock.bench.comparing.specification import Specification, kind_of, names_of
 from penstock.bench.comparing.workload import workload_of
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ examples:
   penstock compare train.py:step_a train.py:step_b --with train.py:make_inputs
   penstock compare 'python a.py' 'python b.py' --rounds 10 --html report.html
 
-make_inputs returns a tuple of arguments, or the only argument. Exit status: 0 with an answer, also "no difference shown"; 1 if
-one
-of them failed or computes something else; 2 for arguments that cannot be used."""
+make_inputs returns a tuple of arguments, or the only argument. Exit status: 0 with an answer, also "no difference shown"; 1
+without one, because one of them failed or computes something else, or the time was too short; 2 for arguments that cannot be
+used."""
 _MINUTES = 0.9  # for functions; with the start of the command, the answer comes within a minute
 _ROUNDS = 10  # for commands
 
@@ -116,23 +116,6 @@ def check_command(command: str) -> None:
         raise ValueError(f"{command!r} cannot be read as a command: {error}") from None
     if not words or shutil.which(words[0]) is None:
         raise ValueError(f"{command!r}: {words[0] if words else 'nothing'!r} is not a program: not found, or not executable")
-
-
-def check_functions(references: list[str]) -> None:
-    """Check that functions exist, by importing their files.
-
-    Raises:
-      ValueError: one is not written FILE.py:NAME, or does not exist, or its file cannot be imported.
-    """
-    for reference in references:
-        if not is_function(reference):
-            raise ValueError(f"{reference} is not the name of a function in a file, as in train.py:make_inputs")
-        try:
-            load_function(reference)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{reference.rpartition(':')[0]} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _absolute(reference: str) -> str:

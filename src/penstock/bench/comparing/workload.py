@@ -11,6 +11,8 @@ from penstock.bench.comparing import commands, functions
 from penstock.bench.comparing.specification import Specification
 from penstock.bench.model import Agreement, Metric, Variant, Workload
 
+# Results may be of any sizes beside each other, so only what may be rounding of float32 is taken for it.
+_ROUNDING = 1e-3
 _FUNCTION_LIMIT = 600.0  # seconds for the start, and for each block
 _COMMAND_LIMIT = 24 * 3600.0  # seconds
 
@@ -49,7 +51,7 @@ def _functions(specification: Specification) -> Workload:
 
 
 def _agreement(first: Variant, tolerance: float) -> Agreement:
-    return Agreement("the results of the first call", first, {"output": tolerance})
+    return Agreement("the results of the first call", first, {"output": tolerance}, floor=_ROUNDING)
 
 
 def _commands(specification: Specification) -> Workload:

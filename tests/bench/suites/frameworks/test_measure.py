@@ -129,7 +129,7 @@ def first_update() -> float:
 
 
 def run_alone(workload, variant):
-    measured = worker._alone(workload.variant(variant), workload.sizes["quick"], 0.0)
+    measured = worker._alone(workload.variant(variant), workload.sizes["quick"], dataclasses.replace(workload, block_seconds=0.0))
     gc.unfreeze()
     return dataclasses.asdict(measured)
 

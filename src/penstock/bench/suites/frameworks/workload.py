@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from penstock._gpu import nvidia_gpu
-from penstock._launcher.settings import choose
+from penstock._launcher.settings import for_a_variant
 from penstock.bench.environment import Environment
 from penstock.bench.model import Agreement, Metric, Target, Variant, Workload
 from penstock.bench.suites.frameworks import measure, reference
@@ -65,14 +65,9 @@ def _targets(experiment: Experiment) -> tuple[Target, ...]:
         return ()
     if nvidia_gpu():
         return (Target("JAX", "compute", 0.9, "torch.compile"),)
-    if not _at_best():
+    if for_a_variant()[1]:
         return ()
     return (Target(f"JAX{AT_BEST}", "compute", 0.85, "JAX"), Target(f"JAX{AT_BEST}", "compute", 1.0, "PyTorch eager"))
-
-
-def _at_best() -> dict[str, str]:
-    """Return the variables that `penstock run` sets here; none on a GPU, and where there is another C library than glibc."""
-    return {setting.name: setting.value for setting in choose({}).settings}
 
 
 def _time_limit(experiment: Experiment) -> float:
@@ -102,7 +97,7 @@ def _title(experiment: Experiment) -> str:
 def _variants(experiment: Experiment) -> tuple[Variant, ...]:
     in_torch, in_penstock = _loaders(experiment)
     pillow = ("PIL",) if experiment.data == "jpeg" else ()
-    unsuited, best = _unsuited(experiment), _at_best()
+    unsuited, (best, nothing_to_compare) = _unsuited(experiment), for_a_variant()
 
     def variant(
         name: str,
@@ -116,7 +111,7 @@ def _variants(experiment: Experiment) -> tuple[Variant, ...]:
             name,
             requires=(*requires, *pillow),
             note=note,
-            unsuited=unsuited.get(name.removesuffix(AT_BEST), ""),
+            unsuited=unsuited.get(name.removesuffix(AT_BEST), nothing_to_compare if name.endswith(AT_BEST) else ""),
             variables=variables or {},
             environment=environment,
             outputs=partial(measure.outputs, make, experiment),
@@ -138,7 +133,6 @@ def _variants(experiment: Experiment) -> tuple[Variant, ...]:
         *(
             variant(f"{name}{AT_BEST}", make, requires, "started by penstock run", variables=best)
             for name, make, requires in (("JAX", make_flax, ("flax", "optax")), ("Keras on JAX", make_keras, ("keras",)))
-            if best
         ),
     )
 
