@@ -123,6 +123,10 @@ def steady(value, size):
     yield Live({"speed": block}, finish)
 
 @contextlib.contextmanager
+def several(value, size):
+    yield Live({name: (lambda seconds: value) for name in ("speed", "height", "weight")})
+
+@contextlib.contextmanager
 def broken(size):
     calls = []
     def block(seconds):
@@ -186,6 +190,12 @@ WORKLOADS = (
     workload("here", ONE, Variant("two", elsewhere, ("json",), environment=Environment("here", ("numpy",)))),
     workload("unsuited", ONE, Variant("two", fixed(2.0), unsuited="it has no wings")),
     workload("waiting", Variant("waiting", waiting)),
+    workload("comparing", alike("one", outputs(0.0)), alike("two", waiting), agreement=ALIKE),
+    Workload(
+        "two metrics", "a title", (Metric("speed", "m/s", "higher"), Metric("height", "m", "higher")), "one",
+        (live("one", several, 1.0), live("two", several, 2.0), live("three", several, 3.0)), SIZES,
+    ),
+    workload("more than metrics", live("one", several, 1.0), live("two", spinning)),
     workload("starting", live("one", steady, 1.0), live("three", starts_for_ever)),
     Workload(
         "scored", "scores", (Metric("speed", "m/s", "higher"), Metric("error", "%", "zero")), None,

@@ -189,9 +189,12 @@ def test_the_first_round_of_a_slow_workload_which_compiles_is_not_what_the_next_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["waiting", "starting"])
+@pytest.mark.parametrize(
+    ("workload", "when", "samples"),
+    [("waiting", "in round 1", 3), ("starting", "in round 1", 3), ("comparing", "before the first round", 0)],
+)
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_what_ends_the_process_ends_its_worker_and_keeps_what_was_measured(suite, tmp_path, workload, by):
+def test_what_ends_the_process_ends_its_worker_and_keeps_what_was_measured(suite, tmp_path, workload, when, samples, by):
     path, pid = tmp_path / "out.json", tmp_path / "hanging.pid"
     code = (
         "import sys, argparse, signal; from penstock.bench import command; from penstock.bench.suites import SUITES;"
@@ -200,15 +203,15 @@ def test_what_ends_the_process_ends_its_worker_and_keeps_what_was_measured(suite
         "sys.exit(command.run(parser.parse_args(sys.argv[1:])))"
     )
     arguments = ["fake", "--only", "plain", "--only", workload, "--rounds", "1", "--json", str(path)]
-    environment = {**os.environ, "WAITING": str(pid)}
+    environment = {**os.environ, "WAITING": str(pid), "COMPUTED": str(tmp_path / "computed")}
     os.mkfifo(pid)
     bench = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, stdout=subprocess.DEVNULL)
     worker = int(pid.read_text())  # which comes when the worker is there
     bench.send_signal(by)
     assert bench.wait(60) == 130
     document = json.loads(path.read_text())
-    assert document["partial"] == "interrupted in round 1"
-    assert len(document["workloads"][0]["samples"]) == 3
+    assert document["partial"] == f"interrupted {when}"
+    assert len(document["workloads"][0]["samples"]) == samples
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
 

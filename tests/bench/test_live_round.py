@@ -45,6 +45,26 @@ def test_processes_of_a_round_take_turns_and_each_round_has_fresh_ones(suite):
 
 
 @pytest.mark.slow
+def test_each_turn_is_followed_by_its_reverse_for_every_metric(suite):
+    outcome = run(suite, "two metrics", turns=4)
+    for metric in ("speed", "height"):
+        of_metric = [block for block in outcome.blocks if block.metric == metric]
+        first, second, third, fourth = ([(b.variant, b.again) for b in of_metric if b.turn == turn] for turn in range(4))
+        assert second == first[::-1]
+        assert fourth == third[::-1]
+        assert len(first) == 4
+
+
+@pytest.mark.slow
+def test_variants_that_run_alone_are_measured_by_the_metrics_of_the_workload(suite):
+    outcome = run(suite, "more than metrics")
+    assert "two still used the processor" in outcome.alone
+    assert {sample.variant for sample in outcome.samples} == {"one", "two"}
+    assert all(set(sample.steps) == {"speed"} for sample in outcome.samples)
+    assert not outcome.failures
+
+
+@pytest.mark.slow
 def test_quick_sizes_have_one_turn_and_no_control(suite):
     outcome = run(suite, "live", size="quick")
     assert outcome.control is None
@@ -160,3 +180,28 @@ def test_the_use_of_the_processor_is_that_of_a_process_and_its_children():
         process.stdin.close()
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def test_a_process_that_was_started_since_the_last_look_is_found_by_the_next():
+    code = (
+        "import subprocess, sys, time; input(); p = subprocess.Popen([sys.executable, '-c', 'while True: pass']);"
+        "print(flush=True); input(); p.kill(); p.wait(); print(flush=True); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes) as parent:
+        session = activity.Session(parent.pid)
+        before = session.look()
+        assert len(session._processes) == 1
+        print(file=parent.stdin)
+        parent.stdout.readline()
+        while session.look().since(before).cpu < 0.05:  # the child works
+            pass
+        assert len(session._processes) == 2
+        during = session.look()
+        print(file=parent.stdin)
+        parent.stdout.readline()
+        after = session.look().since(during)  # without the child, which used more than its parent since
+        assert after.cpu >= 0
+        assert after.faults >= 0
+        assert len(session._processes) == 1
+        print(file=parent.stdin)

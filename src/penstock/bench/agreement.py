@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from penstock._gpu import nvidia_gpu
+from penstock.bench import activity
 from penstock.bench.model import Agreement, Outputs, Variant
 from penstock.bench.outcome import Failure, Parity
 from penstock.bench.parity import compare_outputs
-from penstock.bench.process import Finished
+from penstock.bench.process import Finished, kill_all
 from penstock.bench.progress import Progress
 
 
@@ -47,14 +51,9 @@ class Agreements:
             for name in list(progress.running):
                 progress.fail(name, None, reason, compared.reference.output)
             return
+        missing = [name for name in progress.running if name not in compared.variants]
+        compared.variants |= dict(zip(missing, self._compare(progress, agreement, compared.reference, missing), strict=True))
         for name in list(progress.running):
-            if name not in compared.variants:
-                variant = progress.workload.variant(name)
-                # A variant that is its own reference needs no second process.
-                found = compared.reference if variant == agreement.reference else self._compute(progress, agreement, variant)
-                compared.variants[name] = (
-                    found if isinstance(found, Failure) else compare_outputs(name, found, compared.reference, agreement)
-                )
             parity = compared.variants[name]
             if isinstance(parity, Failure):
                 progress.fail(name, None, parity.reason, parity.output)
@@ -63,6 +62,28 @@ class Agreements:
             if apart := [row for row in parity if not row.agreed]:
                 differences = "; ".join(_apart(row, agreement.reference.name) for row in apart)
                 progress.fail(name, None, f"not timed: it computes something else; {differences}")
+
+    def _compare(
+        self, progress: Progress, agreement: Agreement, reference: Outputs, names: Sequence[str]
+    ) -> list[list[Parity] | Failure]:
+        """Compare variants, as many at a time as there are cores: nothing is timed yet. On a GPU, one has the memory alone."""
+
+        def compare(name: str) -> list[Parity] | Failure:
+            variant = progress.workload.variant(name)
+            # A variant that is its own reference needs no second process.
+            found = reference if variant == agreement.reference else self._compute(progress, agreement, variant)
+            return found if isinstance(found, Failure) else compare_outputs(name, found, reference, agreement)
+
+        with ThreadPoolExecutor(1 if agreement.one_by_one or nvidia_gpu() else activity.cores()) as pool:
+            futures = [pool.submit(compare, name) for name in names]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:  # Ctrl-C, which only this thread gets; a thread may be about to start its process
+                for future in futures:
+                    future.cancel()
+                while wait(futures, timeout=0.1).not_done:
+                    kill_all()
+                raise
 
     def clear(self) -> None:
         """Free the outputs, when no workload is left to check."""
@@ -73,16 +94,16 @@ class Agreements:
         if variant.outputs is None:
             return {}
         self._say(f"parity, {agreement.name}: {variant.name}")
-        path = self._folder / "outputs.npz"
-        path.unlink(missing_ok=True)  # so that a variant is never judged by the outputs of another one
-        finished = self._run(progress, variant, path)
-        reason = finished.reason
-        if reason is None:
-            try:
-                with np.load(path, allow_pickle=False) as file:
-                    return dict(file)
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                reason = f"its outputs cannot be read: {error}"
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            path = Path(folder) / "outputs.npz"
+            finished = self._run(progress, variant, path)
+            reason = finished.reason
+            if reason is None:
+                try:
+                    with np.load(path, allow_pickle=False) as file:
+                        return dict(file)
+                except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                    reason = f"its outputs cannot be read: {error}"
         return Failure(variant.name, None, f"computing what is compared: {reason}", finished.output)
 
 

@@ -180,6 +180,7 @@ class Agreement:
       least: from a quantity to the smallest difference that is accepted. A variant with a smaller one has computed in a
         higher precision than the workload prescribes.
       evidence: from a name in `Measurement.evidence` that is not a quantity to its tolerance.
+      one_by_one: whether the outputs of one variant are computed at a time, and not of as many as there are cores.
       floor: an output that is tiny compared with the others of its quantity is rounding noise, such as the gradient of a bias
         that cancels out. Its difference is relative to this share of the others' typical size, not to its own size.
     """
@@ -189,6 +190,7 @@ class Agreement:
     tolerances: Mapping[str, float]
     least: Mapping[str, float] = field(default_factory=dict)
     evidence: Mapping[str, float] = field(default_factory=dict)
+    one_by_one: bool = False
     floor: float = 0.01
 
 

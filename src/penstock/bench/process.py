@@ -108,6 +108,15 @@ class _Ended:
     timed_out: bool
 
 
+_running: set[subprocess.Popen[str]] = set()  # those that a thread waits for; `add` and `discard` are atomic
+
+
+def kill_all() -> None:
+    """Kill the processes that other threads wait for, which then return: after Ctrl-C, which only the main thread gets."""
+    for process in list(_running):
+        kill(process)
+
+
 def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, str]) -> _Ended:
     # In a session of its own, so that the processes that the worker starts can be killed with it.
     process = subprocess.Popen(
@@ -120,6 +129,7 @@ def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, st
         env=environment,
         start_new_session=True,
     )
+    _running.add(process)
     try:
         stdout, stderr = process.communicate(timeout=time_limit)
         return _Ended(process.returncode, stdout, stderr, timed_out=False)
@@ -131,6 +141,8 @@ def _run(command: Sequence[str], time_limit: float, environment: Mapping[str, st
         kill(process)
         _rest(process)
         raise
+    finally:
+        _running.discard(process)
 
 
 def _rest(process: subprocess.Popen[str]) -> tuple[str, str]:

@@ -58,3 +58,12 @@ def test_what_a_process_cannot_import_is_named():
 def test_one_function_is_no_comparison():
     with pytest.raises(ValueError, match="1 function is no comparison"):
         penstock.bench.compare({"a": run})
+
+
+@pytest.mark.slow
+def test_functions_that_do_different_things_are_an_error_that_says_so(tmp_path):
+    script = tmp_path / "script_of_a_user.py"
+    script.write_text(SCRIPT.format(guard='if __name__ == "__main__":').replace("2 * x", "3 * x"))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "RuntimeError: b: not timed: it computes something else" in done.stderr

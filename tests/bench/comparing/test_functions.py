@@ -145,10 +145,19 @@ def test_equal_results_of_any_kind_are_equal(value):
         (np.array([1 + 2j]), np.array([1 - 2j])),
         (np.ones(3), np.ones(4)),
         ({"a": np.ones(3)}, {"b": np.ones(3)}),
+        ((np.float32(0.30), 10_000), (np.float32(0.36), 10_000)),
+        ((jnp.float32(0.3), jax.random.PRNGKey(7), jnp.ones(9)), (jnp.float32(0.36), jax.random.PRNGKey(7), jnp.ones(9))),
+        ((np.ones(3), 5), (np.ones(3), 6)),
     ],
 )
 def test_different_results_differ(ours, theirs):
     assert differs(ours, theirs) > 0.1
+
+
+def test_what_is_only_rounding_beside_the_others_is_no_difference():
+    """The gradient of a bias that cancels out, for example."""
+    others = np.ones(100, np.float32)
+    assert differs((others, np.full(3, 2e-9)), (others, np.full(3, 5e-8))) < 1e-3
 
 
 @pytest.mark.parametrize(
