@@ -63,7 +63,11 @@ def test_glibc_is_told_to_keep_what_is_freed(cpu):
 @glibc
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MALLOC_ARENA_MAX", "2"), ("LD_PRELOAD", "libjemalloc.so.2"), ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")],
+    [
+        ("MALLOC_ARENA_MAX", "2"),
+        ("LD_PRELOAD", "libjemalloc.so.2"),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
+    ],
 )
 def test_what_a_user_has_chosen_stays(cpu, name, value):
     choice = choose({name: value})
@@ -72,8 +76,9 @@ def test_what_a_user_has_chosen_stays(cpu, name, value):
     assert name in reason
 
 
-def test_other_tunables_do_not_matter(cpu):
-    assert choose({"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=512"}) == choose({})
+@pytest.mark.parametrize("tunables", ["glibc.rtld.optional_static_tls=512", "glibc.malloc.hugetlb=1"])
+def test_other_tunables_do_not_matter(cpu, tunables):
+    assert choose({"GLIBC_TUNABLES": tunables}) == choose({})
 
 
 @glibc

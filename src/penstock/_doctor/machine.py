@@ -84,19 +84,11 @@ def _memory(section: str) -> Finding:
 def _huge_pages(section: str) -> Finding:
     text = _text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
     chosen = text.partition("[")[2].partition("]")[0]
-    name = "huge pages"
     if not chosen:
-        return Finding(section, name, "unknown", "this kernel does not tell about transparent huge pages")
+        return Finding(section, "huge pages", "unknown", "this kernel does not tell about transparent huge pages")
     asks = "glibc.malloc.hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")
-    if chosen == "always" or (chosen == "madvise" and asks):
-        return Finding(section, name, "ok", f"transparent huge pages: {chosen}")
-    steps = [
-        *(["as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"] if chosen == "never" else []),
-        *([] if asks else ["with glibc's malloc, GLIBC_TUNABLES=glibc.malloc.hugetlb=1 COMMAND"]),
-    ]
-    remedy = f"on a CPU, JAX spends a part of each step in page faults: {'; then, '.join(steps)}"
-    asked = "malloc asks for them" if asks else "malloc does not ask for them"
-    return Finding(section, name, "warning", f"transparent huge pages: {chosen}, and {asked}", remedy)
+    asked = ", and malloc asks for them" if chosen == "madvise" and asks else ""
+    return Finding(section, "huge pages", "ok", f"transparent huge pages: {chosen}{asked}")
 
 
 def _allocator(section: str) -> Finding:
@@ -105,7 +97,8 @@ def _allocator(section: str) -> Finding:
     settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(("GLIBC_TUNABLES", "MALLOC_"))]
     allocator = ", ".join(preloaded) if preloaded else f"{name or 'libc'} {version}".strip()
     found = ", ".join([allocator, *settings])
-    if preloaded or settings or name != "glibc" or nvidia_gpu():
+    tuned = any(key.startswith("MALLOC_") for key in os.environ)
+    if preloaded or tuned or name != "glibc" or nvidia_gpu():
         return Finding(section, "allocator", "ok", found)
     remedy = "on a CPU, JAX gets the memory of each step from the system anew: penstock run -- COMMAND"
     return Finding(section, "allocator", "warning", found, remedy)

@@ -1,4 +1,4 @@
-"""The command `penstock run`: start a program with the settings that were measured to be best for it."""
+"""The command `penstock run`: start a program with the settings that make its steps fastest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock._early import ENVIRONMENT
 from penstock._launcher.settings import Choice, choose
 
 DESCRIPTION = """\
-Start a program with the settings of the C library's allocator and of XLA that were measured to be best for training with JAX
-here, and change nothing else. On a CPU, a step gets its memory from the system anew each time without them. Variables that you
-have set stay as they are. It prints what it sets and why, and becomes the program, which keeps its process id."""
+Start a program with the settings of the C library's allocator and of XLA with which training with JAX was fastest where we
+measured it, and change nothing else. On a CPU, a step gets its memory from the system anew each time without them. Variables
+that you have set stay as they are. It prints what it sets and why, and becomes the program, which keeps its process id."""
 EPILOG = """\
 example:
   penstock run -- python train.py --steps 1000
