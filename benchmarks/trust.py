@@ -8,9 +8,9 @@ same hours. Then reports are made of them, as a user would have had them in 10 a
 
 - *real* reports: of consecutive rounds, as often as they fit into the recording. Each judges "plain" beside "slower", and "plain"
   beside "same".
-- *simulated* reports: of rounds that are drawn from the recording with replacement. "plain" and "same" are the same, so in each
-  drawn round it is left to chance which of them is called so. Then the truth is exactly "no difference", and the planted one is
-  added to the logarithms. They tell how often real reports would be right.
+- *simulated* reports: of rounds that are drawn from the recording with replacement. "plain", its second process and "same" are
+  the same, so in each drawn round it is left to chance which of them is called what. Then the truth is exactly "no difference",
+  and the planted one is added to the logarithms. They tell how often real reports would be right.
 
 Each report has one comparison and its control, as that of `penstock compare`.
 """
@@ -25,7 +25,7 @@ import statistics as plain_statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from penstock.bench.verdict import CONTROL_LEVEL
 
 SLOWER = 0.02
 _SEATS = (("plain", False), ("same", False), ("slower", False), ("plain", True))
+_EQUAL = (("plain", False), ("plain", True), ("same", False))
 _LENGTHS = (10.0, 30.0)  # minutes of a report
 _WIDTH, _BATCH = 320, 256
 
@@ -172,8 +173,8 @@ def _alone(source: str, workload: Workload, folder: Path, number: int, seconds: 
     return found
 
 
-def _pairs(blocks: Sequence[Block], seat: tuple[str, bool]) -> list[RoundPairs]:
-    return round_pairs(blocks, "step", seat, ("plain", False))
+def _pairs(blocks: Sequence[Block], seat: tuple[str, bool], again: bool = False) -> list[RoundPairs]:
+    return round_pairs(blocks, "step", seat, ("plain", again))
 
 
 @dataclass(frozen=True)
@@ -193,12 +194,18 @@ class Report:
         return self.trusted and p is not None and p < LEVEL and not self.comparison.may_be(1.0)
 
 
+def _live_report(blocks: Sequence[Block], other: str) -> Report:
+    """Return the report of live pairs about "plain" and another variant."""
+    seat = (other, False)
+    comparison = compare_rounds(_pairs(blocks, seat), _pairs(blocks, seat, again=True))
+    return Report(comparison, compare_rounds(_pairs(blocks, ("plain", True))))
+
+
 def real_report(recording: Recording, other: str, numbers: list[int]) -> tuple[Report, Report]:
     """Return the reports of live pairs and of the other design about "plain" and another variant, of these rounds."""
-    seats = ((other, False), ("plain", True))
-    live_pairs = [[one for one in _pairs(recording.blocks, seat) if one.round in numbers] for seat in seats]
-    logs = [[_alone_log(recording.alone[number], seat) for number in numbers] for seat in seats]
-    return Report(*map(compare_rounds, live_pairs)), Report(*map(_compare_logs, logs))
+    logs = [[_alone_log(recording.alone[number], seat) for number in numbers] for seat in ((other, False), ("plain", True))]
+    blocks = [block for block in recording.blocks if block.round in numbers]
+    return _live_report(blocks, other), Report(*map(_compare_logs, logs))
 
 
 def simulated_report(
@@ -212,18 +219,28 @@ def simulated_report(
       counts: the numbers of rounds of live pairs and of the other design.
       rng: draws the rounds, and which of two equal variants is called which.
     """
-    found: list[list[Comparison]] = [[], []]
-    for seat, shift in ((("same", False), planted), (("plain", True), 0.0)):
-        recorded = _pairs(recording.blocks, seat)
-        drawn = []
-        for place, number in enumerate(rng.integers(0, len(recorded), counts[0])):
-            one, sign = recorded[number], rng.choice([-1.0, 1.0])
-            drawn.append(RoundPairs(place, sign * one.logs + shift, sign * one.references, one.others))
-        found[0].append(compare_rounds(drawn))
-        alone = np.array([_alone_log(one, seat) for one in recording.alone])
-        chosen = alone[rng.integers(0, len(alone), counts[1])]
-        found[1].append(_compare_logs(list(rng.choice([-1.0, 1.0], counts[1]) * chosen + shift)))
-    return Report(*found[0]), Report(*found[1])
+    drawn: list[Block] = []
+    numbers = sorted({block.round for block in recording.blocks})
+    for place, number in enumerate(rng.choice(numbers, counts[0])):
+        drawn += _renamed([block for block in recording.blocks if block.round == number], place, rng, math.exp(planted))
+    alone: list[list[float]] = [[], []]
+    for number in rng.integers(0, len(recording.alone), counts[1]):
+        logs = rng.permutation([math.log(recording.alone[number][seat]) for seat in _EQUAL])
+        alone[0].append(logs[0] - logs[1] + planted)
+        alone[1].append(logs[2] - logs[1])
+    return _live_report(drawn, "same"), Report(*map(_compare_logs, alone))
+
+
+def _renamed(blocks: list[Block], number: int, rng: np.random.Generator, slower: float) -> list[Block]:
+    """Return the blocks of a round with the names of its equal processes exchanged by chance, and "same" slowed down."""
+    names = dict(zip(_EQUAL, (_EQUAL[place] for place in rng.permutation(len(_EQUAL))), strict=True))
+    found = []
+    for block in blocks:
+        if (seat := (block.variant, block.again)) in names:
+            name, again = names[seat]
+            value = block.value * (slower if name == "same" else 1.0)
+            found.append(replace(block, variant=name, again=again, round=number, value=value))
+    return found
 
 
 def _alone_log(one: dict[tuple[str, bool], float], seat: tuple[str, bool]) -> float:

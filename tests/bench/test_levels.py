@@ -93,6 +93,32 @@ def test_counted_numbers_which_are_equal_in_all_turns_can_be_compared():
     assert comparison.low == comparison.high == pytest.approx(comparison.ratio)
 
 
+def test_both_processes_of_the_baseline_count():
+    first, second = [pairs(n, [0.02, 0.04]) for n in range(5)], [pairs(n, [0.00, 0.02]) for n in range(4)]
+    numbers = compare_rounds(first, second)
+    assert numbers.pairs == 5
+    assert math.log(numbers.ratio) == pytest.approx((4 * 0.02 + 0.03) / 5)  # a round without the second has the first
+
+
+def test_both_processes_of_the_baseline_make_an_interval_narrower_and_not_biased():
+    """All three processes have the same skewed noise, so the truth is that there is no difference."""
+    rng = np.random.default_rng(4)
+    held, widths = [], {"one": [], "both": []}
+    for _ in range(300):
+        first, second = [], []
+        for number in range(30):
+            ours, one, other = np.log(rng.gamma(2.0, 0.02, (3, 8)) + 1)
+            first.append(pairs(number, ours - one))
+            second.append(pairs(number, ours - other))
+        both = compare_rounds(first, second)
+        held.append(both.low <= 1 <= both.high)
+        widths["both"].append(both.high / both.low - 1)
+        alone = compare_rounds(first)
+        widths["one"].append(alone.high / alone.low - 1)
+    assert np.mean(held) >= 0.92
+    assert np.mean(widths["both"]) < 0.92 * np.mean(widths["one"])
+
+
 @given(st.lists(st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=8), min_size=4, max_size=8))
 def test_swapping_the_two_inverts_the_ratio_and_keeps_the_p_value(rounds):
     there = compare_rounds([pairs(n, logs) for n, logs in enumerate(rounds)])

@@ -35,15 +35,24 @@ _WORTH = 0.1  # share of the variance that a control variate must remove
 _FEWEST_TURNS = 20  # in all rounds together, to estimate a slope
 
 
-def compare_rounds(rounds: Sequence[RoundPairs]) -> Comparison:
+def compare_rounds(rounds: Sequence[RoundPairs], again: Sequence[RoundPairs] = ()) -> Comparison:
     """Compare two variants that took turns.
+
+    Args:
+      rounds: the pairs of a variant and the baseline.
+      again: the pairs of the same variant and the baseline's second process, which is the control's. A round's number is then the
+        mean of the locations of both, which scatters less. (The location of ratios to the mean of both processes would be
+        biased: the distribution of times is skewed, and the larger side of a ratio would be clipped more.)
 
     Returns:
       The comparison, with one pair for each round.
     """
     if not rounds:
         return Comparison(0, None)
-    numbers = locations(rounds)
+    second = {one.round: number for one, number in zip(again, locations(again) if again else (), strict=True)}
+    numbers = np.array(
+        [(number + second.get(one.round, number)) / 2 for one, number in zip(rounds, locations(rounds), strict=True)]
+    )
     turns, count = sum(len(one.logs) for one in rounds), len(rounds)
     center = float(np.mean(numbers))
     if count < FEWEST_ROUNDS:

@@ -187,8 +187,9 @@ def compare(outcome: Outcome, metric: str, variant: str, baseline: str) -> Compa
     """
     if outcome.live:
         failed = {failure.variant for failure in outcome.failures}
-        seats = (variant, variant == baseline), (baseline, False)
-        return compare_rounds(round_pairs(outcome.blocks, metric, *seats, failed))
+        seat = (variant, variant == baseline)
+        again = [] if variant == baseline else round_pairs(outcome.blocks, metric, seat, (baseline, True), failed)
+        return compare_rounds(round_pairs(outcome.blocks, metric, seat, (baseline, False), failed), again)
     ours = outcome.by_round(variant, metric, again=variant == baseline)
     theirs = outcome.by_round(baseline, metric)
     both = [number for number in ours if number in theirs]
