@@ -9,7 +9,7 @@ itself; each drawn round is turned around or not by chance, so that the truth is
 - *moderated*: the same, with the variances of twelve comparisons of a report estimated together (`penstock.bench.moderation`)
 - *all turns*: Student over all turns, as if they were independent
 - *two-level bootstrap*: rounds are drawn, and turns within them; percentiles
-- *moderated*: the same, with variances that twelve comparisons of a report estimate together (`penstock.bench.moderation`)
+- *mixed model*: a random effect for the round, restricted maximum likelihood, and Wald's interval, as lme4 and statsmodels do
 - *bootstrap of rounds*: that of variants that run one after the other (`penstock.bench.statistics`)
 """
 

@@ -28,7 +28,7 @@ from typing import Any
 
 _STEPS = 20
 _KINDS = {
-    "products": r"dot|convolution|::(add|b|ba)?mm\b|conv(?!ert)",
+    "products": r"dot|conv(?!ert)|::(add|b|ba)?mm\b",
     "reductions": r"reduce|sum|mean|norm|softmax",
     "copies": r"copy|transpose|concatenate|slice|bitcast|::cat\b|clone",
 }
@@ -50,12 +50,12 @@ def main() -> None:
 
 
 def _in_fresh_process(name: str, model: str, batch: int) -> dict[str, Any]:
-    from penstock._launcher.settings import choose
+    from penstock._launcher.settings import for_a_variant
 
     before = dict(os.environ)
     try:
         if name.endswith("penstock run"):
-            os.environ.update({setting.name: setting.value for setting in choose({}).settings})
+            os.environ.update(for_a_variant()[0])
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             return pool.apply(_profile, (name, model, batch))
     finally:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import statistics as plain_statistics
@@ -26,7 +27,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def live(slower: float, size: Size) -> Iterator[Live]:
             batch = jax.nn.relu(batch @ weight)
         return (batch**2).mean()
 
-    @partial(jax.jit, donate_argnums=0)
+    @functools.partial(jax.jit, donate_argnums=0)
     def step(weights: list[Any], batch: Any) -> list[Any]:
         return [weight - 1e-3 * by for weight, by in zip(weights, jax.grad(loss)(weights, batch), strict=True)]
 
@@ -99,7 +99,8 @@ WORKLOADS = (
         metrics=(Metric("step", "ms", "lower"),),
         baseline="plain",
         variants=tuple(
-            Variant(name, live=partial(live, slower)) for name, slower in (("plain", 0.0), ("same", 0.0), ("slower", SLOWER))
+            Variant(name, live=functools.partial(live, slower))
+            for name, slower in (("plain", 0.0), ("same", 0.0), ("slower", SLOWER))
         ),
         sizes={"full": Size(), "quick": Size()},
         block_seconds=0.25,
@@ -121,6 +122,14 @@ class Recording:
     alone: list[dict[tuple[str, bool], float]]
     live_seconds: list[float]
     alone_seconds: list[float]
+
+    @functools.cached_property
+    def by_round(self) -> dict[int, list[Block]]:
+        """Return the blocks of each round of a recording that is complete."""
+        found: dict[int, list[Block]] = {}
+        for block in self.blocks:
+            found.setdefault(block.round, []).append(block)
+        return found
 
 
 def record(minutes: float, say: Callable[[str], None]) -> Recording:
@@ -204,7 +213,7 @@ def _live_report(blocks: Sequence[Block], other: str) -> Report:
 def real_report(recording: Recording, other: str, numbers: list[int]) -> tuple[Report, Report]:
     """Return the reports of live pairs and of the other design about "plain" and another variant, of these rounds."""
     logs = [[_alone_log(recording.alone[number], seat) for number in numbers] for seat in ((other, False), ("plain", True))]
-    blocks = [block for block in recording.blocks if block.round in numbers]
+    blocks = [block for number in numbers for block in recording.by_round[number]]
     return _live_report(blocks, other), Report(*map(_compare_logs, logs))
 
 
@@ -220,9 +229,8 @@ def simulated_report(
       rng: draws the rounds, and which of two equal variants is called which.
     """
     drawn: list[Block] = []
-    numbers = sorted({block.round for block in recording.blocks})
-    for place, number in enumerate(rng.choice(numbers, counts[0])):
-        drawn += _renamed([block for block in recording.blocks if block.round == number], place, rng, math.exp(planted))
+    for place, number in enumerate(rng.choice(sorted(recording.by_round), counts[0])):
+        drawn += _renamed(recording.by_round[number], place, rng, math.exp(planted))
     alone: list[list[float]] = [[], []]
     for number in rng.integers(0, len(recording.alone), counts[1]):
         logs = rng.permutation([math.log(recording.alone[number][seat]) for seat in _EQUAL])

@@ -14,6 +14,7 @@ import penstock as ps
 from penstock import _jax
 from penstock._doctor import Finding, Report, cgroup, examination, jaxlib_faults, machine
 from penstock._doctor.jaxlib_faults import CASES, Outcome
+from penstock._launcher import settings
 from penstock._versions import JAX
 from penstock.cli import main
 
@@ -223,7 +224,7 @@ def test_an_allocator_that_nobody_chose_is_worth_penstock_run(monkeypatch, envir
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(machine, "nvidia_gpu", lambda: False)
+    monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
     monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("glibc", "2.36"))
     finding = machine._allocator("")
     assert finding.status == status

@@ -106,7 +106,7 @@ def test_a_program_gets_the_settings_its_arguments_and_its_exit_status():
     environment, argv = json.loads(done.stdout)
     assert argv == ["--steps", "3", "--", "x"]
     assert "MALLOC_MMAP_MAX_=0 (" in done.stderr
-    (set_by_penstock,) = {frozenset(setting.name for setting in choose(AS_IT_COMES).settings)}
+    set_by_penstock = set(choose(AS_IT_COMES).variables)
     assert {name for name in environment if AS_IT_COMES.get(name) != environment[name]} - {"LC_CTYPE"} == set_by_penstock
     assert set_by_penstock >= ALLOCATOR
 

@@ -78,7 +78,7 @@ def _no_program(program: Sequence[str]) -> int:
 def _become(program: Sequence[str], choice: Choice) -> int:
     """Replace this process by the program. On Windows, where no process can be replaced, start it and wait for it."""
     sys.stdout.flush()
-    environment = {**ENVIRONMENT, **{setting.name: setting.value for setting in choice.settings}}
+    environment = {**ENVIRONMENT, **choice.variables}
     try:
         if os.name == "nt":
             return subprocess.call(list(program), env=environment)

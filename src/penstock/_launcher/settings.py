@@ -68,6 +68,11 @@ class Choice:
     settings: tuple[Setting, ...]
     left: tuple[str, ...] = ()
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the values by the names of the variables."""
+        return {setting.name: setting.value for setting in self.settings}
+
 
 def choose(environment: Mapping[str, str] = os.environ, program: str = sys.executable) -> Choice:
     """Return the settings for a program that is started here.
@@ -91,8 +96,7 @@ def for_a_variant() -> tuple[dict[str, str], str]:
       The variables by name, and the reason why the allocator would be that of the other variants; empty if it is another one.
     """
     choice = choose()
-    variables = {setting.name: setting.value for setting in choice.settings}
-    return variables, "" if _KEEPS in variables else "; ".join(choice.left)
+    return choice.variables, "" if _KEEPS in choice.variables else "; ".join(choice.left)
 
 
 def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:

@@ -22,13 +22,13 @@ def apply(choice: Choice) -> None:
     glibc reads the variables only when a process starts, so here `mallopt` gets the same values. An arena that a thread has
     already made is not taken back, but XLA's threads get the main one.
     """
-    for setting in choice.settings:
-        os.environ[setting.name] = setting.value
-        if setting.name in _MALLOPT:
-            value = int(setting.value)
-            ctypes.CDLL(None).mallopt(_MALLOPT[setting.name], value if value <= _LARGEST else -1)
-    if choice.settings:
-        os.environ[_APPLIED] = " ".join(f"{setting.name}={setting.value}" for setting in choice.settings)
+    variables = choice.variables
+    os.environ.update(variables)
+    for name in _MALLOPT.keys() & variables:
+        value = int(variables[name])
+        ctypes.CDLL(None).mallopt(_MALLOPT[name], value if value <= _LARGEST else -1)
+    if variables:
+        os.environ[_APPLIED] = " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def say_what_was_applied() -> None:

@@ -85,10 +85,6 @@ class Agreements:
                     kill_all()
                 raise
 
-    def clear(self) -> None:
-        """Free the outputs, when no workload is left to check."""
-        self._compared.clear()
-
     def _compute(self, progress: Progress, agreement: Agreement, variant: Variant) -> Outputs | Failure:
         """Return the outputs that a variant computes in a fresh process, or its failure."""
         if variant.outputs is None:

@@ -27,8 +27,6 @@ _QUIET = {
 
 IN_WORKER = "PENSTOCK_BENCH_WORKER"  # the variable that is set in processes that are measured
 
-_SOURCE = Path(__file__).resolve().parents[2]  # the folder of the package penstock
-
 _LAST_WORDS = 10.0  # seconds
 _KEPT = 20_000  # characters of each end of what a process wrote
 
@@ -93,11 +91,7 @@ def worker_command(module: str, workload: Workload, variant: Variant, size: str,
 def worker_variables(module: str, variant: Variant, cache: Path) -> dict[str, str]:
     """Return the environment variables of a variant's worker: those of the variant come first, then those of the user."""
     ours = _QUIET if module.startswith("penstock.") else {}
-    found = {**ours, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ, IN_WORKER: "1", **variant.variables}
-    if variant.environment:  # another Python, without JAX perhaps: the worker finds penstock by itself
-        paths = [path for path in found.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path).resolve() != _SOURCE]
-        found["PYTHONPATH"] = os.pathsep.join(paths)
-    return found
+    return {**ours, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ, IN_WORKER: "1", **variant.variables}
 
 
 @dataclass(frozen=True)

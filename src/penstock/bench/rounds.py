@@ -64,7 +64,6 @@ class Harness:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True)
         self._cache = Path(self._folder.name) / "cache"
         self._cache.mkdir()
-        self._agreements = Agreements(Path(self._folder.name), self._run, say)
         self.progress = [begin(module, workload, variants) for module, workload in chosen]
 
     def __enter__(self) -> Harness:
@@ -88,10 +87,10 @@ class Harness:
 
     def check_agreement(self) -> None:
         """Compare the variants' outputs with the references', and do not run those that differ too much."""
+        agreements = Agreements(Path(self._folder.name), self._run, self._say)
         for progress in self.progress:
             if progress.workload.agreement and progress.running:
-                self._agreements.check(progress, progress.workload.agreement)
-        self._agreements.clear()
+                agreements.check(progress, progress.workload.agreement)
 
     def round(
         self,

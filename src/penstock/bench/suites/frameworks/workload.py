@@ -43,29 +43,30 @@ _STEPS = 12  # steps of warm-up and timing together, if one step takes longer th
 
 
 def workload_of(experiment: Experiment) -> Workload:
+    best, nothing_to_compare = for_a_variant()
     return Workload(
         name=experiment.name,
         title=_title(experiment),
         metrics=tuple(Metric(name, "ms", "lower") for name in ("compute", "loading", "together")),
         baseline="PyTorch eager",
-        variants=_variants(experiment),
+        variants=_variants(experiment, best, nothing_to_compare),
         sizes={
             "full": Size(GEOMETRIES[experiment.model], files=256),
             "quick": Size(QUICK, files=8),
         },
-        targets=_targets(experiment),
+        targets=_targets(experiment, nothing_to_compare),
         time_limit=_time_limit(experiment),
         agreement=_agreement(experiment),
         verifies="the loss and the update of the first step, which are equal in all variants, and finite weights at the end",
     )
 
 
-def _targets(experiment: Experiment) -> tuple[Target, ...]:
+def _targets(experiment: Experiment, nothing_to_compare: str) -> tuple[Target, ...]:
     if "JAX" in _unsuited(experiment):
         return ()
     if nvidia_gpu():
         return (Target("JAX", "compute", 0.9, "torch.compile"),)
-    if for_a_variant()[1]:
+    if nothing_to_compare:
         return ()
     return (Target(f"JAX{AT_BEST}", "compute", 0.85, "JAX"), Target(f"JAX{AT_BEST}", "compute", 1.0, "PyTorch eager"))
 
@@ -94,10 +95,10 @@ def _title(experiment: Experiment) -> str:
     )
 
 
-def _variants(experiment: Experiment) -> tuple[Variant, ...]:
+def _variants(experiment: Experiment, best: Mapping[str, str], nothing_to_compare: str) -> tuple[Variant, ...]:
     in_torch, in_penstock = _loaders(experiment)
     pillow = ("PIL",) if experiment.data == "jpeg" else ()
-    unsuited, (best, nothing_to_compare) = _unsuited(experiment), for_a_variant()
+    unsuited = _unsuited(experiment)
 
     def variant(
         name: str,
