@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -121,13 +122,8 @@ class Meter:
         """
         begin = time.perf_counter()
         if not self.steps:
-            item = get(timeout)
-            self._first_at = self._asked_at = time.perf_counter()
-            self.startup = self._first_at - begin
-            return item
-        self._finish_wait(begin)
-        is_sample = self._sampling.is_due(begin - self._asked_at)
-        self._asked_at = begin
+            return self._take_first(partial(get, timeout), begin)
+        is_sample = self._asks(begin)
         longest = self._sampling.long  # the seconds after which a wait is looked at in any case
         if timeout is not None and timeout <= longest:
             longest = timeout
@@ -145,9 +141,57 @@ class Meter:
             return self._take_looking(get, math.inf if timeout is None else begin + timeout, begin, is_sample)
         except GetTimeout:
             raise
-        except BaseException:  # the end, or an error: the loop had done its last step when it asked for this batch
-            self._last_at = max(self._last_at, begin)
+        except BaseException:
+            self._note_end(begin)
             raise
+
+    def take_inline(self, make: Callable[[], T]) -> T:
+        """Call `make`, measure how long it takes, and count its batch as handed over, on the host.
+
+        It counts what `take` and `hand_over(None, 0.0)` count. It is for batches that this thread makes within microseconds,
+        where each call of a function is part of the overhead.
+        """
+        begin = time.perf_counter()
+        if self.steps and not self._asks(begin):
+            try:
+                item = make()
+            except BaseException:
+                self._note_end(begin)
+                raise
+            self._last_at = now = time.perf_counter()
+            waited = now - begin
+            self.wait += waited
+            self._unknown += waited
+            self._unknowns += 1
+            self.steps += 1
+            return item
+        if not self.steps:
+            item = self._take_first(make, begin)
+        else:
+            try:
+                item = self._take_looking(lambda timeout: make(), math.inf, begin, True)
+            except BaseException:
+                self._note_end(begin)
+                raise
+        self.hand_over(None, 0.0)
+        return item
+
+    def _take_first(self, get: Callable[[], T], begin: float) -> T:
+        item = get()
+        self._first_at = self._asked_at = time.perf_counter()
+        self.startup = self._first_at - begin
+        return item
+
+    def _asks(self, now: float) -> bool:
+        """Note that the loop asks for a batch, and return whether this wait is a sample."""
+        if self._before_step is not None:
+            self._finish_wait(now)
+        before, self._asked_at = self._asked_at, now
+        return self._sampling.is_due(now - before)
+
+    def _note_end(self, begin: float) -> None:
+        """Note the end, or an error: the loop had done its last step when it asked for this batch."""
+        self._last_at = max(self._last_at, begin)
 
     def _take_looking(self, get: Callable[[float | None], T], deadline: float, begin: float, is_sample: bool) -> T:
         """Call `get`, with a look at the devices when it does not return at once, or now if the wait is a long one."""

@@ -6,7 +6,6 @@ less time than receiving it from a thread.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,11 +21,10 @@ from penstock.data.tree import Batch, describe
 from penstock.keras._execution import ExecutionAdapter, KerasItem, assemble, gather
 from penstock.keras._placement import KerasPlacement
 from penstock.keras._resumable import ResumableBatches
+from penstock.keras._unthreaded import UnthreadedReader
 from penstock.keras._versions import behaviour, is_partial, partial_batches
 
-# A thread pays off only if a batch takes longer than `_SLOW` seconds: receiving a batch from a thread takes 0.1 ms on a busy
-# machine. `_IN_A_ROW` such batches in a row are needed, because another process may cause a single slow one.
-_SLOW = 150e-6
+# A thread starts after so many slow batches, because another program may cause a single one.
 _IN_A_ROW = 8
 
 _DEVICE_BUFFER = 2
@@ -192,17 +190,14 @@ class BatchIterator(Iterator[Batch]):
     def _next_inline(self, batches: Iterator[Batch]) -> KerasItem:
         """Read the next item on this thread, in as few steps as possible: they are all overhead if there is nothing to gain."""
         if self._per_item > 1:
-            execution = gather(lambda _: self._read_inline(batches), range(self._per_item))
+            execution = gather(lambda _: self._unthreaded.read(batches.__next__), range(self._per_item))
             ready = assemble(execution, self._per_item, lambda batch, stacked: _put(batch))
         else:
-            batch = self._read_inline(batches)
+            batch = self._unthreaded.read(batches.__next__)
             ready = KerasItem(_put(batch) if self._behaviour.on_device else batch)
         if self._unthreaded.slow_in_a_row >= _IN_A_ROW:
             self._inline, self._peeked_is_last_inline = None, True  # the source begins after these batches
         return ready
-
-    def _read_inline(self, batches: Iterator[Batch]) -> Batch:
-        return self._unthreaded.read(lambda: next(batches))
 
     def _next_prefetched(self) -> KerasItem:
         """Take the next item from a source that has read and placed it ahead."""
@@ -276,9 +271,9 @@ class BatchIterator(Iterator[Batch]):
             self._add_stats(self._unthreaded.end(self._caller))
             self._unthreaded = self._count_unthreaded()
 
-    def _count_unthreaded(self) -> _UnthreadedStats:
+    def _count_unthreaded(self) -> UnthreadedReader:
         feed = self._source.prefetched
-        return _UnthreadedStats(Meter(self._sampling, makes_batches=True, inner=feed._meter if feed else None))
+        return UnthreadedReader(Meter(self._sampling, makes_batches=True, inner=feed._meter if feed else None))
 
     def _end_feed(self) -> None:
         feed, self._feed = self._feed, None
@@ -320,41 +315,3 @@ def _put(batch: Batch) -> Batch:
 def _parts(batch: Batch) -> Any:
     """Return the structure with arrays as leaves. The structure of a sparse array holds its shape, which may differ."""
     return jax.tree.structure(batch, is_leaf=lambda part: hasattr(part, "shape"))
-
-
-class _UnthreadedStats:
-    """The statistics of batches that were read without a feed.
-
-    Args:
-      meter: measures the time that reading takes.
-
-    Attributes:
-      steps: number of batches.
-      slow_in_a_row: number of batches, up to the last, that each took longer than `_SLOW`.
-    """
-
-    def __init__(self, meter: Meter) -> None:
-        self.steps = self.slow_in_a_row = 0
-        self._meter = meter
-        self._reading = 0.0
-
-    def read(self, read: Callable[[], Batch]) -> Batch:
-        """Read a batch, and count it."""
-
-        def timed(timeout: float | None) -> Batch:
-            begin = time.perf_counter()
-            batch = read()
-            seconds = time.perf_counter() - begin
-            self._reading += seconds
-            self.slow_in_a_row = self.slow_in_a_row + 1 if seconds > _SLOW else 0
-            return batch
-
-        batch = self._meter.take(timed, None)
-        self._meter.hand_over(None, 0.0)
-        self.steps += 1
-        return batch
-
-    def end(self, caller: Caller) -> LaterStats:
-        """Return the statistics in the form of a feed's, when no more batches come."""
-        self._meter.end(after_step=True)
-        return LaterStats(self._meter, {"iterate": self._reading}, 1, 0.0, 0, caller)

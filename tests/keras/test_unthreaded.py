@@ -1,0 +1,65 @@
+"""Batches that are slow by themselves are told from those that wait while other programs use the processor."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from penstock._feed.starvation import Meter
+from penstock.keras._unthreaded import UnthreadedReader
+
+BATCHES = 12
+
+
+def slow_in_a_row(read):
+    reader = UnthreadedReader(Meter())
+    for _ in range(BATCHES):
+        reader.read(read)
+    assert reader.steps == BATCHES
+    return reader.slow_in_a_row
+
+
+def compute():
+    end = time.thread_time() + 1e-3
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.parametrize("read", [compute, lambda: time.sleep(1e-3)])
+def test_a_batch_that_needs_the_processor_or_waits_is_slow(read):
+    assert slow_in_a_row(read) >= BATCHES - 2  # the first one does not count, and the second one begins the closer look
+
+
+def test_a_quick_batch_is_not_slow():
+    assert slow_in_a_row(lambda: None) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell why a thread has waited")
+def test_a_batch_is_not_slow_because_another_program_uses_the_processor():
+    """Reading gives the only processor away each time, to a program that never does."""
+    before = os.sched_getaffinity(0)
+    cpu = min(before)
+    code = f"import os; os.sched_setaffinity(0, [{cpu}]); print(flush=True)\nwhile True: pass"
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        os.sched_setaffinity(0, [cpu])
+        begin = time.perf_counter()
+        assert slow_in_a_row(os.sched_yield) <= 1
+        assert time.perf_counter() - begin > BATCHES * 150e-6  # it did wait
+    finally:
+        os.sched_setaffinity(0, before)
+        other.kill()
+        other.communicate()
+
+
+def test_an_error_and_the_end_are_passed_on_and_not_counted():
+    reader = UnthreadedReader(Meter())
+    batches = iter([1, 2])
+    assert [reader.read(batches.__next__), reader.read(batches.__next__)] == [1, 2]
+    with pytest.raises(StopIteration):
+        reader.read(batches.__next__)
+    assert reader.steps == 2
