@@ -11,11 +11,11 @@ https://docs.nvidia.com/jax-toolbox/environment-variables.
 
 from __future__ import annotations
 
-import ctypes.util
 from functools import partial
 
 from penstock._doctor.jaxlib_faults import YNNPACK
 from penstock._gpu import nvidia_gpu
+from penstock._launcher.settings import OTHERS, preload
 from penstock.bench.model import Metric, Variant, Workload
 from penstock.bench.suites.frameworks import measure
 from penstock.bench.suites.frameworks.experiment import Experiment
@@ -23,7 +23,6 @@ from penstock.bench.suites.frameworks.workload import make_flax, make_torch_eage
 
 _GLIBC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736"}
 _HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-_JEMALLOC = {"MALLOC_CONF": "retain:true,dirty_decay_ms:-1,muzzy_decay_ms:-1"}
 _ONE_ARENA = {**_GLIBC, "MALLOC_ARENA_MAX": "1"}
 _NO_YNNPACK = {"XLA_FLAGS": f"{YNNPACK}="}
 _YNNPACK_PRODUCTS = {"XLA_FLAGS": f"{YNNPACK}=LIBRARY_FUSION_TYPE_DOT"}
@@ -47,12 +46,8 @@ _GPU = {
 
 def _preloaded() -> dict[str, dict[str, str]]:
     """Return the settings of the allocators that are installed."""
-    found = {}
-    if library := ctypes.util.find_library("jemalloc"):
-        found["jemalloc"] = {"LD_PRELOAD": library, **_JEMALLOC}
-    if library := ctypes.util.find_library("tcmalloc_minimal"):
-        found["tcmalloc"] = {"LD_PRELOAD": library, "TCMALLOC_RELEASE_RATE": "0"}
-    without = {f"{name}, no YNNPACK": {**settings, **_NO_YNNPACK} for name, settings in found.items()}
+    found = {name: {each.name: each.value for each in settings} for name in OTHERS if (settings := preload(name))}
+    without = {f"{name}, no YNNPACK": {**variables, **_NO_YNNPACK} for name, variables in found.items()}
     return found | without
 
 

@@ -2,16 +2,17 @@
 
 **The allocator**, on a CPU. XLA asks malloc for the temporaries of a step as one block, in every step, and frees it at the end.
 glibc gives a block of this size back to the system, and the next step gets it again page by page: 130,000 page faults in each
-step of ViT-tiny at batch 8, 1.4 million in ViT-small at batch 32. So glibc is told to keep what is freed, and to keep it where
-XLA's threads find it:
+step of ViT-tiny at batch 8, 1.4 million in ViT-small at batch 32. An allocator that keeps what is freed has none. jemalloc and
+tcmalloc also have caches for each thread, which XLA's many small blocks gain from. So one of them is loaded before the C library
+where it is installed. Elsewhere, glibc is told to keep what is freed, and to keep it where XLA's threads find it:
 
 - MALLOC_MMAP_MAX_=0: no block comes from mmap, whose memory goes back when it is freed.
 - MALLOC_TRIM_THRESHOLD_: the end of the heap is not given back.
 - MALLOC_ARENA_MAX=1: one heap for all threads. With several, a block is freed into the heap of one thread and asked for
   by another, and heaps of threads have at most 64 MB.
 
-The program then keeps the most memory that it ever used. `benchmarks/launcher_settings.py` compares these with huge pages,
-jemalloc and tcmalloc; docs/launcher.md has the figures.
+The program then keeps the most memory that it ever used. `benchmarks/launcher_settings.py` compares these, with and without huge
+pages; docs/launcher.md has the figures.
 
 **YNNPACK fusions of XLA**, on a CPU. Some jaxlibs compute wrong values with them, or crash (`penstock._doctor.jaxlib_faults`),
 and a step is faster without them. So they are turned off in these jaxlibs.
@@ -22,6 +23,7 @@ it 3 % faster.
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.metadata
 import os
 import platform
@@ -34,8 +36,9 @@ from pathlib import Path
 from penstock._gpu import nvidia_gpu
 
 # The names by which users choose or tune an allocator themselves.
-_OF_USERS = ("MALLOC_", "LD_PRELOAD")
+_OF_USERS = ("MALLOC_", "TCMALLOC_", "LD_PRELOAD")
 _KEEPS = "MALLOC_MMAP_MAX_"
+PRELOAD = "LD_PRELOAD"
 _TUNABLES = "glibc.malloc."
 _HUGE_PAGES = "glibc.malloc.hugetlb="  # works with any other setting
 _NEVER = 1 << 36  # bytes: 64 GiB
@@ -54,6 +57,19 @@ class Setting:
     name: str
     value: str
     why: str
+
+
+_STAYS = "freed blocks stay in the process"
+_TCMALLOC = (
+    Setting("TCMALLOC_RELEASE_RATE", "0", _STAYS),
+    Setting("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", str(_NEVER), "it prints no line for each large block"),
+)
+# What other allocators need, by the name of their library. The first one that is installed is used.
+OTHERS = {
+    "jemalloc": (Setting("MALLOC_CONF", "retain:true,dirty_decay_ms:-1,muzzy_decay_ms:-1", _STAYS),),
+    "tcmalloc_minimal": _TCMALLOC,
+    "tcmalloc": _TCMALLOC,
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +112,13 @@ def for_a_variant() -> tuple[dict[str, str], str]:
       The variables by name, and the reason why the allocator would be that of the other variants; empty if it is another one.
     """
     choice = choose()
-    return choice.variables, "" if _KEEPS in choice.variables else "; ".join(choice.left)
+    return choice.variables, "" if {PRELOAD, _KEEPS} & choice.variables.keys() else "; ".join(choice.left)
+
+
+def preload(name: str) -> tuple[Setting, ...]:
+    """Return the settings that load an allocator of `OTHERS` and let it keep what is freed; none if it is not installed."""
+    library = ctypes.util.find_library(name)
+    return (Setting(PRELOAD, library, f"{name} takes the place of glibc's malloc"), *OTHERS[name]) if library else ()
 
 
 def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
@@ -110,8 +132,11 @@ def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
     tunables = environment.get("GLIBC_TUNABLES", "").split(":")
     if any(each.startswith(_TUNABLES) and not each.startswith(_HUGE_PAGES) for each in tunables):
         return f"{left} GLIBC_TUNABLES has settings of malloc already"
+    for name in OTHERS:
+        if settings := preload(name):
+            return settings
     return (
-        Setting(_KEEPS, "0", "freed blocks stay in the process"),
+        Setting(_KEEPS, "0", _STAYS),
         Setting("MALLOC_TRIM_THRESHOLD_", str(_NEVER), "the end of the heap stays, too"),
         Setting("MALLOC_ARENA_MAX", "1", "all threads share what was freed"),
     )
