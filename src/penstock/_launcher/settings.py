@@ -64,7 +64,7 @@ _TCMALLOC = (
     Setting("TCMALLOC_RELEASE_RATE", "0", _STAYS),
     Setting("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", str(_NEVER), "it prints no line for each large block"),
 )
-# What other allocators need, by the name of their library. The first one that is installed is used.
+# The settings of other allocators, by the name of their library. The first one that is installed is used.
 OTHERS = {
     "jemalloc": (Setting("MALLOC_CONF", "retain:true,dirty_decay_ms:-1,muzzy_decay_ms:-1", _STAYS),),
     "tcmalloc_minimal": _TCMALLOC,
