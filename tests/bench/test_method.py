@@ -8,12 +8,15 @@ from tests.bench.simulation import workload
 
 from penstock.bench.method import method
 from penstock.bench.model import Agreement, Variant
-from penstock.bench.outcome import Block, Outcome, Run
+from penstock.bench.outcome import Block, Outcome, Run, Sample
 from penstock.bench.repetition import Repetition
 
 
 def block(number: int, turn: int) -> Block:
     return Block("a", False, number, turn, 0, "m0", 1.0, 0.0, 0.5, None, None, None, None, None)
+
+
+SAMPLE = Sample("a", False, 0, 0, 0.0, 1.0, None, {"m0": 1.0}, {}, {})
 
 
 def run(*outcomes: Outcome) -> Run:
@@ -23,11 +26,11 @@ def run(*outcomes: Outcome) -> Run:
 def test_live_pairs_say_how_often_they_were_repeated_and_why():
     blocks = tuple(block(number, turn) for number, turns in enumerate((4, 8)) for turn in range(turns))
     plan = Repetition(8, 0.1, 0.02, False, 41.0, 9.4)
-    outcome = Outcome(workload("a", "b"), "full", "a", (), blocks=blocks, repetition=plan)
+    outcome = Outcome(workload("a", "b"), "full", "a", (SAMPLE,), blocks=blocks, repetition=plan)
     first, repeated, verified = method(run(outcome))
     assert first.startswith("Live pairs.")
     assert "seed 7" in first
-    assert "0 rounds of 4 to 8 turns" in repeated
+    assert "1 round of 4 to 8 turns" in repeated
     assert "scatters by 10 % from turn to turn and by 2 % from round to round for good" in repeated
     assert "A start takes 41 s and a turn 9.4 s, so rounds of 8 turns are best" in repeated
     assert "nothing was verified" in verified
@@ -37,14 +40,18 @@ def test_what_is_verified_is_only_what_the_suite_says():
     plain = workload("a", "b")
     agreement = Agreement("x", Variant("r", lambda size: None), {"logits": 1.0, "loss": 1.0})
     verifying = dataclasses.replace(plain, name="other", agreement=agreement, verifies="finite weights")
-    said = method(run(Outcome(plain, "full", "a", ()), Outcome(verifying, "full", "a", ())))
+    said = method(run(Outcome(plain, "full", "a", (SAMPLE,)), Outcome(verifying, "full", "a", (SAMPLE,))))
     assert "pace: nothing was verified: the variants may do different things." in said
     assert "other: verified, outside of the timed part: equal logits, loss before anything was timed; finite weights." in said
 
 
 def test_two_designs_in_one_report_are_named():
-    live = Outcome(workload("a", "b"), "full", "a", (), blocks=(block(0, 0),))
-    alone = Outcome(dataclasses.replace(workload("a", "b"), name="memory"), "full", "a", ())
+    live = Outcome(workload("a", "b"), "full", "a", (SAMPLE,), blocks=(block(0, 0),))
+    alone = Outcome(dataclasses.replace(workload("a", "b"), name="memory"), "full", "a", (SAMPLE,))
     said = method(run(live, alone))
     assert any(line.startswith("pace: Live pairs.") for line in said)
     assert any(line.startswith("memory: Each variant ran alone in a fresh process") for line in said)
+
+
+def test_nothing_is_said_of_a_workload_that_was_not_measured():
+    assert method(run(Outcome(workload("a", "b"), "full", "a", ()))) == []

@@ -21,6 +21,7 @@ from penstock.bench.model import SizeName, Workload
 from penstock.bench.outcome import Run
 from penstock.bench.page import as_html
 from penstock.bench.rounds import Harness
+from penstock.bench.verdict import judge
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,16 @@ def measure_and_report(
     budget: Budget,
     variants: Collection[str] | None,
     files: ReportFiles,
+    answers: bool = False,
 ) -> int:
     """Measure workloads as `measure` does, and print the report.
 
+    Args:
+      answers: whether a report in which nothing could be judged is a failure.
+
     Returns:
-      0, also where a target was missed or a library is not installed; 1 if a variant failed, or the time was too short to
-      measure anything; 130 after Ctrl-C, where the report holds what was measured before.
+      0, also where a target was missed or a library is not installed; 1 if a variant failed, the time was too short to measure
+      anything, or an answer is missing; 130 after Ctrl-C, where the report holds what was measured before.
     """
     warn_of_known_faults()
     console = Console()
@@ -74,7 +79,8 @@ def measure_and_report(
     if interrupted:
         return 130
     nothing = result.partial is not None and not any(outcome.samples for outcome in result.outcomes)
-    return 1 if nothing or any(outcome.failures for outcome in result.outcomes) else 0
+    unanswered = answers and judge(result).trusted is not True
+    return 1 if nothing or unanswered or any(outcome.failures for outcome in result.outcomes) else 0
 
 
 def measure(

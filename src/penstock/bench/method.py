@@ -10,7 +10,7 @@ from penstock.bench.outcome import Outcome, Run
 
 def method(run: Run) -> list[str]:
     """Return a paragraph on how times were measured, and one for each method of scoring."""
-    timed = [outcome for outcome in run.outcomes if not outcome.workload.scored]
+    timed = [outcome for outcome in run.outcomes if outcome.samples and not outcome.workload.scored]
     scored = dict.fromkeys(outcome.workload.method for outcome in run.outcomes if outcome.workload.method)
     if not timed:
         return list(scored)

@@ -30,8 +30,8 @@ examples:
   penstock compare 'python a.py' 'python b.py' --rounds 10 --html report.html
 
 make_inputs returns a tuple of arguments, or the only argument. Exit status: 0 with an answer, also "no difference shown"; 1
-without one, because one of them failed or computes something else, or the time was too short; 2 for arguments that cannot be
-used."""
+without one, because one of them failed or computes something else, the rounds were too few, or one differed from itself; 2 for
+arguments that cannot be used."""
 _MINUTES = 0.9  # for functions; with the start of the command, the answer comes within a minute
 _ROUNDS = 10  # for commands
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"penstock compare: error: {error}", file=sys.stderr)
         return 2
     chosen = [(f"{COMPARISON}{specification.as_text()}", workload_of(specification))]
-    return measure_and_report("compare", chosen, "full", _budget(args, specification), None, files)
+    return measure_and_report("compare", chosen, "full", _budget(args, specification), None, files, answers=True)
 
 
 def specify(args: argparse.Namespace) -> Specification:
