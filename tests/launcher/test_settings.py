@@ -64,8 +64,10 @@ def test_glibc_is_told_to_keep_what_is_freed(cpu):
 
 @glibc
 def test_the_first_other_allocator_that_is_installed_is_loaded(cpu, monkeypatch):
-    monkeypatch.setattr(settings, "preload", lambda name: () if name == "jemalloc" else (Setting("LD_PRELOAD", name, "why"),))
-    assert choose({}).variables == {"LD_PRELOAD": "tcmalloc_minimal"}
+    monkeypatch.setattr(
+        settings, "preload", lambda name: () if name == "tcmalloc_minimal" else (Setting("LD_PRELOAD", name, "why"),)
+    )
+    assert choose({}).variables == {"LD_PRELOAD": "tcmalloc"}
 
 
 @glibc

@@ -76,6 +76,15 @@ class Session:
                 total += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
         return total
 
+    def shrunk(self) -> int:
+        """Return the bytes of memory that the processes once held beyond what they hold now; 0 where the system does not say."""
+        total = 0
+        for process, _ in _processes(self._number):
+            with contextlib.suppress(OSError, KeyError):
+                status = dict(line.split(":", 1) for line in (_PROC / str(process) / "status").read_text().splitlines())
+                total += int(status["VmHWM"].split()[0]) - int(status["VmRSS"].split()[0]) << 10
+        return total
+
 
 def cores() -> int:
     """Count the CPU cores that this process may use."""

@@ -96,33 +96,29 @@ class LiveRound:
         self.close()
 
     def start(self) -> None:
-        """Start a process for each variant, and wait until all are warm. In the first round, look at their memory.
+        """Start a process for each variant, and wait until all are warm.
 
         Raises:
           CannotLiveError: they do not fit into memory together.
         """
         begin = time.perf_counter()
-        first, *others = self.seats
-        if self.number == 0 and others:
-            # The first one alone, so that its memory is known before others could exhaust the machine's.
-            self._start([first])
-            self._check_memory(missing=len(others))
-            self._start(others, check=True)
-        else:
-            self._start(self.seats)
+        self._start(self.seats)
+        self._check_room()
         self.starting += time.perf_counter() - begin
 
     def turn(self) -> None:
         """Let each variant run a block of each metric: all variants the first metric, then all the second one.
 
         Raises:
-          CannotLiveError: a variant does not stop to use the processor when its block has ended.
+          CannotLiveError: a variant does not stop to use the processor when its block has ended, or they do not fit into memory.
         """
         begin, order = time.perf_counter(), next(self._orders)
         for metric in self.workload.metrics:
             for position, seat in enumerate([seat for seat in order if seat in self._seated]):
                 if seat in self._seated:
                     self._block(seat, metric.name, position)
+        if not self.turns:
+            self._check_room()
         self.turns += 1
         self.turning += time.perf_counter() - begin
 
@@ -147,16 +143,19 @@ class LiveRound:
             seated.process.close()
         self._seated.clear()
 
-    def _start(self, seats: Sequence[Seat], check: bool = False) -> None:
-        """Start processes, as many at a time as there are cores: what they compile is not timed."""
-        if not seats:
-            return
+    def _start(self, seats: Sequence[Seat]) -> None:
+        """Start processes, as many at a time as there are cores and as fit into memory: what they compile is not timed.
+
+        Raises:
+          CannotLiveError: they do not fit into memory together.
+        """
         self.say(f"round {self.number + 1}, {self.workload.name}: starting {', '.join(dict.fromkeys(name for name, _ in seats))}")
         at_once = activity.cores()
         waiting = list(seats)
         with ThreadPoolExecutor(at_once) as pool:
             while waiting:
-                group, waiting = waiting[:at_once], waiting[at_once:]
+                count = self._that_fit(min(at_once, len(waiting)))
+                group, waiting = waiting[:count], waiting[count:]
                 begun = [seat for seat in group if self._begin(seat)]
                 try:
                     endings = list(pool.map(self._until_ready, begun))
@@ -166,8 +165,6 @@ class LiveRound:
                 for seat, ended in zip(begun, endings, strict=True):
                     if ended is not None:
                         self._drop(seat, ended)
-                if check:
-                    self._check_memory(len(waiting))
 
     def _begin(self, seat: Seat) -> bool:
         """Start the process of a variant; tell whether it could be started."""
@@ -199,16 +196,39 @@ class LiveRound:
         for mine in [one for one in self._seated if one[0] == seat[0]]:
             self._seated.pop(mine).process.close()
 
-    def _check_memory(self, missing: int) -> None:
-        """Check that so many more variants fit, if each needs as much as the largest one so far."""
-        available, total = activity.available_memory(), activity.total_memory()
-        if available is None or total is None or not self._seated:
-            return
-        largest = max(seated.session.memory() for seated in self._seated.values())
-        if missing * largest > available - _FREE * total:
+    def _that_fit(self, count: int) -> int:
+        """Return how many more processes may start at once, of `count`, if each needs as much as the largest one so far.
+
+        In the first round, the first one starts alone, so that its memory is known before others could exhaust the machine's.
+
+        Raises:
+          CannotLiveError: there is no room for another one.
+        """
+        if not self._seated:
+            return 1 if self.number == 0 else count
+        room = _room()
+        if room is None:
+            return count
+        largest = max(seated.session.memory() + seated.session.shrunk() for seated in self._seated.values())
+        if room < largest:
             raise CannotLiveError(
                 f"{len(self.seats)} processes of up to {largest / 2**30:.1f} GiB do not fit into memory together "
-                f"({available / 2**30:.1f} of {total / 2**30:.1f} GiB were free beside {len(self._seated)} of them)"
+                f"({room / 2**30:.1f} GiB were left beside {len(self._seated)} of them, without a tenth for the page cache)"
+            )
+        return max(1, min(count, int(room // max(largest, 1))))
+
+    def _check_room(self) -> None:
+        """Check that each process can have as much memory as it once had. Only one of them works at a time.
+
+        Raises:
+          CannotLiveError: one of them cannot.
+        """
+        room = _room()
+        wanted = max((seated.session.shrunk() for seated in self._seated.values()), default=0)
+        if room is not None and room < wanted:
+            raise CannotLiveError(
+                f"{len(self.seats)} processes fit into memory together only while they wait: one needs {wanted / 2**30:.1f} GiB "
+                f"more for a block, and {room / 2**30:.1f} GiB were left, without a tenth for the page cache"
             )
 
     def _block(self, seat: Seat, metric: str, position: int) -> None:
@@ -279,6 +299,12 @@ class LiveRound:
         for (name, _), seated in self._seated.items():
             if seated.waited > 0 and seated.used > _IDLE * seated.waited:
                 raise CannotLiveError(f"{name} used {seated.used / seated.waited:.0%} of a core while others had their turns")
+
+
+def _room() -> int | None:
+    """Return the bytes of memory that more processes may take; None where the system does not say."""
+    available, total = activity.available_memory(), activity.total_memory()
+    return None if available is None or total is None else max(0, available - int(_FREE * total))
 
 
 def _share_of_gpu(processes: int) -> dict[str, str]:

@@ -54,11 +54,13 @@ def live(make: MakeTrainer, experiment: Experiment, size: Size) -> Iterator[Live
     # A backward pass that is wrong only at this batch size changes neither the first loss nor the parity check's outputs.
     first_update = norm(updates(before, trainer.weights(), experiment.optimizer))
     del before
-    for _ in range(trainer.warm_up - 1):
+    for _ in range(max(2, trainer.warm_up) - 1):
+        began = time.perf_counter()
         trainer.loss(batch)
+    step = time.perf_counter() - began
     with trainer.loader() as batches:
         alone = _takes_seconds(experiment, size)
-        step, loading = _paces(trainer, batch, batches, experiment)
+        loading = _pace(trainer, batches, experiment)
         # A block starts with a full loader. If it keeps up, it makes one batch in each step, as in the middle of training. Else
         # the block would find batches that no step has paid for.
         skip = 0 if loading < _KEEPS_UP * step else _HELD
@@ -97,18 +99,15 @@ def _train(trainer: Trainer, batches: Iterator[Any], clock: StepClock) -> float:
     return clock.milliseconds()
 
 
-def _paces(trainer: Trainer, batch: Any, batches: Iterator[Any], experiment: Experiment) -> tuple[float, float]:
-    """Return the seconds of a step, the last of the warm-up, and the seconds in which the loader makes a batch."""
-    begin = time.perf_counter()
-    trainer.loss(batch)
-    step = time.perf_counter() - begin
+def _pace(trainer: Trainer, batches: Iterator[Any], experiment: Experiment) -> float:
+    """Return the seconds in which the loader makes a batch."""
     for loaded in itertools.islice(batches, _HELD):  # the loader starts, and its buffers are drained
         trainer.wait(loaded)
     begin = time.perf_counter()
     count = max(2, 2 * experiment.loader_workers)
     for loaded in itertools.islice(batches, count):
         trainer.wait(loaded)
-    return step, (time.perf_counter() - begin) / count
+    return (time.perf_counter() - begin) / count
 
 
 def _takes_seconds(experiment: Experiment, size: Size) -> bool:
