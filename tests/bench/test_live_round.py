@@ -111,6 +111,28 @@ def test_variants_that_do_not_fit_into_memory_together_run_alone(suite, monkeypa
     assert {s.values["speed"] for s in outcome.samples} == {1.0, 3.0}
 
 
+def test_a_process_must_be_able_to_have_again_the_memory_that_it_once_had(suite, tmp_path, monkeypatch):
+    workload = find(suite, "live")
+    with LiveRound(suite, workload, [("one", False), ("three", False)], "full", tmp_path, 0, 1, time.perf_counter) as live:
+        live.start()
+        monkeypatch.setattr(live_round, "_room", lambda: 1 << 20)
+        monkeypatch.setattr(activity.Session, "shrunk", lambda session: 1 << 30)
+        with pytest.raises(CannotLiveError, match="fit into memory together only while they wait"):
+            live.turn()
+
+
+@pytest.mark.skipif(not activity.known(), reason="this system does not tell what a process uses")
+def test_memory_that_a_process_has_given_back_is_known():
+    code = "x = b'x' * (200 << 20); del x; print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes) as process:
+        process.stdout.readline()
+        session = activity.Session(process.pid)
+        assert 190 << 20 < session.shrunk() < 210 << 20
+        assert session.memory() < 100 << 20
+        process.stdin.close()
+
+
 def test_live_variants_beside_one_that_is_not_run_alone_without_a_word(suite):
     outcome = run(suite, "mixed", size="quick")
     assert not outcome.live
