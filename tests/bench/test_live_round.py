@@ -102,6 +102,13 @@ def test_a_variant_that_spins_while_it_waits_makes_all_of_them_run_alone(suite):
     assert not outcome.blocks
 
 
+def test_a_first_round_ends_with_its_share_of_the_time(suite):
+    with Harness([(suite, find(suite, "live"))], "full", seed=1) as harness:
+        harness.round(0, share=0.0)
+        (outcome,) = harness.outcomes()
+    assert {block.turn for block in outcome.blocks} == {0, 1}  # a turn and its reverse
+
+
 def test_variants_that_do_not_fit_into_memory_together_run_alone(suite, monkeypatch):
     monkeypatch.setattr(activity, "available_memory", lambda: 100 << 20)
     outcome = run(suite, "live")

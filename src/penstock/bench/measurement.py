@@ -137,7 +137,8 @@ def measure(
                     break
                 stage = f"in round {done + 1}"
                 left = budget.minutes * 60 - harness.seconds
-                harness.round(done, fitting, turns(current, fitting, done, budget, left), budget.minutes * 60)
+                share = left / (len(fitting) * budget.rounds)
+                harness.round(done, fitting, turns(current, fitting, done, budget, left), budget.minutes * 60, share)
                 done += 1
             return so_far(partial), False
         except KeyboardInterrupt:

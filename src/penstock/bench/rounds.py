@@ -28,7 +28,8 @@ from penstock.bench.process import Finished, run_variant
 from penstock.bench.progress import Progress, begin, check_evidence, control
 from penstock.bench.repetition import LEAST_TURNS
 
-# The first round turns for as long as its processes took to start, but not longer than this: there is no variance to plan with.
+# There is no variance to plan the first round with: it turns for as long as its processes took to start. It ends earlier after
+# so many turns, or when it has used its share of the time.
 _FIRST_TURNS = 20
 
 
@@ -98,6 +99,7 @@ class Harness:
         only: Collection[str] | None = None,
         turns: Mapping[str, int] | None = None,
         until: float = math.inf,
+        share: float = math.inf,
     ) -> None:
         """Run every variant in a fresh process, and the controls in two.
 
@@ -107,6 +109,7 @@ class Harness:
           turns: from a workload's name to the number of turns, for live variants. For others, what `repetition.py` computes; in
             the first round, as many as take the time of the start.
           until: begin no process and no turn after this time, in seconds since the harness was made.
+          share: seconds for a first round of one workload, or for two turns if they take longer.
 
         Raises:
           KeyboardInterrupt: Ctrl-C was pressed; earlier measurements are kept.
@@ -115,13 +118,13 @@ class Harness:
             if only is None or progress.workload.name in only:
                 if progress.live and progress.running:
                     try:
-                        self._live_round(progress, number, (turns or {}).get(progress.workload.name), until)
+                        self._live_round(progress, number, (turns or {}).get(progress.workload.name), until, share)
                         continue
                     except CannotLiveError as error:
                         progress.live_failed(str(error))
                 self._round(progress, number, until)
 
-    def _live_round(self, progress: Progress, number: int, turns: int | None, until: float) -> None:
+    def _live_round(self, progress: Progress, number: int, turns: int | None, until: float, share: float) -> None:
         """Let the variants of a workload take turns.
 
         Raises:
@@ -135,7 +138,7 @@ class Harness:
             progress.module, progress.workload, seats, self.size, self._cache, number, self.seed, lambda: self.seconds, self._say
         ) as live:
             live.start()
-            while not _enough(live, turns, self.size) and (self.seconds < until or not live.turns):
+            while not _enough(live, turns, self.size, share) and (self.seconds < until or not live.turns):
                 live.turn()
             results = live.finish()
         for name, (reason, output) in live.failed.items():
@@ -204,14 +207,15 @@ class Harness:
         return run_variant(progress.module, progress.workload, variant, self.size, self._cache, outputs)
 
 
-def _enough(live: LiveRound, turns: int | None, size: SizeName) -> bool:
+def _enough(live: LiveRound, turns: int | None, size: SizeName, share: float) -> bool:
     """Tell whether a round of live variants has had its turns."""
     if size == "quick":
         return live.turns >= 1
     if turns is not None:
         return live.turns >= turns
     after_its_reverse = live.turns >= LEAST_TURNS and live.turns % 2 == 0
-    return after_its_reverse and (live.turning >= live.starting or live.turns >= _FIRST_TURNS)
+    longest = min(live.starting, share - live.starting)
+    return after_its_reverse and (live.turning >= longest or live.turns >= _FIRST_TURNS)
 
 
 def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, number: int) -> list[tuple[str, bool]]:
