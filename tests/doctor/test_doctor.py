@@ -226,6 +226,9 @@ def test_an_allocator_that_nobody_chose_is_worth_penstock_run(monkeypatch, envir
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
     monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("glibc", "2.36"))
-    finding = machine._allocator("")
-    assert finding.status == status
-    assert ("penstock run" in finding.remedy) == (status == "warning")
+    for installed in (False, True):
+        monkeypatch.setattr(machine, "preload", lambda name, installed=installed: ("a setting",) if installed else ())
+        finding = machine._allocator("")
+        assert finding.status == status
+        assert ("penstock run" in finding.remedy) == (status == "warning")
+        assert ("libtcmalloc" in finding.remedy) == (status == "warning" and not installed)
