@@ -64,8 +64,8 @@ class UnthreadedReader:
         before = meter.wait
         if not self._looks_closer:
             batch = meter.take_inline(read)
-            if meter.wait - before > _SLOW:
-                self._looks_closer = True
+            if (meter.wait - before if meter.steps > 1 else meter.startup) > _SLOW:
+                self._looks_closer, self.slow_in_a_row = True, 1  # it counts if the next ones prove to be slow
             return batch
         waits, processor = _waits(), time.thread_time()
         batch = meter.take_inline(read)
