@@ -15,7 +15,7 @@ from functools import partial
 
 from penstock._doctor.jaxlib_faults import YNNPACK
 from penstock._gpu import nvidia_gpu
-from penstock._launcher.settings import OTHERS, preload
+from penstock._launcher.settings import OTHERS, Choice, preload
 from penstock.bench.model import Metric, Variant, Workload
 from penstock.bench.suites.frameworks import measure
 from penstock.bench.suites.frameworks.experiment import Experiment
@@ -46,7 +46,7 @@ _GPU = {
 
 def _preloaded() -> dict[str, dict[str, str]]:
     """Return the settings of the allocators that are installed."""
-    found = {name: {each.name: each.value for each in settings} for name in OTHERS if (settings := preload(name))}
+    found = {name: Choice(settings).variables for name in OTHERS if (settings := preload(name))}
     without = {f"{name}, no YNNPACK": {**variables, **_NO_YNNPACK} for name, variables in found.items()}
     return found | without
 

@@ -227,7 +227,8 @@ def test_an_allocator_that_nobody_chose_is_worth_penstock_run(monkeypatch, envir
     monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
     monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("glibc", "2.36"))
     for installed in (False, True):
-        monkeypatch.setattr(machine, "preload", lambda name, installed=installed: ("a setting",) if installed else ())
+        found = (settings.Setting("LD_PRELOAD", "libtcmalloc.so", "why"),) if installed else ()
+        monkeypatch.setattr(settings, "preload", lambda name, found=found: found)
         finding = machine._allocator("")
         assert finding.status == status
         assert ("penstock run" in finding.remedy) == (status == "warning")

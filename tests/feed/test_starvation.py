@@ -244,8 +244,9 @@ def test_the_end_is_reached_once_and_without_steps_too():
     assert meter.seconds == 0.0
 
 
-def test_making_a_batch_inline_counts_as_taking_it_and_handing_it_over():
-    inline, in_parts = Meter(makes_batches=True), Meter(makes_batches=True)
+@pytest.mark.parametrize("sampling", [Sampling, lambda: Sampling(0.0, 0.0)], ids=["with looks", "without"])
+def test_making_a_batch_inline_counts_as_taking_it_and_handing_it_over(sampling):
+    inline, in_parts = Meter(sampling(), makes_batches=True), Meter(sampling(), makes_batches=True)
     for _ in range(20):
         assert inline.take_inline(lambda: 7) == 7
         assert in_parts.take(lambda timeout: 7, None) == 7

@@ -165,7 +165,7 @@ def test_a_step_has_few_page_faults_without_another_allocator(faults_as_it_comes
 @glibc
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_step_has_few_page_faults_with_each_other_allocator(faults_as_it_comes, name):
-    variables = {setting.name: setting.value for setting in settings.preload(name)}
+    variables = Choice(settings.preload(name)).variables
     assert faults(sys.executable, "-c", FAULTS, **variables) < FEW * faults_as_it_comes
 
 

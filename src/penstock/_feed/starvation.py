@@ -152,27 +152,20 @@ class Meter:
         where each call of a function is part of the overhead.
         """
         begin = time.perf_counter()
-        if self.steps and not self._asks(begin):
-            try:
-                item = make()
-            except BaseException:
-                self._note_end(begin)
-                raise
-            self._last_at = now = time.perf_counter()
-            waited = now - begin
-            self.wait += waited
-            self._unknown += waited
-            self._unknowns += 1
-            self.steps += 1
-            return item
         if not self.steps:
             item = self._take_first(make, begin)
         else:
+            is_sample = self._asks(begin)
             try:
-                item = self._take_looking(lambda timeout: make(), math.inf, begin, True)
+                item = self._take_looking(lambda timeout: make(), math.inf, begin, True) if is_sample else make()
             except BaseException:
                 self._note_end(begin)
                 raise
+            if not is_sample:
+                self._last_at = now = time.perf_counter()
+                self._add_unknown(now - begin)
+                self.steps += 1
+                return item
         self.hand_over(None, 0.0)
         return item
 

@@ -24,6 +24,7 @@ it 3 % faster.
 from __future__ import annotations
 
 import ctypes.util
+import functools
 import importlib.metadata
 import os
 import platform
@@ -64,8 +65,8 @@ _TCMALLOC = (
     Setting("TCMALLOC_RELEASE_RATE", "0", _STAYS),
     Setting("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", str(_NEVER), "it prints no line for each large block"),
 )
-# The settings of other allocators, by the name of their library. The first one that is installed is
-# used: tcmalloc was as fast as jemalloc or faster, and took less memory, as its threads share the large blocks that are free.
+# The settings of other allocators, by the name of their library. The first one that is installed is used: tcmalloc was as fast as
+# jemalloc or faster, and took less memory, as its threads share the large blocks that are free.
 OTHERS = {
     "tcmalloc_minimal": _TCMALLOC,
     "tcmalloc": _TCMALLOC,
@@ -118,8 +119,14 @@ def for_a_variant() -> tuple[dict[str, str], str]:
 
 def preload(name: str) -> tuple[Setting, ...]:
     """Return the settings that load an allocator of `OTHERS` and let it keep what is freed; none if it is not installed."""
-    library = ctypes.util.find_library(name)
+    library = _library(name)
     return (Setting(PRELOAD, library, f"{name} takes the place of glibc's malloc"), *OTHERS[name]) if library else ()
+
+
+@functools.cache
+def _library(name: str) -> str | None:
+    """Return the file name of a library; None if it is not installed, which takes a tenth of a second to find out."""
+    return ctypes.util.find_library(name)
 
 
 def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:

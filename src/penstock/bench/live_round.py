@@ -102,7 +102,7 @@ class LiveRound:
           CannotLiveError: they do not fit into memory together.
         """
         begin = time.perf_counter()
-        self._start(self.seats)
+        self._start()
         self._check_room()
         self.starting += time.perf_counter() - begin
 
@@ -143,15 +143,17 @@ class LiveRound:
             seated.process.close()
         self._seated.clear()
 
-    def _start(self, seats: Sequence[Seat]) -> None:
+    def _start(self) -> None:
         """Start processes, as many at a time as there are cores and as fit into memory: what they compile is not timed.
 
         Raises:
           CannotLiveError: they do not fit into memory together.
         """
-        self.say(f"round {self.number + 1}, {self.workload.name}: starting {', '.join(dict.fromkeys(name for name, _ in seats))}")
+        self.say(
+            f"round {self.number + 1}, {self.workload.name}: starting {', '.join(dict.fromkeys(name for name, _ in self.seats))}"
+        )
         at_once = activity.cores()
-        waiting = list(seats)
+        waiting = list(self.seats)
         with ThreadPoolExecutor(at_once) as pool:
             while waiting:
                 count = self._that_fit(min(at_once, len(waiting)))
@@ -215,7 +217,7 @@ class LiveRound:
                 f"{len(self.seats)} processes of up to {largest / 2**30:.1f} GiB do not fit into memory together "
                 f"({room / 2**30:.1f} GiB were left beside {len(self._seated)} of them, without a tenth for the page cache)"
             )
-        return max(1, min(count, int(room // max(largest, 1))))
+        return max(1, min(count, room // max(largest, 1)))
 
     def _check_room(self) -> None:
         """Check that each process can have as much memory as it once had. Only one of them works at a time.
