@@ -243,7 +243,7 @@ def test_file_of_a_run_that_is_killed_says_that_it_is_not_finished(suite, tmp_pa
     path = tmp_path / "out.json"
     seen = []
 
-    def look(harness, number, only, turns, until):
+    def look(harness, number, only, turns, until, share):
         seen.append(json.loads(path.read_text())["partial"])
 
     monkeypatch.setattr(Harness, "round", look)
