@@ -15,6 +15,7 @@ import contextlib, json, os, pathlib, signal, sys, threading, time
 from dataclasses import dataclass
 from functools import partial
 import numpy as np
+from penstock.bench import working_clock
 from penstock.bench.environment import Environment
 from penstock.bench.model import Agreement, Live, Measurement, Metric, Remarks, Target, Variant, VerificationError, Workload
 
@@ -121,6 +122,22 @@ def steady(value, size):
     def finish():
         return Measurement(details={"pid": os.getpid(), "blocks": blocks}, evidence={"loss": 1.0})
     yield Live({"speed": block}, finish)
+
+@contextlib.contextmanager
+def busy(size):
+    # Works for 0.2 s, without the time of its stops, and notes from when to when by the clock of the machine.
+    pieces, stopped = [], working_clock._sums[0]
+    def block(seconds):
+        end, latest = working_clock.now() + 0.2, None
+        while working_clock.now() < end:
+            total, at = stopped[0], time.perf_counter()
+            if stopped[0] != total:
+                continue
+            if total != latest:
+                pieces.append([at, at])
+            latest, pieces[-1][1] = total, at
+        return 1.0
+    yield Live({"speed": block}, lambda: Measurement(details={"pieces": pieces}))
 
 @contextlib.contextmanager
 def several(value, size):
@@ -235,6 +252,11 @@ WORKLOADS = (
     workload("one breaks", live("one", steady, 1.0), live("breaks", broken), live("two", steady, 2.0)),
     workload("one starts not", live("one", steady, 1.0), live("starts not", starts_not), live("wrong", wrong_at_last)),
     workload("one spins", live("one", steady, 1.0), live("spins", spinning)),
+    workload("sliced", live("one", busy), live("two", busy), slice_seconds=0.01),
+    workload(
+        "one breaks in slices", live("one", steady, 1.0), live("breaks", broken), live("two", busy),
+        slice_seconds=0.01,
+    ),
     workload("mixed", live("one", steady, 1.0), THREE),
     workload("flaky", ONE, Variant("flaky", flaky), targets=(Target("flaky", "speed", 2, "one"),)),
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import select
+import signal
 import socket
 import subprocess
 import tempfile
@@ -14,6 +17,7 @@ from typing import Any
 
 from penstock.bench.model import Variant, Workload
 from penstock.bench.process import both_ends, kill, reason_of, worker_command, worker_variables
+from penstock.bench.working_clock import StoppedTime
 
 _LAST_WORDS = 10.0  # seconds
 
@@ -40,6 +44,11 @@ class LiveProcess:
     Args:
       module, workload, variant, size, cache: as for `process.run_variant`.
       variables: more environment variables, which do not replace those of the user.
+      sliced: whether the process may be stopped during a block (Linux only).
+
+    Attributes:
+      worked: seconds that it had for its latest block, without those for which it was stopped.
+      slices: the number of pieces in which it had them.
 
     Raises:
       EndedError: the interpreter cannot be started.
@@ -53,12 +62,21 @@ class LiveProcess:
         size: str,
         cache: Path,
         variables: Mapping[str, str] | None = None,
+        sliced: bool = False,
     ):
         self._time_limit = workload.time_limit
+        self.worked, self.slices = 0.0, 0
+        self._metric, self._since = "", time.perf_counter()
+        self._stopped_at: int | None = None  # nanoseconds
+        self._stopped_time = StoppedTime() if sliced else None
         # Files, not pipes: a worker that writes much would wait until somebody reads a pipe.
         self._stdout, self._stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._channel, theirs = socket.socketpair()
+        descriptors = [theirs.fileno()]
         command = worker_command(module, workload, variant, size, "--live", str(theirs.fileno()))
+        if self._stopped_time is not None:
+            descriptors.append(self._stopped_time.descriptor)
+            command += ["--stopped", str(self._stopped_time.descriptor)]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -66,12 +84,11 @@ class LiveProcess:
                 stdout=self._stdout,
                 stderr=self._stderr,
                 env={**(variables or {}), **worker_variables(module, variant, cache)},
-                pass_fds=[theirs.fileno()],
+                pass_fds=descriptors,
                 start_new_session=True,  # so that what the worker starts can be killed, and its use of the processor counted
             )
         except OSError as error:
-            for mine in (self._channel, self._stdout, self._stderr):
-                mine.close()
+            self._close_files()
             raise EndedError(f"{command[0]} cannot be started: {error}", "") from None
         finally:
             theirs.close()
@@ -96,10 +113,57 @@ class LiveProcess:
         Raises:
           EndedError: it ended, took too long, or measured no number.
         """
-        value = self._ask({"metric": metric, "seconds": seconds}).get("value", math.nan)
+        self.request(metric, seconds)
+        value = self.answer(math.inf)
+        assert value is not None, "an answer that is late raises"
+        return value
+
+    def request(self, metric: str, seconds: float) -> None:
+        """Ask for a block of about so many seconds, without waiting for it.
+
+        Raises:
+          EndedError: it has ended.
+        """
+        self._metric, self.worked, self._since = metric, 0.0, time.perf_counter()
+        self.slices = 1 if self._stopped_at is None else 0
+        self._send({"metric": metric, "seconds": seconds})
+
+    def answer(self, within: float) -> float | None:
+        """Return the metric's number, or None if it is not there within so many seconds.
+
+        Raises:
+          EndedError: it ended, took too long, or measured no number.
+        """
+        left = max(0.0, self._time_limit - self.worked - (time.perf_counter() - self._since))
+        there, _, _ = select.select([self._channel], [], [], min(within, left))
+        if not there and within < left:
+            return None
+        if not there:
+            raise self._late()
+        self.worked += time.perf_counter() - self._since
+        value = self._read().get("value", math.nan)
         if not math.isfinite(value):
-            raise EndedError(f"measured no number: {metric} is {value}", self._output())
+            raise EndedError(f"measured no number: {self._metric} is {value}", self._output())
         return float(value)
+
+    def stop(self) -> None:
+        """Stop all its processes, and return when the worker is stopped, or has ended."""
+        if self._stopped_at is None:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+            # WNOWAIT: its end is for `Popen` to see.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            self._stopped_at = time.perf_counter_ns()
+            self.worked += self._stopped_at / 1e9 - self._since
+
+    def go_on(self) -> None:
+        """Let its processes go on. The time since `stop` does not count for the worker's clock."""
+        if self._stopped_at is not None:
+            assert self._stopped_time is not None, "a process that is stopped was made to be"
+            now = time.perf_counter_ns()
+            self._stopped_time.add(now - self._stopped_at)
+            self._stopped_at, self._since = None, now / 1e9
+            self.slices += 1
+            os.killpg(self._process.pid, signal.SIGCONT)
 
     def finish(self) -> dict[str, Any]:
         """Let the variant verify its results, and return them as `worker.result_of` makes them.
@@ -107,23 +171,26 @@ class LiveProcess:
         Raises:
           EndedError: it ended, took too long, or its results are wrong.
         """
-        return self._ask({"finish": True})
+        self._send({"finish": True})
+        return self._read()
 
     def close(self) -> None:
         """End the process, and wait for it. A thread that waits for its answer gets `EndedError` first."""
         kill(self._process)
         self._process.wait()
         self._lines.close()
-        self._channel.close()
-        self._stdout.close()
-        self._stderr.close()
+        self._close_files()
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _close_files(self) -> None:
+        for mine in (self._channel, self._stdout, self._stderr, self._stopped_time):
+            if mine is not None:
+                mine.close()
+
+    def _send(self, request: Mapping[str, Any]) -> None:
         try:
             self._channel.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise self._ended() from error
-        return self._read()
 
     def _read(self) -> dict[str, Any]:
         """Return the next answer."""
@@ -131,13 +198,16 @@ class LiveProcess:
         try:
             line = self._lines.readline()
         except TimeoutError:
-            raise EndedError(f"took more than its {self._time_limit:g} s", self._output()) from None
+            raise self._late() from None
         except OSError as error:
             raise self._ended() from error
         if not line:
             raise self._ended()
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _late(self) -> EndedError:
+        return EndedError(f"took more than its {self._time_limit:g} s", self._output())
 
     def _ended(self) -> EndedError:
         """Return why the process does not answer any more."""

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock._gpu import nvidia_gpu
-from penstock.bench import activity
+from penstock.bench import activity, slices
 from penstock.bench.live_process import EndedError, LiveProcess
 from penstock.bench.model import Workload
 from penstock.bench.outcome import Block
 from penstock.bench.reference_kernel import reference_seconds
+from penstock.bench.slices import work_in_slices
 from penstock.bench.turns import orders
 
 Seat = tuple[str, bool]  # the variant's name, and whether it is the control's second process
@@ -56,6 +57,21 @@ class _Seated:
     waited: float = 0.0  # seconds
     used: float = 0.0  # seconds of the processor while it waited
     rests: tuple[float, float] | None = None  # since when, and its seconds of the processor then
+
+
+class _Busy:
+    """The use of all cores since this was made."""
+
+    def __init__(self) -> None:
+        self._busy, self._ours, self._begin = activity.busy_seconds(), time.process_time(), time.perf_counter()
+
+    def by_others(self, cpu: float) -> float | None:
+        """Return the share of all cores' time that was used neither by variants, for so many seconds, nor by this process."""
+        seconds, busy = time.perf_counter() - self._begin, activity.busy_seconds()
+        if busy is None or self._busy is None:
+            return None
+        theirs = busy - self._busy - cpu - (time.process_time() - self._ours)
+        return min(1.0, max(0.0, theirs) / (seconds * (os.cpu_count() or 1)))
 
 
 @dataclass
@@ -88,6 +104,8 @@ class LiveRound:
         self._seated: dict[Seat, _Seated] = {}
         self._orders = orders(self.seats, f"{self.seed}/{self.workload.name}/{self.number}")
         self._reference: float | None = None
+        self._block_seconds = 0.0 if self.size == "quick" else self.workload.block_seconds
+        self._slice_seconds = self.workload.slice_seconds if slices.possible() else None
 
     def __enter__(self) -> LiveRound:
         return self
@@ -109,12 +127,18 @@ class LiveRound:
     def turn(self) -> None:
         """Let each variant run a block of each metric: all variants the first metric, then all the second one.
 
+        The blocks of a metric run one after the other, or at the same time in slices.
+
         Raises:
           CannotLiveError: a variant does not stop to use the processor when its block has ended, or they do not fit into memory.
         """
         begin, order = time.perf_counter(), next(self._orders)
         for metric in self.workload.metrics:
-            for position, seat in enumerate([seat for seat in order if seat in self._seated]):
+            present = [seat for seat in order if seat in self._seated]
+            if self._slice_seconds is not None:
+                self._blocks_in_slices(present, metric.name)
+                continue
+            for position, seat in enumerate(present):
                 if seat in self._seated:
                     self._block(seat, metric.name, position)
         if not self.turns:
@@ -172,7 +196,8 @@ class LiveRound:
         """Start the process of a variant; tell whether it could be started."""
         try:
             variant = self.workload.variant(seat[0])
-            process = LiveProcess(self.module, self.workload, variant, self.size, self.cache, _share_of_gpu(len(self.seats)))
+            sliced, variables = self._slice_seconds is not None, _share_of_gpu(len(self.seats))
+            process = LiveProcess(self.module, self.workload, variant, self.size, self.cache, variables, sliced)
         except EndedError as ended:
             self._drop(seat, ended)
             return False
@@ -234,28 +259,62 @@ class LiveRound:
             )
 
     def _block(self, seat: Seat, metric: str, position: int) -> None:
+        """Let a variant run a block alone."""
         seated = self._seated[seat]
         self.say(f"round {self.number + 1}, turn {self.turns + 1}, {self.workload.name}: {seat[0]}{' (A/A control)' * seat[1]}")
         before_it = self._reference if self._reference is not None else reference_seconds()
-        used, busy, ours = seated.session.look(), activity.busy_seconds(), time.process_time()
+        used, busy, started = seated.session.look(), _Busy(), self.clock()
         self._wakes(seated, used.cpu)
-        started, begin = self.clock(), time.perf_counter()
         try:
-            value = seated.process.block(metric, 0.0 if self.size == "quick" else self.workload.block_seconds)
+            value = seated.process.block(metric, self._block_seconds)
         except EndedError as ended:
             self._drop(seat, ended)
             return
-        seconds = time.perf_counter() - begin
-        ended_busy, ours = activity.busy_seconds(), time.process_time() - ours
-        in_block = seated.session.look().since(used).cpu  # `look`: the block may have started or ended processes
+        others = busy.by_others(seated.session.look().since(used).cpu)  # `look`: the block may have started or ended processes
         self._settle(seat, seated)
         total = seated.session.look().since(used)
         self._reference = reference_seconds()
-        others = None
-        if busy is not None and ended_busy is not None:
-            theirs = max(0.0, ended_busy - busy - in_block - ours)
-            others = min(1.0, theirs / (seconds * (os.cpu_count() or 1)))
-        known = activity.known()
+        reference = (before_it + self._reference) / 2
+        self._note(seat, metric, position, value, started, total, others, reference)
+
+    def _blocks_in_slices(self, order: Sequence[Seat], metric: str) -> None:
+        """Let all variants run a block at the same time, in slices."""
+        self.say(f"round {self.number + 1}, turn {self.turns + 1}, {self.workload.name}: {metric} of all variants, in slices")
+        used = {seat: self._seated[seat].session.look() for seat in order}
+        for seat in order:
+            self._wakes(self._seated[seat], used[seat].cpu)
+        busy, started = _Busy(), self.clock()
+        values: dict[Seat, tuple[float, activity.Activity]] = {}
+
+        def answered(seat: Seat, value: float) -> None:
+            self._settle(seat, self._seated[seat])
+            values[seat] = value, self._seated[seat].session.look().since(used[seat])
+
+        def ended(seat: Seat, error: EndedError) -> None:
+            self._drop(seat, error)
+            for gone in processes.keys() - self._seated.keys():  # the control has two
+                del processes[gone]
+
+        processes = {seat: self._seated[seat].process for seat in order}
+        assert self._slice_seconds is not None
+        work_in_slices(order, processes, metric, self._block_seconds, self._slice_seconds, answered, ended)
+        others = busy.by_others(sum(total.cpu for _, total in values.values()))
+        for position, seat in enumerate(order):
+            if seat in values and seat in self._seated:
+                self._note(seat, metric, position, values[seat][0], started, values[seat][1], others, None)
+
+    def _note(
+        self,
+        seat: Seat,
+        metric: str,
+        position: int,
+        value: float,
+        started: float,
+        total: activity.Activity,
+        others: float | None,
+        reference: float | None,
+    ) -> None:
+        process, known = self._seated[seat].process, activity.known()
         self.blocks.append(
             Block(
                 *seat,
@@ -265,12 +324,13 @@ class LiveRound:
                 metric,
                 value,
                 started,
-                seconds,
+                process.worked,
                 total.cpu if known else None,
                 total.faults if known else None,
                 total.switches if known else None,
                 others,
-                (before_it + self._reference) / 2,
+                reference,
+                process.slices,
             )
         )
 

@@ -15,9 +15,11 @@ def method(run: Run) -> list[str]:
     if not timed:
         return list(scored)
     live = [outcome for outcome in timed if outcome.live]
+    sliced = [outcome for outcome in live if any(block.slices > 1 for block in outcome.blocks)]
     alone = [outcome for outcome in timed if not outcome.live]
     return [
         *([_live_method(run, live, only=not alone)] if live else []),
+        *([_sliced_method(sliced, only=len(sliced) == len(timed))] if sliced else []),
         *map(_repeated, live),
         *([_alone_method(run, alone, only=not live)] if alone else []),
         *_verified(timed),
@@ -34,6 +36,16 @@ def _live_method(run: Run, live: Sequence[Outcome], only: bool) -> str:
         f"squares (seed {run.seed}). Ratios are of blocks of one turn. A round gives one number, the robust location of its "
         "turns. Intervals and p-values are Student's over rounds, so they hold for processes that are yet to start; p-values are "
         "corrected by Holm over the report. docs/measuring.md says why."
+    )
+
+
+def _sliced_method(sliced: Sequence[Outcome], only: bool) -> str:
+    """Say that the blocks of a turn ran at the same time."""
+    milliseconds = sorted({1e3 * (outcome.workload.slice_seconds or 0.0) for outcome in sliced})
+    return (
+        f"{'' if only else _names(sliced) + ': '}The blocks of a turn ran at the same time in slices of {_several(milliseconds)} "
+        "ms: one process worked, and the others were stopped, also in the middle of a step. So a burst in which others take the "
+        "machine's time hits all variants. The time for which a process was stopped does not count."
     )
 
 

@@ -28,6 +28,10 @@ SizeName = Literal["full", "quick"]
 Outputs = Mapping[str, np.ndarray]
 
 
+# Shorter than most bursts in which others take a machine's time, and long beside what it takes to fill the caches again.
+SLICE_SECONDS = 0.05
+
+
 class VerificationError(Exception):
     """An error in a variant's results: it did not do the workload's task, so its time is not used."""
 
@@ -217,6 +221,9 @@ class Workload:
       only_together: nothing more is measured when fewer than two variants are left.
       block_seconds: the length of a block, for live variants; 0.2 to 1 is short for the drift of a machine, and long beside the
         change from one process to the next.
+      slice_seconds: for live variants that are stopped and continued within their blocks, so that the blocks of a turn run at the
+        same time (`slices.py`): how long one works before the next one does. None to run the blocks one after the other, which a
+        workload needs whose variants sleep, or measure time otherwise than by `working_clock.now` (as a `StepClock` does).
     """
 
     name: str
@@ -233,6 +240,7 @@ class Workload:
     verifies: str = ""
     only_together: bool = False
     block_seconds: float = 0.5
+    slice_seconds: float | None = None
 
     @property
     def live(self) -> bool:

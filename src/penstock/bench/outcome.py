@@ -53,13 +53,14 @@ class Block:
       metric: the metric's name.
       value: its number.
       started: seconds from the start of the benchmark.
-      seconds: the duration of the block.
+      seconds: the duration of the block, without the time for which it was stopped.
       cpu: the seconds of the processor that the variant's processes used.
       faults, switches: their page faults, and how often a core was taken away from one of their threads.
       others: the share of all cores' time that was used by neither them nor anybody's idling.
       reference: the seconds of the reference kernel (`reference_kernel.py`), the mean of just before and just after the block.
+      slices: the number of slices in which the block ran (`slices.py`); 1 where it ran without a stop.
 
-    The last five are None where the system does not tell.
+    The five before `slices` are None where the system does not tell, and the reference kernel's also for a block in slices.
     """
 
     variant: str
@@ -76,6 +77,7 @@ class Block:
     switches: int | None
     others: float | None
     reference: float | None
+    slices: int = 1
 
 
 @dataclass(frozen=True)

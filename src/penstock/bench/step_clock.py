@@ -7,9 +7,10 @@ that never waits would queue far more work than a block has time for.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
+
+from penstock.bench import working_clock
 
 
 class StepClock:
@@ -34,7 +35,7 @@ class StepClock:
         least: int = 1,
         skip: int = 0,
         alone: bool = False,
-        now: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] = working_clock.now,
     ):
         self._seconds, self._least, self._skip, self._alone, self._now = seconds, least, skip, alone, now
         self._in_flight: Callable[[], Any] | None = None

@@ -7,8 +7,11 @@ The program is started by its path, in the interpreter that the variant needs; p
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import json
+import os
+import signal
 import socket
 import sys
 import types
@@ -18,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.bench.model import Measurement, Variant, Workload
+
+_PR_SET_PDEATHSIG = 1  # Linux's <sys/prctl.h>
 
 
 def main() -> None:
@@ -29,10 +34,14 @@ def main() -> None:
     written.add_argument("--result", type=Path, help="measure, and write what was measured here, as JSON")
     written.add_argument("--outputs", type=Path, help="compute the outputs that variants are compared by, and write them here")
     written.add_argument("--live", type=int, metavar="FD", help="serve requests for blocks on this socket, until it is closed")
+    parser.add_argument(
+        "--stopped", type=int, metavar="FD", help="shared memory with the time for which this process was stopped"
+    )
     args = parser.parse_args()
     sys.path.pop(0)  # this folder: its modules must not be importable as top-level modules
     _find_penstock()
     from penstock.bench.suites import find
+    from penstock.bench.working_clock import count_stops
 
     workload = find(args.module, args.workload)
     variant, size = workload.variant(args.variant), workload.sizes[args.size]
@@ -43,6 +52,9 @@ def main() -> None:
         np.savez(args.outputs, allow_pickle=False, **variant.outputs(size))
         return
     if args.live is not None:
+        if args.stopped is not None:
+            _end_with_the_harness()
+            count_stops(args.stopped)
         with socket.socket(fileno=args.live) as channel:
             serve(channel, variant, size)
         return
@@ -70,6 +82,14 @@ def serve(channel: socket.socket, variant: Variant, size: Any) -> None:
 def _answer(lines: Any, answer: dict[str, Any]) -> None:
     lines.write(json.dumps(answer) + "\n")
     lines.flush()
+
+
+def _end_with_the_harness() -> None:
+    """Let Linux kill this process when the harness ends, because a stopped process does not see that its channel is closed."""
+    harness = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != harness:  # it ended before
+        sys.exit()
 
 
 _BLOCKS = 5  # of each metric, for a live variant that is measured alone

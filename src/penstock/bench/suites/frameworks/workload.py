@@ -9,7 +9,7 @@ from functools import partial
 from penstock._gpu import nvidia_gpu
 from penstock._launcher.settings import for_a_variant
 from penstock.bench.environment import Environment
-from penstock.bench.model import Agreement, Metric, Target, Variant, Workload
+from penstock.bench.model import SLICE_SECONDS, Agreement, Metric, Target, Variant, Workload
 from penstock.bench.suites.frameworks import measure, reference
 from penstock.bench.suites.frameworks.experiment import GEOMETRIES, QUICK, Experiment, Size
 from penstock.bench.suites.frameworks.trainer import MakeTrainer, Trainer
@@ -58,6 +58,7 @@ def workload_of(experiment: Experiment) -> Workload:
         time_limit=_time_limit(experiment),
         agreement=_agreement(experiment),
         verifies="the loss and the update of the first step, which are equal in all variants, and finite weights at the end",
+        slice_seconds=SLICE_SECONDS,
     )
 
 

@@ -63,6 +63,7 @@ class Task:
       make: makes the job. It imports Keras, so it runs in worker processes only.
       bound: the target for the time of a step with threaded epochs, as a multiple of the time without them.
       each_step: whether there is a callback after each step that gets the loss as a number, so that Keras waits for the step.
+      sleeps: whether its input sleeps, as if it waited for storage.
       full: whether the task also has the geometry "full".
     """
 
@@ -74,4 +75,5 @@ class Task:
     make: MakeJob
     bound: float = 1.01
     each_step: bool = False
+    sleeps: bool = False
     full: bool = True

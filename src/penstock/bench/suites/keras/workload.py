@@ -6,7 +6,7 @@ import importlib
 from contextlib import AbstractContextManager
 from functools import partial
 
-from penstock.bench.model import Agreement, Live, Metric, Outputs, Target, Variant, Workload
+from penstock.bench.model import SLICE_SECONDS, Agreement, Live, Metric, Outputs, Target, Variant, Workload
 from penstock.bench.suites.keras.epochs import Epochs
 from penstock.bench.suites.keras.task import Geometry, Job, Size, Task
 
@@ -46,9 +46,19 @@ TASKS = (
         400,
         bound=1 / 1.8,
         each_step=True,
+        sleeps=True,
         full=False,
     ),
-    _task("slow-fit-no-callback", "fit from storage that takes 5 ms a batch", "plain.slow_job", "fit", 224, 400, full=False),
+    _task(
+        "slow-fit-no-callback",
+        "fit from storage that takes 5 ms a batch",
+        "plain.slow_job",
+        "fit",
+        224,
+        400,
+        sleeps=True,
+        full=False,
+    ),
     _task(
         "overhead", "fit a dense layer on small arrays in memory", "plain.arrays_job", "fit", 32, 20_000, bound=1.03, full=False
     ),
@@ -88,6 +98,7 @@ def workload_of(task: Task, geometry: Geometry) -> Workload:
         time_limit=300.0 if small else 1800.0,
         agreement=Agreement(f"{TASKS[0].name}, 4 steps", _variant("default", task, ""), TOLERANCES, evidence={"predicted": 1e-4}),
         verifies="equal results of the first epoch, the epoch iterator, and the thread that makes the batches",
+        slice_seconds=None if task.sleeps else SLICE_SECONDS,
     )
 
 

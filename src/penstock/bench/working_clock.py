@@ -1,0 +1,57 @@
+"""Tell the time in which this process was allowed to work.
+
+A live variant may work in *slices*: the harness stops its processes in the middle of a step, lets others work, and continues it
+(`slices.py`). A clock that the variant reads must not count the time in between. The harness keeps the sum of the stopped time in
+a page of memory that it shares with the worker, and changes it only while the worker is stopped. So a worker that finds the same
+sum before and after it has read the system's clock was not stopped meanwhile.
+
+Both read the same clock: on Linux, `time.perf_counter` is CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+
+_BYTES = 8  # a number of nanoseconds
+_sums: list[memoryview] = []  # one, in a worker that may be stopped
+
+
+class StoppedTime:
+    """The sum of a worker's stopped time, as its harness keeps it. Linux only.
+
+    Attributes:
+      descriptor: of the shared memory, for the worker.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("stopped time")
+        os.ftruncate(self.descriptor, _BYTES)
+        self._page = mmap.mmap(self.descriptor, _BYTES)
+
+    def add(self, nanoseconds: int) -> None:
+        """Add stopped time, while the worker is stopped."""
+        before = int.from_bytes(self._page[:_BYTES], "little")
+        self._page[:_BYTES] = (before + nanoseconds).to_bytes(_BYTES, "little")
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._page.close()
+        os.close(self.descriptor)
+
+
+def count_stops(descriptor: int) -> None:
+    """Let `now` leave out the stopped time that is kept in this shared memory."""
+    _sums[:] = [memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")]
+
+
+def now() -> float:
+    """Return seconds, from any moment on, without those for which the harness has stopped this process."""
+    if not _sums:
+        return time.perf_counter()
+    (total,) = _sums
+    while True:
+        stopped, seconds = total[0], time.perf_counter()
+        if total[0] == stopped:
+            return seconds - stopped / 1e9
