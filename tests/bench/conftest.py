@@ -147,7 +147,7 @@ def several(value, size):
 def broken(size):
     calls = []
     def block(seconds):
-        calls.append(0)
+        calls.append(working_clock.now())
         print("about to break", file=sys.stderr)
         if len(calls) == 2:
             raise RuntimeError("in the second block")
@@ -253,8 +253,9 @@ WORKLOADS = (
     workload("one starts not", live("one", steady, 1.0), live("starts not", starts_not), live("wrong", wrong_at_last)),
     workload("one spins", live("one", steady, 1.0), live("spins", spinning)),
     workload("sliced", live("one", busy), live("two", busy), slice_seconds=0.01),
+    workload("another clock", live("one", busy), live("two", steady, 1.0), slice_seconds=0.01),
     workload(
-        "one breaks in slices", live("one", steady, 1.0), live("breaks", broken), live("two", busy),
+        "one breaks in slices", live("one", busy), live("breaks", broken), live("two", busy),
         slice_seconds=0.01,
     ),
     workload("mixed", live("one", steady, 1.0), THREE),

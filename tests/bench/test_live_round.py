@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -112,6 +113,21 @@ def test_a_variant_that_breaks_in_a_slice_is_left_out_and_the_others_go_on(suite
     assert "RuntimeError: in the second block" in failure.reason
     assert {s.variant for s in outcome.samples} == {"one", "two"}
     assert all(len(s.steps["speed"]) == 4 for s in outcome.samples)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="slices need Linux")
+def test_a_variant_that_measures_slices_by_another_clock_is_left_out(suite):
+    (failure,) = run(suite, "another clock").failures
+    assert failure.variant == "two"
+    assert "'speed' was measured without working_clock.now" in failure.reason
+
+
+def test_slices_have_a_shortest_length():
+    workload = find("penstock.bench.suites.keras", "bert-fit-b8")
+    for seconds in (0.0, -1.0, float("nan"), 1e-6):
+        with pytest.raises(ValueError, match="slices of"):
+            replace(workload, slice_seconds=seconds)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 One thread asks and ends the processes, so that at most one of them works at any moment of a turn. (While they start, each has a
 thread that waits for it, and nothing is timed.)
 
+- Blocks in slices (`slices.py`) begin together; still at most one process works at any moment.
 - A variant works only between a request for a block and its answer, and then until it is *settled*: its processes have stopped
   to use the processor. Loaders, for example, first fill their buffers. The next block begins after that.
 - All others wait in a blocking read. Whether they are idle is not assumed: their use of the processor is added up while they
@@ -83,6 +84,7 @@ class LiveRound:
       failed: the variants that failed, with the reason and what they wrote.
       starting, turning: the seconds that were spent on each.
       turns: the number of complete turns.
+      slice_seconds: the length of the slices of a turn's blocks; None where they run one after the other.
     """
 
     module: str
@@ -99,13 +101,14 @@ class LiveRound:
     starting: float = 0.0
     turning: float = 0.0
     turns: int = 0
+    slice_seconds: float | None = field(init=False)
 
     def __post_init__(self) -> None:
         self._seated: dict[Seat, _Seated] = {}
         self._orders = orders(self.seats, f"{self.seed}/{self.workload.name}/{self.number}")
         self._reference: float | None = None
         self._block_seconds = 0.0 if self.size == "quick" else self.workload.block_seconds
-        self._slice_seconds = self.workload.slice_seconds if slices.possible() else None
+        self.slice_seconds = self.workload.slice_seconds if slices.possible() else None
 
     def __enter__(self) -> LiveRound:
         return self
@@ -135,7 +138,7 @@ class LiveRound:
         begin, order = time.perf_counter(), next(self._orders)
         for metric in self.workload.metrics:
             present = [seat for seat in order if seat in self._seated]
-            if self._slice_seconds is not None:
+            if self.slice_seconds is not None:
                 self._blocks_in_slices(present, metric.name)
                 continue
             for position, seat in enumerate(present):
@@ -196,7 +199,7 @@ class LiveRound:
         """Start the process of a variant; tell whether it could be started."""
         try:
             variant = self.workload.variant(seat[0])
-            sliced, variables = self._slice_seconds is not None, _share_of_gpu(len(self.seats))
+            sliced, variables = self.slice_seconds is not None, _share_of_gpu(len(self.seats))
             process = LiveProcess(self.module, self.workload, variant, self.size, self.cache, variables, sliced)
         except EndedError as ended:
             self._drop(seat, ended)
@@ -296,8 +299,8 @@ class LiveRound:
                 del processes[gone]
 
         processes = {seat: self._seated[seat].process for seat in order}
-        assert self._slice_seconds is not None
-        work_in_slices(order, processes, metric, self._block_seconds, self._slice_seconds, answered, ended)
+        assert self.slice_seconds is not None
+        work_in_slices(order, processes, metric, self._block_seconds, self.slice_seconds, answered, ended)
         others = busy.by_others(sum(total.cpu for _, total in values.values()))
         for position, seat in enumerate(order):
             if seat in values and seat in self._seated:

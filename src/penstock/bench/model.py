@@ -224,6 +224,9 @@ class Workload:
       slice_seconds: for live variants that are stopped and continued within their blocks, so that the blocks of a turn run at the
         same time (`slices.py`): how long one works before the next one does. None to run the blocks one after the other, which a
         workload needs whose variants sleep, or measure time otherwise than by `working_clock.now` (as a `StepClock` does).
+
+    Raises:
+      ValueError: slices shorter than a millisecond, of which most would be the change from one process to the next.
     """
 
     name: str
@@ -241,6 +244,10 @@ class Workload:
     only_together: bool = False
     block_seconds: float = 0.5
     slice_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.slice_seconds is not None and not self.slice_seconds >= 1e-3:
+            raise ValueError(f"workload {self.name!r} has slices of {self.slice_seconds} s; they must have 0.001 s or more")
 
     @property
     def live(self) -> bool:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.bench.model import Measurement, Variant, Workload
 
+_OTHER_CLOCK = "{!r} was measured without working_clock.now: other clocks do not stop between the slices of a block"
 _PR_SET_PDEATHSIG = 1  # Linux's <sys/prctl.h>
 
 
@@ -40,8 +41,8 @@ def main() -> None:
     args = parser.parse_args()
     sys.path.pop(0)  # this folder: its modules must not be importable as top-level modules
     _find_penstock()
+    from penstock.bench import working_clock
     from penstock.bench.suites import find
-    from penstock.bench.working_clock import count_stops
 
     workload = find(args.module, args.workload)
     variant, size = workload.variant(args.variant), workload.sizes[args.size]
@@ -54,7 +55,7 @@ def main() -> None:
     if args.live is not None:
         if args.stopped is not None:
             _end_with_the_harness()
-            count_stops(args.stopped)
+            working_clock.count_stops(args.stopped)
         with socket.socket(fileno=args.live) as channel:
             serve(channel, variant, size)
         return
@@ -68,6 +69,8 @@ def serve(channel: socket.socket, variant: Variant, size: Any) -> None:
     A request for a block is {"metric": …, "seconds": …}, its answer {"value": …}. The request {"finish": true} is the last one;
     its answer is the result. A request is read by a blocking call, so the main thread uses no processor while it waits.
     """
+    from penstock.bench import working_clock
+
     assert variant.live is not None, f"{variant.name} is not live"
     with variant.live(size) as live, channel.makefile("rw") as lines:
         _answer(lines, {"ready": True})
@@ -76,7 +79,11 @@ def serve(channel: socket.socket, variant: Variant, size: Any) -> None:
             if "finish" in request:
                 _answer(lines, result_of(live.finish()))
                 return
-            _answer(lines, {"value": float(live.blocks[request["metric"]](request["seconds"]))})
+            before = working_clock.reads()
+            value = float(live.blocks[request["metric"]](request["seconds"]))
+            if before is not None and working_clock.reads() == before:
+                raise RuntimeError(_OTHER_CLOCK.format(request["metric"]))
+            _answer(lines, {"value": value})
 
 
 def _answer(lines: Any, answer: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ import time
 
 _BYTES = 8  # a number of nanoseconds
 _sums: list[memoryview] = []  # one, in a worker that may be stopped
+_reads = [0]
 
 
 class StoppedTime:
@@ -51,7 +52,13 @@ def now() -> float:
     if not _sums:
         return time.perf_counter()
     (total,) = _sums
+    _reads[0] += 1
     while True:
         stopped, seconds = total[0], time.perf_counter()
         if total[0] == stopped:
             return seconds - stopped / 1e9
+
+
+def reads() -> int | None:
+    """Return how often `now` was called; None in a process that is never stopped."""
+    return _reads[0] if _sums else None
