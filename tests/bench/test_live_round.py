@@ -117,6 +117,18 @@ def test_a_variant_that_breaks_in_a_slice_is_left_out_and_the_others_go_on(suite
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="slices need Linux")
+def test_blocks_whose_memory_does_not_fit_at_the_same_time_run_one_after_the_other(suite, monkeypatch):
+    gigabyte = 1 << 30
+    monkeypatch.setattr(live_round.activity, "total_memory", lambda: 0)
+    monkeypatch.setattr(live_round.activity, "available_memory", lambda: 5 * gigabyte)
+    monkeypatch.setattr(live_round.activity.Session, "shrunk", lambda session: 2 * gigabyte)
+    outcome = run(suite, "sliced")
+    assert outcome.live
+    assert {block.slices for block in outcome.blocks} == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="slices need Linux")
 def test_a_variant_that_measures_slices_by_another_clock_is_left_out(suite):
     (failure,) = run(suite, "another clock").failures
     assert failure.variant == "two"
@@ -175,7 +187,9 @@ def test_variants_that_do_not_start_or_are_wrong_at_the_end_are_left_out(suite):
 def test_a_variant_that_spins_while_it_waits_makes_all_of_them_run_alone(suite):
     outcome = run(suite, "one spins")
     assert not outcome.live
-    assert outcome.alone.startswith("spins still used the processor 2 s after its block")
+    assert outcome.alone.startswith(
+        ("spins still used the processor 2 s after its block", "spins used")
+    )  # both cores may be busy
     assert {s.variant for s in outcome.samples} == {"one", "spins"}
     assert not outcome.blocks
 

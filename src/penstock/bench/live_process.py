@@ -114,6 +114,7 @@ class LiveProcess:
           EndedError: it ended, took too long, or measured no number.
         """
         self.request(metric, seconds)
+        self.go_on()
         value = self.answer(math.inf)
         assert value is not None, "an answer that is late raises"
         return value
@@ -147,7 +148,7 @@ class LiveProcess:
         return float(value)
 
     def stop(self) -> None:
-        """Stop all its processes, and return when the worker is stopped, or has ended."""
+        """Stop all its processes, and return when the worker is stopped, or has ended. `go_on` and `finish` continue them."""
         if self._stopped_at is None:
             os.killpg(self._process.pid, signal.SIGSTOP)
             # WNOWAIT: its end is for `Popen` to see.
@@ -171,6 +172,7 @@ class LiveProcess:
         Raises:
           EndedError: it ended, took too long, or its results are wrong.
         """
+        self.go_on()
         self._send({"finish": True})
         return self._read()
 

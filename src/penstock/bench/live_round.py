@@ -125,6 +125,7 @@ class LiveRound:
         begin = time.perf_counter()
         self._start()
         self._check_room()
+        self._choose_slices()
         self.starting += time.perf_counter() - begin
 
     def turn(self) -> None:
@@ -146,6 +147,7 @@ class LiveRound:
                     self._block(seat, metric.name, position)
         if not self.turns:
             self._check_room()
+            self._choose_slices()
         self.turns += 1
         self.turning += time.perf_counter() - begin
 
@@ -260,6 +262,15 @@ class LiveRound:
                 f"{len(self.seats)} processes fit into memory together only while they wait: one needs {wanted / 2**30:.1f} GiB "
                 f"more for a block, and {room / 2**30:.1f} GiB were left, without a tenth for the page cache"
             )
+
+    def _choose_slices(self) -> None:
+        """Run blocks one after the other if the processes could not all have again the memory that they once had.
+
+        A process that is stopped in the middle of a step holds the step's memory.
+        """
+        room = _room()
+        if room is not None and room < sum(seated.session.shrunk() for seated in self._seated.values()):
+            self.slice_seconds = None
 
     def _block(self, seat: Seat, metric: str, position: int) -> None:
         """Let a variant run a block alone."""

@@ -6,8 +6,8 @@ of which all variants get some. `docs/measuring.md` has the figures.
 
 Who may work: the harness's thread stops the processes of all seats (SIGSTOP to their group; it waits until the worker is
 stopped), and then continues one at a time, with its request before its first slice. After the slice, it stops this one before it
-continues the next one. A seat whose answer has come stays continued: it waits for its next request, and is settled before the
-next seat works. The order of the seats is reversed after every slice, so each is before and after each other equally often.
+continues the next one. A seat whose answer has come is settled, and then stopped too. So between turns all are stopped. The order
+of the seats is reversed after every slice, so each is before and after each other equally often.
 
 What a slice costs is a part of the variant's time, in all variants: the signals take about 0.1 ms, and caches that another
 variant has filled have to be filled again. Stopped time is left out by the worker's clock (`working_clock.py`). A sleep, a time
@@ -41,7 +41,7 @@ def work_in_slices(
     answered: Callable[[_S, float], None],
     ended: Callable[[_S, EndedError], None],
 ) -> None:
-    """Let each seat run a block, in slices, and return when all have answered or ended.
+    """Let each seat run a block, in slices, and return when all have answered or ended. They are left stopped.
 
     Args:
       order: the seats, in the order of their first slices.
@@ -70,9 +70,8 @@ def work_in_slices(
                 working.remove(seat)
                 ended(seat, error)
                 continue
-            if value is None:
-                process.stop()
-            else:
+            if value is not None:
                 working.remove(seat)
                 answered(seat, value)
+            process.stop()
         working.reverse()
