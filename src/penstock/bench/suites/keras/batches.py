@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
+from penstock.bench import working_clock
 from penstock.bench.suites.keras.keras_setup import keras
 
 
@@ -14,7 +14,7 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
     """An epoch of `count` batches; `make` returns the batch of a number.
 
     Attributes:
-      made: for each batch since `forget`, whether the main thread made it, and the seconds that this took.
+      made: for each batch since `forget`, whether the main thread made it, and the seconds that this took, without stops.
     """
 
     def __init__(self, count: int, make: Callable[[int], Any]):
@@ -26,9 +26,9 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
         return self._count
 
     def __getitem__(self, number: int) -> Any:
-        begin = time.perf_counter()
+        begin = working_clock.now()
         batch = self._make(number)
-        self.made.append((threading.current_thread() is threading.main_thread(), time.perf_counter() - begin))
+        self.made.append((threading.current_thread() is threading.main_thread(), working_clock.now() - begin))
         return batch
 
     def forget(self) -> None:
