@@ -22,6 +22,9 @@ from penstock.bench.rounds import Harness
 from penstock.bench.suites import find
 from penstock.bench.verdict import judge
 
+# Slices need memfd_create, waitid for stopped processes, and a clock that all processes share. Elsewhere, blocks are whole.
+_IN_SLICES = pytest.mark.skipif(sys.platform != "linux", reason="slices need Linux")
+
 
 def run(module: str, name: str, rounds: int = 1, size: str = "full", turns: int = 2) -> Outcome:
     with Harness([(module, find(module, name))], size, seed=1) as harness:
@@ -89,7 +92,7 @@ def test_a_variant_that_breaks_in_its_turn_is_left_out_and_the_others_go_on(suit
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="slices need Linux")
+@_IN_SLICES
 def test_blocks_in_slices_run_at_the_same_time_and_never_two_processes_at_once(suite):
     outcome = run(suite, "sliced", turns=2)
     assert outcome.live
@@ -106,7 +109,7 @@ def test_blocks_in_slices_run_at_the_same_time_and_never_two_processes_at_once(s
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="slices need Linux")
+@_IN_SLICES
 def test_a_variant_that_breaks_in_a_slice_is_left_out_and_the_others_go_on(suite):
     outcome = run(suite, "one breaks in slices", turns=4)
     (failure,) = outcome.failures
@@ -116,7 +119,7 @@ def test_a_variant_that_breaks_in_a_slice_is_left_out_and_the_others_go_on(suite
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="slices need Linux")
+@_IN_SLICES
 def test_blocks_whose_memory_does_not_fit_at_the_same_time_run_one_after_the_other(suite, monkeypatch):
     gigabyte = 1 << 30
     monkeypatch.setattr(live_round.activity, "total_memory", lambda: 0)
@@ -128,7 +131,7 @@ def test_blocks_whose_memory_does_not_fit_at_the_same_time_run_one_after_the_oth
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="slices need Linux")
+@_IN_SLICES
 def test_a_variant_that_measures_slices_by_another_clock_is_left_out(suite):
     (failure,) = run(suite, "another clock").failures
     assert failure.variant == "two"
@@ -143,7 +146,7 @@ def test_slices_have_a_shortest_length():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="slices need Linux")
+@_IN_SLICES
 def test_a_stopped_process_is_gone_when_its_round_is_closed_and_when_its_harness_is_killed(suite, tmp_path):
     program = (
         "import sys, time; from pathlib import Path; from penstock.bench.live_process import LiveProcess; "

@@ -120,6 +120,24 @@ def busy_seconds() -> float | None:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
+class Busy:
+    """The use of all cores since this was made."""
+
+    def __init__(self) -> None:
+        self._busy, self._ours, self._begin = busy_seconds(), time.process_time(), time.perf_counter()
+
+    def by_others(self, cpu: float) -> float | None:
+        """Return the share of all cores' time that was used neither by variants, for so many seconds, nor by this process.
+
+        None if the system does not say.
+        """
+        seconds, busy = time.perf_counter() - self._begin, busy_seconds()
+        if busy is None or self._busy is None:
+            return None
+        theirs = busy - self._busy - cpu - (time.process_time() - self._ours)
+        return min(1.0, max(0.0, theirs) / (seconds * (os.cpu_count() or 1)))
+
+
 def _processes(session: int) -> Iterator[tuple[int, list[str]]]:
     """Yield the processes of a session, each with the fields of its `stat` after the name: man proc_pid_stat, from the third."""
     for entry in os.scandir(_PROC) if known() else ():

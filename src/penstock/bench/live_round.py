@@ -13,7 +13,6 @@ thread that waits for it, and nothing is timed.)
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,6 @@ from penstock.bench.live_process import EndedError, LiveProcess
 from penstock.bench.model import Workload
 from penstock.bench.outcome import Block
 from penstock.bench.reference_kernel import reference_seconds
-from penstock.bench.slices import work_in_slices
 from penstock.bench.turns import orders
 
 Seat = tuple[str, bool]  # the variant's name, and whether it is the control's second process
@@ -58,21 +56,6 @@ class _Seated:
     waited: float = 0.0  # seconds
     used: float = 0.0  # seconds of the processor while it waited
     rests: tuple[float, float] | None = None  # since when, and its seconds of the processor then
-
-
-class _Busy:
-    """The use of all cores since this was made."""
-
-    def __init__(self) -> None:
-        self._busy, self._ours, self._begin = activity.busy_seconds(), time.process_time(), time.perf_counter()
-
-    def by_others(self, cpu: float) -> float | None:
-        """Return the share of all cores' time that was used neither by variants, for so many seconds, nor by this process."""
-        seconds, busy = time.perf_counter() - self._begin, activity.busy_seconds()
-        if busy is None or self._busy is None:
-            return None
-        theirs = busy - self._busy - cpu - (time.process_time() - self._ours)
-        return min(1.0, max(0.0, theirs) / (seconds * (os.cpu_count() or 1)))
 
 
 @dataclass
@@ -125,7 +108,6 @@ class LiveRound:
         begin = time.perf_counter()
         self._start()
         self._check_room()
-        self._choose_slices()
         self.starting += time.perf_counter() - begin
 
     def turn(self) -> None:
@@ -147,7 +129,6 @@ class LiveRound:
                     self._block(seat, metric.name, position)
         if not self.turns:
             self._check_room()
-            self._choose_slices()
         self.turns += 1
         self.turning += time.perf_counter() - begin
 
@@ -250,26 +231,22 @@ class LiveRound:
         return max(1, min(count, room // max(largest, 1)))
 
     def _check_room(self) -> None:
-        """Check that each process can have as much memory as it once had. Only one of them works at a time.
+        """Check that each process can have as much memory as it once had. Run whole blocks if not all can at the same time.
+
+        Whole blocks run one at a time, but a process that is stopped in the middle of a step holds the step's memory.
 
         Raises:
           CannotLiveError: one of them cannot.
         """
         room = _room()
-        wanted = max((seated.session.shrunk() for seated in self._seated.values()), default=0)
-        if room is not None and room < wanted:
+        wanted = [seated.session.shrunk() for seated in self._seated.values()]
+        if room is not None and room < max(wanted, default=0):
             raise CannotLiveError(
-                f"{len(self.seats)} processes fit into memory together only while they wait: one needs {wanted / 2**30:.1f} GiB "
-                f"more for a block, and {room / 2**30:.1f} GiB were left, without a tenth for the page cache"
+                f"{len(self.seats)} processes fit into memory together only while they wait: one needs "
+                f"{max(wanted) / 2**30:.1f} GiB more for a block, and {room / 2**30:.1f} GiB were left, without a tenth for the "
+                "page cache"
             )
-
-    def _choose_slices(self) -> None:
-        """Run blocks one after the other if the processes could not all have again the memory that they once had.
-
-        A process that is stopped in the middle of a step holds the step's memory.
-        """
-        room = _room()
-        if room is not None and room < sum(seated.session.shrunk() for seated in self._seated.values()):
+        if room is not None and room < sum(wanted):
             self.slice_seconds = None
 
     def _block(self, seat: Seat, metric: str, position: int) -> None:
@@ -277,7 +254,7 @@ class LiveRound:
         seated = self._seated[seat]
         self.say(f"round {self.number + 1}, turn {self.turns + 1}, {self.workload.name}: {seat[0]}{' (A/A control)' * seat[1]}")
         before_it = self._reference if self._reference is not None else reference_seconds()
-        used, busy, started = seated.session.look(), _Busy(), self.clock()
+        used, busy, started = seated.session.look(), activity.Busy(), self.clock()
         self._wakes(seated, used.cpu)
         try:
             value = seated.process.block(metric, self._block_seconds)
@@ -297,7 +274,7 @@ class LiveRound:
         used = {seat: self._seated[seat].session.look() for seat in order}
         for seat in order:
             self._wakes(self._seated[seat], used[seat].cpu)
-        busy, started = _Busy(), self.clock()
+        busy, started = activity.Busy(), self.clock()
         values: dict[Seat, tuple[float, activity.Activity]] = {}
 
         def answered(seat: Seat, value: float) -> None:
@@ -311,7 +288,7 @@ class LiveRound:
 
         processes = {seat: self._seated[seat].process for seat in order}
         assert self.slice_seconds is not None
-        work_in_slices(order, processes, metric, self._block_seconds, self.slice_seconds, answered, ended)
+        slices.work_in_slices(order, processes, metric, self._block_seconds, self.slice_seconds, answered, ended)
         others = busy.by_others(sum(total.cpu for _, total in values.values()))
         for position, seat in enumerate(order):
             if seat in values and seat in self._seated:

@@ -4,13 +4,13 @@ Others on a machine take its time away in bursts of a tenth of a second to some 
 the other, differ by what one of them lost to a burst; two steps of some seconds differ more. Slices cut each burst into pieces,
 of which all variants get some. `docs/measuring.md` has the figures.
 
-Who may work: the harness's thread stops the processes of all seats (SIGSTOP to their group; it waits until the worker is
-stopped), and then continues one at a time, with its request before its first slice. After the slice, it stops this one before it
-continues the next one. A seat whose answer has come is settled, and then stopped too. So between turns all are stopped. The order
-of the seats is reversed after every slice, so each is before and after each other equally often.
+At most one seat works at any moment. The harness's thread stops the processes of all seats (SIGSTOP to their group; it waits
+until the worker is stopped), and then continues one at a time, with its request before its first slice. After the slice, it stops
+this one before it continues the next one. A seat whose answer has come is settled, and then stopped too. So between turns all are
+stopped. The order of the seats is reversed after every slice, so each is before and after each other equally often.
 
-What a slice costs is a part of the variant's time, in all variants: the signals take about 0.1 ms, and caches that another
-variant has filled have to be filled again. Stopped time is left out by the worker's clock (`working_clock.py`). A sleep, a time
+The cost of slices is a part of the time of each variant: the signals take about 0.1 ms a slice, and caches that another variant
+has filled have to be filled again. Stopped time is left out by the worker's clock (`working_clock.py`). A sleep, a time
 limit and a device do not notice that their process is stopped, so a workload that waits for one must not be sliced.
 """
 
@@ -55,11 +55,10 @@ def work_in_slices(
         processes[seat].stop()
     new, working = set(order), list(order)
     while working:
-        for seat in list(working):
-            if seat not in processes:
-                working.remove(seat)
+        again = []  # those that need another slice
+        for seat in working:
+            if (process := processes.get(seat)) is None:
                 continue
-            process = processes[seat]
             try:
                 if seat in new:
                     new.remove(seat)
@@ -67,11 +66,11 @@ def work_in_slices(
                 process.go_on()
                 value = process.answer(slice_seconds)
             except EndedError as error:
-                working.remove(seat)
                 ended(seat, error)
                 continue
-            if value is not None:
-                working.remove(seat)
+            if value is None:
+                again.append(seat)
+            else:
                 answered(seat, value)
             process.stop()
-        working.reverse()
+        working = again[::-1]

@@ -41,7 +41,6 @@ def main() -> None:
     args = parser.parse_args()
     sys.path.pop(0)  # this folder: its modules must not be importable as top-level modules
     _find_penstock()
-    from penstock.bench import working_clock
     from penstock.bench.suites import find
 
     workload = find(args.module, args.workload)
@@ -53,24 +52,32 @@ def main() -> None:
         np.savez(args.outputs, allow_pickle=False, **variant.outputs(size))
         return
     if args.live is not None:
-        if args.stopped is not None:
-            _end_with_the_harness()
-            working_clock.count_stops(args.stopped)
         with socket.socket(fileno=args.live) as channel:
-            serve(channel, variant, size)
+            serve(channel, variant, size, args.stopped)
         return
     measured = variant.measure(size) if variant.measure else _alone(variant, size, workload)
     args.result.write_text(json.dumps(result_of(measured)))
 
 
-def serve(channel: socket.socket, variant: Variant, size: Any) -> None:
+def serve(channel: socket.socket, variant: Variant, size: Any, stopped: int | None = None) -> None:
     """Warm a live variant up, say so, and answer requests. Requests and answers are JSON, one on each line.
 
     A request for a block is {"metric": …, "seconds": …}, its answer {"value": …}. The request {"finish": true} is the last one;
     its answer is the result. A request is read by a blocking call, so the main thread uses no processor while it waits.
+
+    Args:
+      channel: for requests and answers.
+      variant, size: what to run.
+      stopped: descriptor of the memory with the time for which this process was stopped; None if it never is.
+
+    Raises:
+      RuntimeError: a block that may be stopped was timed by another clock than `working_clock.now`.
     """
     from penstock.bench import working_clock
 
+    if stopped is not None:
+        _end_with_the_harness()
+        working_clock.count_stops(stopped)
     assert variant.live is not None, f"{variant.name} is not live"
     with variant.live(size) as live, channel.makefile("rw") as lines:
         _answer(lines, {"ready": True})

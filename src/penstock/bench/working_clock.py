@@ -19,6 +19,11 @@ _sums: list[memoryview] = []  # one, in a worker that may be stopped
 _reads = [0]
 
 
+def _shared(descriptor: int) -> memoryview:
+    """Return the number in shared memory, uint64 [1]. The memory is given back with the view."""
+    return memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")
+
+
 class StoppedTime:
     """The sum of a worker's stopped time, as its harness keeps it. Linux only.
 
@@ -29,22 +34,21 @@ class StoppedTime:
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("stopped time")
         os.ftruncate(self.descriptor, _BYTES)
-        self._page = mmap.mmap(self.descriptor, _BYTES)
+        self._sum = _shared(self.descriptor)
 
     def add(self, nanoseconds: int) -> None:
         """Add stopped time, while the worker is stopped."""
-        before = int.from_bytes(self._page[:_BYTES], "little")
-        self._page[:_BYTES] = (before + nanoseconds).to_bytes(_BYTES, "little")
+        self._sum[0] += nanoseconds
 
     def close(self) -> None:
         """Give the memory back."""
-        self._page.close()
+        self._sum.release()
         os.close(self.descriptor)
 
 
 def count_stops(descriptor: int) -> None:
     """Let `now` leave out the stopped time that is kept in this shared memory."""
-    _sums[:] = [memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")]
+    _sums[:] = [_shared(descriptor)]
 
 
 def now() -> float:
