@@ -167,6 +167,17 @@ def test_samples_take_no_more_than_their_share_of_the_time(times, cost):
     assert spent <= max(1e-3, 8 * cost) + share * sum(times) + 3 * cost
 
 
+def test_a_pause_of_the_loop_is_not_followed_by_looks_at_quick_steps():
+    """An evaluation, a save, or a stop of the process."""
+    sampling, looks = Sampling(), 0
+    for step in range(4000):
+        if sampling.is_due(0.5 if step % 400 == 399 else 2e-4):
+            looks += step >= 400
+            sampling.note_look(1e-4)
+            sampling.spend(1e-4)
+    assert looks <= 20  # 0.15 % of 0.72 s are eleven; a pause of 0.5 s would allow eight more each
+
+
 @pytest.mark.parametrize("cost", [0.1e-3, 3e-3, 15e-3])
 def test_looks_that_cost_much_are_made_all_the_same(cost):
     """A process with many arrays has such looks. The first ones follow each other, so that a short run has some."""

@@ -56,6 +56,15 @@ def test_a_batch_is_not_slow_because_another_program_uses_the_processor():
         other.communicate()
 
 
+@pytest.mark.parametrize(("batches", "seconds", "needs"), [(8, 3e-4, False), (8, 7e-3, True), (7, 10e-3, False)])
+def test_a_thread_pays_off_after_many_slow_batches_that_took_long_together(batches, seconds, needs):
+    """A sleep may take longer than asked for; the first case has a factor of twenty to spare."""
+    reader = UnthreadedReader(Meter())
+    for _ in range(batches):
+        reader.read(lambda: time.sleep(seconds))
+    assert reader.needs_a_thread == needs
+
+
 def test_an_error_and_the_end_are_passed_on_and_not_counted():
     reader = UnthreadedReader(Meter())
     batches = iter([1, 2])

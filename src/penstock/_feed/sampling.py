@@ -19,6 +19,7 @@ _AT_ONCE = 1e-3  # seconds of looking that are allowed at once,
 _LOOKS = 8  # or so many looks, if these take longer: a process with 60,000 arrays needs 15 ms for one
 _SHARE = 1.5e-3  # and the share of the time that it may take,
 _LONG_STEP, _MORE = 5e-3, 3  # or so many times that share where a step takes more seconds: a short run has few such steps
+_PAUSE = 10  # the loop has paused when a step takes more than so many times the one before
 _LONG = 1000  # a wait is looked at when it has lasted for so many times the cost of a look
 _CHEAPEST = 100e-6  # seconds of a look and the polls that follow it, at least
 _DEAREST = 1e-3  # seconds that are charged at once at the most: a garbage collection may fall into a look,
@@ -53,10 +54,18 @@ class Sampling:
         self.long = _LONG * _CHEAPEST
         self._looks, self._made = Pace(), 0
         self._due = 0.0
+        self._usual = 0.0  # seconds between the last two calls
         self._samples: deque[tuple[float, float]] = deque(maxlen=32)  # waits, and their seconds of starving
 
     def is_due(self, seconds: float) -> bool:
-        """Return whether the budget allows a sample, when `seconds` have passed since the last call."""
+        """Return whether the budget allows a sample, when `seconds` have passed since the last call.
+
+        A pause of the loop (an evaluation, a save, a stop of the process) adds no more than some steps would: many looks in a row
+        would follow it, at quick steps.
+        """
+        if seconds > _PAUSE * self._usual > 0:
+            seconds = _PAUSE * self._usual
+        self._usual = seconds
         self.budget += self._share * (_MORE * seconds if seconds > _LONG_STEP else seconds)
         if self.budget > self._at_once:
             self.budget = self._at_once

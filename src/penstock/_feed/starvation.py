@@ -90,6 +90,7 @@ class Meter:
       steps: number of batches that were handed over.
       startup: seconds until the first of them.
       wait: seconds of all other waits.
+      took: seconds of the last call of `take_inline`, without a look.
     """
 
     def __init__(self, sampling: Sampling | None = None, makes_batches: bool = False, inner: Meter | None = None):
@@ -101,7 +102,7 @@ class Meter:
         self._inner_after: float | None = None  # and at the end
         self._platform: str | None = None
         self.steps = 0
-        self.startup = self.wait = 0.0
+        self.startup = self.wait = self.took = 0.0
         self._first_at = self._last_at = self._asked_at = 0.0
         self._starved = self._estimated = 0.0  # seconds that the devices starved, and those of them that are estimated
         self._unknown = 0.0  # seconds of waits that nothing is known about, since the last sample,
@@ -154,19 +155,25 @@ class Meter:
         begin = time.perf_counter()
         if not self.steps:
             item = self._take_first(make, begin)
-        else:
-            is_sample = self._asks(begin)
-            try:
-                item = self._take_looking(lambda timeout: make(), math.inf, begin, True) if is_sample else make()
-            except BaseException:
-                self._note_end(begin)
-                raise
-            if not is_sample:
-                self._last_at = now = time.perf_counter()
-                self._add_unknown(now - begin)
-                self.steps += 1
-                return item
-        self.hand_over(None, 0.0)
+            self.took = self.startup
+            self.hand_over(None, 0.0)
+            return item
+        is_sample, before = self._asks(begin), self.wait
+        try:
+            item = self._take_looking(lambda timeout: make(), math.inf, begin, True) if is_sample else make()
+        except BaseException:
+            self._note_end(begin)
+            raise
+        if is_sample:
+            self.took = self.wait - before
+            self.hand_over(None, 0.0)
+            return item
+        self._last_at = now = time.perf_counter()
+        self.took = waited = now - begin
+        self.wait = before + waited  # from here on, what `_add_unknown` does
+        self._unknown += waited
+        self._unknowns += 1
+        self.steps += 1
         return item
 
     def _take_first(self, get: Callable[[], T], begin: float) -> T:

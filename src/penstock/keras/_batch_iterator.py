@@ -24,9 +24,6 @@ from penstock.keras._resumable import ResumableBatches
 from penstock.keras._unthreaded import UnthreadedReader
 from penstock.keras._versions import behaviour, is_partial, partial_batches
 
-# A thread starts after so many slow batches, because another program may cause a single one.
-_IN_A_ROW = 8
-
 _DEVICE_BUFFER = 2
 _HOST_BUFFER = 4
 
@@ -82,7 +79,7 @@ class BatchIterator(Iterator[Batch]):
         self._consumed_of_feed = 0
         self._feed_stop = -1  # number of the first batch that a feed with a limit does not have
         self._inline = source.inline
-        self._peeked: list[KerasItem] = []  # at most one: the next item
+        self._peeked: KerasItem | None = None  # the next item
         self._peeked_is_last_inline = False  # the peeked item was read from `inline`, which is not used any more
         self._structure: Any = None
         self._parts: Any = None
@@ -120,18 +117,17 @@ class BatchIterator(Iterator[Batch]):
           BaseException: the error in the place of the next batch.
         """
         self._in_execution = 0
-        if not self._peeked:
+        if self._peeked is None:
             try:
-                self._peeked.append(self._next_item())
+                self._peeked = self._next_item()
             except StopIteration:
                 return False
         return True
 
     def __next__(self) -> Any:
         """Return the next item for Keras, and count its batches as consumed."""
-        if self._peeked:
-            ready = self._peeked.pop()
-        else:
+        ready, self._peeked = self._peeked, None
+        if ready is None:
             if self._epoch_batches and self._in_execution and self._consumed % self._epoch_batches == 0:
                 raise StopIteration
             try:
@@ -143,12 +139,13 @@ class BatchIterator(Iterator[Batch]):
                     raise
                 self.failure = error
                 raise StopIteration from None
-        self._in_execution += ready.steps
-        self._count_consumed(ready.steps)
-        if ready.failure is not None:
-            self.failure = self._skip_failed_batch(ready.failure)
+        item, steps, failure = ready
+        self._in_execution += steps
+        self._count_consumed(steps)
+        if failure is not None:
+            self.failure = self._skip_failed_batch(failure)
         self._peeked_is_last_inline = False
-        return ready.item
+        return item
 
     def _next_item(self) -> KerasItem:
         """Return the next item from wherever batches are read now."""
@@ -195,7 +192,7 @@ class BatchIterator(Iterator[Batch]):
         else:
             batch = self._unthreaded.read(batches.__next__)
             ready = KerasItem(_put(batch) if self._behaviour.on_device else batch)
-        if self._unthreaded.slow_in_a_row >= _IN_A_ROW:
+        if self._unthreaded.needs_a_thread:
             self._inline, self._peeked_is_last_inline = None, True  # the source begins after these batches
         return ready
 
@@ -262,7 +259,7 @@ class BatchIterator(Iterator[Batch]):
         """
         self._end_feed()
         if self._inline is None and not self._peeked_is_last_inline:
-            self._peeked.clear()
+            self._peeked = None
 
     def close(self) -> None:
         """End the threads, and wait for them as `Feed.close` does."""

@@ -180,15 +180,17 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         """Return the next execution, after its first batch has come."""
         if not self._looping:
             return super().__next__()
-        self._raise_failure()
+        if self._batches is not None and self._batches.failure is not None:
+            self._raise_failure()
         step = next(self._epoch_iterator)
-        assert self._batches is not None
+        batches = self._batches
+        assert batches is not None
         if self._saver is None:
-            found = self._batches.peek()
+            found = batches.peek()
         else:
             position = self.position(step[0])
             with self._saver.awaiting(position):
-                found = self._batches.peek()
+                found = batches.peek()
             if found:
                 self._saver.before_execution(position)
         if found:

@@ -29,6 +29,11 @@ else:
 # A thread pays off only if a batch takes longer than this: receiving a batch from a thread takes 0.1 ms on a busy machine.
 _SLOW = 150e-6  # seconds
 
+# One starts after so many slow batches in a row that took so long together, because other programs may slow all batches down for
+# some milliseconds.
+_IN_A_ROW = 8
+_LONG_ENOUGH = 50e-3  # seconds
+
 
 class UnthreadedReader:
     """Reads batches without a feed.
@@ -43,10 +48,13 @@ class UnthreadedReader:
 
     Attributes:
       slow_in_a_row: number of batches, up to the last, that were slow.
+      needs_a_thread: whether batches have been slow for so long that a thread of its own would pay off.
     """
 
     def __init__(self, meter: Meter) -> None:
         self.slow_in_a_row = 0
+        self.needs_a_thread = False
+        self._slow_seconds = 0.0  # of the batches that were slow in a row
         self._meter = meter
         self._looks_closer = False
 
@@ -58,17 +66,26 @@ class UnthreadedReader:
     def read(self, read: Callable[[], Batch]) -> Batch:
         """Read a batch, and count it."""
         meter = self._meter
-        before = meter.wait
-        if not self._looks_closer:
-            batch = meter.take_inline(read)
-            if (meter.wait - before if meter.steps > 1 else meter.startup) > _SLOW:
-                self._looks_closer, self.slow_in_a_row = True, 1  # it counts if the next ones prove to be slow
-            return batch
+        if self._looks_closer:
+            return self._read_closely(read)
+        batch = meter.take_inline(read)
+        if meter.took > _SLOW:
+            self._looks_closer = True
+            self.slow_in_a_row, self._slow_seconds = 1, meter.took  # it counts if the next ones prove to be slow
+        return batch
+
+    def _read_closely(self, read: Callable[[], Batch]) -> Batch:
+        meter = self._meter
         waits, processor = _waits(), time.thread_time()
         batch = meter.take_inline(read)
-        self._looks_closer = meter.wait - before > _SLOW
+        self._looks_closer = meter.took > _SLOW
         is_slow = self._looks_closer and (time.thread_time() - processor > _SLOW or _waits() > waits)
-        self.slow_in_a_row = self.slow_in_a_row + 1 if is_slow else 0
+        if is_slow:
+            self.slow_in_a_row += 1
+            self._slow_seconds += meter.took
+        else:
+            self.slow_in_a_row, self._slow_seconds = 0, 0.0
+        self.needs_a_thread = self.slow_in_a_row >= _IN_A_ROW and self._slow_seconds >= _LONG_ENOUGH
         return batch
 
     def end(self, caller: Caller) -> LaterStats:
