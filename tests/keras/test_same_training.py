@@ -26,7 +26,7 @@ def test_arrays(shuffle, built):
 
 def test_large_arrays_are_sliced_on_a_thread():
     # int32: from JAX 0.12 on, an unbuilt model warns of int64 labels, with Keras's own iterator too.
-    x, y = np.random.default_rng(0).normal(size=(640, 20_000)).astype("float32"), np.arange(640, dtype="int32") % 3
+    x, y = np.random.default_rng(0).normal(size=(1280, 20_000)).astype("float32"), np.arange(1280, dtype="int32") % 3
     assert_same(
         lambda model, callbacks: model.fit(x, y, batch_size=64, epochs=3, verbose=0, callbacks=callbacks),
         lambda: compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),

@@ -101,7 +101,7 @@ def test_arrays(shuffle, device):
 
 
 def test_large_arrays_are_sliced_and_stacked_on_a_thread():
-    x, y = np.random.default_rng(0).normal(size=(704, 20_000)).astype("float32"), np.arange(704, dtype="int32") % CLASSES
+    x, y = np.random.default_rng(0).normal(size=(1344, 20_000)).astype("float32"), np.arange(1344, dtype="int32") % CLASSES
 
     def model():
         made = keras.Sequential([keras.layers.Dense(CLASSES, "softmax")])

@@ -32,7 +32,7 @@ _SLOW = 150e-6  # seconds
 # One starts after so many slow batches in a row that took so long together, because other programs may slow all batches down for
 # some milliseconds.
 _IN_A_ROW = 8
-_LONG_ENOUGH = 50e-3  # seconds
+_LONG_ENOUGH = 10e-3  # seconds
 
 
 class UnthreadedReader:
