@@ -23,8 +23,17 @@ def test_rounds_that_differ_only_by_their_turns_have_no_variance_of_their_own():
     assert np.median([one.between for one in found]) < 0.005**2
 
 
+def test_rounds_of_one_turn_scatter_by_both_levels():
+    rng = np.random.default_rng(0)
+    found = variances([rng.normal(0, 0.1, 1) for _ in range(200)])
+    assert math.sqrt(found.within) == pytest.approx(0.1, rel=0.15)
+    assert found.between is None
+    assert variances([np.array([0.01]), np.array([0.0]), np.array([0.01])]).within == 0.0
+
+
 def test_one_turn_tells_nothing_and_two_rounds_nothing_about_rounds():
     assert variances([np.array([0.1])]) is None
+    assert variances([np.array([0.1]), np.array([0.2])]) is None
     assert variances([np.array([0.1, 0.2]), np.array([0.0, 0.1])]).between is None
 
 
@@ -61,5 +70,5 @@ def test_rounds_are_made_shorter_together_so_that_they_fit():
     assert that_fit(wanted, 5, math.inf) == [20, 10]
     some = that_fit(wanted, 5, 5 * (20 + 70))
     assert 5 * sum(one.starting + one.turning * turns for one, turns in zip(wanted, some, strict=True)) <= 450
-    assert all(LEAST_TURNS <= turns < one.turns and turns % 2 == 0 for one, turns in zip(wanted, some, strict=True))
+    assert all(LEAST_TURNS < turns < one.turns and turns % 2 == 0 for one, turns in zip(wanted, some, strict=True))
     assert that_fit(wanted, 5, 1.0) == [LEAST_TURNS, LEAST_TURNS]

@@ -29,6 +29,15 @@ def test_each_turn_is_followed_by_its_reverse(count, seed):
     assert all(sorted(turn) == names for turn in turns)
 
 
+@given(st.integers(2, 7), st.text(max_size=5))
+def test_backwards_the_reverse_comes_first(count, seed):
+    """So two rounds of one turn each balance a drift, as two turns do."""
+    names = [f"v{number}" for number in range(count)]
+    turns, backwards = (list(islice(orders(names, seed, way), 4 * count)) for way in (False, True))
+    assert backwards[::2] == turns[1::2]
+    assert backwards[1::2] == turns[::2]
+
+
 def test_the_order_depends_only_on_the_seed():
     assert list(islice(orders("abcd", "1"), 8)) == list(islice(orders("abcd", "1"), 8))
     assert len({tuple(next(orders("abcd", str(seed)))) for seed in range(30)}) > 5

@@ -9,7 +9,7 @@ from statistics import median
 
 from penstock.bench.model import Workload
 from penstock.bench.outcome import Outcome, Run
-from penstock.bench.repetition import that_fit
+from penstock.bench.repetition import LEAST_TURNS, that_fit
 from penstock.bench.statistics import Comparison
 from penstock.bench.verdict import fewest_rounds, judge
 
@@ -113,7 +113,7 @@ def _usual_round(outcome: Outcome) -> float:
     The first round, which compiles, is ignored once there is another.
     """
     if (plan := outcome.repetition) is not None:
-        return plan.starting + plan.least * plan.turning
+        return plan.starting + LEAST_TURNS * plan.turning
     rounds: dict[int, float] = {}
     for sample in outcome.samples:
         rounds[sample.round] = rounds.get(sample.round, 0.0) + sample.seconds

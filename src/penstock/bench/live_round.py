@@ -88,7 +88,8 @@ class LiveRound:
 
     def __post_init__(self) -> None:
         self._seated: dict[Seat, _Seated] = {}
-        self._orders = orders(self.seats, f"{self.seed}/{self.workload.name}/{self.number}")
+        seed = f"{self.seed}/{self.workload.name}/{self.number // 2}"
+        self._orders = orders(self.seats, seed, backwards=self.number % 2 == 1)  # also if a round has a single turn
         self._reference: float | None = None
         self._block_seconds = 0.0 if self.size == "quick" else self.workload.block_seconds
         self.slice_seconds = self.workload.slice_seconds if slices.possible() else None

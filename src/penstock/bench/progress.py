@@ -12,7 +12,7 @@ import numpy as np
 from penstock.bench.live_pairs import round_pairs
 from penstock.bench.model import SizeName, Variant, Workload
 from penstock.bench.outcome import Block, Failure, Missing, Outcome, Parity, Sample
-from penstock.bench.repetition import LEAST_IN_SLICES, LEAST_TURNS, Repetition, repetition, variances
+from penstock.bench.repetition import Repetition, repetition, variances
 
 # Modules whose package on PyPI has another name.
 _PACKAGES = {
@@ -88,8 +88,7 @@ class Progress:
             for metric in self.workload.metrics
             for seat in others
         ]
-        least = LEAST_IN_SLICES if any(block.slices > 1 for block in self.blocks) else LEAST_TURNS
-        return repetition([one for one in found if one], *usual, least)
+        return repetition([one for one in found if one], *usual)
 
     def live_failed(self, reason: str) -> None:
         """Let live variants run one after the other from now on. Drop what they measured in turns: the two do not mix."""

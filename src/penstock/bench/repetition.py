@@ -20,8 +20,7 @@ _USUAL_BETWEEN = 0.015
 _COUNTS_AS = 4
 _FEWEST = 3  # rounds from which the variance between them is estimated
 _CLIP = 3.0  # standard deviations: a disturbed turn has little weight in a round's number (`levels.py`), so also here
-LEAST_TURNS = 2  # a turn and its reverse
-LEAST_IN_SLICES = 1  # slices of each variant are before and after those of each other within a turn
+LEAST_TURNS = 1  # every second round begins with the reverse of an order, so that drift cancels over two rounds of one turn, too
 MOST_TURNS = 200
 
 
@@ -45,11 +44,10 @@ class Repetition:
     """How a workload's rounds are made, and why.
 
     Attributes:
-      turns: the turns of the next round; even, as each order is followed by its reverse, or the least.
+      turns: the turns of the next round; one, or an even number, as each order is followed by its reverse.
       within, between: standard deviations of the log ratios, of the kind in `Variances`; the root of their mean over all
         comparisons of the workload. `between` is `assumed` with fewer than 3 rounds, and partly so with a few more.
       starting, turning: the seconds of a round's start and of a turn.
-      least: the fewest turns of a round.
     """
 
     turns: int
@@ -58,17 +56,21 @@ class Repetition:
     assumed: bool
     starting: float
     turning: float
-    least: int = LEAST_TURNS
 
 
 def variances(rounds: Sequence[np.ndarray]) -> Variances | None:
     """Estimate the variances of one comparison from each round's log ratios, one for each turn.
 
+    If no round has two turns, both levels make the rounds scatter. The usual difference between processes is then taken off.
+
     Returns:
-      None if no round has two turns.
+      None if no round has two turns, and there are fewer than three.
     """
     if not any(len(logs) > 1 for logs in rounds):
-        return None
+        if len(rounds) < _FEWEST:
+            return None
+        both = float(np.var(np.concatenate(_clipped(rounds)), ddof=1))
+        return Variances(max(both - _USUAL_BETWEEN**2, 0.0), None, len(rounds))
     rounds = _clipped(rounds)
     several = [logs for logs in rounds if len(logs) > 1]
     within = sum(float(logs.var(ddof=1)) * (len(logs) - 1) for logs in several) / sum(len(logs) - 1 for logs in several)
@@ -87,13 +89,12 @@ def _clipped(rounds: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [np.clip(logs, median - most, median + most) for logs, median in zip(rounds, medians, strict=True)]
 
 
-def repetition(found: Sequence[Variances], starting: float, turning: float, least: int = LEAST_TURNS) -> Repetition | None:
+def repetition(found: Sequence[Variances], starting: float, turning: float) -> Repetition | None:
     """Return how a workload's next round is made best, for all its comparisons together.
 
     Args:
       found: the variances of each comparison.
       starting, turning: the seconds of a round's start and of a turn, so far.
-      least: the fewest turns of a round.
 
     Returns:
       None if nothing is known yet.
@@ -105,20 +106,20 @@ def repetition(found: Sequence[Variances], starting: float, turning: float, leas
     counted = max(one.rounds for one in found) if known else 0
     between = (_COUNTS_AS * _USUAL_BETWEEN**2 + counted * float(np.mean(known or [0.0]))) / (_COUNTS_AS + counted)
     best = math.sqrt(starting / turning * within / between)
-    turns = min(max(2 * round(best / 2), least), MOST_TURNS)
-    return Repetition(turns, math.sqrt(within), math.sqrt(between), not known, starting, turning, least)
+    turns = min(max(2 * round(best / 2), LEAST_TURNS), MOST_TURNS)
+    return Repetition(turns, math.sqrt(within), math.sqrt(between), not known, starting, turning)
 
 
 def that_fit(wanted: Sequence[Repetition], rounds: int, seconds: float) -> list[int]:
     """Return the turns of each workload's next round, so that so many rounds of all workloads fit into the time.
 
-    All get the same share of what they want. No workload gets fewer turns than its least, even if that takes longer.
+    All get the same share of what they want. No workload gets fewer turns than `LEAST_TURNS`, even if that takes longer.
     """
 
     def cost(turns: Sequence[int]) -> float:
         return rounds * sum(one.starting + one.turning * count for one, count in zip(wanted, turns, strict=True))
 
     def share(part: float) -> list[int]:
-        return [max(one.least, 2 * int(one.turns * part / 2)) for one in wanted]
+        return [max(LEAST_TURNS, 2 * int(one.turns * part / 2)) for one in wanted]
 
     return share(next((part / 100 for part in range(100, 0, -1) if cost(share(part / 100)) <= seconds), 0.0))

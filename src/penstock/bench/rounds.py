@@ -26,7 +26,6 @@ from penstock.bench.model import Remarks, SizeName, Variant, Workload
 from penstock.bench.outcome import Failure, Outcome, Sample
 from penstock.bench.process import Finished, run_variant
 from penstock.bench.progress import Progress, begin, check_evidence, control
-from penstock.bench.repetition import LEAST_TURNS
 
 # There is no variance to plan the first round with: it turns for as long as its processes took to start. It ends earlier after
 # so many turns, or when it has used its share of the time.
@@ -109,7 +108,7 @@ class Harness:
           turns: from a workload's name to the number of turns, for live variants. For others, what `repetition.py` computes; in
             the first round, as many as take the time of the start.
           until: begin no process and no turn after this time, in seconds since the harness was made.
-          share: seconds for a first round of one workload, or for two turns if they take longer.
+          share: seconds for a first round of one workload, or for one or two turns if they take longer.
 
         Raises:
           KeyboardInterrupt: Ctrl-C was pressed; earlier measurements are kept.
@@ -213,9 +212,10 @@ def _enough(live: LiveRound, turns: int | None, size: SizeName, share: float) ->
         return live.turns >= 1
     if turns is not None:
         return live.turns >= turns
-    after_its_reverse = live.turns >= LEAST_TURNS and live.turns % 2 == 0
+    if live.turns == 1:  # a second one, if it takes no longer than the start: then the two tell how much turns scatter
+        return 2 * live.turning > live.starting
     longest = min(live.starting, share - live.starting)
-    return after_its_reverse and (live.turning >= longest or live.turns >= _FIRST_TURNS)
+    return live.turns % 2 == 0 and live.turns > 0 and (live.turning >= longest or live.turns >= _FIRST_TURNS)
 
 
 def round_order(runs: Sequence[tuple[str, bool]], seed: int, workload: str, number: int) -> list[tuple[str, bool]]:

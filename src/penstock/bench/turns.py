@@ -26,7 +26,7 @@ def williams(count: int) -> list[list[int]]:
     return rows + [row[::-1] for row in rows] if count % 2 else rows
 
 
-def orders(runs: Sequence[_T], seed: str) -> Iterator[list[_T]]:
+def orders(runs: Sequence[_T], seed: str, backwards: bool = False) -> Iterator[list[_T]]:
     """Yield the order of turn after turn, without end. It depends only on the arguments.
 
     Each square has its own assignment of the variants to numbers, and a random row order in which each row is followed by the
@@ -35,6 +35,7 @@ def orders(runs: Sequence[_T], seed: str) -> Iterator[list[_T]]:
     Args:
       runs: what takes turns.
       seed: of the random choices.
+      backwards: whether the second turn comes before the first, the fourth before the third, and so on.
     """
     rng = random.Random(seed)
     while True:
@@ -43,9 +44,10 @@ def orders(runs: Sequence[_T], seed: str) -> Iterator[list[_T]]:
         rows = williams(len(names))
         rng.shuffle(rows)
         while rows:
-            row = rows.pop()
-            yield [names[place] for place in row]
+            pair = [rows.pop()]
             if rows:
-                back = max(rows, key=lambda other: sum(a == b for a, b in zip(other, row[::-1], strict=True)))
-                rows.remove(back)
-                yield [names[place] for place in back]
+                reverse = pair[0][::-1]
+                pair.append(max(rows, key=lambda other: sum(a == b for a, b in zip(other, reverse, strict=True))))
+                rows.remove(pair[1])
+            for row in reversed(pair) if backwards else pair:
+                yield [names[place] for place in row]
