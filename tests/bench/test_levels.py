@@ -60,6 +60,14 @@ def test_a_disturbed_turn_moves_its_round_by_little():
     assert after[1:] == pytest.approx(before[1:], abs=1e-3)
 
 
+def test_rounds_of_a_single_turn_change_nothing_for_the_others():
+    logs = np.random.default_rng(0).normal(0, 0.05, 5)
+    alone = locations([pairs(0, logs)])
+    among = locations([pairs(0, logs), *(pairs(n, [0.01 * n]) for n in range(1, 7))])
+    assert among[0] == pytest.approx(alone[0])
+    assert among[1:] == pytest.approx(0.01 * np.arange(1, 7))
+
+
 def test_a_turn_weighs_less_when_others_used_the_machine():
     logs, others = [0.0, 0.0, 0.0, 0.02, 0.02], [0.0, 0.0, 0.0, 0.5, 0.5]
     (alike,), (weighted,) = locations([pairs(0, logs)]), locations([pairs(0, logs, others=others)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +20,7 @@ from penstock.bench import activity, live_round
 from penstock.bench.live_process import LiveProcess
 from penstock.bench.live_round import CannotLiveError, LiveRound
 from penstock.bench.outcome import Outcome
-from penstock.bench.rounds import Harness
+from penstock.bench.rounds import Harness, _enough
 from penstock.bench.suites import find
 from penstock.bench.verdict import judge
 
@@ -240,6 +242,30 @@ def test_live_variants_beside_one_that_is_not_run_alone_without_a_word(suite):
     assert not outcome.live
     assert not outcome.alone
     assert {s.variant: s.values["speed"] for s in outcome.samples} == {"one": 0.5, "three": 1.5}
+
+
+def test_a_round_begins_with_the_reverse_of_the_order_of_the_round_before(suite, tmp_path):
+    """So a drift cancels over two rounds of a single turn."""
+    workload = find(suite, "live")
+    first = []
+    for number in range(4):
+        with LiveRound(
+            suite, workload, [("one", False), ("three", False)], "quick", tmp_path, number, 1, time.perf_counter
+        ) as live:
+            live.start()
+            live.turn()
+        first.append([block.variant for block in live.blocks[:2]])
+    assert first[1] == first[0][::-1]
+    assert first[3] == first[2][::-1]
+
+
+@pytest.mark.parametrize(
+    ("starting", "turning", "turns", "enough"),
+    [(10.0, 5.1, 1, True), (10.0, 4.9, 1, False), (10.0, 9.0, 2, False), (10.0, 9.0, 3, False), (10.0, 11.0, 2, True)],
+)
+def test_a_first_round_has_a_single_turn_only_if_two_take_longer_than_a_start(starting, turning, turns, enough):
+    live = SimpleNamespace(starting=starting, turning=turning, turns=turns)
+    assert _enough(live, None, "full", math.inf) == enough
 
 
 def test_no_process_is_left_when_a_round_is_interrupted(suite, tmp_path):

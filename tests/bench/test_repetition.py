@@ -29,6 +29,13 @@ def test_rounds_of_one_turn_scatter_by_both_levels():
     assert math.sqrt(found.within) == pytest.approx(0.1, rel=0.15)
     assert found.between is None
     assert variances([np.array([0.01]), np.array([0.0]), np.array([0.01])]).within == 0.0
+    disturbed = variances([*(rng.normal(0, 0.02, 1) for _ in range(9)), np.array([3.0])])
+    assert math.sqrt(disturbed.within) < 0.1
+
+
+def test_rounds_of_one_turn_do_not_hide_how_much_the_turns_of_others_scatter():
+    found = variances([np.array([-0.1, 0.1]), np.array([0.05]), np.array([0.02]), np.array([-0.03])])
+    assert math.sqrt(found.within) == pytest.approx(0.1 * math.sqrt(2))
 
 
 def test_one_turn_tells_nothing_and_two_rounds_nothing_about_rounds():

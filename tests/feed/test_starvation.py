@@ -175,7 +175,18 @@ def test_a_pause_of_the_loop_is_not_followed_by_looks_at_quick_steps():
             looks += step >= 400
             sampling.note_look(1e-4)
             sampling.spend(1e-4)
-    assert looks <= 20  # 0.15 % of 0.72 s are eleven; a pause of 0.5 s would allow eight more each
+    assert looks <= 40  # 0.15 % of 0.72 s are eleven, and two more after each of nine pauses, where the budget would allow eight
+
+
+def test_batches_of_one_execution_that_are_asked_for_at_once_do_not_starve_the_looks():
+    """As with steps_per_execution: one in 32 steps takes all the time, which is no pause."""
+    sampling, looks = Sampling(), 0
+    for step in range(32 * 300):
+        if sampling.is_due(32e-3 if step % 32 == 31 else 2e-5):
+            looks += step >= 32 * 100
+            sampling.note_look(1e-4)
+            sampling.spend(1e-4)
+    assert looks >= 50  # 0.15 % of 6.5 s are 98
 
 
 @pytest.mark.parametrize("cost", [0.1e-3, 3e-3, 15e-3])

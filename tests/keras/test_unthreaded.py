@@ -57,7 +57,7 @@ def test_a_batch_is_not_slow_because_another_program_uses_the_processor():
         other.communicate()
 
 
-@pytest.mark.parametrize(("batches", "long_enough", "needs"), [(8, 10e-3, True), (8, 10.0, False), (7, 10e-3, False)])
+@pytest.mark.parametrize(("batches", "long_enough", "needs"), [(8, 10e-3, True), (8, 10.0, False), (7, 1e-3, False)])
 def test_a_thread_pays_off_after_many_slow_batches_that_took_long_together(batches, long_enough, needs, monkeypatch):
     monkeypatch.setattr(_unthreaded, "_LONG_ENOUGH", long_enough)
     reader = UnthreadedReader(Meter())

@@ -71,8 +71,9 @@ def locations(rounds: Sequence[RoundPairs]) -> np.ndarray:
     weights = [1 / (1 + (one.others / _DISTURBED) ** 2) for one in rounds]
     logs = _controlled(rounds, weights)
     medians = [_weighted_median(of_round, weight) for of_round, weight in zip(logs, weights, strict=True)]
-    apart = np.concatenate([np.abs(of_round - median) for of_round, median in zip(logs, medians, strict=True)])
-    scale = 1.4826 * float(np.median(apart))  # that of the normal distribution (MAD)
+    # A single turn is its round's median, and says nothing about how turns scatter.
+    apart = [np.abs(of_round - median) for of_round, median in zip(logs, medians, strict=True) if len(of_round) > 1]
+    scale = 1.4826 * float(np.median(np.concatenate(apart))) if apart else 0.0  # that of the normal distribution (MAD)
     return np.array(
         [_huber(of_round, weight, median, scale) for of_round, weight, median in zip(logs, weights, medians, strict=True)]
     )

@@ -54,7 +54,7 @@ def _repeated(outcome: Outcome) -> str:
     turns = Counter(block.round for block in outcome.blocks if block.position == 0)
     metrics = len(outcome.workload.metrics)
     counts = sorted({count // metrics for count in turns.values()})
-    said = f"{outcome.workload.name}: {_rounds([outcome])} of {_several(counts)} turns"
+    said = f"{outcome.workload.name}: {_rounds([outcome])} of {_several(counts)} turn{'s' * (counts != [1])}"
     plan = outcome.repetition
     if plan is None:
         return f"{said}."

@@ -30,7 +30,8 @@ class Variances:
 
     Attributes:
       within: of one turn, within a round.
-      between: of the rounds' own values, without what the turns add to it; None with fewer than 3 rounds.
+      between: of the rounds' own values, without what the turns add to it; None with fewer than 3 rounds, and where each has a
+        single turn.
       rounds: the number of rounds.
     """
 
@@ -46,7 +47,8 @@ class Repetition:
     Attributes:
       turns: the turns of the next round; one, or an even number, as each order is followed by its reverse.
       within, between: standard deviations of the log ratios, of the kind in `Variances`; the root of their mean over all
-        comparisons of the workload. `between` is `assumed` with fewer than 3 rounds, and partly so with a few more.
+        comparisons of the workload. `between` is `assumed` with fewer than 3 rounds or where each has a single turn, and partly
+        so with a few more.
       starting, turning: the seconds of a round's start and of a turn.
     """
 
@@ -69,8 +71,8 @@ def variances(rounds: Sequence[np.ndarray]) -> Variances | None:
     if not any(len(logs) > 1 for logs in rounds):
         if len(rounds) < _FEWEST:
             return None
-        both = float(np.var(np.concatenate(_clipped(rounds)), ddof=1))
-        return Variances(max(both - _USUAL_BETWEEN**2, 0.0), None, len(rounds))
+        both = 1.4826 * _middle_distance([np.concatenate(list(rounds))])
+        return Variances(max(both**2 - _USUAL_BETWEEN**2, 0.0), None, len(rounds))
     rounds = _clipped(rounds)
     several = [logs for logs in rounds if len(logs) > 1]
     within = sum(float(logs.var(ddof=1)) * (len(logs) - 1) for logs in several) / sum(len(logs) - 1 for logs in several)
@@ -84,9 +86,13 @@ def variances(rounds: Sequence[np.ndarray]) -> Variances | None:
 def _clipped(rounds: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the log ratios, cut at three standard deviations from their round's median."""
     medians = [float(np.median(logs)) for logs in rounds]
-    apart = np.concatenate([np.abs(logs - median) for logs, median in zip(rounds, medians, strict=True)])
-    most = _CLIP * 1.4826 * float(np.median(apart))
+    most = _CLIP * 1.4826 * _middle_distance(rounds)
     return [np.clip(logs, median - most, median + most) for logs, median in zip(rounds, medians, strict=True)]
+
+
+def _middle_distance(rounds: Sequence[np.ndarray]) -> float:
+    """Return the median distance of a turn from its round's median. A single turn is its round's median, and says nothing."""
+    return float(np.median(np.concatenate([np.abs(logs - np.median(logs)) for logs in rounds if len(logs) > 1])))
 
 
 def repetition(found: Sequence[Variances], starting: float, turning: float) -> Repetition | None:

@@ -105,8 +105,8 @@ class Harness:
         Args:
           number: the number of the round, from 0.
           only: names of the workloads to run; None for all.
-          turns: from a workload's name to the number of turns, for live variants. For others, what `repetition.py` computes; in
-            the first round, as many as take the time of the start.
+          turns: from a workload's name to the number of turns, for live variants. For others, what `repetition.py` computes;
+            while it knows nothing, one turn, or as many as take the time of the start.
           until: begin no process and no turn after this time, in seconds since the harness was made.
           share: seconds for a first round of one workload, or for one or two turns if they take longer.
 
@@ -212,7 +212,7 @@ def _enough(live: LiveRound, turns: int | None, size: SizeName, share: float) ->
         return live.turns >= 1
     if turns is not None:
         return live.turns >= turns
-    if live.turns == 1:  # a second one, if it takes no longer than the start: then the two tell how much turns scatter
+    if live.turns == 1:  # a second one tells how much turns scatter; it is worth it if both take no longer than the start
         return 2 * live.turning > live.starting
     longest = min(live.starting, share - live.starting)
     return live.turns % 2 == 0 and live.turns > 0 and (live.turning >= longest or live.turns >= _FIRST_TURNS)

@@ -71,7 +71,7 @@ class UnthreadedReader:
         batch = meter.take_inline(read)
         if meter.took > _SLOW:
             self._looks_closer = True
-            self.slow_in_a_row, self._slow_seconds = 1, meter.took  # it counts if the next ones prove to be slow
+            self.slow_in_a_row, self._slow_seconds = 1, 0.0  # it counts if the next ones prove to be slow, and its time does not
         return batch
 
     def _read_closely(self, read: Callable[[], Batch]) -> Batch:
