@@ -24,6 +24,7 @@ import numpy as np
 from scipy import special
 
 from penstock.bench.live_pairs import RoundPairs
+from penstock.bench.repetition import deviation
 from penstock.bench.statistics import LEVEL, Comparison
 
 FEWEST_ROUNDS = 4  # below, Student's interval is too wide to tell anything, and nothing is judged
@@ -71,9 +72,7 @@ def locations(rounds: Sequence[RoundPairs]) -> np.ndarray:
     weights = [1 / (1 + (one.others / _DISTURBED) ** 2) for one in rounds]
     logs = _controlled(rounds, weights)
     medians = [_weighted_median(of_round, weight) for of_round, weight in zip(logs, weights, strict=True)]
-    # A single turn is its round's median, and says nothing about how turns scatter.
-    apart = [np.abs(of_round - median) for of_round, median in zip(logs, medians, strict=True) if len(of_round) > 1]
-    scale = 1.4826 * float(np.median(np.concatenate(apart))) if apart else 0.0  # that of the normal distribution (MAD)
+    scale = deviation([of_round - median for of_round, median in zip(logs, medians, strict=True)])
     return np.array(
         [_huber(of_round, weight, median, scale) for of_round, weight, median in zip(logs, weights, medians, strict=True)]
     )

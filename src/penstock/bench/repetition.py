@@ -71,7 +71,8 @@ def variances(rounds: Sequence[np.ndarray]) -> Variances | None:
     if not any(len(logs) > 1 for logs in rounds):
         if len(rounds) < _FEWEST:
             return None
-        both = 1.4826 * _middle_distance([np.concatenate(list(rounds))])
+        logs = np.concatenate(list(rounds))
+        both = deviation([logs - np.median(logs)])
         return Variances(max(both**2 - _USUAL_BETWEEN**2, 0.0), None, len(rounds))
     rounds = _clipped(rounds)
     several = [logs for logs in rounds if len(logs) > 1]
@@ -86,13 +87,20 @@ def variances(rounds: Sequence[np.ndarray]) -> Variances | None:
 def _clipped(rounds: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the log ratios, cut at three standard deviations from their round's median."""
     medians = [float(np.median(logs)) for logs in rounds]
-    most = _CLIP * 1.4826 * _middle_distance(rounds)
+    most = _CLIP * deviation([logs - median for logs, median in zip(rounds, medians, strict=True)])
     return [np.clip(logs, median - most, median + most) for logs, median in zip(rounds, medians, strict=True)]
 
 
-def _middle_distance(rounds: Sequence[np.ndarray]) -> float:
-    """Return the median distance of a turn from its round's median. A single turn is its round's median, and says nothing."""
-    return float(np.median(np.concatenate([np.abs(logs - np.median(logs)) for logs in rounds if len(logs) > 1])))
+def deviation(centred: Sequence[np.ndarray]) -> float:
+    """Return the standard deviation of turns around their round's median, from the median distance (MAD, of normal turns).
+
+    A single turn is its round's median, and says nothing. Without others it is 0.
+
+    Args:
+      centred: for each round, the log ratios of its turns without their median.
+    """
+    several = [logs for logs in centred if len(logs) > 1]
+    return 1.4826 * float(np.median(np.abs(np.concatenate(several)))) if several else 0.0
 
 
 def repetition(found: Sequence[Variances], starting: float, turning: float) -> Repetition | None:
