@@ -19,8 +19,8 @@ _AT_ONCE = 1e-3  # seconds of looking that are allowed at once,
 _LOOKS = 8  # or so many looks, if these take longer: a process with 60,000 arrays needs 15 ms for one
 _SHARE = 1.5e-3  # and the share of the time that it may take,
 _LONG_STEP, _MORE = 5e-3, 3  # or so many times that share where steps take more seconds: a short run has few such steps
-_RECENT = 16  # steps, about, of which the mean counts as the time of a step
-_PAUSE = 2  # looks that one step adds at the most, however long it takes
+_RECENT = 64  # steps, about, of which the mean counts as the time of a step: one of 32 may take all the time of an execution
+_PAUSE = 30  # a step that takes longer than so many mean ones is a pause, and counts as so many
 _LONG = 1000  # a wait is looked at when it has lasted for so many times the cost of a look
 _CHEAPEST = 100e-6  # seconds of a look and the polls that follow it, at least
 _DEAREST = 1e-3  # seconds that are charged at once at the most: a garbage collection may fall into a look,
@@ -54,19 +54,22 @@ class Sampling:
         self.quickest = math.inf
         self.long = _LONG * _CHEAPEST
         self._looks, self._made = Pace(), 0
-        self._due, self._most = 0.0, _PAUSE * _CHEAPEST
-        self._usual = 0.0  # seconds of a step
+        self._due = 0.0
+        self._usual, self._steps = 0.0, 0  # mean seconds of a step
         self._samples: deque[tuple[float, float]] = deque(maxlen=32)  # waits, and their seconds of starving
 
     def is_due(self, seconds: float) -> bool:
         """Return whether the budget allows a sample, when `seconds` have passed since the last call.
 
-        A pause of the loop (an evaluation, a save, a stop of the process) adds no more than two looks: many in a row would follow
-        it, at quick steps.
+        A pause of the loop (an evaluation, a save, a stop of the process) counts as a few steps. Otherwise many looks in a row
+        would follow it, at quick steps.
         """
-        more = self._share * (_MORE * seconds if self._usual > _LONG_STEP else seconds)
-        self._usual += (seconds - self._usual) / _RECENT
-        self.budget += more if more < self._most else self._most
+        usual = self._usual
+        counted = _PAUSE * usual if seconds > _PAUSE * usual > 0.0 else seconds
+        self.budget += self._share * (_MORE * counted if usual > _LONG_STEP else counted)
+        if self._steps < _RECENT:
+            self._steps += 1
+        self._usual = usual + (seconds - usual) / self._steps
         if self.budget > self._at_once:
             self.budget = self._at_once
         return self.budget > self._due
@@ -75,7 +78,7 @@ class Sampling:
         """Take the cost of a look, a poll or a thread from the budget."""
         cost = max(self._looks.seconds, _CHEAPEST)
         self.budget -= min(seconds, max(_DEAREST if self._looks.seconds else 0.0, _USUAL * cost))
-        self._due, self.long, self._most = jitter(cost), _LONG * cost, _PAUSE * cost
+        self._due, self.long = jitter(cost), _LONG * cost
         if self._share and self._at_once < _LOOKS * cost:
             if self._made <= _LOOKS:  # later on, a look that is dear for once would be followed by many
                 self.budget += _LOOKS * cost - self._at_once
