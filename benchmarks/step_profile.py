@@ -2,10 +2,12 @@
 
     python benchmarks/step_profile.py --model tiny --batch 8 --json profile.json
 
-Each variant runs in a process of its own, one after the other, so the milliseconds of two variants compare only roughly:
-`penstock bench frameworks --at-best` compares them. JAX is profiled by `jax.profiler`, whose events are the thunks of XLA's
-runtime, and PyTorch by `torch.profiler`, whose times are those of the main thread without the operations inside. An operation
-is put under a kind by its name:
+Each variant runs alone, in a process of its own, one after the other, so the milliseconds of two variants compare only roughly:
+`penstock bench frameworks --at-best` compares them. The duration of a step, the time of the processor (system: page faults,
+above all) and the page faults are of steps without a profiler. Then JAX is profiled by `jax.profiler`, whose events are the
+thunks of XLA's runtime, and PyTorch by `torch.profiler`, whose times are those of the main thread without the operations inside.
+A thunk may hand a part of its work to other threads, as products do, and the profiler has no event for that: it is under "not in
+an event", the time of the processor without that of all events. An operation is put under a kind by its name:
 
 - products: `dot`, `dot_general`, `addmm`, `bmm`, `mm` and convolutions
 - reductions: `reduce`, `reduce-window`, sums, means and norms with their gradients, softmax
@@ -22,17 +24,21 @@ import os
 import re
 import resource
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-_STEPS = 20
+_SECONDS = 20.0  # for the steps that are counted, and again for those that are profiled
+_FEWEST, _MOST = 4, 20  # steps
+_WARM_UP = 6  # steps
 _KINDS = {
     "products": r"dot|conv(?!ert)|::(add|b|ba)?mm\b",
     "reductions": r"reduce|sum|mean|norm|softmax",
     "copies": r"copy|transpose|concatenate|slice|bitcast|::cat\b|clone",
 }
 _OTHER = "fused or element by element"
+_OUTSIDE = "not in an event"
 
 
 def main() -> None:
@@ -74,30 +80,38 @@ def _profile(name: str, model: str, batch: int) -> dict[str, Any]:
     make = make_torch_eager if name.startswith("PyTorch") else make_flax
     trainer: Trainer = make(experiment, size)
     placed = trainer.place(fixed_batch(size.geometry, batch))
-    for _ in range(6):
+    for _ in range(_WARM_UP):
+        begin = time.perf_counter()
         trainer.loss(placed)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(_STEPS):
+    steps = min(_MOST, max(_FEWEST, round(_SECONDS / (time.perf_counter() - begin))))
+    before, begin = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    for _ in range(steps):
         trainer.loss(placed)
-    faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / _STEPS
-    operations = _of_torch(trainer, placed) if name.startswith("PyTorch") else _of_jax(trainer, placed)
+    seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
+    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    operations = (_of_torch if name.startswith("PyTorch") else _of_jax)(trainer, placed, steps)
     kinds: Counter[str] = Counter()
     for operation, milliseconds in operations.items():
         kinds[next((kind for kind, pattern in _KINDS.items() if re.search(pattern, operation)), _OTHER)] += milliseconds
+    kinds[_OUTSIDE] = max(0.0, 1e3 * (user + system) / steps - sum(operations.values()))
     return {
-        "page faults a step": faults,
+        "steps": steps,
+        "ms a step": 1e3 * seconds / steps,
+        "ms of the processor a step": 1e3 * (user + system) / steps,
+        "of it, ms in the system": 1e3 * system / steps,
+        "page faults a step": (after.ru_minflt - before.ru_minflt) / steps,
         "ms a step, by kind": dict(kinds.most_common()),
         "by operation": dict(operations.most_common(15)),
     }
 
 
-def _of_jax(trainer: Any, batch: Any) -> Counter[str]:
+def _of_jax(trainer: Any, batch: Any, steps: int) -> Counter[str]:
     """Return the milliseconds that a step spends in each kind of thunk, summed over threads."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            for _ in range(_STEPS):
+            for _ in range(steps):
                 trainer.loss(batch)
         path = next(Path(folder).rglob("*.xplane.pb"))
         data = jax.profiler.ProfileData.from_file(str(path))
@@ -107,21 +121,24 @@ def _of_jax(trainer: Any, batch: Any) -> Counter[str]:
             for event in line.events:
                 operation = next((value for key, value in event.stats if key == "hlo_op"), None)
                 if operation is not None:
-                    spent[re.sub(r"[.\d]+$", "", operation)] += event.duration_ns / 1e6 / _STEPS
+                    spent[re.sub(r"[.\d]+$", "", operation)] += event.duration_ns / 1e6 / steps
     return spent
 
 
-def _of_torch(trainer: Any, batch: Any) -> Counter[str]:
+def _of_torch(trainer: Any, batch: Any, steps: int) -> Counter[str]:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        for _ in range(_STEPS):
+        for _ in range(steps):
             trainer.loss(batch)
-    return Counter({event.key: event.self_cpu_time_total / 1e3 / _STEPS for event in profiled.key_averages()})
+    return Counter({event.key: event.self_cpu_time_total / 1e3 / steps for event in profiled.key_averages()})
 
 
 def _print(name: str, result: dict[str, Any]) -> None:
-    print(f"{name}: {result['page faults a step']:,.0f} page faults a step")
+    print(
+        f"{name}: {result['ms a step']:,.0f} ms a step, {result['ms of the processor a step']:,.0f} ms of the processor, "
+        f"{result['of it, ms in the system']:,.0f} of it in the system; {result['page faults a step']:,.0f} page faults a step"
+    )
     for title in ("ms a step, by kind", "by operation"):
         total = sum(result["ms a step, by kind"].values())
         print(f"  {title}:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from tests.bench.simulation import workload
 
 from penstock.bench.method import method
@@ -34,6 +35,14 @@ def test_live_pairs_say_how_often_they_were_repeated_and_why():
     assert "scatters by 10 % from turn to turn and by 2 % from round to round for good" in repeated
     assert "A start takes 41 s and a turn 9.4 s, so rounds of 8 turns are best" in repeated
     assert "nothing was verified" in verified
+
+
+@pytest.mark.parametrize(("faults", "named"), [(15_000, True), (1_000, False), (None, False)])
+def test_variants_that_get_memory_again_and_again_are_named(faults: int | None, named: bool):
+    blocks = [dataclasses.replace(block(0, turn), cpu=1.0, faults=faults) for turn in range(2)]
+    quiet = [dataclasses.replace(one, variant="b", faults=0) for one in blocks]
+    said = method(run(Outcome(workload("a", "b"), "full", "a", (SAMPLE,), blocks=(*blocks, *quiet))))
+    assert any(line.startswith("Page faults in a second of the processor: a 15 thousand.") for line in said) == named
 
 
 def test_what_is_verified_is_only_what_the_suite_says():

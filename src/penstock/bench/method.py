@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from penstock.bench.outcome import Outcome, Run
+
+_MANY_FAULTS = 10e3  # in a second of the processor: at 3 µs, as we measured for one, 3 % of a variant's time
 
 
 def method(run: Run) -> list[str]:
@@ -21,6 +23,7 @@ def method(run: Run) -> list[str]:
         *([_live_method(run, live, only=not alone)] if live else []),
         *([_sliced_method(sliced, only=len(sliced) == len(timed))] if sliced else []),
         *map(_repeated, live),
+        *_faulting(live),
         *([_alone_method(run, alone, only=not live)] if alone else []),
         *_verified(timed),
         *scored,
@@ -64,6 +67,25 @@ def _repeated(outcome: Outcome) -> str:
         f"takes {plan.starting:.3g} s and a turn {plan.turning:.3g} s, so rounds of {plan.turns} turns are best (Kalibera and "
         "Jones 2013)."
     )
+
+
+def _faulting(live: Sequence[Outcome]) -> list[str]:
+    """Name the variants that get memory from the system all the time: what that costs depends on the other variants."""
+    cpu, faults = defaultdict[str, float](float), Counter[str]()
+    for block in (block for outcome in live for block in outcome.blocks):
+        if block.cpu is not None and block.faults is not None:
+            cpu[block.variant] += block.cpu
+            faults[block.variant] += block.faults
+    many = {name: faults[name] / seconds for name, seconds in cpu.items() if seconds and faults[name] > _MANY_FAULTS * seconds}
+    if not many:
+        return []
+    counts = ", ".join(f"{name} {per_second / 1e3:.2g} thousand" for name, per_second in many.items())
+    return [
+        f"Page faults in a second of the processor: {counts}. These variants get memory from the system again and again. A page "
+        "fault takes longer where much memory is in use, on a virtual machine above all, and here the other variants use some, "
+        "too. So these variants may be faster alone, and they scatter more. An allocator that keeps memory (penstock run) avoids "
+        "page faults."
+    ]
 
 
 def _alone_method(run: Run, alone: Sequence[Outcome], only: bool) -> str:
