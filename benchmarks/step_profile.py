@@ -31,7 +31,7 @@ from typing import Any
 
 _SECONDS = 20.0  # for the steps that are counted, and again for those that are profiled
 _FEWEST, _MOST = 4, 20  # steps
-_WARM_UP = 6  # steps
+_WARM_UP = 10  # steps, in which the heap grows
 _KINDS = {
     "products": r"dot|conv(?!ert)|::(add|b|ba)?mm\b",
     "reductions": r"reduce|sum|mean|norm|softmax",

@@ -42,7 +42,7 @@ def test_variants_that_get_memory_again_and_again_are_named(faults: int | None, 
     blocks = [dataclasses.replace(block(0, turn), cpu=1.0, faults=faults) for turn in range(2)]
     quiet = [dataclasses.replace(one, variant="b", faults=0) for one in blocks]
     said = method(run(Outcome(workload("a", "b"), "full", "a", (SAMPLE,), blocks=(*blocks, *quiet))))
-    assert any(line.startswith("Page faults in a second of the processor: a 15 thousand.") for line in said) == named
+    assert any(line.startswith("Page faults in a second of the processor. a: 15 thousand.") for line in said) == named
 
 
 def test_what_is_verified_is_only_what_the_suite_says():

@@ -79,9 +79,9 @@ def _faulting(live: Sequence[Outcome]) -> list[str]:
     many = {name: faults[name] / seconds for name, seconds in cpu.items() if seconds and faults[name] > _MANY_FAULTS * seconds}
     if not many:
         return []
-    counts = ", ".join(f"{name} {per_second / 1e3:.2g} thousand" for name, per_second in many.items())
+    counts = "; ".join(f"{name}: {per_second / 1e3:.2g} thousand" for name, per_second in many.items())
     return [
-        f"Page faults in a second of the processor: {counts}. These variants get memory from the system again and again. A page "
+        f"Page faults in a second of the processor. {counts}. These variants get memory from the system again and again. A page "
         "fault takes longer where much memory is in use, on a virtual machine above all, and here the other variants use some, "
         "too. So these variants may be faster alone, and they scatter more. An allocator that keeps memory (penstock run) avoids "
         "page faults."
