@@ -245,18 +245,21 @@ def test_live_variants_beside_one_that_is_not_run_alone_without_a_word(suite):
 
 
 def test_a_round_begins_with_the_reverse_of_the_order_of_the_round_before(suite, tmp_path):
-    """So a drift cancels over two rounds of a single turn."""
+    """So a drift cancels over two rounds of a single turn, as does the advantage of the process that is started first."""
     workload = find(suite, "live")
-    first = []
+    first, started = [], []
     for number in range(4):
         with LiveRound(
             suite, workload, [("one", False), ("three", False)], "quick", tmp_path, number, 1, time.perf_counter
         ) as live:
             live.start()
+            started.append([variant for variant, _ in live._seated])
             live.turn()
         first.append([block.variant for block in live.blocks[:2]])
     assert first[1] == first[0][::-1]
     assert first[3] == first[2][::-1]
+    assert started[1] == started[0][::-1]
+    assert started[3] == started[2][::-1]
 
 
 @pytest.mark.parametrize(

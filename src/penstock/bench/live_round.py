@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,8 @@ class LiveRound:
     def _start(self) -> None:
         """Start processes, as many at a time as there are cores and as fit into memory: what they compile is not timed.
 
+        Their order is another one in each round, as a process may be slower for good if it was started beside another.
+
         Raises:
           CannotLiveError: they do not fit into memory together.
         """
@@ -164,7 +167,7 @@ class LiveRound:
             f"round {self.number + 1}, {self.workload.name}: starting {', '.join(dict.fromkeys(name for name, _ in self.seats))}"
         )
         at_once = activity.cores()
-        waiting = list(self.seats)
+        waiting = next(islice(orders(self.seats, f"{self.seed}/{self.workload.name}/starts"), self.number, None))
         with ThreadPoolExecutor(at_once) as pool:
             while waiting:
                 count = self._that_fit(min(at_once, len(waiting)))
