@@ -264,16 +264,3 @@ def test_the_end_is_reached_once_and_without_steps_too():
     meter.settle()
     assert meter.settled
     assert meter.seconds == 0.0
-
-
-@pytest.mark.parametrize("sampling", [Sampling, lambda: Sampling(0.0, 0.0)], ids=["with looks", "without"])
-def test_making_a_batch_inline_counts_as_taking_it_and_handing_it_over(sampling):
-    inline, in_parts = Meter(sampling(), makes_batches=True), Meter(sampling(), makes_batches=True)
-    for _ in range(20):
-        assert inline.take_inline(lambda: 7) == 7
-        assert in_parts.take(lambda timeout: 7, None) == 7
-        in_parts.hand_over(None, 0.0)
-    assert inline.steps == in_parts.steps == 20
-    for meter in (inline, in_parts):
-        assert 0 < meter.wait < meter.seconds
-        assert meter.startup > 0

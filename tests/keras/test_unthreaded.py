@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from penstock._feed.sampling import Sampling
 from penstock._feed.starvation import Meter
 from penstock.keras import _unthreaded
 from penstock.keras._unthreaded import UnthreadedReader
@@ -15,7 +16,7 @@ BATCHES = 12
 
 
 def slow_in_a_row(read):
-    reader = UnthreadedReader(Meter())
+    reader = UnthreadedReader()
     for _ in range(BATCHES):
         reader.read(read)
     assert reader.steps == BATCHES
@@ -60,16 +61,29 @@ def test_a_batch_is_not_slow_because_another_program_uses_the_processor():
 @pytest.mark.parametrize(("batches", "long_enough", "needs"), [(8, 10e-3, True), (8, 10.0, False), (7, 1e-3, False)])
 def test_a_thread_pays_off_after_many_slow_batches_that_took_long_together(batches, long_enough, needs, monkeypatch):
     monkeypatch.setattr(_unthreaded, "_LONG_ENOUGH", long_enough)
-    reader = UnthreadedReader(Meter())
+    reader = UnthreadedReader()
     for _ in range(batches):
         reader.read(lambda: time.sleep(2e-3))
     assert reader.needs_a_thread == needs
 
 
 def test_an_error_and_the_end_are_passed_on_and_not_counted():
-    reader = UnthreadedReader(Meter())
+    reader = UnthreadedReader()
     batches = iter([1, 2])
     assert [reader.read(batches.__next__), reader.read(batches.__next__)] == [1, 2]
     with pytest.raises(StopIteration):
         reader.read(batches.__next__)
     assert reader.steps == 2
+
+
+@pytest.mark.parametrize("sampling", [Sampling, lambda: Sampling(0.0, 0.0)], ids=["with looks", "without"])
+def test_reading_a_batch_counts_as_taking_it_and_handing_it_over(sampling):
+    reader, in_parts = UnthreadedReader(sampling()), Meter(sampling(), makes_batches=True)
+    for _ in range(20):
+        assert reader.read(lambda: 7) == 7
+        assert in_parts.take(lambda timeout: 7, None) == 7
+        in_parts.hand_over(None, 0.0)
+    assert reader.steps == in_parts.steps == 20
+    for meter in (reader, in_parts):
+        assert 0 < meter.wait < meter.seconds
+        assert meter.startup > 0

@@ -58,21 +58,33 @@ class Sampling:
         self._usual, self._steps = 0.0, 0  # mean seconds of a step
         self._samples: deque[tuple[float, float]] = deque(maxlen=32)  # waits, and their seconds of starving
 
-    def is_due(self, seconds: float) -> bool:
-        """Return whether the budget allows a sample, when `seconds` have passed since the last call.
+    def is_due(self, seconds: float, before: float = 0.0, steps: int = 1) -> bool:
+        """Return whether the budget allows a sample.
 
         A pause of the loop (an evaluation, a save, a stop of the process) counts as a few steps. Otherwise many looks in a row
         would follow it, at quick steps.
+
+        Args:
+          seconds: the last step took so many.
+          before: the steps before it took so many, since the last call.
+          steps: number of steps since the last call.
         """
         usual = self._usual
-        counted = _PAUSE * usual if seconds > _PAUSE * usual > 0.0 else seconds
-        self.budget += self._share * (_MORE * counted if usual > _LONG_STEP else counted)
-        if self._steps < _RECENT:
-            self._steps += 1
-        self._usual = usual + (seconds - usual) / self._steps
-        if self.budget > self._at_once:
-            self.budget = self._at_once
+        counted = before + (_PAUSE * usual if seconds > _PAUSE * usual > 0.0 else seconds)
+        self.budget = min(self._at_once, self.budget + self._share_now * counted)
+        self._steps = min(_RECENT, self._steps + steps)
+        self._usual = usual + ((before + seconds) / steps - usual) * min(1.0, steps / self._steps)
         return self.budget > self._due
+
+    @property
+    def seconds_until_due(self) -> float:
+        """Return the seconds of steps after which the budget allows a sample."""
+        missing = self._due - self.budget
+        return missing / self._share_now if self._share else math.inf
+
+    @property
+    def _share_now(self) -> float:
+        return self._share * (_MORE if self._usual > _LONG_STEP else 1)
 
     def spend(self, seconds: float) -> None:
         """Take the cost of a look, a poll or a thread from the budget."""

@@ -90,7 +90,6 @@ class Meter:
       steps: number of batches that were handed over.
       startup: seconds until the first of them.
       wait: seconds of all other waits.
-      took: seconds of the last call of `take_inline`, without a look.
     """
 
     def __init__(self, sampling: Sampling | None = None, makes_batches: bool = False, inner: Meter | None = None):
@@ -102,8 +101,10 @@ class Meter:
         self._inner_after: float | None = None  # and at the end
         self._platform: str | None = None
         self.steps = 0
-        self.startup = self.wait = self.took = 0.0
+        self.startup = self.wait = 0.0
         self._first_at = self._last_at = self._asked_at = 0.0
+        self._checked_at, self._checked_steps = 0.0, 0  # when the budget was checked, and the steps until then
+        self._check_at = 0.0  # no wait is a sample before this moment; 0.0 if the next call has something to finish
         self._starved = self._estimated = 0.0  # seconds that the devices starved, and those of them that are estimated
         self._unknown = 0.0  # seconds of waits that nothing is known about, since the last sample,
         self._unknowns = 0  # and their number
@@ -124,7 +125,8 @@ class Meter:
         begin = time.perf_counter()
         if not self.steps:
             return self._take_first(partial(get, timeout), begin)
-        is_sample = self._asks(begin)
+        is_sample = begin >= self._check_at and self._asks(begin)
+        self._asked_at = begin
         longest = self._sampling.long  # the seconds after which a wait is looked at in any case
         if timeout is not None and timeout <= longest:
             longest = timeout
@@ -146,48 +148,21 @@ class Meter:
             self._note_end(begin)
             raise
 
-    def take_inline(self, make: Callable[[], T]) -> T:
-        """Call `make`, measure how long it takes, and count its batch as handed over, on the host.
-
-        It counts what `take` and `hand_over(None, 0.0)` count. It is for batches that this thread makes within microseconds,
-        where each call of a function is part of the overhead.
-        """
-        begin = time.perf_counter()
-        if not self.steps:
-            item = self._take_first(make, begin)
-            self.took = self.startup
-            self.hand_over(None, 0.0)
-            return item
-        is_sample, before = self._asks(begin), self.wait
-        try:
-            item = self._take_looking(lambda timeout: make(), math.inf, begin, True) if is_sample else make()
-        except BaseException:
-            self._note_end(begin)
-            raise
-        if is_sample:
-            self.took = self.wait - before
-            self.hand_over(None, 0.0)
-            return item
-        self._last_at = now = time.perf_counter()
-        self.took = waited = now - begin
-        self.wait = before + waited  # from here on, what `_add_unknown` does
-        self._unknown += waited
-        self._unknowns += 1
-        self.steps += 1
-        return item
-
     def _take_first(self, get: Callable[[], T], begin: float) -> T:
         item = get()
-        self._first_at = self._asked_at = time.perf_counter()
+        self._first_at = self._asked_at = self._checked_at = time.perf_counter()
         self.startup = self._first_at - begin
         return item
 
     def _asks(self, now: float) -> bool:
-        """Note that the loop asks for a batch, and return whether this wait is a sample."""
+        """Note that the loop asks for a batch, and return whether this wait is a sample. It is not called before `_check_at`."""
         if self._before_step is not None:
             self._finish_wait(now)
-        before, self._asked_at = self._asked_at, now
-        return self._sampling.is_due(now - before)
+        sampling, steps = self._sampling, self.steps - self._checked_steps
+        is_sample = sampling.is_due(now - self._asked_at, self._asked_at - self._checked_at, max(1, steps))
+        self._checked_at, self._checked_steps = now, self.steps
+        self._check_at = 0.0 if is_sample else now + sampling.seconds_until_due
+        return is_sample
 
     def _note_end(self, begin: float) -> None:
         """Note the end, or an error: the loop had done its last step when it asked for this batch."""
@@ -235,6 +210,7 @@ class Meter:
             else:
                 self.wait += waited
             return
+        self._check_at = 0.0  # so that the next call calls `_finish_wait`
         wait.poll(now)
         sampling.spend(_INTERRUPTION)
         starved = 0.0 if wait.idle_since is None else now - max(wait.begin, wait.idle_since)

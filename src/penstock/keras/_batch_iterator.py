@@ -14,7 +14,6 @@ from keras.src import tree
 
 from penstock._feed.device_feed import Feed, interrupt, later_stats
 from penstock._feed.sampling import Sampling
-from penstock._feed.starvation import Meter
 from penstock._feed.stats import LaterStats
 from penstock._feed.verdict import Caller
 from penstock.data.tree import Batch, describe
@@ -79,7 +78,9 @@ class BatchIterator(Iterator[Batch]):
         self._consumed_of_feed = 0
         self._feed_stop = -1  # number of the first batch that a feed with a limit does not have
         self._inline = source.inline
-        self._peeked: KerasItem | None = None  # the next item
+        # The reader of items that are batches on the host, and are read on this thread
+        self._bare = self._inline.__next__ if self._inline and self._per_item == 1 and not self._behaviour.on_device else None
+        self._peeked: KerasItem | tuple[Batch, int, None] | None = None  # the next item
         self._peeked_is_last_inline = False  # the peeked item was read from `inline`, which is not used any more
         self._structure: Any = None
         self._parts: Any = None
@@ -119,7 +120,12 @@ class BatchIterator(Iterator[Batch]):
         self._in_execution = 0
         if self._peeked is None:
             try:
-                self._peeked = self._next_item()
+                if (bare := self._bare) is None:
+                    self._peeked = self._next_item()
+                else:  # what `_next_inline` does, with as few calls as possible
+                    self._peeked = self._unthreaded.read(bare), 1, None
+                    if self._unthreaded.needs_a_thread:
+                        self._leave_inline()
             except StopIteration:
                 return False
         return True
@@ -141,7 +147,10 @@ class BatchIterator(Iterator[Batch]):
                 raise StopIteration from None
         item, steps, failure = ready
         self._in_execution += steps
-        self._count_consumed(steps)
+        if self._inline is not None:
+            self._consumed += steps  # what `_count_consumed` does
+        else:
+            self._count_consumed(steps)
         if failure is not None:
             self.failure = self._skip_failed_batch(failure)
         self._peeked_is_last_inline = False
@@ -185,7 +194,7 @@ class BatchIterator(Iterator[Batch]):
                 self._source.consume()
 
     def _next_inline(self, batches: Iterator[Batch]) -> KerasItem:
-        """Read the next item on this thread, in as few steps as possible: they are all overhead if there is nothing to gain."""
+        """Read the next item on this thread."""
         if self._per_item > 1:
             execution = gather(lambda _: self._unthreaded.read(batches.__next__), range(self._per_item))
             ready = assemble(execution, self._per_item, lambda batch, stacked: _put(batch))
@@ -193,8 +202,12 @@ class BatchIterator(Iterator[Batch]):
             batch = self._unthreaded.read(batches.__next__)
             ready = KerasItem(_put(batch) if self._behaviour.on_device else batch)
         if self._unthreaded.needs_a_thread:
-            self._inline, self._peeked_is_last_inline = None, True  # the source begins after these batches
+            self._leave_inline()
         return ready
+
+    def _leave_inline(self) -> None:
+        """Let the source read from now on: it begins after the batches that were read on this thread."""
+        self._inline, self._bare, self._peeked_is_last_inline = None, None, True
 
     def _next_prefetched(self) -> KerasItem:
         """Take the next item from a source that has read and placed it ahead."""
@@ -265,12 +278,12 @@ class BatchIterator(Iterator[Batch]):
         """End the threads, and wait for them as `Feed.close` does."""
         self.stop_for_inner_loop()
         if self._unthreaded.steps:
-            self._add_stats(self._unthreaded.end(self._caller))
+            self._add_stats(self._unthreaded.end_with_stats(self._caller))
             self._unthreaded = self._count_unthreaded()
 
     def _count_unthreaded(self) -> UnthreadedReader:
         feed = self._source.prefetched
-        return UnthreadedReader(Meter(self._sampling, makes_batches=True, inner=feed._meter if feed else None))
+        return UnthreadedReader(self._sampling, feed._meter if feed else None)
 
     def _end_feed(self) -> None:
         feed, self._feed = self._feed, None

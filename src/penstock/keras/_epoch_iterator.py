@@ -176,28 +176,31 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         if self._batches is not None:
             self._batches.stop_for_inner_loop()
 
-    def __next__(self) -> Any:
-        """Return the next execution, after its first batch has come."""
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the executions of an epoch. In the loop, it returns each after its first batch has come."""
         if not self._looping:
-            return super().__next__()
-        if self._batches is not None and self._batches.failure is not None:
-            self._raise_failure()
-        step = next(self._epoch_iterator)
-        batches = self._batches
-        assert batches is not None
-        if self._saver is None:
-            found = batches.peek()
-        else:
-            position = self.position(step[0])
-            with self._saver.awaiting(position):
+            return super().__iter__()
+        self._epoch_iterator = self._executions()
+        return self._epoch_iterator
+
+    def _executions(self) -> Iterator[Any]:
+        for step in self._enumerate_iterator():
+            batches, saver = self._batches, self._saver
+            assert batches is not None
+            if saver is None:
                 found = batches.peek()
-            if found:
-                self._saver.before_execution(position)
-        if found:
+            else:
+                position = self.position(step[0])
+                with saver.awaiting(position):
+                    found = batches.peek()
+                if found:
+                    saver.before_execution(position)
+            if not found and not self._had_batch:
+                raise _no_batch_error(self._name)
             self._had_batch = True
-        elif not self._had_batch:
-            raise _no_batch_error(self._name)
-        return step
+            yield step
+            if batches.failure is not None:
+                self._raise_failure()
 
     @property
     def trained(self) -> int:

@@ -1,17 +1,23 @@
 """Read batches on the thread of Keras's loop, and find out whether a thread of their own would be worth it.
 
 Functions that read a batch go in; the batches, their statistics and the number of batches that were slow come out.
+
+Such a batch takes microseconds, so each call of a function on the way is part of the overhead: between two programs that displace
+it from the caches, Python takes several times as long as in a loop of its own. So most batches go through `read` alone.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+from penstock._feed.sampling import Sampling
 from penstock._feed.starvation import Meter
 from penstock._feed.stats import LaterStats
 from penstock._feed.verdict import Caller
-from penstock.data.tree import Batch
+
+T = TypeVar("T")
 
 try:
     from resource import RUSAGE_THREAD, getrusage  # Linux
@@ -35,7 +41,7 @@ _IN_A_ROW = 8
 _LONG_ENOUGH = 10e-3  # seconds
 
 
-class UnthreadedReader:
+class UnthreadedReader(Meter):
     """Reads batches without a feed.
 
     A batch is slow if it needs more than `_SLOW` seconds of the processor, or takes that long because it waits for a disk or a
@@ -44,51 +50,68 @@ class UnthreadedReader:
     and end when one has not.
 
     Args:
-      meter: measures the time that reading takes.
+      sampling: as for `Meter`.
+      inner: as for `Meter`.
 
     Attributes:
       slow_in_a_row: number of batches, up to the last, that were slow.
       needs_a_thread: whether batches have been slow for so long that a thread of its own would pay off.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, sampling: Sampling | None = None, inner: Meter | None = None) -> None:
+        super().__init__(sampling, makes_batches=True, inner=inner)
         self.slow_in_a_row = 0
         self.needs_a_thread = False
         self._slow_seconds = 0.0  # of the batches that were slow in a row
-        self._meter = meter
         self._looks_closer = False
 
-    @property
-    def steps(self) -> int:
-        """Return the number of batches."""
-        return self._meter.steps
-
-    def read(self, read: Callable[[], Batch]) -> Batch:
-        """Read a batch, and count it."""
-        meter = self._meter
-        if self._looks_closer:
+    def read(self, read: Callable[[], T]) -> T:
+        """Read a batch, measure how long it takes, and count it as handed over, on the host."""
+        begin = time.perf_counter()
+        if begin >= self._check_at or self._looks_closer:
             return self._read_closely(read)
-        batch = meter.take_inline(read)
-        if meter.took > _SLOW:
-            self._looks_closer = True
-            self.slow_in_a_row, self._slow_seconds = 1, 0.0  # it counts if the next ones prove to be slow, and its time does not
+        self._asked_at = begin
+        try:
+            batch = read()
+        except BaseException:
+            self._note_end(begin)
+            raise
+        self._last_at = now = time.perf_counter()
+        took = now - begin
+        self.wait += took  # from here on, what `take` and `hand_over` do
+        self._unknown += took
+        self._unknowns += 1
+        self.steps += 1
+        if took > _SLOW:
+            self._note_first_slow()
         return batch
 
-    def _read_closely(self, read: Callable[[], Batch]) -> Batch:
-        meter = self._meter
-        waits, processor = _waits(), time.thread_time()
-        batch = meter.take_inline(read)
-        self._looks_closer = meter.took > _SLOW
-        is_slow = self._looks_closer and (time.thread_time() - processor > _SLOW or _waits() > waits)
+    def _read_closely(self, read: Callable[[], T]) -> T:
+        """Read a batch that may be the first, or one before which the devices are looked at, or one that may be slow."""
+        looks_closer, before = self._looks_closer, self.startup + self.wait
+        waits, processor = (_waits(), time.thread_time()) if looks_closer else (0, 0.0)
+        batch = self.take(lambda timeout: read(), None)
+        took = self.startup + self.wait - before
+        self.hand_over(None, 0.0)
+        self._looks_closer = took > _SLOW
+        if not looks_closer:
+            if took > _SLOW:
+                self._note_first_slow()
+            return batch
+        is_slow = took > _SLOW and (time.thread_time() - processor > _SLOW or _waits() > waits)
         if is_slow:
             self.slow_in_a_row += 1
-            self._slow_seconds += meter.took
+            self._slow_seconds += took
         else:
             self.slow_in_a_row, self._slow_seconds = 0, 0.0
         self.needs_a_thread = self.slow_in_a_row >= _IN_A_ROW and self._slow_seconds >= _LONG_ENOUGH
         return batch
 
-    def end(self, caller: Caller) -> LaterStats:
+    def _note_first_slow(self) -> None:
+        self._looks_closer = True
+        self.slow_in_a_row, self._slow_seconds = 1, 0.0  # it counts if the next ones prove to be slow, and its time does not
+
+    def end_with_stats(self, caller: Caller) -> LaterStats:
         """Return the statistics in the form of a feed's, when no more batches come."""
-        self._meter.end(after_step=True)
-        return LaterStats(self._meter, {"iterate": self._meter.startup + self._meter.wait}, 1, 0.0, 0, caller)
+        self.end(after_step=True)
+        return LaterStats(self, {"iterate": self.startup + self.wait}, 1, 0.0, 0, caller)

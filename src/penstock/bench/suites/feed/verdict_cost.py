@@ -53,7 +53,10 @@ class _Switch(Meter):
     def take(self, get: Callable[[float | None], T], timeout: float | None) -> T:
         if self.on:
             return super().take(get, timeout)
-        self._asked_at = time.perf_counter()  # no budget for the time in which it was off
+        now = time.perf_counter()  # no budget for the time in which it was off
+        self._checked_at += now - self._asked_at
+        self._check_at += now - self._asked_at
+        self._asked_at = now
         return get(timeout)
 
     def hand_over(self, batch: Any, placing: float) -> None:
