@@ -154,15 +154,28 @@ def test_very_short_samples_say_little_about_long_waits():
     assert sampling.share(20e-3) < 0.05
 
 
+def samples(sampling, times):
+    """Yield the steps that are samples, when they take these times. A `Meter` asks no sooner than the budget can allow one."""
+    before, steps, until = 0.0, 0, 0.0
+    for step, seconds in enumerate(times):
+        steps += 1
+        if before + seconds < until:
+            before += seconds
+            continue
+        is_due = sampling.is_due(seconds, before, steps)
+        before, steps, until = 0.0, 0, 0.0 if is_due else sampling.seconds_until_due
+        if is_due:
+            yield step
+
+
 @given(st.lists(st.floats(0, 1), max_size=50) | st.lists(st.floats(0, 5e-3), max_size=500), st.floats(0, 1e-2))
 def test_samples_take_no_more_than_their_share_of_the_time(times, cost):
     """Those of the beginning come on top: eight, two whose cost is not known yet, and one that uses up the budget."""
     sampling, spent = Sampling(at_once=1e-3, share=1e-2), 0.0
-    for seconds in times:
-        if sampling.is_due(seconds):
-            sampling.note_look(cost)
-            sampling.spend(cost)
-            spent += cost
+    for _ in samples(sampling, times):
+        sampling.note_look(cost)
+        sampling.spend(cost)
+        spent += cost
     share = 3e-2 if max(times, default=0.0) > 5e-3 else 1e-2  # a larger one for long steps
     assert spent <= max(1e-3, 8 * cost) + share * sum(times) + 3 * cost
 
@@ -170,34 +183,46 @@ def test_samples_take_no_more_than_their_share_of_the_time(times, cost):
 def test_a_pause_of_the_loop_is_not_followed_by_looks_at_quick_steps():
     """An evaluation, a save, or a stop of the process."""
     sampling, looks = Sampling(), 0
-    for step in range(4000):
-        if sampling.is_due(0.5 if step % 400 == 399 else 2e-4):
-            looks += step >= 400
-            sampling.note_look(1e-4)
-            sampling.spend(1e-4)
+    for step in samples(sampling, [0.5 if step % 400 == 399 else 2e-4 for step in range(4000)]):
+        looks += step >= 400
+        sampling.note_look(1e-4)
+        sampling.spend(1e-4)
     assert looks <= 20  # 0.15 % of 0.72 s are eleven; a pause of 0.5 s would allow eight more each
 
 
 def test_batches_of_one_execution_that_are_asked_for_at_once_do_not_starve_the_looks():
     """As with steps_per_execution: one in 32 steps takes all the time, which is no pause."""
     sampling, looks = Sampling(), 0
-    for step in range(32 * 300):
-        if sampling.is_due(32e-3 if step % 32 == 31 else 2e-5):
-            looks += step >= 32 * 100
-            sampling.note_look(1e-4)
-            sampling.spend(1e-4)
+    for step in samples(sampling, [32e-3 if step % 32 == 31 else 2e-5 for step in range(32 * 300)]):
+        looks += step >= 32 * 100
+        sampling.note_look(1e-4)
+        sampling.spend(1e-4)
     assert looks >= 50  # 0.15 % of 6.5 s are 98
+
+
+@given(st.lists(st.floats(1e-5, 1e-3), min_size=50, max_size=3000))
+def test_no_sample_is_missed_between_two_questions(times):
+    """A sampling that is asked at each step allows as many, but for what is left at the end. The costs that it waits for are random."""
+    asked, asked_always = Sampling(share=0.1), Sampling(share=0.1)
+    made = 0
+    for _ in samples(asked, times):
+        asked.spend(1e-4)
+        made += 1
+    for seconds in times:
+        if asked_always.is_due(seconds):
+            asked_always.spend(1e-4)
+            made -= 1
+    assert abs(made) <= 2
 
 
 @pytest.mark.parametrize("cost", [0.1e-3, 3e-3, 15e-3])
 def test_looks_that_cost_much_are_made_all_the_same(cost):
     """A process with many arrays has such looks. The first ones follow each other, so that a short run has some."""
     sampling, looks = Sampling(), []
-    for step in range(10_000):
-        if sampling.is_due(0.1):
-            looks.append(step)
-            sampling.note_look(cost)
-            sampling.spend(cost)
+    for step in samples(sampling, [0.1] * 10_000):
+        looks.append(step)
+        sampling.note_look(cost)
+        sampling.spend(cost)
     assert looks[5] == 5
     assert len([step for step in looks if step >= 5000]) > 20
 
