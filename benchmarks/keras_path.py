@@ -85,7 +85,7 @@ def _timed(clock: _Clock) -> Iterator[None]:
             del kind.__iter__
 
 
-def measure(epochs: int, seconds: float) -> dict[str, list[float]]:
+def measure(epochs: int, steps: int) -> dict[str, list[float]]:
     """Return the median microseconds of each epoch, by its kind."""
     import penstock.keras
     from penstock.bench.garbage_collector import freeze_gc
@@ -98,8 +98,8 @@ def measure(epochs: int, seconds: float) -> dict[str, list[float]]:
     size = find("overhead").sizes["full"]
     job = next(task for task in TASKS if task.name == "overhead").make(size)
 
-    def epoch(kind: str, seconds: float, steps: int | None = None) -> float:
-        clock, steps_clock = _Clock(), StepClock(seconds)
+    def epoch(kind: str, steps: int) -> float:
+        clock, steps_clock = _Clock(), StepClock(math.inf)
         switch = penstock.keras.threaded_epochs() if kind == "threaded" else contextlib.nullcontext()
         with switch, _timed(clock):
             steps_clock.begin()
@@ -107,14 +107,14 @@ def measure(epochs: int, seconds: float) -> dict[str, list[float]]:
         return median(clock.took[_FIRST:])
 
     for kind in _KINDS:
-        epoch(kind, math.inf, size.warm_up + _FIRST)
+        epoch(kind, size.warm_up + _FIRST)
     freeze_gc()
     found: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     rng = random.Random(0)
     for _ in range(epochs // 2):
         order = rng.sample(_KINDS, len(_KINDS))
         for kind in order + order[::-1]:
-            found[kind].append(epoch(kind, seconds))
+            found[kind].append(epoch(kind, steps))
     return found
 
 
@@ -122,10 +122,12 @@ def main() -> None:
     """Measure, print the table, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=200, help="of each kind (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of an epoch (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help=f"of an epoch, more than {_FIRST} (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
-    found = measure(args.epochs, args.seconds)
+    if args.epochs < 2 or args.steps <= _FIRST:
+        parser.error(f"at least 2 epochs of more than {_FIRST} steps are needed")
+    found = measure(args.epochs, args.steps)
     print(f"{'epochs':16} µs a batch   more than default (95 %)")
     for kind, took in found.items():
         more = np.subtract(took, found["default"])
