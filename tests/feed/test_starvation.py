@@ -202,7 +202,7 @@ def test_batches_of_one_execution_that_are_asked_for_at_once_do_not_starve_the_l
 
 @given(st.lists(st.floats(1e-5, 1e-3), min_size=50, max_size=3000))
 def test_no_sample_is_missed_between_two_questions(times):
-    """A sampling that is asked at each step allows as many, but for what is left at the end. The costs that it waits for are random."""
+    """A sampling that is asked at each step allows as many, but for what is left at the end; costs are random."""
     asked, asked_always = Sampling(share=0.1), Sampling(share=0.1)
     made = 0
     for _ in samples(asked, times):
