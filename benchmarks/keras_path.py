@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import scipy.stats
@@ -73,16 +74,9 @@ def _timed(clock: _Clock) -> Iterator[None]:
     """Let the clock run in the epochs of the iterator that Keras uses now."""
     from keras.src.backend.jax import trainer
 
-    kind = trainer.JAXEpochIterator
-    begin, own = kind.__iter__, "__iter__" in vars(kind)
-    kind.__iter__ = lambda self: clock.executions(begin(self))
-    try:
+    begin = trainer.JAXEpochIterator.__iter__
+    with mock.patch.object(trainer.JAXEpochIterator, "__iter__", lambda self: clock.executions(begin(self))):
         yield
-    finally:
-        if own:
-            kind.__iter__ = begin
-        else:
-            del kind.__iter__
 
 
 def measure(epochs: int, steps: int) -> dict[str, list[float]]:
