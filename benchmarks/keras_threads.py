@@ -3,10 +3,10 @@
     pip install "penstock[bench]"
     penstock run -- python benchmarks/keras_threads.py bert-fit-memmap --json threads.json
 
-The workload is one of those of `penstock bench keras` that call `fit`, at the size of its report. Epochs of both kinds take turns
-in one process, in a random order that is then reversed. An epoch gives one number for each kind of thread: the loop of `fit`,
-those that read ahead, and those of XLA. They are per step, from /proc (Linux), between two steps near the begin and the end. The
-difference is that of two neighbouring epochs, and its interval is the bootstrap's.
+The workload is one of `penstock bench keras` in which `fit` does not wait for each step, at the size of its report. Epochs of
+both kinds take turns in one process, in a random order that is then reversed. An epoch gives one number for each kind of thread:
+the loop of `fit`, those that read ahead, and those of XLA. They are from /proc (Linux), between a step near the start
+and one near the end, per step. The difference is that of two neighbouring epochs, and its interval is the bootstrap's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from typing import Any
 
 import numpy as np
 import scipy.stats
+
+from penstock.bench.suites.keras.task import Task
+from penstock.bench.suites.keras.workload import TASKS, find
 
 _KINDS = ("default", "default again", "threaded")
 _FIRST = 10  # number of the step at which the measurement begins: the buffers are full
@@ -83,16 +86,20 @@ def _epoch(kind: str, job: Any, steps: int) -> dict[str, float]:
     return {"step": clock.milliseconds(), **during}
 
 
+def _tasks() -> dict[str, Task]:
+    """Return the tasks in which Keras does not wait for each step, by name."""
+    return {task.name: task for task in TASKS if task.method == "fit" and not task.each_step}
+
+
 def measure(workload: str, epochs: int, steps: int) -> dict[str, list[dict[str, float]]]:
     """Return the milliseconds of each epoch, by its kind."""
     from penstock.bench.garbage_collector import freeze_gc
     from penstock.bench.suites.keras import cache
     from penstock.bench.suites.keras.keras_setup import configure
-    from penstock.bench.suites.keras.workload import TASKS, find
 
     with cache.at_hand():
         configure()
-        job = next(task for task in TASKS if task.name == workload).make(find(workload).sizes["full"])
+        job = _tasks()[workload].make(find(workload).sizes["full"])
         for kind in _KINDS:
             _epoch(kind, job, _FIRST + 2)
         freeze_gc()
@@ -108,13 +115,18 @@ def measure(workload: str, epochs: int, steps: int) -> dict[str, list[dict[str, 
 def main() -> None:
     """Measure, print the table, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", help="such as bert-fit-memmap or gemma-fit")
+    parser.add_argument("workload", choices=_tasks(), metavar="workload", help=", ".join(_tasks()))
     parser.add_argument("--epochs", type=int, default=80, help="of each kind (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=40, help=f"of an epoch, more than {_FIRST} (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     if args.epochs < 2 or args.steps <= _FIRST:
         parser.error(f"at least 2 epochs of more than {_FIRST} steps are needed")
+    most = _tasks()[args.workload].steps - _AFTER
+    if args.steps > most:
+        parser.error(f"--steps {args.steps}: an epoch of {args.workload} has {most} at the most, and {_AFTER} after them")
+    if not Path("/proc/self/task").is_dir():
+        parser.error("this system has no /proc/self/task (Linux has)")
     found = measure(args.workload, args.epochs, args.steps)
     print(f"{args.workload}, ms a step: {'':16}" + "".join(f"{kind:>16}" for kind in _KINDS) + "   threaded - default (95 %)")
     for name, label in {"step": "step", **_COLUMNS}.items():
