@@ -1,11 +1,34 @@
-import os
+"""Options and fixtures that the tests of both distributions share."""
 
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from collections.abc import Iterator
+
+import hypothesis
 import jax
 import numpy as np
 import pytest
 
+from penstock._doctor import jaxlib_faults
+
 jax.config.update("jax_num_cpu_devices", 8)
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before any test imports Keras, in whichever order tests are given
+
+# A deadline, or a limit for how long examples take to make, would be a timing asserted in a test, and fail on a busy machine.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run the slow tests too")
+
+
+def pytest_configure(config):
+    if config.getoption("--all"):
+        config.option.markexpr = ""
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +40,93 @@ def _names_of_doctests(doctest_namespace):
 
 
 # Runs in an interpreter of its own, which has what it imports; collecting its doctests would import it here.
-collect_ignore = ["src/penstock/bench/suites/frameworks/xla_trainer.py"]
+collect_ignore = ["bench/penstock_bench/suites/frameworks/xla_trainer.py"]
 
 collect_ignore_glob = [
     # Keeps TensorFlow and others out of the processes of its suite; collecting its doctests would keep them out of this one.
-    "src/penstock/bench/suites/keras/*",
+    "bench/penstock_bench/suites/keras/*",
     # Each needs packages of the extra `outside`, which is not part of `test`.
-    "src/penstock/bench/suites/shard/outside/[!_]*",
+    "bench/penstock_bench/suites/shard/outside/[!_]*",
 ]
+
+
+class _FailuresAreShownAtOnce:
+    """Print a failure when it happens, and not only at the end, which a run that is killed for its time does not reach."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.ensure_newline()
+            self._terminal.line(f"{report.nodeid} failed in its {report.when}")
+            self._terminal.line(report.longreprtext)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    plugins = session.config.pluginmanager
+    terminal = plugins.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(session.config, "workerinput"):
+        plugins.register(_FailuresAreShownAtOnce(terminal))
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_jax_are_put_back() -> Iterator[None]:
+    """Undo the settings of JAX that a test made; a variant of a benchmark makes some for its own process."""
+    before = dict(jax.config.values)
+    yield
+    for name, value in jax.config.values.items():
+        if value != before[name]:
+            jax.config.update(name, before[name])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_let_go() -> Iterator[None]:
+    """Free the programs of a module's tests. Linux lets a process have 65,530 memory maps, and each program has several.
+
+    Beyond them, the compiler ends the process with a segmentation fault.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_take_this_jaxlib_for_right(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests of commands read what they print, which has a line more on a jaxlib with known faults. Theirs is in tests/doctor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        jaxlib_faults.keep(
+            [jaxlib_faults.Outcome(case.name, case.link, case.remedy, "right", "taken for right") for case in jaxlib_faults.CASES]
+        )
+        yield
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """Chromium, with a profile of its own and a folder for downloads; the test is skipped without it."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium, of the extra test-all")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    programs = [program for program in map(shutil.which, names) if program]
+    driver = shutil.which("chromedriver")
+    if not programs or not driver:
+        pytest.skip("pages are tested in a browser: install chromium and chromedriver (in Debian: chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for switch in (
+        "headless",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-dev-shm-usage",
+        "disable-quic",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={tmp_path_factory.mktemp('profile')}",
+    ):
+        options.add_argument(f"--{switch}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()

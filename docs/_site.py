@@ -17,8 +17,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 GITHUB = "https://github.com/penstock/penstock/blob/main"
-PAGES = {"benchmarks/README.md": "benchmarks/index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-PAGES |= {str(path.relative_to(ROOT)): str(path.relative_to(ROOT)) for path in ROOT.glob("benchmarks/results/*.md")}
+PAGES = {"bench/README.md": "benchmarks/index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES |= {str(path.relative_to(ROOT)): str(path.relative_to(ROOT)) for path in ROOT.glob("bench/results/*.md")}
 RECIPE = re.compile(r"(?<=\]\(\.\./)(examples/recipes/\w+\.py)(\)\n\n```py\n).*?(?=```\n)", re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
@@ -34,7 +34,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Show recipes as a whole, and lead each link to the page that a file of the repository became, or else to GitHub."""
     markdown = RECIPE.sub(lambda found: found[1] + found[2] + (ROOT / found[1]).read_text(), markdown)
     sources = {target: path for path, target in PAGES.items()}
-    if page.file.src_uri.startswith("benchmarks/results/"):
+    if page.file.src_uri.startswith("bench/results/"):
         page.meta["search"] = {"boost": 0.1}  # below the guides and the reference
     here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 import penstock
+from penstock import cli
 from penstock.cli import main
 from penstock.recipes import digits
 
@@ -57,27 +58,6 @@ def test_version_is_that_of_the_package(capsys):
                 "--quiet",
             ],
         ),
-        (["bench", "--help"], ["feed", "penstock[bench]", "example:"]),
-        (
-            ["bench", "feed", "--help"],
-            [
-                "--quick",
-                "--rounds",
-                "--until-precise",
-                "--minutes",
-                "--only",
-                "--variant",
-                "images",
-                "--json",
-                "--html",
-                "example:",
-            ],
-        ),
-        (
-            ["bench", "frameworks", "--help"],
-            ["--model", "--batch", "--precision", "--attention", "fused", "bf16", "JAX", "example:"],
-        ),
-        (["bench", "all", "--help"], ["--quick", "--html", "overlap", "example:"]),
     ],
 )
 def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
@@ -93,12 +73,6 @@ def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
         (["fly"], ["'fly'", "train", "bench"]),
         (["train"], ["recipe"]),
         (["train", "cifar"], ["'cifar'", "digits", "penstock train --help"]),
-        (["bench", "feed", "--rounds", "x"], ["--rounds", "x: needs an integer >= 1", "penstock bench feed --help"]),
-        (["bench", "feed", "--only", "x"], ["--only", "'x'", "images"]),
-        (["bench", "nonsense"], ["'nonsense'", "feed", "frameworks", "all"]),
-        (["bench", "frameworks", "--variant", "caffe"], ["--variant caffe", "PyTorch eager", "Keras on JAX"]),
-        (["bench", "frameworks", "--model", "huge"], ["--model 'huge'", "tiny, small, base"]),
-        (["bench", "frameworks", "--precision", "fp8"], ["--precision 'fp8'", "fp32, tf32, bf16"]),
         (["train", "digits", "--steps", "many"], ["--steps", "'many'"]),
         (["train", "digits", "--steps", "0"], ["--steps 0", ">= 1"]),
         (["train", "digits", "--batch-size", "12"], ["--batch-size 12", "8 devices", "multiple"]),
@@ -114,6 +88,15 @@ def test_bad_arguments_exit_with_2_and_one_line(arguments, words, capsys):
     assert [word for word in words if word not in err] == []
 
 
+@pytest.mark.parametrize("command", ["bench", "compare"])
+def test_a_command_of_penstock_bench_says_how_to_install_it(command, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "entry_points", lambda **_: ())
+    for arguments in ([command], [command, "--help"], [command, "feed", "--quick"]):
+        code, out, err = _exit(arguments, capsys)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "pip install -e bench" in err
+
+
 def test_ctrl_c_exits_with_130_and_one_line(monkeypatch, capsys):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
@@ -124,7 +107,7 @@ def test_ctrl_c_exits_with_130_and_one_line(monkeypatch, capsys):
 
 def test_command_line_loads_no_optional_library():
     code = (
-        "import sys; import penstock.cli as cli; cli._parser(['bench']); "
+        "import sys; import penstock.cli as cli; cli._parser(['plan']); "
         "print([m for m in ('flax', 'optax', 'sklearn', 'matplotlib', 'datasets', 'torch', 'grain') if m in sys.modules])"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 import penstock
 
 ROOT = Path(penstock.__file__).parent
-ROAD = ["data", "_feed", "shard", "train", "keras", "ray", "recipes", "bench"]
+ROAD = ["data", "_feed", "shard", "train", "keras", "ray", "recipes"]
 """The folders of the package: each imports from those before it only."""
 ROOMS = [
     *("errors", "unknown_costs", "units", "garbage"),

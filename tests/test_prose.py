@@ -4,13 +4,12 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
-FILES = [file for folder in ("src", "benchmarks", "examples", ".ci") for file in sorted((ROOT / folder).rglob("*.py"))]
+FOLDERS = ("src", "bench/penstock_bench", "bench/scripts", "examples", ".ci")
+OF_TESTS = ("tests", "bench/tests")
 VERBS = frozenset(
     """
     accept account add adopt align allocate allow alternate answer append apply arrange ask assemble assert assign attach attend
@@ -72,16 +71,20 @@ def without_verb(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_docstrings_are_sentences(file):
-    source = file.read_text()
-    assert without_verb(source) == []
-    assert fragments(source) == []
+def faults_of(folders: tuple[str, ...], *checks: Callable[[str], list[str]]) -> dict[Path, list[str]]:
+    found = {}
+    for file in (file for folder in folders for file in (ROOT / folder).rglob("*.py")):
+        source = file.read_text()
+        found[file.relative_to(ROOT)] = [fault for check in checks for fault in check(source)]
+    return {file: faults for file, faults in found.items() if faults}
+
+
+def test_docstrings_are_sentences():
+    assert faults_of(FOLDERS, without_verb, fragments) == {}
 
 
 def test_no_sentence_of_the_tests_is_a_fragment():
-    files = {file.relative_to(ROOT): fragments(file.read_text()) for file in (ROOT / "tests").rglob("*.py")}
-    assert {file: found for file, found in files.items() if found} == {}
+    assert faults_of(OF_TESTS, fragments) == {}
 
 
 def test_the_check_finds_what_it_is_for():

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import penstock as ps
-from penstock.bench.model import Live, Metric, Target, Variant, VerificationError, Workload
+from penstock_bench.model import Live, Metric, Target, Variant, VerificationError, Workload
 
 
 @dataclass(frozen=True)

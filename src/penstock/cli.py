@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,12 +14,15 @@ from penstock._doctor import command as examination
 from penstock._launcher import command as starting
 from penstock._launcher import within
 from penstock._launcher.settings import choose
-from penstock.bench import command
-from penstock.bench.comparing import command as comparing
-from penstock.bench.suites import is_file
 from penstock.recipes import digits, text
 from penstock.shard import command as planning
 from penstock.train.launch import command as launching
+
+_OF_BENCH = {
+    "compare": "say which of two functions or commands is faster, and how certain that is",
+    "bench": "measure, so that it can be believed",
+}
+"""The commands that the distribution penstock-bench adds, by entry points of the group `penstock.commands`."""
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction["_Parser"]
@@ -74,8 +78,8 @@ def _parser(argv: Sequence[str]) -> _Parser:
     _add(commands, "plan", "find which device holds what", planning)
     _add(commands, "launch", "run a script as several processes on this machine", launching)
     _add(commands, "run", "start a program with the settings that make its steps fastest", starting)
-    _add(commands, "compare", "say which of two functions or commands is faster, and how certain that is", comparing)
-    _add_bench(commands, argv[1:] if argv[:1] == ["bench"] else None)
+    for name, about in _OF_BENCH.items():
+        _add_of_bench(commands, name, about, argv)
     _add(commands, "doctor", "look at versions, devices and known faults, and say what to do", examination)
     return parser
 
@@ -92,32 +96,34 @@ def _add_train(commands: _Commands) -> None:
     _add(recipes, "text", "a small language model on the bytes of a text; about a minute on two CPU cores", text)
 
 
-def _add(commands: _Commands, name: str, about: str, module: ModuleType) -> None:
-    """Add the command of a module that has DESCRIPTION, EPILOG, add_arguments and run."""
+def _add(commands: _Commands, name: str, about: str, module: ModuleType, *argv: Sequence[str]) -> None:
+    """Add the command of a module that has DESCRIPTION, EPILOG, add_arguments and run.
+
+    Args:
+      commands, name, about: where it is added, and how.
+      module: the module.
+      argv: the arguments after the name, for a module whose options depend on them.
+    """
     parser = commands.add_parser(name, help=about, description=module.DESCRIPTION, epilog=module.EPILOG)
-    module.add_arguments(parser)
+    module.add_arguments(parser, *argv)
     parser.set_defaults(run=module.run)
 
 
-def _add_bench(commands: _Commands, argv: Sequence[str] | None) -> None:
-    """Add the command `bench`. Its suites look for GPUs, so their arguments are added only if it is used.
+def _add_of_bench(commands: _Commands, name: str, about: str, argv: Sequence[str]) -> None:
+    """Add a command of penstock-bench. Its module is imported only if `argv` uses it: suites look for GPUs.
 
-    Args:
-      commands: where it is added.
-      argv: the arguments after `bench`; None if another command is used.
+    Raises:
+      SystemExit: 2, with the line that installs penstock-bench, if `argv` uses the command and it is not installed.
     """
-    bench = commands.add_parser(
-        "bench",
-        help="measure, so that it can be believed",
-        description=(
-            "Measure input pipelines and training steps against each other, each in processes of its own, and print how\n"
-            'they compare and how certain that is. Some suites need: pip install "penstock[bench]"'
-        ),
-        epilog="example:\n  penstock bench feed --quick",
-    )
-    if argv is not None:
-        try:
-            command.add_arguments(bench, next((word for word in argv[:1] if is_file(word)), None))
-        except ValueError as error:
-            bench.exit(2, f"{bench.prog}: error: {error}\n")
-    bench.set_defaults(run=command.run)
+    if argv[:1] != [name]:
+        commands.add_parser(name, help=about)
+        return
+    found = next(iter(entry_points(group="penstock.commands", name=name)), None)
+    if found is None:
+        print(
+            f"penstock {name}: error: needs penstock-bench, which is not installed; in a clone of the repository: "
+            "pip install -e bench",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    _add(commands, name, about, found.load(), argv[1:])

@@ -57,8 +57,8 @@ VERDICTS = textwrap.dedent("""
     import numpy as np
     import penstock as ps
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from penstock.bench.suites.feed.device_times import DeviceTimes
-    from penstock.bench.suites.feed.known_times import SlowSource, difference, sleep_on_device
+    from penstock_bench.suites.feed.device_times import DeviceTimes
+    from penstock_bench.suites.feed.known_times import SlowSource, difference, sleep_on_device
 
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, P("data"))

@@ -16,7 +16,7 @@ from penstock._feed.readiness import Watch, are_pending, pending_arrays, smalles
 from penstock._feed.sampling import Sampling
 from penstock._feed.starvation import Meter
 from penstock._producers import GetTimeout
-from penstock.bench.suites.feed.known_times import batches, make_step, new_state
+from penstock_bench.suites.feed.known_times import batches, make_step, new_state
 
 pytestmark = pytest.mark.alone  # measured times are compared with known ones
 

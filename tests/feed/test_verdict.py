@@ -10,8 +10,8 @@ import pytest
 
 import penstock as ps
 from penstock._feed.verdict import Caller, advice
-from penstock.bench.suites.feed.device_times import DeviceTimes
-from penstock.bench.suites.feed.known_times import (
+from penstock_bench.suites.feed.device_times import DeviceTimes
+from penstock_bench.suites.feed.known_times import (
     ATTEMPTS,
     SlowSource,
     batches,

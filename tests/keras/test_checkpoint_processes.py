@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.feed.process_group import run
 
-from penstock.bench.faults.attempt import Attempt, read_result
-from penstock.bench.faults.training import ideal
+from penstock_bench.faults.attempt import Attempt, read_result
+from penstock_bench.faults.training import ideal
 
 MODULE = "keras_training"
 

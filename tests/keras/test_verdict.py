@@ -9,8 +9,8 @@ import pytest
 import penstock as ps
 import penstock.keras as pk
 from penstock._feed.starvation import Meter
-from penstock.bench.suites.feed.device_times import DeviceTimes
-from penstock.bench.suites.feed.known_times import ATTEMPTS, difference, sleep_on_device
+from penstock_bench.suites.feed.device_times import DeviceTimes
+from penstock_bench.suites.feed.known_times import ATTEMPTS, difference, sleep_on_device
 
 pytestmark = pytest.mark.alone  # measured times are compared with known ones
 

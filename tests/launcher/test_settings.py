@@ -50,7 +50,7 @@ AS_IT_COMES = {name: value for name, value in os.environ.items() if not name.sta
 @pytest.fixture
 def cpu(monkeypatch):
     monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
-    monkeypatch.setattr(settings, "_jaxlib", lambda: None)
+    monkeypatch.setattr(settings, "_jaxlib", lambda: "0.12.0.1")
     monkeypatch.setattr(settings, "preload", lambda name: ())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock._doctor import cgroup, jaxlib_faults
 from penstock._doctor.report import Finding
-from penstock._launcher.settings import PRELOAD, for_a_variant
+from penstock._launcher.settings import PRELOAD, choose
 from penstock._versions import installed
 
 _LITTLE_MEMORY = 4 << 30  # bytes; JAX and a small model take one or two GiB
@@ -97,11 +97,11 @@ def _allocator(section: str) -> Finding:
     settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(("GLIBC_TUNABLES", "MALLOC_"))]
     allocator = ", ".join(preloaded) if preloaded else f"{name or 'libc'} {version}".strip()
     found = ", ".join([allocator, *settings])
-    variables, left = for_a_variant()
-    if left:  # `penstock run` would leave it as it is
+    choice = choose()
+    if choice.same_allocator:  # `penstock run` would leave it as it is
         return Finding(section, "allocator", "ok", found)
     remedy = "on a CPU, JAX gets the memory of each step from the system anew: penstock run -- COMMAND"
-    if PRELOAD not in variables:
+    if PRELOAD not in choice.variables:
         remedy += "; it loads tcmalloc if it finds it, which is faster still: apt-get install libtcmalloc-minimal4"
     return Finding(section, "allocator", "warning", found, remedy)
 

@@ -11,8 +11,8 @@ where it is installed. Elsewhere, glibc is told to keep what is freed, and to ke
 - MALLOC_ARENA_MAX=1: one heap for all threads. With several, a block is freed into the heap of one thread and asked for
   by another, and heaps of threads have at most 64 MB.
 
-The program then keeps the most memory that it ever used. `benchmarks/launcher_settings.py` compares these, with and without huge
-pages; docs/launcher.md has the figures.
+The program then keeps the most memory that it ever used. `bench/scripts/launcher_settings.py` compares these, with and without
+huge pages; docs/launcher.md has the figures.
 
 **YNNPACK fusions of XLA**, on a CPU. Some jaxlibs compute wrong values with them, or crash (`penstock._doctor.jaxlib_faults`),
 and a step is faster without them. So they are turned off in these jaxlibs.
@@ -91,6 +91,11 @@ class Choice:
         """Return the values by the names of the variables."""
         return {setting.name: setting.value for setting in self.settings}
 
+    @property
+    def same_allocator(self) -> str:
+        """Return the reason why the program gets the allocator that it would have anyway; empty if it gets another one."""
+        return "" if {PRELOAD, _KEEPS} & self.variables.keys() else "; ".join(self.left)
+
 
 def choose(environment: Mapping[str, str] = os.environ, program: str = sys.executable) -> Choice:
     """Return the settings for a program that is started here.
@@ -105,16 +110,6 @@ def choose(environment: Mapping[str, str] = os.environ, program: str = sys.execu
         tuple(setting for group in groups if isinstance(group, tuple) for setting in group),
         tuple(group for group in groups if isinstance(group, str)),
     )
-
-
-def for_a_variant() -> tuple[dict[str, str], str]:
-    """Return the variables of a benchmark's variant that is started as by `penstock run`.
-
-    Returns:
-      The variables by name, and the reason why the allocator would be that of the other variants; empty if it is another one.
-    """
-    choice = choose()
-    return choice.variables, "" if {PRELOAD, _KEEPS} & choice.variables.keys() else "; ".join(choice.left)
 
 
 def preload(name: str) -> tuple[Setting, ...]:
@@ -152,8 +147,6 @@ def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
 
 def _of_xla(environment: Mapping[str, str], program: str) -> tuple[Setting, ...] | str:
     version, flags = _jaxlib(), environment.get("XLA_FLAGS", "").strip()
-    if version is None:
-        return ()
     from penstock._doctor.jaxlib_faults import YNNPACK, fails_with_ynnpack  # which needs JAX
 
     if not fails_with_ynnpack(version) or YNNPACK in flags:
@@ -169,12 +162,8 @@ def _of_xla(environment: Mapping[str, str], program: str) -> tuple[Setting, ...]
     return (Setting("XLA_FLAGS", f"{flags} {YNNPACK}=".strip(), why),)
 
 
-def _jaxlib() -> str | None:
-    """Return the version of jaxlib; None if it is not installed, as in the environment of a benchmark's variant."""
-    try:
-        return importlib.metadata.version("jaxlib")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _jaxlib() -> str:
+    return importlib.metadata.version("jaxlib")
 
 
 def _is_of_this_python(program: str, environment: Mapping[str, str]) -> bool:
