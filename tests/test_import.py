@@ -16,7 +16,7 @@ ROAD = ["data", "_feed", "shard", "train", "keras", "ray", "recipes"]
 ROOMS = [
     *("errors", "unknown_costs", "units", "garbage"),
     *("mesh", "trace", "graph", "search", "apply", "hlo"),
-    *("own_copy", "record", "arguments", "write_record", "axis_names", "alternatives", "uneven_batch", "jit", "progress"),
+    *("own_copy", "record", "arguments", "write_record", "axis_names", "uneven_batch", "jit"),
     *("compile_plan", "verify", "compiler", "refusals", "left_to_compiler", "memory_check", "serialization", "present"),
     *("planned", "_plan", "command"),
 ]

@@ -17,7 +17,7 @@ from tests.train.ranks import launch
 
 import penstock as ps
 from penstock.train import detection, meeting
-from penstock.train.errors import DistributedError
+from penstock.train.detection import DistributedError
 
 CLUSTER = re.compile("SLURM_|OMPI_|KUBERNETES_|JOB_COMPLETION|TPU_|PENSTOCK_|JAX_COORDINATOR")
 

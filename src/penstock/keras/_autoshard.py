@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,13 +30,11 @@ from penstock.keras._arguments import check_model, read_batch, read_build, read_
 from penstock.keras._births import put
 from penstock.keras._from_shapes import build_from_shapes, complete
 from penstock.keras._hooks import install
-from penstock.keras._known_plans import KnownPlans
 from penstock.keras._layouts import PlannedLayout, ProvisionalLayouts, keras_mesh, planned_layout, rows_layout
 from penstock.keras._model_step import ModelStep, StepArguments, without_number
 from penstock.keras._planned_function import Layouts, PlannedFunction
-from penstock.keras._together import plan_together
 from penstock.keras._trace_errors import explained
-from penstock.shard import Hardware, Plan
+from penstock.shard import Hardware, Plan, PlanError
 from penstock.shard._plan import plan_traced
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
 from penstock.shard.compiler import read_check
@@ -43,8 +42,11 @@ from penstock.shard.garbage import without_collection
 from penstock.shard.mesh.explicit_axes import automatic_axes
 from penstock.shard.mesh.lookup import find_hardware
 from penstock.shard.record import named_shardings
+from penstock.shard.serialization import from_json, to_json
+from penstock.shard.trace.fingerprint import describe_difference
 from penstock.shard.trace.step import TracedStep, trace
 from penstock.shard.uneven_batch import nearest_sizes
+from penstock.train.together import FirstProcessError, decide
 
 _TRAIN = "train"
 
@@ -418,3 +420,93 @@ def _layouts(
         logs=traced.out_tree.children()[0],
         planned=planned,
     )
+
+
+_MOST = 64
+
+
+class KnownPlans:
+    """The plans that were made last."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[str, frozenset[tuple[str, str]]], Plan] = {}
+
+    def find(self, fingerprint: str, kept: Mapping[str, PartitionSpec], mesh: Mesh | None) -> Plan | None:
+        """Return a plan for an equal step that has the layouts to keep; None if there is none.
+
+        A plan that had to keep fewer layouts, and has the others too, is as good as one that had to keep all. An example is the
+        plan of `fit` for `train_on_batch` afterwards.
+
+        Args:
+          fingerprint: that of the step.
+          kept: the layouts to keep, by the path of the leaf.
+          mesh: the mesh of these layouts; None for any.
+        """
+        entries = _entries(kept)
+        for (other, free), plan in self._plans.items():
+            if other == fingerprint and free <= entries and mesh in (None, plan.mesh) and _has(plan, kept):
+                return plan
+        return None
+
+    def add(self, fingerprint: str, kept: Mapping[str, PartitionSpec], plan: Plan) -> None:
+        """Remember a plan. The oldest is forgotten if there are many.
+
+        Args:
+          fingerprint, kept: as for `find`.
+          plan: the plan.
+        """
+        if len(self._plans) >= _MOST:
+            del self._plans[next(iter(self._plans))]
+        self._plans[fingerprint, _entries(kept)] = plan
+
+
+def _entries(kept: Mapping[str, PartitionSpec]) -> frozenset[tuple[str, str]]:
+    return frozenset((path, str(spec)) for path, spec in kept.items())
+
+
+def _has(plan: Plan, kept: Mapping[str, PartitionSpec]) -> bool:
+    """Return whether the arguments of a plan have these layouts."""
+    shardings = zip(plan.inputs, named_shardings(plan.inputs, plan.mesh), strict=True)
+    return all(
+        sharding.is_equivalent_to(NamedSharding(plan.mesh, kept[leaf.path]), len(leaf.shape))
+        for leaf, sharding in shardings
+        if leaf.path in kept
+    )
+
+
+_calls = itertools.count()
+
+
+def plan_together(make: Callable[[], Plan], traced: TracedStep, devices: Any) -> Plan:
+    """Return a plan that is the same in all processes. All of them call this for the same steps in the same order.
+
+    Args:
+      make: makes the plan. Only process 0 calls it.
+      traced: the step.
+      devices: the devices that were given, in order, or None.
+
+    Raises:
+      PlanError: in all processes, if process 0 found no plan.
+      RuntimeError: in the others, if process 0 raised another error, or if they run another step.
+    """
+    if jax.process_count() == 1:
+        return make()
+    made: list[Plan] = []
+
+    def text() -> str:
+        made.append(make())
+        return to_json(made[0])
+
+    try:
+        received = decide(text, f"plan/{next(_calls)}")
+    except FirstProcessError as error:
+        if error.kind == PlanError.__name__:
+            raise PlanError(error.reason) from None
+        raise
+    if made:
+        return made[0]
+    record = from_json(received, "the plan of process 0")
+    if record.fingerprint != traced.fingerprint():
+        difference = describe_difference(record.inputs, record.outputs, traced.inputs, traced.outputs)
+        raise RuntimeError(f"process {jax.process_index()} runs another step than process 0: {difference}")
+    return Plan._from_record(record, traced, devices)

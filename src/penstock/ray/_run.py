@@ -19,7 +19,7 @@ from typing import Any
 from penstock._arguments import at_least
 from penstock.ray._versions import require_ray
 from penstock.ray._worker import Job, Outcome, usable, work
-from penstock.train.errors import DistributedError
+from penstock.train.detection import DistributedError
 from penstock.train.intervals import NonfiniteError
 
 _FINAL = (TypeError, ValueError, LookupError, NameError, AttributeError, ImportError, AssertionError, NonfiniteError)

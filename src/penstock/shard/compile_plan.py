@@ -6,8 +6,10 @@ In: a plan record, its step, and the devices or a TPU topology. Out: `Measured`,
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +21,6 @@ from penstock.shard.hlo.compile_exported import FAST_COMPILE, export_program, me
 from penstock.shard.hlo.topologies import default_topology, find_topology, topologies_of
 from penstock.shard.jit import abstract_arguments, jit_flat
 from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh, describe_mesh
-from penstock.shard.progress import shown
 from penstock.shard.record import PlanRecord
 from penstock.shard.trace.step import TracedStep
 
@@ -142,3 +143,42 @@ def _compile_in_worker(plan: PlanRecord, traced: TracedStep, topology: str | Non
     if isinstance(result, CompileError):
         raise result
     return result
+
+
+_SECONDS = 2.0
+"""Nothing is shown of what takes less than this."""
+
+
+@contextmanager
+def shown(what: str) -> Iterator[None]:
+    """Show a line with the elapsed time on standard error, if it is a terminal and the body takes more than two seconds.
+
+    The line is gone afterwards.
+
+    Args:
+      what: what the body does, such as "compiling".
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    display = Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True)
+    display.add_task(escape(what), total=None)
+    ended = threading.Event()
+
+    def show_if_slow() -> None:
+        if not ended.wait(_SECONDS):
+            display.start()
+
+    waiting = threading.Thread(target=show_if_slow, name="penstock-progress", daemon=True)
+    waiting.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        waiting.join()
+        display.stop()

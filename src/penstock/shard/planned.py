@@ -6,16 +6,15 @@ In: a `PlanRecord`, with its step and devices. Out: what `ps.plan` returns, a `P
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from penstock.shard.alternatives import Alternatives
 from penstock.shard.arguments import find_arguments, select_batch
 from penstock.shard.jit import PlannedStep, check_step, refuse_other_arguments
 from penstock.shard.mesh import shapes as mesh_shapes
@@ -361,3 +360,38 @@ class Plan(PlanRecord):
     def _given_back(tree: Any, surrounding: Mesh | None, shared: Shared) -> Any:
         """Return arrays on the surrounding mesh, if it has explicit axes, in the objects that the caller has."""
         return unmark_static(put_shared_back(tree if surrounding is None else to_explicit(tree, surrounding), shared))
+
+
+Made = TypeVar("Made")
+
+
+class Alternatives(Mapping[str, Made], Generic[Made]):
+    """The baselines of a plan by name. Each is written once, when it is first read.
+
+    Args:
+      writers: for each name, a function that returns the plan.
+
+    >>> made = Alternatives({"FSDP": lambda: "a plan"})
+    >>> made["FSDP"], list(made)
+    ('a plan', ['FSDP'])
+    """
+
+    def __init__(self, writers: Mapping[str, Callable[[], Made]]) -> None:
+        self._writers = dict(writers)
+        self._written: dict[str, Made] = {}
+
+    def __getitem__(self, name: str) -> Made:
+        if name not in self._writers:
+            raise KeyError(f"this plan has no alternative {name!r}; there are {', '.join(map(repr, self._writers)) or 'none'}")
+        if name not in self._written:
+            self._written[name] = self._writers[name]()
+        return self._written[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._writers)
+
+    def __len__(self) -> int:
+        return len(self._writers)
+
+    def __repr__(self) -> str:
+        return f"<Alternatives: {', '.join(self._writers) or 'none'}>"

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import jax
 
-from penstock._arguments import at_least, check_seconds
+from penstock._arguments import at_least, check_path, check_seconds
 from penstock._feed import Feed
 from penstock._feed import feed as make_feed
 from penstock._stopping import Stopped, Stopping
@@ -23,12 +23,11 @@ from penstock.shard import Plan
 from penstock.shard.serialization import to_json
 from penstock.train import log as loggers
 from penstock.train.checkpoint_folder import Checkpoint
-from penstock.train.checkpoints import Checkpoints
+from penstock.train.checkpoints import Checkpoints, read
 from penstock.train.goodput import Meter
 from penstock.train.loop import Loop, Run
 from penstock.train.point import Logger, Point
 from penstock.train.program import Nonfinite
-from penstock.train.restoring import find_checkpoint
 from penstock.train.run_folder import RunFolder, check_config
 from penstock.train.schedule import EarlyStop, Evaluation, Goal, Schedule
 from penstock.train.start import start
@@ -233,3 +232,49 @@ def _schedule(
         at_least(1, "save_every", save_every) if saves else None,
         profile,
     )
+
+
+def find_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike[str] | None) -> Checkpoint | None:
+    """Return the checkpoint from which a run continues; None if it starts anew.
+
+    Args:
+      checkpoints: those of the run folder; None if there is no run folder.
+      restore: see `fit`.
+
+    Raises:
+      ValueError: `restore` is None, and there are checkpoints; or it names a checkpoint of this run folder that is not the
+        newest.
+      CheckpointError: the one that is named is damaged, or there is none.
+    """
+    if restore is None:
+        if checkpoints and (steps := checkpoints.steps()):
+            raise ValueError(
+                f"restore=None, but {checkpoints.folder} has checkpoints up to step {steps[-1]:,}: continue from them with "
+                "restore='latest', or name a new folder for a run that starts anew"
+            )
+        return None
+    if not isinstance(restore, (str, os.PathLike)):
+        raise TypeError(f"restore={restore!r}: needs 'latest', the folder of a checkpoint, or None")
+    path = check_path("restore", restore).absolute()
+    own = checkpoints.latest() if checkpoints else None
+    if restore == "latest":
+        return own
+    if own is None:
+        return _named(path)
+    if path.parent == own.path.parent and path != own.path:
+        raise ValueError(
+            f"restore={str(restore)!r} is older than {own.path.name} in the same run folder, from which a restart would "
+            "continue: name a new folder with checkpoint=, or remove the newer ones"
+        )
+    return own  # the run was started from the named one, and has come further
+
+
+def _named(path: Path) -> Checkpoint | None:
+    """Return the checkpoint at a path: its folder, or the latest one of a run folder."""
+    if (path / "checkpoints").is_dir():
+        runs = Checkpoints(path / "checkpoints")
+        try:
+            return runs.latest() or read(path / "checkpoints")
+        finally:
+            runs.close()
+    return read(path)

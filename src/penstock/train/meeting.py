@@ -27,7 +27,7 @@ import socket
 import time
 from typing import Any
 
-from penstock.train.errors import DistributedError
+from penstock.train.detection import DistributedError
 
 HELLO = b"penstock 1 "
 _HTTP2 = b"PRI * HTTP/2"  # the first bytes of gRPC, which `jax.distributed.initialize` speaks

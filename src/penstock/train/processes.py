@@ -14,8 +14,7 @@ import jax
 
 from penstock._arguments import at_least
 from penstock._jax import backends_started, joined_processes
-from penstock.train.detection import Place, find_place
-from penstock.train.errors import DistributedError
+from penstock.train.detection import DistributedError, Place, find_place
 from penstock.train.meeting import meet, split_address
 
 _MOVE = (

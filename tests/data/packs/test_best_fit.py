@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.data.packs.best_fit import best_fit_decreasing
+from penstock.data.packs.index import best_fit_decreasing
 
 
 def piece_by_piece(sizes, bin_size):

@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import _heartbeat
 from penstock.train.detection import COORDINATOR, COUNT, INDEX
-from penstock.train.launch.group import GuardedGroup
-from penstock.train.launch.lines import LinePrefixer
 from penstock.train.launch.output import Output
 from penstock.train.launch.progress import Progress
 from penstock.train.launch.signals import SignalPipe
@@ -240,3 +241,148 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+# -I -S: nothing of the user's environment is imported, so that it starts in milliseconds and cannot fail.
+_GUARD = """
+import os, signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+os.write(1, b".")
+os.close(1)
+while os.read(0, 4096):
+    pass
+os.killpg(0, signal.SIGTERM)
+time.sleep(float(sys.argv[1]))
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+class GuardedGroup:
+    """A process group with its guard. Only the main thread of the launcher uses it.
+
+    Args:
+      grace: seconds between SIGTERM and SIGKILL if the launcher is killed.
+    """
+
+    def __init__(self, grace: float):
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD, str(grace)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        assert self._guard.stdout is not None
+        self._guard.stdout.read(1)  # it ignores SIGTERM from now on
+        self._guard.stdout.close()
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a process of the group, with pipes for its output and no input."""
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            process_group=self._guard.pid,
+        )
+
+    def terminate(self) -> None:
+        """Send SIGTERM to all that is left in the group; the guard ignores it."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all that is left in the group, and to the guard."""
+        self._send(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill what is left, and wait for the guard."""
+        self.kill()
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+
+    def _send(self, number: int) -> None:
+        # The guard is a child that nobody has waited for, so its number cannot belong to other processes.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._guard.pid, number)
+
+
+_FRAME_SECONDS = 5.0  # between two frames of a progress bar
+_LONGEST = 64 << 20  # bytes of a line without an end, after which it is broken
+
+_FRAMES = re.compile(rb"[^\n]*\r[^\n]*")  # a line with a carriage return
+
+
+class LinePrefixer:
+    """The lines of one stream of one process. One thread uses it.
+
+    Args:
+      rank: of the process.
+
+    Example:
+      >>> from penstock.train.launch.attempt import LinePrefixer
+      >>> lines = LinePrefixer(1)
+      >>> lines.add(b"one\\ntw", 0.0), lines.add(b"o", 0.0), lines.end()
+      (b'[1] one\\n', b'', b'[1] two\\n')
+    """
+
+    def __init__(self, rank: int):
+        self._prefix = f"[{rank}] ".encode()
+        self._partial = bytearray()  # the bytes after the last line feed
+        self._shown = b""  # the frame of the present line that was written last
+        self._when = 0.0  # it was written, in seconds of the caller
+
+    def add(self, data: bytes, now: float) -> bytes:
+        """Return the lines that a chunk completes, with prefixes; b"" if it completes none.
+
+        Args:
+          data: what the process wrote.
+          now: the time in seconds.
+        """
+        self._partial += data
+        feed = self._partial.rfind(b"\n", len(self._partial) - len(data))
+        whole, lines = b"", b""
+        if feed >= 0:
+            whole = bytes(self._partial[: feed + 1])
+            del self._partial[: feed + 1]
+            lines = self._lines(whole)
+            self._shown = b""
+        if b"\r" in data:
+            lines += self._frame(now)
+        if len(self._partial) > _LONGEST:
+            lines += self.end()
+        return lines
+
+    def end(self) -> bytes:
+        """Return what the process wrote after its last line feed, as a line."""
+        rest = bytes(self._partial)
+        self._partial.clear()
+        return self._lines(rest + b"\n") if rest else b""
+
+    def _lines(self, whole: bytes) -> bytes:
+        """Return lines with prefixes, each as its last frame. The first is left out if it is the frame that was shown."""
+        if b"\r" in whole:
+            first, _, others = whole.partition(b"\n")
+            if self._shown and _last_frame(first) == self._shown:
+                whole = others
+            whole = _FRAMES.sub(lambda line: _last_frame(line[0]), whole)
+        return self._prefix + whole[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n" if whole else b""
+
+    def _frame(self, now: float) -> bytes:
+        """Return the last whole frame of the present line if it is time for one, and drop those before it."""
+        frames, _, rest = bytes(self._partial).rpartition(b"\r")
+        if not _:
+            return b""
+        frame = _last_frame(frames)
+        self._partial[:] = frame + b"\r" + rest
+        if not frame or frame == self._shown or now < self._when + _FRAME_SECONDS:
+            return b""
+        self._shown, self._when = frame, now
+        return self._prefix + frame + b"\n"
+
+
+def _last_frame(line: bytes) -> bytes:
+    """Return the last part between carriage returns that is not blank."""
+    return next((frame for frame in reversed(line.split(b"\r")) if frame.strip()), b"")
