@@ -140,7 +140,8 @@ def without_baselines(asked: Asked, mesh: dict[str, int], memory: int) -> float:
     hardware = hardware_of(asked.compiler)
     traced = trace(asked.step, (asked.state, asked.batch))
     prepared = prepare_meshes(traced, [mesh], hardware, None, {}, COMPILER_MODELS[hardware.platform])
-    alone, both = (search_meshes(prepared, memory, from_baselines=start).candidate for start in (False, True))
+    without = [replace(each, baselines={}) for each in prepared]
+    alone, both = (search_meshes(meshes, memory).candidate for meshes in (without, prepared))
     if alone.memory > memory >= both.memory:
         return math.inf
     return alone.seconds / both.seconds if both.seconds else 1.0

@@ -107,14 +107,12 @@ def prepare_meshes(
     return prepared
 
 
-def search_meshes(prepared: Sequence[PreparedMesh], limit: float, from_baselines: bool = True) -> MeshPlan:
+def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
     """Return the best plan of all meshes: the fastest of those within the limit, else the one of least memory.
 
     Args:
       prepared: the meshes.
       limit: bytes that one device may hold.
-      from_baselines: whether the search starts from the baselines too. Without them, it starts from the assignment that shards
-        nothing alone: an ablation.
 
     Returns:
       The best plan, with its mesh. It exceeds the limit if every plan that was found does.
@@ -122,8 +120,7 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float, from_baselines
     plans: list[MeshPlan] = []
     for each in prepared:
         to_beat = min((plan.candidate.seconds for plan in plans if plan.candidate.memory <= limit), default=math.inf)
-        starts = list(each.baselines.values()) if from_baselines else []
-        plans.append(MeshPlan(each, solve(each.problem, limit, starts, to_beat)))
+        plans.append(MeshPlan(each, solve(each.problem, limit, list(each.baselines.values()), to_beat)))
     return plans[choose([plan.candidate for plan in plans], limit)]
 
 
