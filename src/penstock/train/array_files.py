@@ -38,6 +38,7 @@ class ArrayFiles:
         self._orbax = require_orbax()
         # With its processes named, Orbax lets them meet through the coordination service. Otherwise it uses a collective, which
         # must not run on another thread than those of the steps: each process could start them in another order.
+        # Orbax's API V1 runs such collectives in each save, whatever its options are (0.12.8).
         meeting = self._orbax.options.MultiprocessingOptions(
             primary_host=0, active_processes=set(range(jax.process_count())) if jax.process_count() > 1 else None
         )
