@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import griffe
@@ -20,6 +21,7 @@ GITHUB = "https://github.com/penstock/penstock/blob/main"
 PAGES = {"bench/README.md": "benchmarks/index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 PAGES |= {str(path.relative_to(ROOT)): str(path.relative_to(ROOT)) for path in ROOT.glob("bench/results/*.md")}
 RECIPE = re.compile(r"(?<=\]\(\.\./)(examples/recipes/\w+\.py)(\)\n\n```py\n).*?(?=```\n)", re.DOTALL)
+EXAMPLES = re.compile(r"^>>> .*?(?=\n\n(?!>>> )|\Z)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
@@ -47,9 +49,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 class ExamplesSection(griffe.Extension):
-    """A docstring's "Example:" shown as the "Examples:" that Griffe knows."""
+    """A docstring's examples shown as the "Examples:" that Griffe knows."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rename the section."""
+        """Rename the section, or add it where examples stand by themselves."""
         if obj.docstring:
-            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+            text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = EXAMPLES.sub(lambda found: "Examples:\n" + indent(found[0], "    "), text)
