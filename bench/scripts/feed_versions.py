@@ -1,7 +1,7 @@
 """Compare `ps.feed` of two versions of penstock, beside steps of 1 and 5 ms.
 
     git worktree add /tmp/before COMMIT
-    python bench/scripts/feed_versions.py before=/tmp/before/src now=src --rounds 8 --json bench/results/feed-versions-cpu.json
+    python bench/scripts/feed_versions.py before=/tmp/before/src now=src --rounds 8 --json versions.json
 
 A version is a folder with the package. Each case is a record size, a batch size, the place of the cast to float32, and a step:
 

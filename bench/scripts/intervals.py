@@ -1,6 +1,6 @@
 """Compare ways to make an interval from live pairs: how often does it hold the truth, and how wide is it?
 
-    python bench/scripts/intervals.py --recording bench/results/trust-cpu.json --json bench/results/intervals.json
+    python bench/scripts/intervals.py --recording trust.json --json intervals.json
 
 Rounds come from a simulation, or are drawn from a recording of `bench/scripts/trust.py`. The recording has pairs of a variant
 beside itself; each drawn round is turned around or not by chance, so that the truth is exactly "no difference". The ways:

@@ -1,6 +1,6 @@
 """Each mode of the prefetch pipeline measured by taking it out of `ps.feed`.
 
-    python bench/scripts/pipeline_modes.py --rounds 30 --json bench/results/pipeline-modes-cpu.json
+    python bench/scripts/pipeline_modes.py --rounds 30 --json modes.json
 
 The source is an array Loader or a generator, the batch 64 B, 100 KB or 3 MB, and the step beside it one of `STEPS`. Every round
 runs each variant once, in a shuffled order, in one process: a new feed, some batches to warm up, then a timed block. A variant is

@@ -1,6 +1,6 @@
 """Compare the planner's estimate of time with steps that run: on CPU processes, each with one device.
 
-    python bench/scripts/plan_times.py --json bench/results/plan-times-cpu.json
+    python bench/scripts/plan_times.py --json times.json
 
 Every process computes with one thread, and collectives go through gloo. First all processes together measure what a device has
 while all are busy: FLOP/s of a product, memory bandwidth, bandwidth and latency of an all-reduce. Steps of the zoo are then

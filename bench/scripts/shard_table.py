@@ -1,4 +1,4 @@
-"""Print the tables of plans in bench/README.md, from one or more reports of `penstock bench shard`.
+"""Print the tables of plans in bench/results, from one or more reports of `penstock bench shard`.
 
     penstock bench shard --topology cpu --topology v5e:2x4 --json zoo.json
     python bench/scripts/shard_table.py zoo.json

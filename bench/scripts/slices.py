@@ -1,6 +1,6 @@
 """Compare lengths of slices: how much do the ratios of two variants' blocks scatter, and how much slower do steps become?
 
-    python bench/scripts/slices.py keras bert-fit-b8 --json bench/results/slices-keras-cpu.json
+    python bench/scripts/slices.py keras bert-fit-b8 --json slices.json
     python bench/scripts/slices.py frameworks vit-tiny-b8-fp32-eager-sgd-random --variant "PyTorch eager" --variant JAX
 
 The processes of a workload stay alive, and take turns as in `penstock bench`. The blocks of a turn run one after the other

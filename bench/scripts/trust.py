@@ -1,6 +1,6 @@
 """Test both designs on this machine, with processes whose true difference is known: live pairs, and one after the other.
 
-    python bench/scripts/trust.py --minutes 60 --json bench/results/trust-cpu.json
+    python bench/scripts/trust.py --minutes 60 --json trust.json
 
 The step is a small training step in JAX, of about 5 ms on two cores. Four processes run it: "plain", the same once more as the
 A/A control, "same", and "slower", in which every step takes 2 % longer. Rounds of both designs alternate, so that they see the
