@@ -80,7 +80,7 @@ class Supported:
         )
 
 
-PYTHON = Supported("Python", oldest=(3, 11), below=(3, 14), tested=("3.11", "3.12"))
+PYTHON = Supported("Python", oldest=(3, 11), below=(3, 14), tested=("3.11", "3.13"))
 JAX = Supported("JAX", oldest=(0, 10), below=(0, 13), tested=("0.10.0", "0.12.0.1"), distribution="jax")
 KERAS = Supported("Keras", oldest=(3, 15), below=(3, 17), tested=("3.15.1", "3.16.0.dev2026102704"), distribution="keras")
 RAY = Supported("Ray", oldest=(2, 60), below=(3, 0), tested=("2.60.0",), distribution="ray[train]")
