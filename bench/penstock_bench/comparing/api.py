@@ -77,7 +77,7 @@ def compare(
       RuntimeError: a function failed, or its results differ from the first one's. Or this is a process that is measured: the
         file calls `compare` when it is imported.
 
-    Example:
+    Examples:
       ```python
       result = penstock_bench.compare({"a": step_a, "b": step_b}, make_inputs)
       print(result)

@@ -15,7 +15,7 @@ def doctor() -> Report:
     Returns:
       A `Report`: print it, or read its `findings`. `ok` is False if something gives wrong results or cannot work.
 
-    Example:
+    Examples:
       >>> report = ps.doctor()
       >>> [finding.found for finding in report.findings if finding.name == "penstock"] == [ps.__version__]
       True

@@ -74,7 +74,7 @@ def feed(
       TypeError, ValueError: at once, if `batches` cannot be fed, its batch size does not divide over `to`, or `to` replicates
         its rows over processes.
 
-    Example:
+    Examples:
       >>> loader = ps.Loader({"x": np.arange(8, dtype=np.uint8)}, batch_size=4, epochs=1)
       >>> with ps.feed(loader, transform=lambda b: {"x": b["x"] / 255}) as batches:
       ...     [batch["x"].shape for batch in batches]
@@ -118,7 +118,7 @@ class Feed(Iterator[Batch]):
       sampling: what earlier feeds of the same loop know about its waits; None for the first one.
       caller: who makes the batches, and what the verdict can advise.
 
-    Example:
+    Examples:
       >>> feed = ps.feed([np.arange(3), np.arange(3)])
       >>> int(next(feed).sum()), feed.state()["step"]
       (3, 1)
@@ -242,7 +242,7 @@ class Feed(Iterator[Batch]):
           TypeError: the iterable cannot be moved to a position.
           RuntimeError: the feed has started.
 
-        Example:
+        Examples:
           >>> loader = ps.Loader({"x": np.arange(8)}, batch_size=2)
           >>> with ps.feed(loader) as feed:
           ...     _ = next(feed)

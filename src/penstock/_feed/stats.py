@@ -35,7 +35,7 @@ class Stats:
       guessed: the part of `starved` that is estimated from so few waits that it proves nothing.
       caller: the call that made the feed, for the advice in the verdict.
 
-    Example:
+    Examples:
       >>> with ps.feed([np.zeros(4, np.float32)] * 3) as feed:
       ...     batches = list(feed)
       >>> stats = feed.stats()

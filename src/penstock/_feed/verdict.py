@@ -73,7 +73,7 @@ def verdict(steps: int, seconds: float, share: float, part: str, caller: Caller,
     Returns:
       One sentence.
 
-    Example:
+    Examples:
       >>> verdict(steps=100, seconds=2.0, share=0.01, part="read", caller=Caller())
       'keeps up: the step waits for input 1.0 % of its time'
     """

@@ -119,7 +119,7 @@ def parquet(
       FileNotFoundError: there is no file at a path or pattern.
       ValueError: a file is truncated or not Parquet; a column does not exist; the files have different columns.
 
-    Example:
+    Examples:
       >>> import pyarrow as pa, pyarrow.parquet, tempfile
       >>> path = tempfile.mkdtemp() + "/numbers.parquet"
       >>> pyarrow.parquet.write_table(pa.table({"x": [1, 2, 3], "y": [4, 5, 6]}), path)

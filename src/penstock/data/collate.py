@@ -29,7 +29,7 @@ def stack(records: Sequence[Record]) -> Batch:
     Raises:
       ValueError: the records differ in structure, or in the shape of a leaf.
 
-    Example:
+    Examples:
       >>> stack([{"x": 1, "y": [1, 2]}, {"x": 2, "y": [3, 4]}])
       {'x': array([1, 2]), 'y': array([[1, 2],
              [3, 4]])}
@@ -56,7 +56,7 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
       ValueError: at once, if a length is not a positive integer. When called, if a record is longer than the largest length,
         or if the dtype of a leaf cannot represent `value`.
 
-    Example:
+    Examples:
       >>> collate = ps.pad_to([4, 8], mask="mask")
       >>> batch = collate([{"tokens": np.arange(3)}, {"tokens": np.arange(5)}])
       >>> batch["tokens"].shape, batch["mask"].sum(axis=1).tolist()

@@ -33,7 +33,7 @@ def concat(sources: Sequence[Any]) -> ConcatSource:
       TypeError: `sources` is not a list; a Loader cannot read one of them; one is a mixture.
       ValueError: there are no sources; one of them is empty; the first records of two sources differ in names, shapes or dtypes.
 
-    Example:
+    Examples:
       >>> both = concat([{"x": np.array([1, 2])}, {"x": np.array([7, 8, 9])}])
       >>> len(both), both.read(np.array([4, 0]))["x"].tolist()
       (5, [9, 1])

@@ -84,7 +84,7 @@ class Loader:
     Raises:
       ValueError, TypeError: at once, if the arguments do not fit each other or the data.
 
-    Example:
+    Examples:
       >>> loader = ps.Loader({"x": np.arange(10)}, batch_size=4, shuffle=True, seed=1, epochs=2)
       >>> len(loader), loader[3]["x"].shape
       (4, (4,))

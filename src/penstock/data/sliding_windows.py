@@ -38,7 +38,7 @@ def windows(array: Any, length: int, *, stride: int | None = None) -> WindowSour
         dimension.
       TypeError: `array` holds something else than arrays.
 
-    Example:
+    Examples:
       >>> tokens = np.arange(10)
       >>> ps.Loader(ps.windows(tokens, 4, stride=3), batch_size=3)[0]
       array([[0, 1, 2, 3],

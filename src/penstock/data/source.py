@@ -30,7 +30,7 @@ class Source(Protocol):
     picklable. A source may have a method `describe() -> str`. Its result becomes a part of the saved state of a feed, and is
     compared when the state is restored.
 
-    Example:
+    Examples:
       >>> class Squares:
       ...     def __len__(self):
       ...         return 1_000_000
@@ -84,7 +84,7 @@ def as_source(data: Any) -> Source:
       ValueError: arrays have different lengths, the length 0 or no leading dimension; two columns have the same name.
       FileNotFoundError: a path does not exist.
 
-    Example:
+    Examples:
       >>> as_source({"x": np.arange(10)}).read(np.array([3, 1]))
       {'x': array([3, 1])}
     """

@@ -40,7 +40,7 @@ class Steps:
       TypeError: `fn` is not a function.
       ValueError: `length` or `workers` is invalid.
 
-    Example:
+    Examples:
       >>> steps = ps.Steps(lambda step: {"x": np.full(4, step)}, length=10)
       >>> with ps.feed(steps) as feed:
       ...     feed.restore({**feed.state(), "step": 7})

@@ -33,7 +33,7 @@ class per_record:  # noqa: N801 - used like a function: transform=ps.per_record(
     Raises:
       TypeError: `fn` is not callable.
 
-    Example:
+    Examples:
       >>> loader = ps.Loader({"x": np.arange(4)}, 2, transform=ps.per_record(lambda r: {"x": r["x"] * 10}))
       >>> loader[0]["x"].tolist()
       [0, 10]

@@ -74,7 +74,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
       TypeError, ValueError: an argument has a wrong type or value.
       RuntimeError: Keras runs on NNX variables.
 
-    Example:
+    Examples:
       >>> import os; os.environ["KERAS_BACKEND"] = "jax"
       >>> import keras, numpy as np, penstock.keras as pk
       >>> distribution = pk.AutoShardDistribution()

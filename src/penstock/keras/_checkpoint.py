@@ -53,7 +53,7 @@ class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
       CheckpointError: from `fit`: a checkpoint could not be written.
       Stopped: from `fit`: a signal came (a SystemExit with status 0).
 
-    Example:
+    Examples:
       >>> import os, tempfile; os.environ["KERAS_BACKEND"] = "jax"
       >>> import keras, numpy as np, penstock as ps, penstock.keras as pk
       >>> loader = ps.Loader((np.ones((64, 4), "f"), np.ones(64, "f")), batch_size=16, shuffle=True)

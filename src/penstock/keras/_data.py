@@ -46,7 +46,7 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
       TypeError, ValueError: `batches` cannot be fed.
       UnsupportedVersionError, RuntimeError: as for `enable_threaded_epochs`.
 
-    Example:
+    Examples:
       >>> import os; os.environ["KERAS_BACKEND"] = "jax"
       >>> import keras, numpy as np, penstock as ps, penstock.keras as pk
       >>> loader = ps.Loader((np.ones((64, 4), "f"), np.ones(64, "f")), batch_size=16, shuffle=True)

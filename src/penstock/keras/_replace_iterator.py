@@ -31,7 +31,7 @@ def enable_threaded_epochs() -> ThreadedEpochs:
       UnsupportedVersionError: Keras is not installed, or penstock does not work with its version. It is an ImportError.
       RuntimeError: Keras runs on another backend.
 
-    Example:
+    Examples:
       >>> import os; os.environ["KERAS_BACKEND"] = "jax"
       >>> import keras, numpy as np, penstock.keras as pk
       >>> epochs = pk.enable_threaded_epochs()
@@ -65,7 +65,7 @@ def threaded_epochs() -> Iterator[ThreadedEpochs]:
     Raises:
       UnsupportedVersionError, RuntimeError: as for `enable_threaded_epochs`.
 
-    Example:
+    Examples:
       >>> import os; os.environ["KERAS_BACKEND"] = "jax"
       >>> import keras, numpy as np, penstock.keras as pk
       >>> model = keras.Sequential([keras.layers.Dense(1)])

@@ -87,7 +87,7 @@ def run(
       TypeError, ValueError, NonfiniteError and other errors of `train` that would come again: at once.
       ray.train.WorkerGroupError: it failed too often.
 
-    Example:
+    Examples:
       >>> def train(folder):
       ...     return ps.fit(step, init, loader, steps=1000, checkpoint=folder)
       >>> result = pr.run(train, {"folder": "/shared/run"}, workers=4)  # doctest: +SKIP

@@ -48,7 +48,7 @@ def source(dataset: ray.data.Dataset) -> RaySource:
       TypeError: it is not a dataset of Ray Data, or a column has no numbers; the message names it.
       ValueError: it has no records, or its blocks have different columns.
 
-    Example:
+    Examples:
       >>> def train(records):
       ...     return ps.fit(step, init, ps.Loader(records, batch_size=8), steps=1000, checkpoint="/shared/run")
       >>> def main(dataset):  # in the driver

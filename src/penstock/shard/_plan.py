@@ -91,20 +91,21 @@ def plan(
     `UserWarning` if no array that it returns depends on them; in a step without state, a scalar is enough. So do a step that
     drops the new parameters that it computes, and a batch whose rows do not divide over the devices.
 
-    >>> import jax
-    >>> def step(params, batch):
-    ...     def loss(params):
-    ...         return ((jax.nn.relu(batch["x"] @ params["up"]) @ params["down"] - batch["x"]) ** 2).mean()
-    ...     value, gradients = jax.value_and_grad(loss)(params)
-    ...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
-    >>> def array(*shape):
-    ...     return jax.ShapeDtypeStruct(shape, "float32")
-    >>> params = {"up": array(512, 2048), "down": array(2048, 512)}
-    >>> plan = ps.plan(step, params, {"x": array(8192, 512)}, mesh={"data": 2}, hardware="tpu-v5e", check=False)
-    >>> plan.mesh_shape
-    {'data': 2}
-    >>> [leaf.path for leaf in plan.inputs if leaf.role == "batch"]
-    ['batch/x']
+    Examples:
+      >>> import jax
+      >>> def step(params, batch):
+      ...     def loss(params):
+      ...         return ((jax.nn.relu(batch["x"] @ params["up"]) @ params["down"] - batch["x"]) ** 2).mean()
+      ...     value, gradients = jax.value_and_grad(loss)(params)
+      ...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+      >>> def array(*shape):
+      ...     return jax.ShapeDtypeStruct(shape, "float32")
+      >>> params = {"up": array(512, 2048), "down": array(2048, 512)}
+      >>> plan = ps.plan(step, params, {"x": array(8192, 512)}, mesh={"data": 2}, hardware="tpu-v5e", check=False)
+      >>> plan.mesh_shape
+      {'data': 2}
+      >>> [leaf.path for leaf in plan.inputs if leaf.role == "batch"]
+      ['batch/x']
     """
     options = {
         "mesh": mesh,

@@ -42,21 +42,22 @@ class Plan(PlanRecord):
 
     The other attributes are those of `PlanRecord`: `mesh_shape`, `inputs`, `outputs`, `cost`, `baselines`, …
 
-    >>> def init():
-    ...     return {"w": jax.numpy.ones((16, 16))}
-    >>> def step(params, x):
-    ...     value, gradients = jax.value_and_grad(lambda params: ((x @ params["w"]) ** 2).mean())(params)
-    ...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
-    >>> x = np.ones((8, 16), np.float32)
-    >>> mesh = {"data": jax.device_count()}
-    >>> plan = ps.plan(step, jax.eval_shape(init), x, mesh=mesh, hardware="tpu-v5e", check=False)
-    >>> params = plan.init(init)
-    >>> params["w"].sharding == plan.shardings[0]["w"]
-    True
-    >>> train = plan.jit(step, donate_argnums=0)
-    >>> params, loss = train(params, plan.put(x))
-    >>> float(loss)
-    256.0
+    Examples:
+      >>> def init():
+      ...     return {"w": jax.numpy.ones((16, 16))}
+      >>> def step(params, x):
+      ...     value, gradients = jax.value_and_grad(lambda params: ((x @ params["w"]) ** 2).mean())(params)
+      ...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+      >>> x = np.ones((8, 16), np.float32)
+      >>> mesh = {"data": jax.device_count()}
+      >>> plan = ps.plan(step, jax.eval_shape(init), x, mesh=mesh, hardware="tpu-v5e", check=False)
+      >>> params = plan.init(init)
+      >>> params["w"].sharding == plan.shardings[0]["w"]
+      True
+      >>> train = plan.jit(step, donate_argnums=0)
+      >>> params, loss = train(params, plan.put(x))
+      >>> float(loss)
+      256.0
     """
 
     traced: TracedStep | None = field(default=None, repr=False, compare=False)
@@ -85,10 +86,11 @@ class Plan(PlanRecord):
         Raises:
           ValueError: the plan was loaded; a file has only the costs of the baselines.
 
-        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
-        >>> plan = ps.plan(lambda w, x: (w - (x @ w).mean(), 0.0), x, x, mesh={"data": 2}, hardware="tpu-v5e", check=False)
-        >>> tuple(plan.alternatives["data parallel"].shardings[0].spec)
-        (None, None)
+        Examples:
+          >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+          >>> plan = ps.plan(lambda w, x: (w - (x @ w).mean(), 0.0), x, x, mesh={"data": 2}, hardware="tpu-v5e", check=False)
+          >>> tuple(plan.alternatives["data parallel"].shardings[0].spec)
+          (None, None)
         """
         if self.writers is None:
             raise ValueError(
@@ -288,14 +290,15 @@ class Plan(PlanRecord):
         Args:
           path: the file, which is replaced if it exists.
 
-        >>> import tempfile
-        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
-        >>> plan = ps.plan(lambda x: x @ x, x, mesh={"data": 2}, hardware="tpu-v5e", check=False)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     plan.save(f"{folder}/plan.json")
-        ...     loaded = ps.Plan.load(f"{folder}/plan.json")
-        >>> loaded == plan
-        True
+        Examples:
+          >>> import tempfile
+          >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+          >>> plan = ps.plan(lambda x: x @ x, x, mesh={"data": 2}, hardware="tpu-v5e", check=False)
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     plan.save(f"{folder}/plan.json")
+          ...     loaded = ps.Plan.load(f"{folder}/plan.json")
+          >>> loaded == plan
+          True
         """
         save(self, Path(path))
 

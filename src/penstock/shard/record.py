@@ -37,11 +37,12 @@ class LeafLayout:
       weak: whether the dtype is weak, like that of a Python number.
       slices: the number of slices that loops take of it, as of the stacked weights of all layers; 1 if they take none.
 
-    >>> leaf = LeafLayout("params/w", (512, 64), "float32", "parameters", (("data",), ()), ((), ()))
-    >>> leaf.partition_spec == PartitionSpec("data", None)
-    True
-    >>> leaf.bytes
-    131072
+    Examples:
+      >>> leaf = LeafLayout("params/w", (512, 64), "float32", "parameters", (("data",), ()), ((), ()))
+      >>> leaf.partition_spec == PartitionSpec("data", None)
+      True
+      >>> leaf.bytes
+      131072
     """
 
     path: str

@@ -30,14 +30,15 @@ class Verified:
       limit: bytes that one device may hold.
       baselines: the same of each baseline that was compiled too, or the error that the compiler raised.
 
-    >>> import jax
-    >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
-    >>> plan = ps.plan(lambda x: x @ x, x, mesh={"data": 1}, hardware="tpu-v5e", check=False)
-    >>> verified = plan.verify()
-    >>> verified.fits
-    True
-    >>> verified.measured.flops
-    1024.0
+    Examples:
+      >>> import jax
+      >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+      >>> plan = ps.plan(lambda x: x @ x, x, mesh={"data": 1}, hardware="tpu-v5e", check=False)
+      >>> verified = plan.verify()
+      >>> verified.fits
+      True
+      >>> verified.measured.flops
+      1024.0
     """
 
     predicted: Cost

@@ -101,7 +101,7 @@ def fit(
       NonfiniteError: a metric was not finite.
       CheckpointError: a checkpoint could not be written, or the one that was named cannot be used.
 
-    Example:
+    Examples:
       >>> def step(state, batch):
       ...     error = state["w"] * batch["x"] - batch["y"]
       ...     return {"w": state["w"] - 0.1 * (error * batch["x"]).mean()}, {"loss": (error**2).mean()}

@@ -32,7 +32,7 @@ def jsonl(path: str | os.PathLike[str]) -> Logger:
     Args:
       path: the file. Its folder is made if necessary.
 
-    Example:
+    Examples:
       >>> log = ps.log.jsonl("runs/a/metrics.jsonl")
     """
     return _Jsonl(check_path("path", path))

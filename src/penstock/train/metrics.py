@@ -25,7 +25,7 @@ class Mean(NamedTuple):
       total: scalar, for example the sum of the losses of the records.
       count: scalar, for example the number of these records.
 
-    Example:
+    Examples:
       >>> ps.Mean(total=6.0, count=4)
       Mean(total=6.0, count=4)
     """

@@ -79,7 +79,7 @@ def distributed(
         device was used before.
       ValueError: the arguments make no sense, are incomplete, or differ from those of an earlier call.
 
-    Example:
+    Examples:
       >>> processes = ps.distributed()
       >>> processes.index, processes.count
       (0, 1)

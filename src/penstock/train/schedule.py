@@ -24,7 +24,7 @@ class Evaluation:
       TypeError: `step` is not a function, or there are no batches.
       ValueError: `every` is not an integer >= 1.
 
-    Example:
+    Examples:
       >>> def accuracy(state, batch):
       ...     return {"accuracy": ps.Mean((batch["x"] > state).sum(), batch["x"].size)}
       >>> evaluation = ps.Evaluation(accuracy, ps.Loader({"x": np.arange(8.0)}, batch_size=4, epochs=1), every=100)
@@ -83,7 +83,7 @@ class EarlyStop:
     Raises:
       ValueError: an argument is invalid.
 
-    Example:
+    Examples:
       >>> stop = ps.EarlyStop("min val_loss", patience=3)
     """
 

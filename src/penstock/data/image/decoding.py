@@ -70,7 +70,7 @@ def decode_image(
       TypeError: `data` is not bytes.
       ModuleNotFoundError: Pillow is not installed.
 
-    Example:
+    Examples:
       >>> import io
       >>> from PIL import Image
       >>> file = io.BytesIO()

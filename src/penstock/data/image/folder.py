@@ -74,7 +74,7 @@ def images(
       OSError: a store cannot be read, see `ps.remote`.
       ModuleNotFoundError: Pillow is not installed.
 
-    Example:
+    Examples:
       >>> import tempfile
       >>> from pathlib import Path
       >>> from PIL import Image

@@ -53,7 +53,7 @@ def mix(
       ValueError: a source is empty; the records of two sources differ; weights are of another number, negative, not finite, or do
         not sum to 1; the stages do not begin at step 0.
 
-    Example:
+    Examples:
       >>> a, b = {"x": np.arange(100)}, {"x": np.arange(1000, 1010)}
       >>> loader = ps.Loader(mix([a, b], [0.75, 0.25]), batch_size=8, shuffle=True)
       >>> [int((loader[step]["x"] >= 1000).sum()) for step in (0, 1, 10**9)]

@@ -79,7 +79,7 @@ def permute(positions: np.ndarray, records: int, keys: np.ndarray) -> np.ndarray
     Returns:
       int64, as `positions`; distinct positions give distinct indices in `[0, records)` by the same keys.
 
-    Example:
+    Examples:
       >>> sorted(permute(np.arange(5), 5, epoch_keys(seed=0, epoch=0)).tolist())
       [0, 1, 2, 3, 4]
     """

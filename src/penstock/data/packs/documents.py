@@ -78,7 +78,7 @@ class Documents:
       ValueError: an array is not 1-D; the offsets decrease, or lie outside of the tokens; there are no documents.
       TypeError: the tokens are not numbers, or the offsets not integers.
 
-    Example:
+    Examples:
       >>> from penstock.data import Documents
       >>> documents = Documents(np.array([5, 6, 7, 8, 9]), offsets=[0, 3, 5])
       >>> documents.read(np.array([1, 0]))

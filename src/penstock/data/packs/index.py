@@ -85,7 +85,7 @@ def make_index(lengths: np.ndarray, settings: PackSettings) -> PackIndex:
     Raises:
       ValueError: all documents are empty, or one is longer than a pack and `long="error"`.
 
-    Example:
+    Examples:
       >>> settings = PackSettings(8, "best_fit", window=100, long="split", seed=None, has_eos=False)
       >>> index = make_index(np.array([5, 11, 1]), settings)  # 5 and the last 3 of 11, the first 8 of 11, and 1
       >>> index.starts.tolist(), index.documents.tolist(), index.counts.tolist()
@@ -188,7 +188,7 @@ def best_fit_decreasing(sizes: np.ndarray, bin_size: int) -> np.ndarray:
     Returns:
       int64 [n], the number of the bin of each piece. Bins are numbered from 0, and each has at least one piece.
 
-    Example:
+    Examples:
       >>> best_fit_decreasing(np.array([2, 5, 3, 6]), 8).tolist()  # 6 + 2 and 5 + 3
       [0, 1, 1, 0]
     """

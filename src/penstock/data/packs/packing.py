@@ -73,7 +73,7 @@ def pack(
         documents.
       OSError: the index cannot be written.
 
-    Example:
+    Examples:
       >>> packed = ps.pack([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]], length=8)
       >>> batch = ps.Loader(packed, batch_size=2)[0]
       >>> batch["tokens"]

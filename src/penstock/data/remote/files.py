@@ -62,7 +62,7 @@ def remote(
       ModuleNotFoundError: the client of the protocol is not installed.
       OSError: the cache folder cannot be used.
 
-    Example:
+    Examples:
       >>> import fsspec, tempfile
       >>> fsspec.filesystem("memory").pipe_file("/numbers/a.bin", b"12345")
       >>> files = ps.remote("memory://numbers/*.bin", cache=tempfile.mkdtemp(), cache_bytes="1GiB")
@@ -123,7 +123,7 @@ def local(
     Raises:
       OSError, ModuleNotFoundError: as for `ps.remote`; the file does not fit the cache or its disk.
 
-    Example:
+    Examples:
       >>> import fsspec, io, tempfile
       >>> file = io.BytesIO()
       >>> np.save(file, np.arange(5))

@@ -27,7 +27,7 @@ def jsonl(paths: Paths) -> JsonLines:
       ValueError: there are no paths, or a range of names is empty.
       OSError: a store cannot be read, see `ps.remote`.
 
-    Example:
+    Examples:
       >>> import pathlib, tempfile
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "x.jsonl"
       >>> _ = path.write_text('{"x": 1}\\n{"x": 2}\\n')

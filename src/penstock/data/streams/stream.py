@@ -66,7 +66,7 @@ def stream(
     Raises:
       ValueError, TypeError: the arguments do not fit each other or the source.
 
-    Example:
+    Examples:
       >>> class Count:
       ...     def __init__(self):
       ...         self.n = 0

@@ -45,7 +45,7 @@ def webdataset(paths: Paths) -> WebDataset:
       ValueError: there are no paths, or a range of names is empty.
       OSError: a store cannot be read, see `ps.remote`.
 
-    Example:
+    Examples:
       >>> import io, tarfile, tempfile
       >>> path = tempfile.mkdtemp() + "/shard-0.tar"
       >>> with tarfile.open(path, "w") as tar:

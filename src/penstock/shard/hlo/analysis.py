@@ -34,14 +34,15 @@ class Measured:
       unknown: sentences about costs that `flops` and `collectives` leave out; () if there are none. Bytes of memory are exact.
       compiled_for: the compiler and its devices, in words: "the TPU compiler for v5e:2x4"; "" if that was not recorded.
 
-    >>> sent = Collective("all-reduce", 1 << 20, group=4, count=2.0, axes=("data",))
-    >>> measured = Measured(1000, 600, 400, 500, 1e12, (sent,), seconds_to_compile=0.0)
-    >>> measured.memory
-    1500
-    >>> measured.bytes_on_wire / (1 << 20)
-    3.0
-    >>> Measured.from_json(measured.to_json()) == measured
-    True
+    Examples:
+      >>> sent = Collective("all-reduce", 1 << 20, group=4, count=2.0, axes=("data",))
+      >>> measured = Measured(1000, 600, 400, 500, 1e12, (sent,), seconds_to_compile=0.0)
+      >>> measured.memory
+      1500
+      >>> measured.bytes_on_wire / (1 << 20)
+      3.0
+      >>> Measured.from_json(measured.to_json()) == measured
+      True
     """
 
     arguments: int

@@ -51,9 +51,10 @@ class Collective:
       axes: the mesh axes that its groups span; () if the groups match no mesh axes.
       guessed: whether its kind, all-reduce or reduce-scatter, was guessed from the size, as the text does not say it.
 
-    >>> gather = Collective("all-gather", 1 << 20, group=4, count=1.0, axes=("data",))
-    >>> gather.bytes_on_wire / (1 << 20)
-    0.75
+    Examples:
+      >>> gather = Collective("all-gather", 1 << 20, group=4, count=1.0, axes=("data",))
+      >>> gather.bytes_on_wire / (1 << 20)
+      0.75
     """
 
     kind: str

@@ -105,9 +105,10 @@ class Hardware:
         Raises:
           ValueError: `flops` has neither the dtype nor one that can stand for it.
 
-        >>> from penstock.shard import find_hardware
-        >>> find_hardware("h100").peak("float16")
-        989400000000000.0
+        Examples:
+          >>> from penstock.shard import find_hardware
+          >>> find_hardware("h100").peak("float16")
+          989400000000000.0
         """
         name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
         eight_bits = name.startswith(("float8", "float4"))

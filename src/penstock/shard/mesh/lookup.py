@@ -22,8 +22,9 @@ def find_hardware(which: str | Hardware) -> Hardware:
       TypeError: it is neither a name nor a `Hardware`.
       ValueError: no hardware has this name; the message has the nearest names.
 
-    >>> find_hardware("tpu-v5e").link_bandwidth
-    50000000000.0
+    Examples:
+      >>> find_hardware("tpu-v5e").link_bandwidth
+      50000000000.0
     """
     if isinstance(which, Hardware):
         return which

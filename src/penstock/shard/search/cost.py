@@ -76,14 +76,15 @@ class Cost:
       memory: peak memory.
       unknown: sentences about unknown costs, such as a loop of unknown length; () if all costs are known.
 
-    >>> import jax
-    >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
-    >>> w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ([512, 512], [65536, 512]))
-    >>> cost = ps.plan(step, w, x, mesh={"data": 2}, hardware="tpu-v5e", check=False).cost
-    >>> {each.axes for each in cost.collectives}
-    {('data',)}
-    >>> cost.seconds == cost.compute + cost.communication - cost.hidden
-    True
+    Examples:
+      >>> import jax
+      >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+      >>> w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ([512, 512], [65536, 512]))
+      >>> cost = ps.plan(step, w, x, mesh={"data": 2}, hardware="tpu-v5e", check=False).cost
+      >>> {each.axes for each in cost.collectives}
+      {('data',)}
+      >>> cost.seconds == cost.compute + cost.communication - cost.hidden
+      True
     """
 
     compute: float

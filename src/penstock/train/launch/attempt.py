@@ -321,7 +321,7 @@ class LinePrefixer:
     Args:
       rank: of the process.
 
-    Example:
+    Examples:
       >>> from penstock.train.launch.attempt import LinePrefixer
       >>> lines = LinePrefixer(1)
       >>> lines.add(b"one\\ntw", 0.0), lines.add(b"o", 0.0), lines.end()
