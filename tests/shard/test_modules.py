@@ -142,7 +142,7 @@ def test_a_model_and_its_optimizer_are_created_at_once(plan, train, curve):
     for state in (plan.init(made), plan.put(made())):
         assert_laid_out(nnx.state(state), nnx.state(plan.shardings[:2]))
         assert_close(variables(state[0]), variables(expected[0]))
-        assert losses(train, *state, rows()) == pytest.approx(curve, rel=1e-4)
+        assert losses(train, *state, plan.put(rows())) == pytest.approx(curve, rel=1e-4)
 
 
 def test_variables_of_two_arguments_that_are_created_at_once_stay_one():

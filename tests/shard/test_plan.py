@@ -23,7 +23,7 @@ def comparable(tree):
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf, tree)
 
 
-QUICK = ("scanned_layers", "choices", "attention", "indexing", "odd_leaves", "prime_sizes")
+QUICK = ("scanned_layers", "attention", "indexing", "odd_leaves", "prime_sizes")
 
 
 @pytest.mark.filterwarnings("ignore:the batch of")  # of two steps it does not divide
