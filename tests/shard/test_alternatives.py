@@ -1,6 +1,7 @@
 """The baselines of a plan are plans, which run."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
 import penstock as ps
 
-MESH = {"data": 2, "model": 4}
+MESH = {"data": 2, "model": 2}
 NAMES = ["data parallel", "ZeRO-1", "FSDP", "Megatron", "Megatron + FSDP"]
 LAYERS, ROWS, TOKENS, WIDTH, HEADS, HIDDEN = 2, 16, 8, 32, 4, 64
 
@@ -82,31 +83,33 @@ def test_an_alternative_is_written_once_and_has_the_same_alternatives():
 def test_the_alternatives_store_parameters_and_optimizer_as_their_names_say():
     made = planned(remat=False).alternatives
     parts = {name: (parts_of(each, "parameters"), parts_of(each, "optimizer")) for name, each in made.items()}
-    assert parts.pop("Megatron") in (({2}, {2}), ({4}, {4}))  # the axis that is best by prediction
+    assert parts.pop("Megatron") in (({2}, {2}), ({4}, {4}))  # over one axis or both, as is best by prediction
     assert parts == {
         "data parallel": ({1}, {1}),
-        "ZeRO-1": ({1}, {8}),
-        "FSDP": ({8}, {8}),
-        "Megatron + FSDP": ({8}, {8}),
+        "ZeRO-1": ({1}, {4}),
+        "FSDP": ({4}, {4}),
+        "Megatron + FSDP": ({4}, {4}),
     }
 
 
-@pytest.mark.parametrize("remat", [False, True], ids=["stored", "checkpoint"])
-@pytest.mark.parametrize("name", NAMES)
+QUICK = ("Megatron + FSDP", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [pytest.param(*each, marks=() if each == QUICK else pytest.mark.slow) for each in itertools.product(NAMES, (False, True))],
+)
 def test_an_alternative_computes_what_one_device_computes(name, remat):
     step, args = transformer(remat)
     alternative = planned(remat).alternatives[name]
-    names = ("params", "momentum", "batch")
-    put = [alternative.put(value, argument=name) for value, name in zip(args, names, strict=True)]
-    new, momentum, loss = alternative.jit(step)(*put)
-    wanted = jax.jit(step)(*args)
-    assert_close((new, momentum, loss), wanted, 1e-4)
+    new, momentum, loss = alternative.jit(step)(*alternative.put(args))
+    assert_close((new, momentum, loss), jax.jit(step)(*args), 1e-4)
     assert_laid_out((new, momentum), alternative.shardings[:2])
 
 
 def test_an_unknown_alternative_is_refused_with_the_names_of_those_that_there_are():
     alternatives = small().alternatives
-    with pytest.raises(KeyError, match=r"no alternative 'fsdp'; there are 'data parallel', 'FSDP', 'Megatron'\""):
+    with pytest.raises(KeyError, match=r"'fsdp'; there are 'data parallel', 'FSDP', 'Megatron'"):
         alternatives["fsdp"]
     assert "fsdp" not in alternatives
     assert repr(alternatives) == "<Alternatives: data parallel, FSDP, Megatron>"
@@ -118,7 +121,7 @@ def test_a_loaded_plan_has_the_costs_of_the_baselines_and_no_alternatives(tmp_pa
     loaded = ps.Plan.load(tmp_path / "plan.json")
     assert loaded.baselines == plan.baselines
     for each in (loaded, loaded.bind(mlp_step, mlp(), rows())):
-        with pytest.raises(ValueError, match=r"loaded from a file, which has only the costs of the baselines; ps\.plan"):
+        with pytest.raises(ValueError, match=r"only the costs of the baselines; ps\.plan"):
             _ = each.alternatives
         with pytest.raises(ValueError, match="only the costs of the baselines"):
             each.verify(baselines=True)

@@ -23,7 +23,7 @@ def test_equal_arguments_with_different_layouts_have_to_be_named():
         plan.put(mlp(), argument="ema")
     params, average = plan.put(mlp(), argument="params"), plan.init(mlp, argument="average")
     assert_laid_out((params, average), plan.shardings[:2])
-    assert_close(plan.jit(step)(params, average, plan.put(rows())), step(*args))
+    assert_close(plan.jit(step)(params, average, plan.put(rows())), jax.jit(step)(*args))
 
 
 def test_a_tree_that_is_no_argument_of_the_step_is_refused():
@@ -47,13 +47,9 @@ def test_a_tuple_is_several_arguments_that_follow_each_other():
             assert_laid_out(made, shardings)
             assert_close(made, tree)
     assert_laid_out(plan.put(args[:2], argument="params"), plan.shardings[:2])
-    with pytest.raises(
-        ValueError, match=r"or that of part 1 of this tuple; the nearest is 'params', where 'bias' is float32\[32\]"
-    ):
+    with pytest.raises(ValueError, match=r"part 1 of this tuple; .* 'params', where 'bias' is float32\[32\]"):
         plan.put((mlp(), mlp(hidden=31), jnp.int32(0)))
-    with pytest.raises(
-        ValueError, match="do not follow each other: those of the step are 'params', 'momentum', 'count', 'batch'"
-    ):
+    with pytest.raises(ValueError, match=r"do not follow each other: .*'params', 'momentum', 'count', 'batch'"):
         plan.put((args[2], args[0]))
     with pytest.raises(ValueError, match="no argument of the step has this structure"):
         plan.put(args[:2], argument="momentum")

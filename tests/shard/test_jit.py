@@ -3,7 +3,6 @@
 import functools
 import logging
 
-import equinox
 import jax
 import pytest
 from tests.shard.assertions import assert_close
@@ -28,7 +27,7 @@ def test_a_call_with_other_arguments_says_what_differs():
 
 
 OTHER_ARGUMENTS = {
-    r"'batch/x' is float32\[16, 16\] in the plan, and float32\[16, 8\] in the step": lambda: {**rows(), "x": array(16, 8)},
+    r"'batch/x' is float32\[16, 16\] in the plan, and float32\[16, 8\]": lambda: {**rows(), "x": array(16, 8)},
     "plan has the argument 'batch/y', .* has not; the step has the argument 'batch/z'": lambda: {
         "x": rows()["x"],
         "z": rows()["y"],
@@ -55,14 +54,6 @@ def test_an_error_of_the_step_is_passed_on():
     plan = plan_of(mlp_step, mlp(), rows())
     with pytest.raises(KeyError, match="my own"):
         plan.jit(fails)(mlp(), rows())
-
-
-def test_an_equinox_module_in_place_of_another_argument_is_refused():
-    plan = plan_of(mlp_step, mlp(), rows())
-    model = equinox.nn.MLP(16, 16, 32, 1, key=jax.random.key(0))
-    for use in (plan.jit(mlp_step), plan.jit(mlp_step).lower):
-        with pytest.raises(ValueError, match="other arguments: the plan has the argument 'params/bias'"):
-            use(model, rows())
 
 
 def test_a_call_of_another_step_says_so():
@@ -97,9 +88,10 @@ def test_a_plan_fits_a_step_with_other_numbers_and_notes_it(caplog, tmp_path):
     with caplog.at_level(logging.INFO, "penstock.shard"):
         plan.bind(step(0.1), mlp(), rows())
         assert not caplog.records
+        expected = jax.jit(step(0.2))(mlp(), rows())
         for use in (plan, plan.bind(step(0.3), mlp(), rows())):
             caplog.clear()
-            assert_close(use.jit(step(0.2))(mlp(), rows()), step(0.2)(mlp(), rows()))
+            assert_close(use.jit(step(0.2))(mlp(), rows()), expected)
             assert "a step with other numbers" in caplog.text
 
 
@@ -111,7 +103,7 @@ def test_arguments_in_another_order_are_named():
 
 def test_a_plan_accepts_the_step_jitted_or_not_and_under_its_mesh():
     plan = plan_of(mlp_step, mlp(), rows())
-    expected = mlp_step(mlp(), rows())
+    expected = jax.jit(mlp_step)(mlp(), rows())
     assert_close(plan.jit(jax.jit(mlp_step))(plan.put(mlp()), plan.put(rows())), expected)
     with jax.set_mesh(plan.mesh):
         assert_close(plan.jit(mlp_step)(plan.put(mlp()), plan.put(rows())), expected)

@@ -55,9 +55,8 @@ def test_a_plan_left_to_the_compiler_of_cpus_is_compiled_in_another_process(left
     assert len(elsewhere) == 1
 
 
-def test_a_plan_left_to_the_compiler_is_saved_verified_and_trains(left, tmp_path, monkeypatch):
+def test_a_plan_left_to_the_compiler_is_saved_and_trains(left, tmp_path):
     plan, _ = left
-    monkeypatch.undo()
     plan.save(tmp_path / "plan.json")
     assert ps.Plan.load(tmp_path / "plan.json") == plan
     keys = jax.random.split(jax.random.key(0), 4)
@@ -65,8 +64,6 @@ def test_a_plan_left_to_the_compiler_is_saved_verified_and_trains(left, tmp_path
     expected = jax.jit(deep_step)(params, batch)
     found = plan.jit(deep_step)(plan.put(params), plan.put(batch))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), found, expected)
-    measured = plan.verify().measured
-    assert measured.arguments == plan.cost.memory.arguments
 
 
 def test_plans_left_to_the_compiler_cost_what_their_programs_say(left):

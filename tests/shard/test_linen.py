@@ -10,10 +10,11 @@ import pytest
 from flax.training import train_state
 from jax.sharding import PartitionSpec as P
 from tests.shard.assertions import assert_close, assert_laid_out
-from tests.shard.eager import MESHES, planned
+from tests.shard.eager import planned
 from tests.shard.steps import rows
 
 KEY = jax.random.key(0)
+MESH = {"data": 2, "model": 2}
 CONSTRAINTS = {"batch/*": P("data"), "state/params/up/kernel*": P(None, "model")}
 
 
@@ -51,28 +52,35 @@ def train_step(state, batch):
     return state.apply_gradients(grads=gradients, key=key, **new), value
 
 
-@pytest.mark.parametrize("boxes", [False, True], ids=["arrays", "boxes of metadata"])
-@pytest.mark.parametrize("wrap", [lambda step: step, jax.jit], ids=["plain", "jit"])
+@pytest.mark.parametrize(
+    ("wrap", "boxes"),
+    [
+        pytest.param(jax.jit, True, id="jit, boxes of metadata"),
+        pytest.param(lambda step: step, False, id="plain, arrays", marks=pytest.mark.slow),
+    ],
+)
 def test_a_train_state_is_created_put_and_trained(wrap, boxes):
     step, make = wrap(train_step), functools.partial(create, KEY, boxes)
-    plan = planned(step, jax.eval_shape(make), rows(), mesh=MESHES[1], constraints=CONSTRAINTS)
+    plan = planned(step, jax.eval_shape(make), rows(), mesh=MESH, constraints=CONSTRAINTS)
     assert len(plan.state) == len(plan.inputs) - 2
-    train = plan.jit(step, donate_argnums=0)
-    for state in (plan.init(make), plan.put(make())):
-        alone = make()
-        assert jax.tree.structure(state.params) == jax.tree.structure(alone.params)
-        for _ in range(3):
-            state, loss = train(state, rows())
-            alone, expected = train_step(alone, rows())
-            assert_close(loss, expected, 1e-4)
-        assert int(state.step) == 3
-        assert_close(state.params, alone.params, 1e-3)
-        assert_close(state.batch_stats, alone.batch_stats, 1e-3)
-        assert_laid_out(jax.tree.leaves(state), jax.tree.leaves(plan.shardings[0]))
+    train, train_alone = plan.jit(step, donate_argnums=0), jax.jit(train_step)
+    alone, state = make(), plan.init(make)
+    for each in (state, plan.put(make())):
+        assert jax.tree.structure(each.params) == jax.tree.structure(alone.params)
+        assert_close(each.params, alone.params)
+        assert_laid_out(jax.tree.leaves(each), jax.tree.leaves(plan.shardings[0]))
+    for _ in range(3):
+        state, loss = train(state, rows())
+        alone, expected = train_alone(alone, rows())
+        assert_close(loss, expected, 1e-4)
+    assert int(state.step) == 3
+    assert_close(state.params, alone.params, 1e-3)
+    assert_close(state.batch_stats, alone.batch_stats, 1e-3)
+    assert_laid_out(jax.tree.leaves(state), jax.tree.leaves(plan.shardings[0]))
 
 
 def test_a_train_state_with_other_arrays_is_refused():
-    plan = planned(train_step, create(KEY), rows(), mesh=MESHES[1])
+    plan = planned(train_step, create(KEY), rows(), mesh=MESH)
     with pytest.raises(ValueError, match="other arguments: the plan has the argument 'state/params/BatchNorm_0/bias'"):
         plan.jit(train_step)(create(KEY).replace(params={}), rows())
 
@@ -83,4 +91,4 @@ def test_new_parameters_that_are_dropped_are_warned_of():
         return new.replace(params=state.params), loss
 
     with pytest.warns(UserWarning, match=r"a new value of 'state/params/.* and 5 more .* does not return it"):
-        planned(step, create(KEY), rows(), mesh=MESHES[0])
+        planned(step, create(KEY), rows(), mesh=MESH)

@@ -51,13 +51,17 @@ ARGS = (jax.ShapeDtypeStruct((64, 64), np.float32), jax.ShapeDtypeStruct((512, 6
 
 
 def test_a_plan_far_below_its_limit_is_compiled_on_request_only():
-    assert plan_of(mlp_step, mlp(), rows()).checked is None
-    plan = plan_of(mlp_step, mlp(), rows(), check=True)
+    def forward(w, x):  # it sends nothing, so that no other plan is compiled
+        return jnp.tanh(x @ w)
+
+    assert plan_of(forward, array(16, 32), array(16, 16)).checked is None
+    plan = plan_of(forward, array(16, 32), array(16, 16), check=True)
     assert plan.checked.compiled_for == COMPILED_HERE
     assert plan.checked.seconds_to_compile > 0
     assert not plan.unchecked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [None, True])
 def test_a_plan_predicted_far_above_its_limit_is_compiled_before_it_is_refused(check, monkeypatch):
     compiled = count_compilations(monkeypatch)
@@ -67,13 +71,13 @@ def test_a_plan_predicted_far_above_its_limit_is_compiled_before_it_is_refused(c
     assert compiled
     plan, _ = unchecked_plan(memory=memory, check=False)
     assert plan.cost.memory.total > 1.5 * memory, "it is predicted near its limit: take a lower one"
-    for said in ("too much", "of 'params/in' float32[64, 128]", "of an activation float32["):
+    for said in ("too much", "of 'params/in' float32[64, 128]", "of an activation float32[", "jax.checkpoint"):
         assert said in str(refused.value)
 
 
 def test_a_large_step_is_compiled_before_it_is_refused(monkeypatch):
     monkeypatch.setattr("penstock.shard.memory_check._LARGEST", 0)
-    compiled = count_compilations(monkeypatch)
+    compiled = compile_to(monkeypatch, lambda plan: 2**40)
     predicted = plan_of(mlp_step, mlp(), rows()).cost.memory.total
     assert plan_of(mlp_step, mlp(), rows(), memory=int(1.2 * predicted)).unchecked
     assert not compiled

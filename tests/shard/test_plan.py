@@ -11,22 +11,30 @@ from tests.shard.eager import MESHES, matches_one_device, planned, sharded
 from tests.shard.steps import STEPS, array, mlp, mlp_step, prime_sizes, rows, sgd
 
 import penstock as ps
-from penstock.shard import PlanError
+
+
+def quick_first(steps, quick):
+    """Return parameters of a test: the steps, of which only those with these names are quick."""
+    marks = {True: (), False: pytest.mark.slow}
+    return [pytest.param(make, marks=marks[make.__name__ in quick], id=make.__name__) for make in steps]
 
 
 def comparable(tree):
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf, tree)
 
 
+QUICK = ("scanned_layers", "attention", "indexing", "odd_leaves", "prime_sizes")
+
+
 @pytest.mark.filterwarnings("ignore:the batch of")  # of two steps it does not divide
-@pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", quick_first(STEPS, QUICK))
 def test_a_plan_trains_like_one_device(make):
     step, state, batch = make()
     plan = planned(step, *state, batch, mesh=MESHES[STEPS.index(make) % 3])
     if make is not prime_sizes:
         assert sharded(plan)
     alone, together = jax.jit(step), plan.jit(step)
-    ours, theirs = state, state
+    theirs, ours = state, jax.device_put(tuple(state), plan.shardings[: len(state)])
     for _ in range(3):
         *theirs, expected = alone(*theirs, batch)
         *ours, found = together(*ours, batch)
@@ -38,7 +46,7 @@ def test_a_plan_trains_like_one_device(make):
 TIGHT = ("scanned_layers", "tied_embeddings", "attention")
 
 
-@pytest.mark.parametrize("make", [make for make in STEPS if make.__name__ in TIGHT], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", quick_first([make for make in STEPS if make.__name__ in TIGHT], ("tied_embeddings",)))
 def test_a_plan_with_a_low_memory_limit_computes_the_same_as_one_device(make):
     step, state, batch = make()
     args, mesh = (*state, batch), MESHES[2 - STEPS.index(make) % 2]
@@ -55,13 +63,6 @@ def test_a_plan_with_a_low_memory_limit_computes_the_same_as_one_device(make):
     assert matches_one_device(plan, step, *args)
 
 
-def test_the_error_says_how_much_is_too_much_and_what_is_largest():
-    with pytest.raises(PlanError, match="no layout that was found fits 1 KiB a device on mesh data 2 × model 4") as raised:
-        planned(mlp_step, mlp(), rows(), mesh=MESHES[1], memory="1KiB", check=True)
-    for said in ("too much", "of 'params/in' float32[16, 32]", "of an activation float32[", "jax.checkpoint"):
-        assert said in str(raised.value)
-
-
 def test_a_lower_limit_is_kept_by_sharding_more():
     free = planned(mlp_step, mlp(64, 128), rows(16, 64), mesh={"data": 8}, constraints={"*": P()})
     limit = free.cost.memory.total // 2
@@ -71,19 +72,19 @@ def test_a_lower_limit_is_kept_by_sharding_more():
     assert matches_one_device(tight, mlp_step, mlp(64, 128), rows(16, 64))
 
 
-@pytest.mark.parametrize("memory", [0, -1, 0.4, True, float("nan"), float("inf"), "0B", "", ".", "16 gigs", "1.2.3GB"])
+@pytest.mark.parametrize("memory", [0, -1, 0.4, True, float("nan"), float("inf"), "0B", "", "1.2.3GB"])
 def test_a_limit_that_is_no_number_of_bytes_is_refused(memory):
     with pytest.raises(ValueError, match="memory="):
         planned(mlp_step, mlp(), rows(), mesh=MESHES[0], memory=memory)
 
 
-@pytest.mark.parametrize("memory", [[1], {}, object(), 1j, 10**400])
+@pytest.mark.parametrize("memory", [[1], 1j, pytest.param(10**400, id="10**400")])
 def test_a_limit_of_another_type_is_refused(memory):
-    with pytest.raises(TypeError, match=r"memory=.* is not a number of bytes nor a text such as '16GiB'"):
+    with pytest.raises(TypeError, match=r"memory=.*16GiB"):
         planned(mlp_step, mlp(), rows(), mesh=MESHES[0], memory=memory)
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["plain", "under jit"])
+@pytest.mark.parametrize("nested", [pytest.param(False, marks=pytest.mark.slow, id="plain"), pytest.param(True, id="under jit")])
 def test_fsdp_gathers_weights_again_where_checkpoint_computes_a_layer_again(nested):
     def block(w, x):
         return x + jnp.tanh(x @ w["up"]) @ w["down"]

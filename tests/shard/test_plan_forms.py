@@ -17,13 +17,15 @@ from tests.shard.steps import STEPS, array, mlp, mlp_loss, mlp_step, rows, sgd
 
 import penstock as ps
 
+SMALL = {"data": 2}
+
 
 def test_results_in_a_dict_are_state_and_the_rest():
     def step(state, batch):
         new, loss = mlp_step(state, batch)
         return {"state": new, "loss": loss, "more": {"norm": jnp.sum(new["in"] ** 2)}}
 
-    plan = planned(step, mlp(), rows(), mesh=MESHES[1])
+    plan = planned(step, mlp(), rows(), mesh=SMALL)
     assert [plan.outputs[place].path for place in sorted(plan.state)] == ["state/bias", "state/in", "state/out"]
     assert matches_one_device(plan, step, mlp(), rows())
 
@@ -34,11 +36,11 @@ def test_frozen_state_comes_back_as_it_went_in():
         return sgd(params, gradients), frozen, loss
 
     args = (mlp(), array(16, 16), rows())
-    plan = planned(step, *args, mesh=MESHES[1], constraints={"frozen": P("model", "data")})
-    _, frozen, _ = plan.jit(step)(*args)
-    assert_laid_out(frozen, plan.shardings[1])
-    np.testing.assert_array_equal(frozen, args[1])
-    assert matches_one_device(plan, step, *args)
+    plan = planned(step, *args, mesh={"data": 2, "model": 2}, constraints={"frozen": P("model", "data")})
+    results = plan.jit(step)(*args)
+    assert_laid_out(results[1], plan.shardings[1])
+    np.testing.assert_array_equal(results[1], args[1])
+    assert_close(results, jax.jit(step)(*args))
 
 
 def test_swapped_arguments_get_the_layout_of_their_position():
@@ -74,12 +76,12 @@ def test_a_forward_pass_without_state_is_planned():
 
 
 def test_a_planned_loss_can_be_differentiated():
-    plan = planned(mlp_loss, mlp(), rows(), mesh=MESHES[1])
-    assert_close(jax.grad(plan.jit(mlp_loss))(mlp(), rows()), jax.grad(mlp_loss)(mlp(), rows()))
+    plan = planned(mlp_loss, mlp(), rows(), mesh=SMALL)
+    assert_close(jax.grad(plan.jit(mlp_loss))(mlp(), rows()), jax.jit(jax.grad(mlp_loss))(mlp(), rows()))
 
 
 def test_a_planned_step_runs_inside_of_a_loop():
-    plan = planned(mlp_step, mlp(), rows(), mesh=MESHES[1])
+    plan = planned(mlp_step, mlp(), rows(), mesh=SMALL)
     step = plan.jit(mlp_step)
     _, losses = lax.scan(lambda state, _: step(state, rows()), plan.put(mlp()), None, length=2)
     _, expected = lax.scan(lambda state, _: mlp_step(state, rows()), mlp(), None, length=2)
@@ -92,18 +94,18 @@ def test_bfloat16_parameters_keep_their_dtype_and_train_the_same():
         return sgd(params, gradients), loss.astype(jnp.float32)
 
     params = jax.tree.map(lambda w: w.astype(jnp.bfloat16), mlp())
-    plan = planned(step, params, rows(), mesh=MESHES[1])
+    plan = planned(step, params, rows(), mesh=SMALL)
     after, loss = plan.jit(step)(params, rows())
     assert {leaf.dtype for leaf in jax.tree.leaves(after)} == {jnp.dtype("bfloat16")}
-    assert_close(loss, step(params, rows())[1], 0.02)
+    assert_close(loss, jax.jit(step)(params, rows())[1], 0.02)
 
 
 def test_64_bit_numpy_arrays_are_planned_with_the_dtype_that_jax_gives_them():
     batch = jax.tree.map(lambda x: np.asarray(x, np.float64), rows())
-    plan = planned(mlp_step, mlp(), batch, mesh=MESHES[0], constraints={"batch/*": P()})
+    plan = planned(mlp_step, mlp(), batch, mesh=SMALL, constraints={"batch/*": P()})
     assert {leaf.dtype for leaf in plan.inputs} == {"float32"}
     assert plan.cost.memory.batch == sum(leaf.nbytes for leaf in jax.tree.leaves(rows()))
-    assert_close(plan.jit(mlp_step)(mlp(), batch), mlp_step(mlp(), rows()))
+    assert_close(plan.jit(mlp_step)(mlp(), batch), jax.jit(mlp_step)(mlp(), rows()))
     assert_close(plan.put(batch), rows())
 
 
@@ -116,38 +118,38 @@ def test_methods_partials_and_functions_of_any_arguments_are_steps():
         def step(self, params, batch):
             return mlp_step(params, batch)
 
+    expected = jax.jit(mlp_step)(mlp(), rows())
     for step, first in (
         (Trainer().step, "params/bias"),
         (functools.partial(mlp_step), "params/bias"),
         (any_arguments, "0/bias"),
     ):
-        plan = planned(step, mlp(), rows(), mesh=MESHES[0])
+        plan = planned(step, mlp(), rows(), mesh=SMALL)
         assert plan.inputs[0].path == first
-        assert matches_one_device(plan, step, mlp(), rows())
+        assert_close(plan.jit(step)(mlp(), rows()), expected)
 
 
 def auto_mesh(names=("data", "model")):
     return jax.make_mesh((2, 4), names, axis_types=(AxisType.Auto,) * 2)
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        auto_mesh,
-        lambda: AbstractMesh((2, 4), ("data", "model")),
-        lambda: {"data": 2, "model": np.int64(4)},
-        lambda: jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2),
-    ],
-    ids=["Mesh", "AbstractMesh", "dict", "explicit axes"],
-)
-def test_a_mesh_is_accepted_in_every_form(mesh):
-    plan = planned(mlp_step, mlp(), rows(), mesh=mesh())
-    assert plan.mesh_shape == {"data": 2, "model": 4}
+def test_a_mesh_is_accepted_in_every_form():
+    forms = (
+        auto_mesh(),
+        AbstractMesh((2, 4), ("data", "model")),
+        {"data": 2, "model": np.int64(4)},
+        jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2),
+    )
+    expected = planned(mlp_step, mlp(), rows(), mesh=MESHES[1])
+    assert expected.mesh_shape == {"data": 2, "model": 4}
+    for mesh in forms:
+        plan = planned(mlp_step, mlp(), rows(), mesh=mesh)
+        assert (plan, plan.mesh, plan.shardings) == (expected, expected.mesh, expected.shardings)
     assert matches_one_device(plan, mlp_step, mlp(), rows())
 
 
 def test_the_step_runs_on_the_given_devices():
-    devices = jax.devices()[4:]
+    devices = jax.devices()[6:]
     for choice in ({"mesh": Mesh(np.array(devices), ("data",))}, {"devices": devices}):
         plan = planned(mlp_step, mlp(), rows(), **choice)
         _, loss = plan.jit(mlp_step)(mlp(), rows())
@@ -155,16 +157,12 @@ def test_the_step_runs_on_the_given_devices():
 
 
 @pytest.mark.filterwarnings("ignore:the batch of")  # of 12 rows does not divide over 8 devices
-@pytest.mark.parametrize("count", [1, 6, 8])
+@pytest.mark.parametrize("count", [1, 6])
 def test_without_a_mesh_its_shape_is_found(count):
     plan = planned(mlp_step, mlp(), rows(12), devices=count)
     assert np.prod(list(plan.mesh_shape.values())) == count
+    assert count > 1 or plan.cost.collectives == ()
     assert matches_one_device(plan, mlp_step, mlp(), rows(12))
-
-
-def test_on_one_device_nothing_is_sent():
-    plan = planned(mlp_step, mlp(), rows(), devices=1)
-    assert plan.cost.collectives == ()
 
 
 def test_a_mesh_axis_of_size_one_costs_nothing():
@@ -174,7 +172,7 @@ def test_a_mesh_axis_of_size_one_costs_nothing():
 
 
 def test_a_plan_for_more_devices_than_are_present_does_not_run():
-    plan = planned(mlp_step, mlp(), rows(64), devices=64)
+    plan = planned(mlp_step, mlp(), rows(64), mesh={"data": 64})
     assert isinstance(plan.mesh, AbstractMesh)
     assert "64" in str(plan)
     for use in (lambda: plan.jit(mlp_step), lambda: plan.put(mlp()), lambda: plan.init(mlp)):
@@ -183,14 +181,14 @@ def test_a_plan_for_more_devices_than_are_present_does_not_run():
 
 
 def test_a_plan_is_made_and_compiled_from_shapes_alone():
-    plan = planned(mlp_step, like(mlp()), like(rows()), mesh=MESHES[1])
+    plan = planned(mlp_step, like(mlp()), like(rows()), mesh=SMALL)
     compiled = plan.jit(mlp_step, donate_argnums=0).lower(like(mlp()), like(rows())).compile()
-    assert_close(compiled(plan.put(mlp()), plan.put(rows())), mlp_step(mlp(), rows()))
+    assert_close(compiled(plan.put(mlp()), plan.put(rows())), jax.jit(mlp_step)(mlp(), rows()))
 
 
 def test_equal_calls_give_equal_plans():
     step, state, batch = next(make for make in STEPS if make.__name__ == "in_parts")()
-    one, other = (planned(step, *state, batch, devices=8) for _ in range(2))
+    one, other = (planned(step, *state, batch, devices=4) for _ in range(2))
     assert one == other
     assert str(one) == str(other)
 
@@ -234,22 +232,21 @@ def test_an_inner_shard_map_is_kept():
 def test_an_inner_constraint_is_kept():
     step = with_constraint(auto_mesh(), P("model", "data"))
     plan = planned(step, mlp(), rows(), mesh=auto_mesh())
-    assert matches_one_device(plan, step, mlp(), rows())
     assert "PartitionSpec('model', 'data')" in str(jax.make_jaxpr(plan.jit(step))(mlp(), rows())).replace("P(", "PartitionSpec(")
 
 
-@pytest.mark.parametrize("names", [("data", "model"), ("rows", "columns")])
-def test_the_mesh_of_the_step_is_used_for_the_plan(names):
+def test_the_mesh_of_the_step_is_used_for_the_plan():
+    names = ("rows", "columns")
     step = with_constraint(auto_mesh(names), P(*names))
     plan = planned(step, mlp(), rows())
     assert plan.mesh_shape == {names[0]: 2, names[1]: 4}
     assert matches_one_device(plan, step, mlp(), rows())
 
 
-@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 4, "model": 2}, {"x": 2, "y": 4}], ids=str)
+@pytest.mark.parametrize("mesh", [{"data": 4, "model": 2}, {"x": 2, "y": 4}], ids=str)
 def test_a_step_on_another_mesh_than_the_plan_is_refused(mesh):
     for step in (with_shard_map(auto_mesh()), with_constraint(auto_mesh(), P("data"))):
-        with pytest.raises(ValueError, match=r"on mesh data 2 × model 4 .* plan with mesh={'data': 2, 'model': 4}"):
+        with pytest.raises(ValueError, match=r"data 2 × model 4 .* mesh={'data': 2, 'model': 4}"):
             planned(step, mlp(), rows(), mesh=mesh)
 
 
@@ -285,7 +282,7 @@ def with_debugging(seen):
     return step
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", [SMALL, *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES)], ids=str)
 def test_debugging_callbacks_are_kept(mesh, capfd):
     seen, expected = [], []
     args = ({"layers": array(3, 16, 16)}, rows())
@@ -356,5 +353,5 @@ def test_an_error_of_the_step_is_passed_on():
 
 
 def test_a_leaf_that_is_no_array_is_named():
-    with pytest.raises(TypeError, match="leaf at 'batch/name' that is not an array: str"):
+    with pytest.raises(TypeError, match=r"'batch/name'.* not an array: str"):
         planned(mlp_step, mlp(), {**rows(), "name": "digits"}, mesh=MESHES[0])

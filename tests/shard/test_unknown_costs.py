@@ -8,14 +8,9 @@ def test_without_unknown_costs_there_is_no_sentence():
 
 
 def test_a_sentence_has_the_number_and_what_counts():
-    assert about_loops(2) == ("2 loops of unknown length count once each: the true FLOPs, bytes sent and time are unknown",)
-    assert about_operations({"lu": 1}, "nothing") == (
-        "1 operation of unknown cost counts nothing (lu): the true FLOPs, bytes sent and time are unknown",
-    )
-    assert about_collectives(1) == (
-        "unknown whether 1 collective is an all-reduce or a reduce-scatter, taken by size: "
-        "the true bytes sent and time are unknown",
-    )
+    assert "2 loops of unknown length count once each" in about_loops(2)[0]
+    assert "1 operation of unknown cost counts nothing (lu)" in about_operations({"lu": 1}, "nothing")[0]
+    assert "1 collective is an all-reduce or a reduce-scatter" in about_collectives(1)[0]
     assert "2 collectives are all-reduces or reduce-scatters" in about_collectives(2)[0]
 
 
