@@ -148,7 +148,7 @@ def choice(draw):
 
 @examples("bitcast_convert_type")
 @st.composite
-def bits(draw):
+def bitcast(draw):
     shape = (*draw(shapes(1, 2)), 2)
     types = draw(st.sampled_from([("int32", "int16"), ("int16", "int32"), ("float32", "int32")]))
     return example(lambda x: lax.bitcast_convert_type(lax.bitcast_convert_type(x, types[0]), types[1]), shape)
