@@ -42,7 +42,7 @@ def drawn(strategy, count):
     return found
 
 
-# The simplest example of most, which has the most factors to shard; of those that move elements, another one, as it moves none.
+# The simplest example has the most factors to shard. Primitives that move elements have a second one, as it moves none.
 @pytest.mark.parametrize(
     ("name", "count"),
     [
