@@ -57,7 +57,7 @@ def test_a_prescribed_order_is_followed_by_the_dimension_that_the_axes_go_to():
     assert list(orders[1, 1]) == [2, 0, 1]
 
 
-@pytest.mark.parametrize("mesh", [{"a": 2, "b": 4}, {"a": 2, "b": 2, "c": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{"a": 2, "b": 4}, pytest.param({"a": 2, "b": 2, "c": 2}, marks=pytest.mark.slow)], ids=str)
 def test_what_is_exchanged_between_dimensions_is_not_permuted_as_well(mesh):
     def step(x):
         by_rows = jax.numpy.sort(x, axis=-1)

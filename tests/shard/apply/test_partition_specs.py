@@ -63,7 +63,7 @@ def assert_are_layouts(model, layouts, mesh):
             assert size % math.prod(mesh[axis] for axis in entry) == 0
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.integers(0, 2**16), st.sampled_from(MESHES), st.booleans())
 def test_every_spec_divides_its_shape_and_names_no_axis_twice(seed, mesh, searched):
     model = model_of(random_step(seed, 4))
@@ -77,14 +77,14 @@ def test_the_specs_of_steps_of_all_forms_divide_their_shapes(make):
     traced = trace(step, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (*state, batch)))
     model, mesh = build_step_model(traced, {}, CPU), MESHES[STEPS.index(make) % 3]
     problem = build_problem(model, mesh, FAST_LINKS)
-    for assignment in (found(problem), anything(problem, 0), anything(problem, 1)):
+    for assignment in (found(problem), anything(problem, 0)):
         layouts = written(model, problem, assignment, traced.state)
         assert_are_layouts(model, layouts, mesh)
         for output, replaced in traced.state.items():
             assert layouts.outputs[output] == layouts.inputs[replaced]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(0, 2**16), st.sampled_from(MESHES))
 def test_inputs_are_stored_as_was_decided(seed, mesh):
     model = model_of(random_step(seed, 3))

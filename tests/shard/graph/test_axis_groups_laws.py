@@ -45,7 +45,7 @@ def program(step, *args):
     return trace(step, args).program
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(elementwise_steps(), st.randoms(use_true_random=False))
 def test_the_order_of_merging_does_not_matter(step, random):
     made = program(step[0], *step[1])
@@ -53,7 +53,7 @@ def test_the_order_of_merging_does_not_matter(step, random):
     assert partition(find_axis_groups(shuffled)) == partition(find_axis_groups(made))
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(elementwise_steps(), st.randoms(use_true_random=False))
 def test_the_numbers_of_values_do_not_matter(step, random):
     made = program(step[0], *step[1])
@@ -92,7 +92,7 @@ def assert_is_a_grouping(made):
             assert dim is None or size in (1, made.values[result].shape[dim])
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.integers(0, 2**16), st.integers(1, 8))
 def test_every_value_is_in_one_group_and_its_dimensions_have_the_sizes_of_the_group(seed, operations):
     step, args = random_step(seed, operations, (4, 6, 8))

@@ -37,9 +37,9 @@ def stack(layers):
 
 
 def test_the_number_of_decisions_does_not_grow_with_the_number_of_equal_layers():
-    counts = [len(fold_layers(stack(layers)).first) for layers in (16, 20, 30)]
-    assert counts[0] == counts[1] == counts[2]
-    assert counts[2] < len(stack(30).nodes) / 2
+    counts = [len(fold_layers(stack(layers)).first) for layers in (10, 16)]
+    assert counts[0] == counts[1]
+    assert counts[1] < len(stack(16).nodes) / 2
 
 
 @pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import re
 import select
 import signal
 import subprocess
@@ -29,10 +30,11 @@ def exported(mesh=None, **options):
     return export_program(jitted, *arguments, mesh=MESH)
 
 
-def doubled(sizes=MESH, dtype="float32"):
+def doubled(sizes=MESH, dtype="float32", **options):
     """Return an exported program that compiles fast: 64·64 elements over all devices."""
     sharding = NamedSharding(elsewhere(sizes), P("data", "model"))
-    return export_program(jax.jit(lambda x: x * 2), jax.ShapeDtypeStruct((64, 64), dtype, sharding=sharding), mesh=sizes)
+    x = jax.ShapeDtypeStruct((64, 64), dtype, sharding=sharding)
+    return export_program(jax.jit(lambda x: x * 2), x, mesh=sizes, **options)
 
 
 def same(a, b):
@@ -40,12 +42,12 @@ def same(a, b):
 
 
 def test_figures_are_the_same_from_another_process():
-    kept, given, other = measure_exported([exported(), exported(donate=()), exported(here())])
+    """Check a program that was exported for devices of this process, and one for devices that are not here, without donation."""
+    kept, given = measure_exported([exported(here()), exported(donate=())])
     assert same(kept, directly())
     assert kept.seconds_to_compile > 0
-    assert same(given, directly(donate=()))
-    assert given.aliased == 0
-    assert same(other, kept)
+    assert kept.aliased > given.aliased == 0
+    assert same(dataclasses.replace(given, aliased=kept.aliased, temporaries=kept.temporaries), kept)
 
 
 def test_a_program_that_fails_does_not_affect_the_others(tmp_path, monkeypatch):
@@ -54,12 +56,11 @@ def test_a_program_that_fails_does_not_affect_the_others(tmp_path, monkeypatch):
     header, serialised = good.split(b"\n", 1)
     broken = header + b"\n" + serialised[: len(serialised) // 2]
     narrow = header.replace(b'"data": 2', b'"data": 1') + b"\n" + serialised
-    jitted, *arguments = train(elsewhere())
-    tpu = export_program(jitted, *arguments, mesh=MESH, platform="tpu")
+    tpu = doubled(platform="tpu")
     found = measure_exported([broken, good, narrow, tpu, good], processes=2)
     assert [type(each) for each in found] == [CompileError, Measured, CompileError, CompileError, Measured]
-    assert "does not match the mesh used for export" in str(found[2])
-    assert 'exported for tpu, and is to be compiled for virtual CPU devices: export it with platform="cpu"' in str(found[3])
+    assert "does not match the mesh" in str(found[2])
+    assert 'export it with platform="cpu"' in str(found[3])
     assert same(found[1], found[4])
     assert list(tmp_path.iterdir()) == []
 
@@ -68,7 +69,9 @@ def test_no_programs_are_no_results():
     assert measure_exported([]) == []
 
 
-def test_meshes_of_several_sizes_and_dtypes_in_one_process():
+def test_meshes_of_several_sizes_and_dtypes_in_one_process_that_imports_nothing_from_the_current_folder(monkeypatch, tmp_path):
+    (tmp_path / "jax.py").write_text("raise ImportError('this is not a JAX')")
+    monkeypatch.chdir(tmp_path)
     sizes = [{"data": 1, "model": 2}, {"data": 4, "model": 8}]
     with jax.enable_x64(True):
         programs = [doubled(each, dtype) for each in sizes for dtype in ("bfloat16", "float64")]
@@ -76,26 +79,24 @@ def test_meshes_of_several_sizes_and_dtypes_in_one_process():
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("status", "said"),
     [
-        (signal.SIGKILL, "was killed (signal 9), perhaps because the machine ran out of memory: free some, and plan again"),
-        (signal.SIGTERM, "was ended from outside (signal 15): plan again"),
-        (
-            signal.SIGABRT,
-            "crashed (signal 6), which is a fault of the compiler: plan again, and if it crashes again, use another",
-        ),
-        (
-            signal.SIGSEGV,
-            "crashed (signal 11), which is a fault of the compiler: plan again, and if it crashes again, use another",
-        ),
+        (-signal.SIGKILL, "signal 9.*out of memory: free some, and plan again"),
+        (-signal.SIGTERM, "from outside.*signal 15.*: plan again"),
+        (-signal.SIGSEGV, "signal 11.*if it crashes again, use another version of jaxlib"),
+        (1, "status 1"),
     ],
 )
-def test_a_crash_of_the_compiler_affects_one_program_only_and_says_what_to_do(number, said, monkeypatch):
+def test_the_end_of_a_process_says_what_to_do(status, said):
+    assert re.search(said, compile_exported._describe_end(status))
+
+
+def test_a_crash_of_the_compiler_affects_one_program_only(monkeypatch):
     start = compile_exported._start
 
     def dies_first(folder, share, topology):
         monkeypatch.setattr(compile_exported, "_start", start)
-        script = f"import os, sys; print('last words', file=sys.stderr, flush=True); os.kill(os.getpid(), {int(number)})"
+        script = "import os, sys; print('last words', file=sys.stderr, flush=True); os.abort()"
         with (folder / f"{share[0]}.log").open("wb") as log:
             return subprocess.Popen([sys.executable, "-c", script], stderr=log, start_new_session=True)
 
@@ -103,7 +104,7 @@ def test_a_crash_of_the_compiler_affects_one_program_only_and_says_what_to_do(nu
     dead, alive = measure_exported([doubled()] * 2)
     assert isinstance(dead, CompilerFailedError)
     first, last = str(dead).splitlines()
-    assert first.startswith(f"the process that compiled it {said}")
+    assert re.search("crashed.*signal 6.*plan again", first)
     assert last == "last words"
     assert alive.arguments == 64 * 64 * 4 // 8
 
@@ -129,16 +130,10 @@ def test_a_process_that_cannot_start_is_an_error_of_its_programs(monkeypatch, tm
     assert all(isinstance(each, CompileError) and "this is not a JAX" in str(each) for each in found)
 
 
-def test_nothing_is_imported_from_the_current_folder(monkeypatch, tmp_path):
-    (tmp_path / "jax.py").write_text("raise ImportError('this is not a JAX')")
-    monkeypatch.chdir(tmp_path)
-    assert isinstance(measure_exported([doubled()])[0], Measured)
-
-
 @contextlib.contextmanager
 def measuring(tmp_path):
     """Start a process that compiles many programs in a worker; yield it and the id of the worker."""
-    (tmp_path / "program").write_bytes(exported())
+    (tmp_path / "program").write_bytes(doubled())
     folder = tmp_path / "temporary"
     folder.mkdir()
     script = f"""
@@ -193,8 +188,7 @@ def test_a_topology_without_its_compiler_says_what_to_install(monkeypatch, tmp_p
     (tmp_path / "libtpu.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    jitted, *arguments = train(elsewhere())
-    (found,) = measure_exported([export_program(jitted, *arguments, mesh=MESH, platform="tpu")], topology="v5e:2x4")
+    (found,) = measure_exported([doubled(platform="tpu")], topology="v5e:2x4")
     assert isinstance(found, CompileError)
     assert "pip install libtpu" in str(found)
 
@@ -213,14 +207,11 @@ def compiler(monkeypatch):
 
 
 def test_a_topology_of_another_size_is_refused_with_both_sizes(compiler):
-    with pytest.raises(CompileError) as found:
+    with pytest.raises(CompileError, match=r"v5e:2x4 has 8 devices.*name a topology of 16 devices"):
         compile_worker.tpu_mesh({"data": 4, "model": 4}, "v5e:2x4")
-    assert str(found.value) == (
-        "topology v5e:2x4 has 8 devices, and the mesh data 4 × model 4 needs 16: name a topology of 16 devices"
-    )
 
 
-@pytest.mark.parametrize("name", ["v4:2x2x1", "TPU v4:2x2x1", "V4:2x2", "v4-8", "v5p:2x2x1", "v5e:2x4", "v6e:2x4", "v3:2x2"])
+@pytest.mark.parametrize("name", ["v4:2x2x1", "TPU v4:2x2x1", "V4:2x2", "v4-8", "v5e:2x4"])
 def test_a_chip_of_v4_is_one_device(compiler, name):
     with pytest.raises(CompileError):
         compile_worker.tpu_mesh({"data": 4}, name)

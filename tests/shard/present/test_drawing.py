@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.shard.plans import spec
 
@@ -51,6 +51,7 @@ def _layouts(draw: st.DrawFn):
     return shape, tuple(layout)
 
 
+@settings(max_examples=30)
 @given(_layouts())
 def test_drawing_is_inside_of_its_box_and_shows_the_last_sharded_dimensions(drawn):
     shape, layout = drawn

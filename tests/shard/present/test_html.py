@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from selenium.webdriver import Chrome
-from selenium.webdriver.common.by import By
 from tests.html_page import Reader, assert_needs_no_network
 from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, plan, spec, with_moments
 
@@ -18,6 +17,9 @@ from penstock.shard import Plan
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.present.html import plan_page
 from penstock.shard.present.parallelism import describe_axis
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 _EVIL = "<script>document.title='ran'</script>\"'&"
 
@@ -131,12 +133,11 @@ def opened(browser: Chrome, tmp_path: Path) -> Iterator[Callable[..., Chrome]]:
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 1000])
+@pytest.mark.parametrize(("width", "colours"), [(320, "dark"), (1000, "light")])
 def test_drawings_are_visible_and_only_frames_scroll_sideways(opened: Callable[..., Chrome], width: int, colours: str):
     seen = opened(megatron(), width, colours)
     assert seen.execute_script("return document.documentElement.scrollWidth") <= width
-    drawings = seen.find_elements(By.CSS_SELECTOR, "svg.layout")
+    drawings = seen.find_elements("css selector", "svg.layout")
     assert len(drawings) == 2 * 2 + 1
     assert all(each.rect["width"] > 60 and each.rect["height"] > 30 for each in drawings)
     colour = seen.execute_script("return getComputedStyle(document.querySelector('svg.layout .axis-1')).fill")
@@ -146,10 +147,10 @@ def test_drawings_are_visible_and_only_frames_scroll_sideways(opened: Callable[.
 def test_a_table_scrolls_in_its_frame_on_a_phone(opened: Callable[..., Chrome]):
     seen = opened(megatron(), 390)
     assert seen.execute_script("return document.documentElement.scrollWidth") <= 390
-    frame = seen.find_elements(By.CSS_SELECTOR, ".scroll")[-1]
+    frame = seen.find_elements("css selector", ".scroll")[-1]
     assert frame.rect["x"] + frame.rect["width"] <= 390
-    name, last = frame.find_element(By.CSS_SELECTOR, "tbody th"), frame.find_elements(By.CSS_SELECTOR, "thead th")[-1]
-    caption = frame.find_element(By.CSS_SELECTOR, "caption span")
+    name, last = frame.find_element("css selector", "tbody th"), frame.find_elements("css selector", "thead th")[-1]
+    caption = frame.find_element("css selector", "caption span")
     assert last.rect["x"] > 390
     seen.execute_script("arguments[0].scrollLeft = arguments[0].scrollWidth", frame)
     for kept in (name, caption, last):  # in sight now: the leaf's name, the caption and the last column
@@ -160,7 +161,7 @@ def test_a_table_scrolls_in_its_frame_on_a_phone(opened: Callable[..., Chrome]):
 
 def test_bars_are_as_wide_as_a_phone(opened: Callable[..., Chrome]):
     seen = opened(megatron(), 390)
-    widths = [bar.rect["width"] for bar in seen.find_elements(By.CSS_SELECTOR, "svg.bars")]
+    widths = [bar.rect["width"] for bar in seen.find_elements("css selector", "svg.bars")]
     assert min(widths) > 300
 
 
@@ -168,20 +169,20 @@ def test_leaves_are_sorted_by_size(opened: Callable[..., Chrome]):
     shapes = {"a": (64, 64), "b": (640, 64), "c": (64, 65)}
     leaves = [leaf(f"state/params/{name}", shape, spec(None, None)) for name, shape in shapes.items()]
     seen = opened(plan(leaves, {"data": 2}, {"data": TENSOR}))
-    table = seen.find_elements(By.CSS_SELECTOR, "table.sortable")[-1]
+    table = seen.find_elements("css selector", "table.sortable")[-1]
 
     def sizes() -> list[str]:
-        return [row.find_elements(By.TAG_NAME, "td")[1].text for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")]
+        return [row.find_elements("tag name", "td")[1].text for row in table.find_elements("css selector", "tbody tr")]
 
     ordered = [
         format_bytes(4 * rows * columns) for rows, columns in sorted(shapes.values(), key=lambda shape: -shape[0] * shape[1])
     ]
     assert sizes() == ordered
-    next(each for each in table.find_elements(By.TAG_NAME, "button") if each.text == "a device").click()
+    next(each for each in table.find_elements("tag name", "button") if each.text == "a device").click()
     assert sizes() == ordered[::-1]
 
 
 def test_a_path_that_is_a_script_does_not_run(opened: Callable[..., Chrome]):
     seen = opened(evil())
     assert seen.title.startswith("penstock plan, 2 × own <script>")
-    assert any(_EVIL in each.text for each in seen.find_elements(By.CSS_SELECTOR, "tbody th"))
+    assert any(_EVIL in each.text for each in seen.find_elements("css selector", "tbody th"))

@@ -30,6 +30,7 @@ def least(unary, pairs):
     return min(total(unary, pairs, chosen) for chosen in itertools.product(*(range(len(costs)) for costs in unary)))
 
 
+@settings(max_examples=50)
 @given(networks())
 def test_the_choice_is_as_cheap_as_the_best_of_all(network):
     unary, pairs, current = network
@@ -37,7 +38,7 @@ def test_the_choice_is_as_cheap_as_the_best_of_all(network):
     assert total(unary, pairs, chosen) == least(unary, pairs)
 
 
-@settings(max_examples=300)
+@settings(max_examples=50)
 @given(networks(), st.integers(1, 40))
 def test_where_tables_may_not_grow_the_choice_is_no_worse_than_the_current_one(network, largest):
     unary, pairs, current = network
@@ -45,6 +46,7 @@ def test_where_tables_may_not_grow_the_choice_is_no_worse_than_the_current_one(n
     assert least(unary, pairs) <= total(unary, pairs, chosen) <= total(unary, pairs, current)
 
 
+@settings(max_examples=50)
 @given(networks())
 def test_neither_the_costs_nor_the_current_states_are_written_to(network):
     unary, pairs, current = network
@@ -57,6 +59,7 @@ def test_neither_the_costs_nor_the_current_states_are_written_to(network):
     assert current == before[2]
 
 
+@settings(max_examples=50)
 @given(networks(), st.integers(1, 40))
 def test_the_choice_is_the_same_every_time(network, largest):
     assert bucket_eliminate(*network, largest) == bucket_eliminate(*network, largest)
@@ -74,6 +77,7 @@ def test_a_decision_of_more_states_than_a_table_may_have_is_still_made():
     assert bucket_eliminate([np.array([3.0, 1.0, 2.0])], {}, [0], largest=2) == [1]
 
 
+@settings(max_examples=50)
 @given(networks(), st.integers(1, 40))
 def test_the_choice_depends_on_the_current_states_of_kept_variables_only(network, largest):
     unary, pairs, current = network

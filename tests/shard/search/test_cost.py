@@ -24,7 +24,7 @@ def plans(draw):
     return problem, anything(problem, np.random.default_rng(seed)), roles, model.inputs
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(plans())
 def test_the_parts_add_up_to_the_seconds_and_bytes_of_the_search(plan):
     problem, assignment, roles, inputs = plan
@@ -38,7 +38,7 @@ def test_the_parts_add_up_to_the_seconds_and_bytes_of_the_search(plan):
     assert cost.unknown == ("a loop",)
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(plans())
 def test_collectives_are_one_for_each_kind_and_axes_the_longest_first(plan):
     problem, assignment, roles, inputs = plan
@@ -52,7 +52,7 @@ def test_collectives_are_one_for_each_kind_and_axes_the_longest_first(plan):
     assert {axis for each in found for axis in each.axes} <= set(problem.links.names)
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(plans())
 def test_the_largest_values_live_at_the_peak_and_none_of_them_is_larger(plan):
     problem, assignment, *_ = plan
@@ -63,7 +63,7 @@ def test_the_largest_values_live_at_the_peak_and_none_of_them_is_larger(plan):
     assert [size for _, size in found] == sorted((size for _, size in found), reverse=True)
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(plans())
 def test_what_each_axis_does_are_parts_of_one(plan):
     problem, assignment, _, inputs = plan

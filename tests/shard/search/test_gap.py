@@ -18,7 +18,11 @@ FREE = float("inf")
 BEST = 1.001
 NEAR = 1.0201  # times within 2 % are near-ties
 MOST = 10_000
-meshes = pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh.values())))
+meshes = pytest.mark.parametrize(
+    "mesh",
+    [pytest.param(mesh, marks=[pytest.mark.slow] * (len(mesh) > 2)) for mesh in MESHES],
+    ids=lambda mesh: "x".join(map(str, mesh.values())),
+)
 seeds = st.integers(0, 2**16)
 
 
@@ -45,7 +49,7 @@ def gaps(mesh, limited):
     return found
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(seeds, st.sampled_from([ONE_AXIS, *MESHES]))
 def test_the_best_of_all_is_the_least_of_every_assignment(seed, mesh):
     every = Exhaustive(random_problem(seed, mesh, 3))
@@ -54,7 +58,7 @@ def test_the_best_of_all_is_the_least_of_every_assignment(seed, mesh):
         assert every.cheapest().least == pytest.approx(seconds.min(), rel=1e-9)
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(seeds, st.sampled_from(MESHES), st.floats(0.05, 1))
 def test_the_best_within_a_limit_is_the_least_of_every_assignment_within_it(seed, mesh, part):
     case = random_case(seed, mesh, 3)
@@ -74,7 +78,7 @@ def _smallest(every):
     return states[every.costs(states).memory.argmin()]
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(seeds, st.sampled_from(MESHES))
 def test_costs_of_many_assignments_are_those_of_the_problem(seed, mesh):
     problem, rng = program_case(seed, mesh, 2).problem, np.random.default_rng(seed)
@@ -127,7 +131,7 @@ def test_the_fastest_plan_of_small_steps_is_found(mesh):
     assert compared >= 4
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(seeds, st.sampled_from(MESHES), st.floats(0.1, 1.2))
 def test_no_baseline_within_the_limit_is_faster(seed, mesh, part):
     case = program_case(seed, mesh)
@@ -153,7 +157,7 @@ def test_no_plan_that_takes_one_axis_at_a_time_is_faster(mesh):
             assert fastest <= BEST * problem.seconds(assignment)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(seeds, st.sampled_from(MESHES), st.floats(0.1, 1.2))
 def test_the_same_plan_is_found_every_time(seed, mesh, part):
     model = model_of(random_step(seed, 3))
@@ -162,7 +166,7 @@ def test_the_same_plan_is_found_every_time(seed, mesh, part):
     assert solve(one.problem, limit, one.baselines) == solve(other.problem, limit, other.baselines)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(seeds, st.sampled_from(MESHES))
 def test_what_is_returned_is_the_cost_of_the_plan(seed, mesh):
     problem = build_problem(model_of(random_step(seed, 3)), mesh, FAST_LINKS)

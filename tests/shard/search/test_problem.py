@@ -55,6 +55,7 @@ def without_stored_arrays(live_ranges):
     return replace(live_ranges, **{each: getattr(live_ranges, each)[copies] for each in COLUMNS})
 
 
+@settings(max_examples=25)
 @given(problems())
 def test_seconds_are_those_of_computing_and_of_collectives(given_problem):
     problem, rng = given_problem
@@ -76,6 +77,7 @@ def test_seconds_are_those_of_computing_and_of_collectives(given_problem):
     assert problem.seconds(assignment) == pytest.approx(computing + sending, rel=1e-9)
 
 
+@settings(max_examples=25)
 @given(problems())
 def test_nothing_is_sent_where_nothing_is_sharded(given_problem):
     problem, _ = given_problem
@@ -83,6 +85,7 @@ def test_nothing_is_sent_where_nothing_is_sharded(given_problem):
     assert problem.seconds(problem.start()) == problem.compute_seconds(problem.start())
 
 
+@settings(max_examples=25)
 @given(problems())
 def test_memory_is_the_most_that_lives_at_one_time(given_problem):
     problem, rng = given_problem
@@ -99,6 +102,7 @@ def test_memory_is_the_most_that_lives_at_one_time(given_problem):
     assert stored == pytest.approx(sum(size / problem.links.shards(union(assignment[node])) for node, size in problem.stored))
 
 
+@settings(max_examples=25)
 @given(problems(MESHES))
 def test_one_more_axis_never_makes_computing_slower_nor_memory_larger(given_problem):
     problem, _ = given_problem
@@ -110,7 +114,7 @@ def test_one_more_axis_never_makes_computing_slower_nor_memory_larger(given_prob
                     assert problem.node_seconds(number, layout) <= problem.node_seconds(number, without)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(problems(), st.booleans())
 def test_the_best_use_of_an_axis_never_raises_the_cost(given_problem, with_prices):
     problem, rng = given_problem
@@ -126,7 +130,7 @@ def test_the_best_use_of_an_axis_never_raises_the_cost(given_problem, with_price
         assignment = improved
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(0, 2**16), st.booleans())
 def test_on_one_axis_its_best_use_is_the_best_of_all(seed, only_copies):
     problem = random_problem(seed, ONE_AXIS)

@@ -30,9 +30,11 @@ def test_products(left, right, numbers):
         assert_as_counted(equation, compiled(equation))
 
 
-@pytest.mark.parametrize("groups", [1, 2, 8])
-@pytest.mark.parametrize(("stride", "dilation", "padding"), [(1, 1, "SAME"), (2, 1, "SAME"), (2, 1, "VALID"), (1, 2, "VALID")])
-def test_convolutions_and_their_gradients(groups, stride, dilation, padding):
+@pytest.mark.parametrize(
+    ("stride", "dilation", "padding", "groups"),
+    [(1, 1, "SAME", 1), (2, 1, "SAME", 2), (2, 1, "VALID", 8), (1, 2, "VALID", 1), (1, 2, "VALID", 2), (1, 1, "SAME", 8)],
+)
+def test_convolutions_and_their_gradients(stride, dilation, padding, groups):
     """Compare with the analysis before compilation: on CPUs, the gradient of a depthwise kernel becomes a dense convolution."""
 
     def loss(x, w):

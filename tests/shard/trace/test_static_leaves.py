@@ -1,13 +1,17 @@
 """Leaves of Equinox modules that are not arrays are a part of the structure, and come back as they were."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tests.extras import require
+from tests.shard.steps import array
 
 from penstock.shard.trace.static_leaves import StaticLeaf, drop_static, has_equinox_module, mark_static, unmark_static
+from penstock.shard.trace.step import trace
+
+eqx = require("equinox")
 
 MODEL = eqx.nn.Sequential([eqx.nn.Linear(4, 4, key=jax.random.key(0)), eqx.nn.Lambda(jnp.tanh), eqx.nn.Dropout(0.5)])
 
@@ -40,3 +44,13 @@ def test_trees_without_equinox_modules_stay_the_same_objects():
 def test_variables_beside_equinox_modules_stay_the_same_objects():
     variable = nnx.Variable(jnp.ones(2))
     assert unmark_static(mark_static((MODEL, variable)))[1] is variable
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: {"nets": [model]}], ids=["module", "in a dict"])
+def test_an_equinox_module_with_functions_has_its_arrays_as_leaves(wrap):
+    model = eqx.nn.MLP(16, 16, 32, 2, key=jax.random.key(0))
+    whole = trace(lambda net, x: jax.vmap(jax.tree.leaves(net, is_leaf=callable)[0])(x), (wrap(model), array(4, 16)))
+    assert {leaf.path.rpartition("/")[2] for leaf in whole.inputs[:-1]} == {"weight", "bias"}
+    params, static = eqx.partition(model, eqx.is_array)
+    traced = trace(lambda net, x: jax.vmap(eqx.combine(net, static))(x), (params, array(4, 16)))
+    assert "net/layers/0/weight" in [leaf.path for leaf in traced.inputs]

@@ -2,7 +2,6 @@
 
 import collections
 
-import equinox
 import jax
 import jax.numpy as jnp
 import pytest
@@ -34,16 +33,6 @@ def test_a_step_under_jit_traces_as_the_step_itself():
 def test_tracing_allocates_nothing():
     step = trace(lambda x: x @ x, (jax.ShapeDtypeStruct((10**6, 10**6), jnp.float32),))
     assert step.outputs[0].shape == (10**6, 10**6)
-
-
-@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: {"nets": [model]}], ids=["module", "in a dict"])
-def test_an_equinox_module_with_functions_has_its_arrays_as_leaves(wrap):
-    model = equinox.nn.MLP(16, 16, 32, 20, key=jax.random.key(0))
-    whole = trace(lambda net, x: jax.vmap(jax.tree.leaves(net, is_leaf=callable)[0])(x), (wrap(model), array(4, 16)))
-    assert {leaf.path.rpartition("/")[2] for leaf in whole.inputs[:-1]} == {"weight", "bias"}
-    params, static = equinox.partition(model, equinox.is_array)
-    traced = trace(lambda net, x: jax.vmap(equinox.combine(net, static))(x), (params, array(4, 16)))
-    assert "net/layers/0/weight" in [leaf.path for leaf in traced.inputs]
 
 
 def test_options_that_are_trees_of_arrays_give_short_errors():

@@ -13,7 +13,7 @@ from tests.shard.trace.rules import (
     examples_shape,
 )
 from tests.shard.trace.rules.examples import EXAMPLES
-from tests.shard.trace.rules.sharded import Equation, assert_holds, assert_labels_every_dimension_once, equations_of
+from tests.shard.trace.rules.sharded import Equation, assert_hold, assert_labels_every_dimension_once, equations_of
 
 from penstock.shard.trace.rules import RULES, find_rule
 
@@ -27,21 +27,39 @@ def layouts(one: Equation) -> list[dict[int, int]]:
     return [{factor: 2} for factor in alone] + pairs[-1:]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_sharded_factors_need_only_the_collectives_that_the_rule_predicts(name):
-    primitives, strategy = EXAMPLES[name]
+def drawn(strategy, count):
+    """Return examples of a strategy, the simplest first."""
+    found = []
 
-    @settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=count, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
     @given(strategy)
-    def check(example):
+    def draw(example):
+        found.append(example)
+
+    draw()
+    return found
+
+
+# The simplest example has the most factors to shard. Primitives that move elements have a second one, as it moves none.
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *(pytest.param(name, 2 if hasattr(examples_shape, name) else 1, id=name) for name in EXAMPLES),
+        *(pytest.param(name, 4, id=f"{name}-more", marks=pytest.mark.slow) for name in EXAMPLES),
+    ],
+)
+def test_sharded_factors_need_only_the_collectives_that_the_rule_predicts(name, count):
+    primitives, strategy = EXAMPLES[name]
+    cases = []
+    for example in drawn(strategy, count):
         equations = equations_of(primitives, example)
         assert {one.equation.primitive.name for one in equations} == set(primitives)
         for one in equations:
             assert_labels_every_dimension_once(one)
-            for shards in layouts(one):
-                assert_holds(one, shards)
-
-    check()
+            cases += [(one, shards) for shards in layouts(one)]
+    assert_hold(cases)
 
 
 def test_every_rule_has_an_example():
