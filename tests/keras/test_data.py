@@ -163,6 +163,7 @@ def test_what_belongs_into_the_batches_is_refused_beside_them():
         pk.data(loader(), unpack=3)
 
 
+@pytest.mark.slow
 def test_the_batch_size_of_the_training_data_says_nothing_of_penstock_validation_data():
     x, y = records()
     ours = trained_on_arrays(x, y, pk.data(loader(shuffle=False, epochs=1)))
@@ -263,6 +264,7 @@ def test_an_execution_ends_with_the_epoch_of_an_endless_loader():
     assert seen[1:19] == [float(loader()[step][0][0, 0]) for step in range(18)]  # Keras inspected the first
 
 
+@pytest.mark.slow
 def test_steps_that_keras_is_limited_to_are_steps_per_epoch(monkeypatch):
     monkeypatch.setattr("keras.src.backend.config._MAX_STEPS_PER_EPOCH", 4)
     with pytest.warns(UserWarning, match="Limiting steps_per_epoch to 4"):

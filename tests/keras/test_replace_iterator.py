@@ -154,6 +154,7 @@ def test_an_unknown_version_of_keras_is_refused_in_one_line_before_it_is_importe
     ]
 
 
+@pytest.mark.slow
 def test_without_keras_one_line_says_what_to_install(tmp_path):
     # Only a folder that Python puts first on its path can hide an installed package.
     (tmp_path / "sitecustomize.py").write_text(

@@ -41,7 +41,7 @@ def test_large_arrays_are_sliced_on_a_thread():
             "validation_batch_size": 6,
             "validation_freq": 2,
         },
-        {"sample_weight": np.linspace(0, 1, 44), "validation_split": 0.3},
+        pytest.param({"sample_weight": np.linspace(0, 1, 44), "validation_split": 0.3}, marks=pytest.mark.slow),
         {"steps_per_epoch": 4},
     ],
     ids=lambda options: next(iter(options)),

@@ -56,6 +56,7 @@ def test_the_same_training(kind, steps):
     )
 
 
+@pytest.mark.slow
 def test_the_same_epochs_and_validation():
     assert_same(
         lambda model, callbacks: model.fit(

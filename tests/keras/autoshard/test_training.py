@@ -187,7 +187,12 @@ def test_recurrent_and_convolutional_layers():
 
 
 @pytest.mark.parametrize(
-    ("data", "threaded"), [("loader", False), ("generator", True), pytest.param("PyDataset", True, marks=pytest.mark.slow)]
+    ("data", "threaded"),
+    [
+        ("loader", False),
+        pytest.param("generator", True, marks=pytest.mark.slow),
+        pytest.param("PyDataset", True, marks=pytest.mark.slow),
+    ],
 )
 def test_data_of_each_kind(data, threaded):
     x, y = records()
