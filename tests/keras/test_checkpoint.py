@@ -9,6 +9,7 @@ import jax
 import keras
 import numpy as np
 import pytest
+from tests.extras import require
 from tests.keras.broken_training import EPOCHS, VALIDATION, Broken, Training, Watch, assert_continues_exactly, assert_same, loader
 from tests.keras.training import CLASSES, FEATURES, make_model, records
 
@@ -19,25 +20,27 @@ from penstock.keras._session import Session
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, with NumPy 2
 
 
-@pytest.mark.parametrize("save_freq", [1, 2, 7])
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("save_freq", [2, slow(1), slow(7)])
 def test_a_run_that_is_broken_in_epochs_ends_as_one_that_is_not(tmp_path, save_freq):
     assert_continues_exactly(Training(tmp_path, checkpoint={"save_freq": save_freq}), (3, 7, 2, 3))
 
 
-@pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 1, "shuffle": False}, {"epochs": 2}, {"remainder": "keep"}])
+@pytest.mark.parametrize("options", [{"epochs": 1}, slow({"epochs": 2}), slow({"remainder": "keep"})])
 def test_with_loaders_that_end(tmp_path, options):
     assert_continues_exactly(Training(tmp_path, lambda: loader(**options)))
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize("options", [{}, {"epochs": 1}, {"epochs": 2}])
-@pytest.mark.parametrize("steps", [3, 4])
+@pytest.mark.parametrize(("steps", "options"), [(3, {}), slow(4, {"epochs": 1}), slow(3, {"epochs": 2})])
 def test_with_steps_per_epoch_that_are_not_an_epoch_of_the_data(tmp_path, options, steps):
     assert_continues_exactly(Training(tmp_path, lambda: loader(**options), steps_per_epoch=steps), (3, 2, 3))
 
 
-@pytest.mark.parametrize("steps", [2, 3])
-@pytest.mark.parametrize("data", [loader, lambda: loader(epochs=1)])
+@pytest.mark.parametrize(("steps", "data"), [(2, loader), slow(3, lambda: loader(epochs=1))])
 def test_with_several_steps_in_an_execution(tmp_path, steps, data):
     training = Training(tmp_path, data, lambda: make_model(steps_per_execution=steps), checkpoint={"save_freq": 1})
     assert_continues_exactly(training, (2, 3, 1))
@@ -47,8 +50,7 @@ def fed(**options):
     return ps.feed(loader(**options))
 
 
-@pytest.mark.parametrize("built", [False, True])
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(("built", "steps"), [(True, 1), slow(False, 2)])
 def test_with_a_feed_that_is_ahead_of_the_training(tmp_path, built, steps):
     training = Training(tmp_path, fed, lambda: make_model(built, steps_per_execution=steps), steps_per_epoch=4)
     assert_continues_exactly(training, (2, 1, 3) if steps > 1 else (3, 5, 2))
@@ -56,7 +58,7 @@ def test_with_a_feed_that_is_ahead_of_the_training(tmp_path, built, steps):
 
 @pytest.mark.slow
 def test_with_a_feed_of_an_iterator_that_has_a_state(tmp_path):
-    grain = pytest.importorskip("grain")
+    grain = require("grain")
     x, y = records()
 
     def batches():
@@ -66,11 +68,13 @@ def test_with_a_feed_of_an_iterator_that_has_a_state(tmp_path):
     assert_continues_exactly(Training(tmp_path, batches, steps_per_epoch=5), (3, 5, 2))
 
 
+@pytest.mark.slow
 def test_with_steps(tmp_path):
     batches = loader()
     assert_continues_exactly(Training(tmp_path, lambda: ps.Steps(lambda step: batches[step]), steps_per_epoch=5))
 
 
+@pytest.mark.slow
 def test_under_threaded_epochs_with_the_loader_as_it_is(tmp_path):
     unbroken = Training(None).run()
     with pk.threaded_epochs():
@@ -87,6 +91,7 @@ def test_under_threaded_epochs_with_the_loader_as_it_is(tmp_path):
     assert Session.epochs is None
 
 
+@pytest.mark.slow
 def test_each_record_is_trained_as_often_and_in_the_same_order(tmp_path):
     seen: list[list[int]] = []
 
@@ -121,6 +126,7 @@ def test_each_record_is_trained_as_often_and_in_the_same_order(tmp_path):
     assert seen == [ideal[step][0]["id"].astype(int).tolist() for step in range(EPOCHS * 5)]
 
 
+@pytest.mark.slow
 def test_initial_epoch_is_where_a_run_begins_and_the_checkpoint_where_it_continues(tmp_path):
     training = Training(tmp_path, initial_epoch=2, epochs=4)
     assert_continues_exactly(training, (3, 6))
@@ -158,6 +164,7 @@ def test_an_error_of_the_data_leaves_a_checkpoint_of_all_batches_before_it(tmp_p
     assert len(training.watch.batches) == EPOCHS * 5 - 6
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path, caplog):
     training = Training(tmp_path)
     unbroken = training.run()
@@ -169,6 +176,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path, caplog):
     assert f"{newest} is passed over" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_kept_and_can_be_loaded(tmp_path):
     checkpoint = {"best": "min val_loss", "keep": 1, "save_freq": 3}
     training = Training(tmp_path, checkpoint=checkpoint, callbacks=lambda: [keras.callbacks.History()], **VALIDATION)
@@ -201,18 +209,8 @@ def compiled_wide():
     ("name", "change", "error", "message"),
     [
         ("model", {"model": compiled_wide}, ps.OtherStateError, "belongs to another model.*dense/kernel"),
-        (
-            "data",
-            {"data": lambda: loader(seed=4)},
-            ps.OtherRunError,
-            "step-.* cannot be continued with this feed: the state belongs to something else: .*seed",
-        ),
-        (
-            "feed",
-            {"data": lambda: fed(seed=4)},
-            ps.OtherRunError,
-            "step-.* cannot be continued with this feed: the state belongs to something else: .*seed",
-        ),
+        ("data", {"data": lambda: loader(seed=4)}, ps.OtherRunError, "step-.*something else: .*seed"),
+        ("feed", {"data": lambda: fed(seed=4)}, ps.OtherRunError, "step-.*something else: .*seed"),
         ("steps", {"steps_per_epoch": 4}, ps.OtherRunError, "steps_per_epoch was None and is 4"),
     ],
 )
@@ -234,21 +232,21 @@ def test_the_folder_of_another_kind_of_run_is_refused(tmp_path):
 def test_arguments_that_cannot_work_are_refused(tmp_path):
     data = loader()
     for x in (pk.data(loader()), records()[0]):
-        with pytest.raises(TypeError, match=r"pk\.Checkpoint was given a Loader.*fit was given .*give both the same object"):
+        with pytest.raises(TypeError, match=r"pk\.Checkpoint.*Loader.*same object"):
             make_model().fit(
                 x,
                 *(() if not isinstance(x, np.ndarray) else (records()[1],)),
                 verbose=0,
                 callbacks=[pk.Checkpoint(tmp_path, data)],
             )
-    with pytest.raises(TypeError, match="got a list, whose position cannot be saved"):
+    with pytest.raises(TypeError, match="list, whose position"):
         pk.Checkpoint(tmp_path, [1, 2])
     with pytest.raises(ValueError, match="mount the bucket"):
         pk.Checkpoint("gs://bucket/run", data)
     for directory in ("", None):
         with pytest.raises((ValueError, TypeError), match="directory="):
             pk.Checkpoint(directory, data)
-    with pytest.raises(ValueError, match="which='newest': choose from latest, best"):
+    with pytest.raises(ValueError, match=r"'newest'.*latest, best"):
         pk.Checkpoint(tmp_path, data).load(make_model(), "newest")
     with pytest.raises(ValueError, match="save_freq"):
         pk.Checkpoint(tmp_path, data, save_freq=0)
@@ -256,7 +254,7 @@ def test_arguments_that_cannot_work_are_refused(tmp_path):
         pk.Checkpoint(tmp_path, data, best="val_loss")
     with pytest.raises(ValueError, match="2 callbacks"):
         make_model().fit(pk.data(data), verbose=0, callbacks=[pk.Checkpoint(tmp_path, data), pk.Checkpoint(tmp_path, data)])
-    with pytest.raises(ValueError, match="best='min loss2': the logs of an epoch have loss, accuracy"):
+    with pytest.raises(ValueError, match=r"'min loss2'.*loss, accuracy"):
         make_model().fit(pk.data(data), verbose=0, callbacks=[pk.Checkpoint(tmp_path, data, best="min loss2")])
     with pytest.raises(ValueError, match="leave that one out"):
         other = keras.callbacks.BackupAndRestore(str(tmp_path / "other"))
@@ -299,6 +297,7 @@ def test_under_a_plan_and_on_another_number_of_devices(tmp_path):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_distribution_is_left")
 def test_with_the_data_parallel_distribution_of_keras(tmp_path):
     def model():

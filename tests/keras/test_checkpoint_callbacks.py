@@ -23,7 +23,7 @@ def stateful():
     ]
 
 
-@pytest.mark.parametrize("after_epochs", [None, 3])
+@pytest.mark.parametrize("after_epochs", [3, pytest.param(None, marks=pytest.mark.slow)])
 def test_with_validation_and_callbacks_of_keras_that_have_a_state(tmp_path, after_epochs):
     training = Training(tmp_path, callbacks=stateful, **VALIDATION)
     unbroken = training.run()
@@ -90,6 +90,7 @@ def test_a_callback_of_the_user_is_asked_for_its_state(tmp_path):
     np.testing.assert_array_equal(counts[-1].count, counts[0].count)
 
 
+@pytest.mark.slow
 def test_a_callback_that_evaluates_changes_nothing(tmp_path):
     class Evaluates(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):

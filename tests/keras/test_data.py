@@ -6,24 +6,10 @@ import keras
 import numpy as np
 import pytest
 from tests.keras.conftest import feeding_threads
-from tests.keras.training import BATCH, batches, make_model, records
+from tests.keras.training import BATCH, assert_equal, batches, make_model, records, trained
 
 import penstock as ps
 import penstock.keras as pk
-
-
-def trained(data, **options):
-    keras.utils.set_random_seed(7)
-    model = make_model()
-    history = model.fit(data() if callable(data) else data, shuffle=False, verbose=0, **options)
-    assert not feeding_threads()
-    return history.history, [np.asarray(v.value) for v in model.weights]
-
-
-def assert_equal(ours, theirs):
-    assert ours[0] == theirs[0]
-    for one, other in zip(ours[1], theirs[1], strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def loader(**options):
@@ -34,8 +20,7 @@ def steps_of(loader, steps):
     return (loader[step] for step in range(steps))
 
 
-@pytest.mark.parametrize("workers", [None, 2])
-@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize(("workers", "threaded"), [(None, False), (2, True)])
 def test_an_endless_loader_goes_on_and_an_epoch_is_one_of_its_own(workers, threaded):
     data = pk.data(loader(workers=workers))
     if threaded:
@@ -116,29 +101,11 @@ def test_unpack_makes_of_dicts_what_keras_takes():
     assert model.predict(pk.data(padded, unpack=lambda batch: batch["x"]), verbose=0).shape == (48, 3)
 
 
-@pytest.mark.parametrize("kind", ["list", "generator", "torch", "tf", "grain"])
-def test_whatever_can_be_fed(kind):
-    def data():
-        if kind == "list":
-            return batches()
-        if kind == "generator":
-            return itertools.chain.from_iterable(itertools.repeat(batches()))
-        if kind == "torch":
-            import torch
-
-            return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.from_numpy, records())), BATCH)
-        if kind == "tf":
-            import tensorflow as tf
-
-            return tf.data.Dataset.from_tensor_slices(records()).batch(BATCH)
-        import grain
-
-        x, y = records()
-        return grain.MapDataset.range(44).map(lambda i: (x[i], y[i])).batch(BATCH)
-
-    adapter = pk.data(data())
-    assert adapter.num_batches == (None if kind == "generator" else 6)
-    steps = {"steps_per_epoch": 6} if kind == "generator" else {}
+@pytest.mark.parametrize(("data", "length"), [(batches(), 6), (itertools.cycle(batches()), None)], ids=["list", "iterator"])
+def test_whatever_can_be_fed(data, length):
+    adapter = pk.data(data)
+    assert adapter.num_batches == length
+    steps = {} if length else {"steps_per_epoch": 6}
     theirs = trained((batch for _ in range(2) for batch in batches()), epochs=2, steps_per_epoch=6)
     assert_equal(trained(adapter, epochs=2, **steps), theirs)
 
@@ -155,41 +122,17 @@ class Listed(list):
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")  # Keras 3.15 warns once, and then knows the length
-@pytest.mark.parametrize("error", [TypeError("infinite"), NotImplementedError()])
-def test_data_that_has_no_length_is_read_to_its_end(error):
-    adapter = pk.data(Listed(error))
-    assert adapter.num_batches is None
+def test_data_that_has_no_length_is_read_to_its_end():
+    for error in (TypeError("infinite"), NotImplementedError()):
+        adapter = pk.data(Listed(error))
+        assert adapter.num_batches is None
     trained(adapter)
+    assert [stats.steps for stats in adapter.stats()] == [6]
 
 
 def test_an_error_in_the_length_of_the_data_comes_out():
     with pytest.raises(OSError, match="index is gone"):
         trained(pk.data(Listed(OSError("index is gone"))))
-
-
-@pytest.mark.parametrize("kind", ["tf", "tf_unknown", "torch", "grain"])
-def test_data_without_end_or_of_unknown_length(kind):
-    """Each library raises another error for an unknown length, or returns a special value."""
-    if kind == "torch":
-        import torch
-
-        class Stream(torch.utils.data.IterableDataset):
-            def __iter__(self):
-                return iter(zip(*map(torch.from_numpy, records()), strict=True))
-
-        data = torch.utils.data.DataLoader(Stream(), BATCH)
-    elif kind == "grain":
-        import grain
-
-        data = grain.MapDataset.source(batches()).repeat().to_iter_dataset()
-    else:
-        import tensorflow as tf
-
-        data = tf.data.Dataset.from_tensor_slices(records()).batch(BATCH, drop_remainder=True)
-        data = data.repeat() if kind == "tf" else data.filter(lambda x, y: True)
-    adapter = pk.data(data)
-    assert adapter.num_batches is None
-    trained(adapter, steps_per_epoch=5)
 
 
 def test_a_feed_is_taken_as_it_is():
@@ -220,6 +163,7 @@ def test_what_belongs_into_the_batches_is_refused_beside_them():
         pk.data(loader(), unpack=3)
 
 
+@pytest.mark.slow
 def test_the_batch_size_of_the_training_data_says_nothing_of_penstock_validation_data():
     x, y = records()
     ours = trained_on_arrays(x, y, pk.data(loader(shuffle=False, epochs=1)))
@@ -233,7 +177,7 @@ def trained_on_arrays(x, y, validation_data):
 
 
 def test_unpack_is_called_once_for_each_batch_though_some_are_read_again():
-    for make in (lambda: itertools.cycle(batches()), lambda: (b for b in itertools.cycle(batches())), loader):
+    for make, batches_of in ((lambda: itertools.cycle(batches()), batches), (loader, lambda: steps_of(loader(), 12))):
         calls = []
 
         def halve(batch, calls=calls):
@@ -247,16 +191,12 @@ def test_unpack_is_called_once_for_each_batch_though_some_are_read_again():
         model = make_model(built=True)
         model.fit(pk.data(data, unpack=halve), epochs=6, steps_per_epoch=2, shuffle=False, verbose=0)
         assert len(calls) <= 12 + 1 + 7  # consumed, inspected by Keras, and read ahead at the end
-        if data is not loader:
-            same = (
-                (x * np.float32(0.5), y)
-                for x, y in (itertools.cycle(batches()) if make is not loader else steps_of(loader(), 12))
-            )
-            keras.utils.set_random_seed(7)
-            other = make_model(built=True)
-            other.fit(same, epochs=6, steps_per_epoch=2, shuffle=False, verbose=0)
-            for ours, theirs in zip(model.weights, other.weights, strict=True):
-                np.testing.assert_array_equal(ours.value, theirs.value)
+        same = ((x * np.float32(0.5), y) for x, y in itertools.cycle(batches_of()))
+        keras.utils.set_random_seed(7)
+        other = make_model(built=True)
+        other.fit(same, epochs=6, steps_per_epoch=2, shuffle=False, verbose=0)
+        for ours, theirs in zip(model.weights, other.weights, strict=True):
+            np.testing.assert_array_equal(ours.value, theirs.value)
 
 
 def test_what_unpack_raises_is_not_taken_for_the_end():
@@ -310,8 +250,7 @@ def test_an_iterator_of_which_nobody_knows_what_was_read_ahead_is_refused():
         pk.data(data)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_an_execution_ends_with_the_epoch_of_an_endless_loader(steps_per_execution):
+def test_an_execution_ends_with_the_epoch_of_an_endless_loader():
     seen = []
 
     def see(batch):
@@ -319,12 +258,13 @@ def test_an_execution_ends_with_the_epoch_of_an_endless_loader(steps_per_executi
         return batch
 
     keras.utils.set_random_seed(7)
-    model = make_model(built=True, steps_per_execution=steps_per_execution)
+    model = make_model(built=True, steps_per_execution=4)
     model.fit(pk.data(loader(), unpack=see), epochs=3, verbose=0)
     assert int(model.optimizer.iterations.value) == 18
     assert seen[1:19] == [float(loader()[step][0][0, 0]) for step in range(18)]  # Keras inspected the first
 
 
+@pytest.mark.slow
 def test_steps_that_keras_is_limited_to_are_steps_per_epoch(monkeypatch):
     monkeypatch.setattr("keras.src.backend.config._MAX_STEPS_PER_EPOCH", 4)
     with pytest.warns(UserWarning, match="Limiting steps_per_epoch to 4"):

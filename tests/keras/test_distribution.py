@@ -38,9 +38,15 @@ def wide(**options):
     return model
 
 
-@pytest.mark.parametrize("distribution", [data_parallel, model_parallel])
-@pytest.mark.parametrize("data", ["arrays", "generator", "loader"])
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("distribution", "data", "steps"),
+    [
+        (data_parallel, "arrays", 1),
+        (model_parallel, "generator", 2),
+        (data_parallel, "loader", 2),
+        (model_parallel, "loader", 1),
+    ],
+)
 def test_the_same_training(distribution, data, steps):
     """There are five batches; the last is an execution by itself."""
     x, y = records(40)

@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from keras.src.backend.jax import trainer
+from tests.extras import require
 from tests.keras.training import batches, make_model
 
 import penstock.keras as pk
@@ -78,6 +80,21 @@ def test_statistics_are_one_for_each_run_with_its_epochs_added_up():
     assert training.bytes == sum(x.nbytes + y.nbytes for x, y in (batches() * 2)[:10])
 
 
+def test_epochs_whose_batches_come_late_are_input_bound_in_their_statistics():
+    def late():
+        for batch in batches(40) * 2:
+            time.sleep(0.02)
+            yield batch
+
+    model = make_model(built=True)
+    model.fit(*batches()[0], verbose=0)  # compiles the step
+    with pk.threaded_epochs() as epochs:
+        model.fit(late(), epochs=2, steps_per_epoch=5, shuffle=False, verbose=0)
+    (stats,) = epochs.stats()
+    assert "input-bound" in stats.verdict
+    assert "`iterate`" in stats.verdict
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("choice", "on"), [("threaded", True), ("default", False), ("", False)])
 def test_the_environment_decides_when_the_module_is_imported(choice, on):
@@ -102,6 +119,7 @@ def test_another_choice_is_an_error_that_lists_them(monkeypatch):
 
 @pytest.mark.slow
 def test_another_backend_is_told_what_cannot_be_done():
+    require("torch")
     script = "import penstock.keras as pk; pk.enable_threaded_epochs()"
     done = run(script, KERAS_BACKEND="torch")
     assert "Keras runs on the backend 'torch'" in done.stderr
@@ -120,14 +138,14 @@ def package(folder, version):
 
 
 @pytest.mark.parametrize(
-    ("script", "choice"),
+    ("version", "script", "choice"),
     [
-        ("import penstock.keras", "threaded"),
-        ("import penstock.keras as pk; pk.enable_threaded_epochs()", ""),
-        ("import penstock.keras as pk; pk.data([1])", ""),
+        ("3.17.0", "import penstock.keras", "threaded"),
+        pytest.param("2.15.0", "import penstock.keras as pk; pk.data([1])", "", marks=pytest.mark.slow),
+        pytest.param("3.14.2", "import penstock.keras as pk; pk.enable_threaded_epochs()", "", marks=pytest.mark.slow),
+        pytest.param("4.0.0.dev2027010101", "import penstock.keras as pk; pk.data([1])", "", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("version", ["3.14.2", "2.15.0", "3.17.0", "4.0.0.dev2027010101"])
 def test_an_unknown_version_of_keras_is_refused_in_one_line_before_it_is_imported(tmp_path, version, script, choice):
     done = run(script, KERAS_JAX_EPOCH_ITERATOR=choice, **package(tmp_path, version))
     assert done.returncode == 1
@@ -136,8 +154,8 @@ def test_an_unknown_version_of_keras_is_refused_in_one_line_before_it_is_importe
     ]
 
 
-@pytest.mark.parametrize("choice", ["threaded", ""])
-def test_without_keras_one_line_says_what_to_install(tmp_path, choice):
+@pytest.mark.slow
+def test_without_keras_one_line_says_what_to_install(tmp_path):
     # Only a folder that Python puts first on its path can hide an installed package.
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util\n"
@@ -145,7 +163,7 @@ def test_without_keras_one_line_says_what_to_install(tmp_path, choice):
         "importlib.util.find_spec = lambda name, package=None: None if name == 'keras' else find(name, package)\n"
     )
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    done = run("import penstock.keras as pk; pk.enable_threaded_epochs()", KERAS_JAX_EPOCH_ITERATOR=choice, **path)
+    done = run("import penstock.keras as pk; pk.enable_threaded_epochs()", **path)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         'penstock.keras needs Keras 3.15 to 3.16, and there is no Keras: pip install "keras>=3.15,<3.17"'

@@ -40,39 +40,15 @@ def without_weights():
         yield jnp.asarray(x), y, None
 
 
-def tf_data(drop_remainder=False):
-    import tensorflow as tf
-
-    return tf.data.Dataset.from_tensor_slices(records()).batch(BATCH, drop_remainder=drop_remainder)
-
-
-def torch_data():
-    import torch
-
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.from_numpy, records())), BATCH)
-
-
-def grain_data():
-    import grain
-
-    x, y = records()
-    return grain.MapDataset.range(44).map(lambda i: (x[i], y[i])).batch(BATCH)
-
-
 KINDS = {
     "generator": generator,
     "weighted": weighted,
     "without_weights": without_weights,
     "py_dataset": Records,
-    "py_dataset_with_workers": lambda: Records(workers=3),
-    "tf": tf_data,
-    "tf_all_whole": lambda: tf_data(drop_remainder=True),
-    "torch": torch_data,
-    "grain": grain_data,
 }
 
 
-@pytest.mark.parametrize(("kind", "steps"), [*((kind, 4) for kind in KINDS), ("generator", 2), ("tf_all_whole", 2)])
+@pytest.mark.parametrize(("kind", "steps"), [*((kind, 4) for kind in KINDS), ("generator", 2)])
 def test_the_same_training(kind, steps):
     assert_same(
         lambda model, callbacks: model.fit(KINDS[kind](), epochs=1, shuffle=False, verbose=0, callbacks=callbacks),
@@ -80,17 +56,17 @@ def test_the_same_training(kind, steps):
     )
 
 
-@pytest.mark.parametrize("kind", ["py_dataset", "tf"])
-def test_the_same_epochs_and_validation(kind):
+@pytest.mark.slow
+def test_the_same_epochs_and_validation():
     assert_same(
         lambda model, callbacks: model.fit(
-            KINDS[kind](), epochs=3, validation_data=KINDS[kind](), shuffle=False, verbose=0, callbacks=callbacks
+            Records(), epochs=3, validation_data=Records(), shuffle=False, verbose=0, callbacks=callbacks
         ),
         lambda: make_model(steps_per_execution=4),
     )
 
 
-@pytest.mark.parametrize(("shuffle", "device"), [(True, False), (False, False), ("batch", False), (True, True)])
+@pytest.mark.parametrize(("shuffle", "device"), [(True, True), ("batch", False)])
 def test_arrays(shuffle, device):
     x, y = map(jnp.asarray, records()) if device else records()
     assert_same(
@@ -100,6 +76,7 @@ def test_arrays(shuffle, device):
     )
 
 
+@pytest.mark.slow
 def test_large_arrays_are_sliced_and_stacked_on_a_thread():
     x, y = np.random.default_rng(0).normal(size=(1344, 20_000)).astype("float32"), np.arange(1344, dtype="int32") % CLASSES
 
@@ -109,11 +86,12 @@ def test_large_arrays_are_sliced_and_stacked_on_a_thread():
         return made
 
     assert_same(
-        lambda model, callbacks: model.fit(x, y, batch_size=64, epochs=3, verbose=0, callbacks=callbacks),
+        lambda model, callbacks: model.fit(x, y, batch_size=64, epochs=2, verbose=0, callbacks=callbacks),
         model,
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_runs_eagerly():
     assert_same(
         lambda model, callbacks: model.fit(generator(), shuffle=False, verbose=0, callbacks=callbacks),
@@ -121,6 +99,7 @@ def test_a_model_that_runs_eagerly():
     )
 
 
+@pytest.mark.slow
 def test_the_order_of_the_keys_of_a_dict_in_a_stack():
     class Concatenated(keras.Model):
         def __init__(self):
@@ -142,7 +121,8 @@ def test_the_order_of_the_keys_of_a_dict_in_a_stack():
     assert_same(lambda model, callbacks: model.fit(data(), shuffle=False, verbose=0, callbacks=callbacks), model)
 
 
-@pytest.mark.parametrize("where", ["generator", "arrays"])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["arrays", "generator"])
 def test_sparse_arrays_are_as_keras_has_them(where):
     """Keras 3.15 steps through them. Keras 3.16 cannot stack them, and refuses them."""
     import scipy.sparse
@@ -187,10 +167,9 @@ def assert_equal(ours, theirs):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("workers", "steps"), [(None, 4), (2, 4), (2, 2)])
-def test_a_loader(workers, steps):
+def test_a_loader():
     def loader(**options):
-        return ps.Loader(records(), BATCH, shuffle=True, seed=3, remainder="keep", workers=workers, **options)
+        return ps.Loader(records(), BATCH, shuffle=True, seed=3, remainder="keep", workers=2, **options)
 
     class Steps(keras.utils.PyDataset):
         def __len__(self):
@@ -200,12 +179,12 @@ def test_a_loader(workers, steps):
             return loader()[step]
 
     data = pk.data(loader(epochs=1))
-    assert_equal(trained(data, steps, epochs=2), trained(Steps(), steps, epochs=2))
+    assert_equal(trained(data, 4, epochs=2), trained(Steps(), 4, epochs=2))
     assert [stats.steps for stats in data.stats()] == [12]
     endless = (loader()[step] for step in range(12))
     assert_equal(
-        trained(pk.data(loader()), steps, epochs=2, steps_per_epoch=4),
-        trained(endless, steps, epochs=2, steps_per_epoch=4),
+        trained(pk.data(loader()), 4, epochs=2, steps_per_epoch=4),
+        trained(endless, 4, epochs=2, steps_per_epoch=4),
     )
 
 
@@ -239,6 +218,7 @@ def test_another_structure_within_an_execution_ends_it():
     assert int(model.optimizer.iterations.value) == 6
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_mesh_does_not_divide_ends_an_execution():
     distribution = keras.distribution.DataParallel(devices=[f"cpu:{i}" for i in range(8)])
     with distribution.scope(), pk.threaded_epochs():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import pytest
+from tests.keras.conftest import feeding_threads
 
 import penstock.keras as pk
 
@@ -38,13 +39,13 @@ def make_model(built: bool = False, **options: Any) -> keras.Model:
     model = keras.Sequential(
         [
             *layers,
-            keras.layers.Dense(4, "relu"),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.3, seed=1),
             keras.layers.Dense(CLASSES, "softmax"),
         ]
     )
-    model.compile("adam", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"], **options)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, "sparse_categorical_crossentropy", weighted_metrics=["accuracy"], **options)
     return model
 
 
@@ -84,6 +85,22 @@ class Endless(Records):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         return batches(seed=index)[0]
+
+
+def trained(data: Any, **options: Any) -> tuple[dict[str, list[float]], list[np.ndarray]]:
+    """Return the history and the weights of a new model after its `fit`. `data` may be a function that makes the data."""
+    keras.utils.set_random_seed(7)
+    model = make_model()
+    history = model.fit(data() if callable(data) else data, shuffle=False, verbose=0, **options)
+    assert not feeding_threads()
+    return history.history, [np.asarray(v.value) for v in model.weights]
+
+
+def assert_equal(ours: tuple[Any, list[np.ndarray]], theirs: tuple[Any, list[np.ndarray]]) -> None:
+    """Check that two results of `trained` are equal bit for bit."""
+    assert ours[0] == theirs[0]
+    for one, other in zip(ours[1], theirs[1], strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 class Trained(NamedTuple):

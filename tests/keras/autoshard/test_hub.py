@@ -4,10 +4,12 @@ import jax
 import keras
 import numpy as np
 import pytest
+from tests.extras import require
 from tests.keras.autoshard.models import history, shards
 
 import penstock.keras as pk
 
+keras_hub = require("keras_hub")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of TensorFlow, and of Keras's conversion to NumPy
@@ -25,8 +27,6 @@ SMALL = {
 
 def gemma():
     """A language model with one head of keys and values, as Gemma 2B has."""
-    import keras_hub
-
     backbone = keras_hub.models.GemmaBackbone(head_dim=16, **SMALL)
     model = keras_hub.models.GemmaCausalLM(backbone, preprocessor=None)
     model.compile(keras.optimizers.AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -35,8 +35,6 @@ def gemma():
 
 def mixtral():
     """A language model with experts."""
-    import keras_hub
-
     backbone = keras_hub.models.MixtralBackbone(num_experts=8, top_k=2, **{**SMALL, "num_key_value_heads": 4})
     model = keras_hub.models.MixtralCausalLM(backbone, preprocessor=None)
     model.compile(keras.optimizers.AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -78,8 +76,6 @@ def test_experts_are_not_replicated():
 
 
 def test_a_preset_is_loaded_in_shards(tmp_path):
-    import keras_hub
-
     model = gemma()
     model.save_to_preset(tmp_path / "preset")
     x, y = batch()

@@ -45,7 +45,7 @@ def trained():
     return model
 
 
-@pytest.mark.parametrize("count", [8, 4, 2, 1])
+@pytest.mark.parametrize("count", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_weights(trained, tmp_path, count):
     trained.save_weights(tmp_path / "model.weights.h5")
     with on(count).scope():
@@ -56,7 +56,7 @@ def test_weights(trained, tmp_path, count):
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("count", [8, 4, 2, 1])
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_keras_file_continues_the_training(tmp_path, count):
     with on(8).scope():
         model = built()
@@ -80,6 +80,7 @@ class _StopAfter(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, 2])
 def test_backup_and_restore(tmp_path, count):
     with on(8).scope():
@@ -92,7 +93,8 @@ def test_backup_and_restore(tmp_path, count):
     assert len(rest) < 3
 
 
-@pytest.mark.parametrize("count", [8, 4, 2, 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4, 1])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Orbax
 @pytest.mark.filterwarnings("ignore::UserWarning:orbax")
 def test_an_orbax_checkpoint(tmp_path, count):
@@ -107,6 +109,7 @@ def test_an_orbax_checkpoint(tmp_path, count):
         assert shards(kernel(loaded)) in (1, count)
 
 
+@pytest.mark.slow
 def test_weights_of_a_plan_are_loaded_into_its_layouts(trained, tmp_path):
     trained.save_weights(tmp_path / "model.weights.h5")
     x, y = records(BATCH)
@@ -120,6 +123,7 @@ def test_weights_of_a_plan_are_loaded_into_its_layouts(trained, tmp_path):
         assert variable.value.sharding.spec == layouts[f"trainable/{variable.path}"]
 
 
+@pytest.mark.slow
 def test_a_model_is_cloned_and_compiled_from_its_config(trained):
     with on(4).scope():
         clone = keras.models.clone_model(trained)

@@ -25,7 +25,7 @@ def fit(model, count=64, **options):
     return model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, **{"epochs": 2, **options})
 
 
-@pytest.mark.parametrize("mesh", [None, (8,), (2, 4)])
+@pytest.mark.parametrize("mesh", [(2, 4), pytest.param(None, marks=pytest.mark.slow)])
 def test_a_sequential_model(mesh):
     names = ["data", "model"][: len(mesh)] if mesh else None
     device_mesh = keras.distribution.DeviceMesh(mesh, names) if mesh else None
@@ -34,6 +34,7 @@ def test_a_sequential_model(mesh):
         assert distribution.plans["train"].mesh_shape == dict(zip(names, mesh, strict=True))
 
 
+@pytest.mark.slow
 def test_a_functional_model_with_several_inputs_and_outputs():
     from tests.keras.autoshard.models import functional
 
@@ -46,11 +47,13 @@ def test_a_functional_model_with_several_inputs_and_outputs():
     assert_trains_as_on_one_device(functional, fit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Subclassed, OwnStep])
 def test_a_subclassed_model(kind):
     assert_trains_as_on_one_device(lambda: compiled(kind()), fit)
 
 
+@pytest.mark.slow
 def test_a_distribution_that_is_set():
     distribution = pk.AutoShardDistribution()
     keras.distribution.set_distribution(distribution)
@@ -61,17 +64,20 @@ def test_a_distribution_that_is_set():
     assert "train" in distribution.plans
 
 
+@pytest.mark.slow
 def test_validation_and_a_smaller_last_batch():
     x, y = records(20, seed=1)
     assert_trains_as_on_one_device(sequential, lambda model: fit(model, 70, validation_data=(x, y), validation_batch_size=8))
 
 
+@pytest.mark.slow
 def test_sample_weights_and_class_weights():
     weights = np.linspace(0.5, 2, 64, dtype="float32")
     assert_trains_as_on_one_device(sequential, lambda model: fit(model, sample_weight=weights))
     assert_trains_as_on_one_device(sequential, lambda model: fit(model, class_weight={n: 1.0 + n for n in range(CLASSES)}))
 
 
+@pytest.mark.slow
 def test_mixed_precision():
     def build():
         policy = keras.config.dtype_policy()
@@ -84,6 +90,7 @@ def test_mixed_precision():
     assert_trains_as_on_one_device(build, fit, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_loss_scaling():
     def build():
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2), initial_scale=4.0, dynamic_growth_steps=2)
@@ -92,16 +99,19 @@ def test_loss_scaling():
     assert_trains_as_on_one_device(build, fit)
 
 
+@pytest.mark.slow
 def test_gradient_accumulation():
     assert_trains_as_on_one_device(lambda: sequential(optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)), fit)
 
 
+@pytest.mark.slow
 def test_averages_of_weights():
     assert_trains_as_on_one_device(
         lambda: sequential(optimizer=keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=3)), fit
     )
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_execution():
     """There are five batches, and two in an execution."""
     x, y = records(20, seed=1)
@@ -111,7 +121,7 @@ def test_several_steps_in_one_execution():
     assert set(distribution.plans) == {"train", "evaluate"}
 
 
-@pytest.mark.parametrize("rows", [12, 28, 50])
+@pytest.mark.parametrize("rows", [28, pytest.param(50, marks=pytest.mark.slow)])
 def test_predictions_in_executions_of_batches_of_different_sizes(rows):
     """The last execution has batches of 8, and a smaller one that is left to the compiler."""
 
@@ -130,6 +140,7 @@ def test_predictions_in_executions_of_batches_of_different_sizes(rows):
         assert model.predict(x, batch_size=8, verbose=0).shape == alone.shape
 
 
+@pytest.mark.slow
 def test_lora():
     def build():
         inputs = keras.Input((FEATURES,))
@@ -143,6 +154,7 @@ def test_lora():
     assert any(path.startswith("trainable/") and "lora" in path for path in paths)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras's conversion to NumPy
 def test_a_quantized_layer_with_lora():
     def build():
@@ -174,8 +186,14 @@ def test_recurrent_and_convolutional_layers():
     assert_trains_as_on_one_device(build, fit)
 
 
-@pytest.mark.parametrize("data", ["loader", "generator", "PyDataset"])
-@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize(
+    ("data", "threaded"),
+    [
+        ("loader", False),
+        pytest.param("generator", True, marks=pytest.mark.slow),
+        pytest.param("PyDataset", True, marks=pytest.mark.slow),
+    ],
+)
 def test_data_of_each_kind(data, threaded):
     x, y = records()
 
@@ -232,6 +250,7 @@ def test_a_model_that_only_predicts():
     assert list(distribution.plans) == ["predict"]
 
 
+@pytest.mark.slow
 def test_prediction_before_training():
     """The plan of the training step may change the layouts that prediction had chosen."""
     x, y = records()
@@ -245,6 +264,7 @@ def test_prediction_before_training():
     assert_trains_as_on_one_device(sequential, fit)
 
 
+@pytest.mark.slow
 def test_a_step_is_compiled_once():
     """The values of variables come from initializers, from steps, and from resets of metrics."""
     x, y = records()
@@ -279,6 +299,7 @@ def test_batches_of_several_shapes_in_turn():
     assert_trains_as_on_one_device(recurrent, fit)
 
 
+@pytest.mark.slow
 def test_variables_stay_where_they_are_if_the_shape_changes():
     rng = np.random.default_rng(0)
     with pk.AutoShardDistribution().scope():

@@ -12,7 +12,7 @@ from penstock._feed.starvation import Meter
 from penstock_bench.suites.feed.device_times import DeviceTimes
 from penstock_bench.suites.feed.known_times import ATTEMPTS, difference, sleep_on_device
 
-pytestmark = pytest.mark.alone  # measured times are compared with known ones
+pytestmark = pytest.mark.slow  # measured times are compared with known ones
 
 STEPS, EPOCHS = 15, 2
 COUNTED = 3  # runs, of which most need the right verdict if the first has not: a busy machine may disturb one of them
@@ -129,8 +129,18 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("seconds", [LONG, SHORT], ids=["long", "short"])
-@pytest.mark.parametrize("loop", PARTS)
+@pytest.mark.parametrize(
+    ("loop", "seconds"),
+    [
+        (threaded, LONG),
+        (threaded, SHORT),
+        (threaded_synchronous, LONG),
+        (threaded_three_steps_per_execution, SHORT),
+        (loader, LONG),
+        (unpacked_loader, SHORT),
+        (feed, LONG),
+    ],
+)
 def test_short_epochs(loop, seconds):
     def attempts():
         for _ in range(ATTEMPTS):
