@@ -48,7 +48,7 @@ def test_a_step_is_always_the_same_batch():
 
 @pytest.mark.parametrize(
     ("transform", "workers"),
-    [(add_noise, 0), (add_noise, 3), (ps.per_record(augment), 1), (ps.per_record(augment), "process:2")],
+    [(add_noise, 0), (add_noise, 3), (ps.per_record(augment), 1), (ps.per_record(augment), "process:1")],
 )
 def test_batches_do_not_depend_on_the_workers(transform, workers):
     options = {"transform": transform, "remainder": "keep", "epochs": 1}

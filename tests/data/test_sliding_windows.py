@@ -101,6 +101,7 @@ def test_rows_are_the_readers_own():
     assert np.array_equal(before, TOKENS)
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_from_processes(tmp_path):
     source = ps.windows({"x": hdf5(TOKENS, tmp_path), "y": memmap(TOKENS, tmp_path)}, 33, stride=8)
     options = {"batch_size": 8, "shuffle": True, "epochs": 1}

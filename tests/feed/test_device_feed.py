@@ -13,7 +13,7 @@ from tests.feed.batches import X, loader, values
 import penstock as ps
 
 
-@pytest.mark.parametrize(("workers", "buffers"), [(None, (1, 1)), (2, (1, 1)), (2, (2, 7)), ("process:2", (4, 2))])
+@pytest.mark.parametrize(("workers", "buffers"), [(None, (1, 1)), (2, (1, 1)), (2, (2, 7)), ("process:1", (4, 2))])
 def test_batches_are_those_of_the_loader_on_the_device(workers, buffers):
     made = loader(workers=workers)
     with ps.feed(made, host_buffer=buffers[0], device_buffer=buffers[1]) as feed:
