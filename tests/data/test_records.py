@@ -94,9 +94,7 @@ def test_a_damaged_array_record_file_is_named_with_its_size(tmp_path, damage):
         writer.write(b"record %d" % i)
     writer.close()
     damaged.write_bytes(damage(whole.read_bytes()))
-    with pytest.raises(
-        ValueError, match=r"damaged\.array_record' \([\d,]+ bytes\) is not a complete ArrayRecord file.*cut short"
-    ):
+    with pytest.raises(ValueError, match=r"damaged\.array_record.*[\d,]+ bytes.*cut short"):
         as_source([whole, damaged])
 
 

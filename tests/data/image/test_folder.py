@@ -341,9 +341,7 @@ def test_arguments_that_cannot_be_are_refused(tmp_path, options, error, message)
 
 
 def test_a_folder_given_to_a_loader_names_the_function(tmp_path):
-    with pytest.raises(
-        TypeError, match=r"is a folder: ps\.Loader\(ps\.images\('.*', size=224\), \.\.\.\).*\*\.parquet.*zarr\.open"
-    ):
+    with pytest.raises(TypeError, match=r"ps\.images\('.*', size=224\).*\*\.parquet.*zarr\.open"):
         ps.Loader(folder_of(tmp_path, NAMES), 2)
     with pytest.raises(TypeError, match=r"ps\.images"):
         ps.Loader(str(tmp_path), 2)

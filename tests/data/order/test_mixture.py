@@ -248,7 +248,7 @@ def test_bad_sources_are_told_at_once():
         ps.mix([SOURCES[0], ps.mix(SOURCES, WEIGHTS)], [0.5, 0.5])
     with pytest.raises(TypeError, match=r"source 0 of concat is a mixture, whose weights would be lost"):
         ps.concat([ps.mix(SOURCES, WEIGHTS), SOURCES[0]])
-    with pytest.raises(TypeError, match=r"pack of a mixture would lose its weights: pack each source, and mix the packs"):
+    with pytest.raises(TypeError, match=r"mixture.*pack each source"):
         ps.pack(ps.mix([[[1, 2]], [[3]]]), 4)
     for batches in (loader(), ps.Steps(len)):
         with pytest.raises(TypeError, match="gives batches and not records"):

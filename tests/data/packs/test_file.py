@@ -218,7 +218,7 @@ def test_a_folder_and_a_folder_that_cannot_be_made_are_errors(tmp_path):
     with pytest.raises(IsADirectoryError, match=r"is a folder: give the path of a file"):
         ps.pack(documents(), 64, index=tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"the index of ps\.pack needs [\d,]+ bytes.*can be written to.*None to keep it in memory"):
+    with pytest.raises(OSError, match=r"[\d,]+ bytes.*None to keep it in memory"):
         ps.pack(documents(), 64, index=tmp_path / "file" / "pack.index")
 
 

@@ -342,7 +342,7 @@ def test_step_a_billion_is_a_step_like_any_other():
 
 
 def test_a_document_that_is_too_long_is_refused_if_asked():
-    with pytest.raises(ValueError, match=r"document 3 has 17 tokens, more than length=16 \(3 documents are too long\).*'split'"):
+    with pytest.raises(ValueError, match=r"document 3 has 17 tokens.*length=16.*'split'"):
         ps.pack(DOCUMENTS, 16, long="error")
     with pytest.raises(ValueError, match=r"document 0 has 5 tokens and its eos, more than length=5"):
         ps.pack([[1, 2, 3, 4, 5]], 5, long="error", eos=0)

@@ -103,9 +103,7 @@ def test_the_least_recently_used_files_go_first(tmp_path):
 def test_files_in_use_by_this_process_are_not_removed(tmp_path):
     cache = Cache(str(tmp_path))
     path = put(cache, "a", 100, 150)
-    with pytest.raises(
-        OSError, match=r"b \(100 B\) does not fit the cache .*150 B of cache_bytes, 100 B are .* in use"
-    ) as caught:
+    with pytest.raises(OSError, match=r"b \(100 B\) does not fit.*150 B of cache_bytes, 100 B") as caught:
         put(cache, "b", 100, 150)
     assert caught.value.errno == errno.ENOSPC
     assert type(caught.value) is OSError
@@ -142,7 +140,7 @@ def test_files_that_an_object_uses_stay_as_long_as_it_exists(site, cache):
 def test_files_that_cannot_fit_together_are_refused_before_any_is_downloaded(site):
     site.files.update({"/x": b"1" * 1000, "/y": b"2" * 1000})
     files = ps.remote([f"{site.url}/x", f"{site.url}/y"], cache_bytes=1500)
-    with pytest.raises(ValueError, match=r"cache_bytes=1.46 KiB is less than 1.95 KiB, the size of 2 files .*cache_bytes=2000"):
+    with pytest.raises(ValueError, match=r"cache_bytes=1.46 KiB.*1.95 KiB.*cache_bytes=2000"):
         files.paths()
     assert site.gets("/x") == site.gets("/y") == 0
     assert [files.read_bytes(i)[:1] for i in (0, 1, 0)] == [b"1", b"2", b"1"]  # one after the other they fit
@@ -228,7 +226,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_remedy(tmp_path):
         file.write(b"x" * 5)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(OSError, match=r"no space for a \(10 B\) in the cache .* Free space, or give a folder on another disk"):
+    with pytest.raises(OSError, match=r"no space for a \(10 B\).*another disk"):
         put(Cache(str(tmp_path)), "a", 10, 100, fill)
     assert names(tmp_path) == names(tmp_path, "partial") == []
 
@@ -236,7 +234,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_remedy(tmp_path):
 def test_a_folder_that_cannot_be_written_is_named(site, tmp_path):
     site.files["/x"] = b"x"
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OSError, match=r"cannot use .*file/cache' as the cache .* Give a folder that can be written to"):
+    with pytest.raises(OSError, match=r"file/cache' as the cache .*can be written to"):
         ps.local(f"{site.url}/x", cache=tmp_path / "file" / "cache")
 
 
@@ -256,5 +254,5 @@ def test_a_bound_is_a_positive_number_of_bytes(cache_bytes):
 @pytest.mark.parametrize("folder", ["/proc/nothing", "/dev/null", "file"])
 def test_a_cache_that_cannot_be_made_is_named_with_the_remedy(tmp_path, folder):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"cannot use '.*' as the cache .*Give a folder that can be written to with cache="):
+    with pytest.raises(OSError, match=r"cannot use '.*' as the cache .*cache="):
         ps.remote("memory://x", cache=tmp_path / folder)

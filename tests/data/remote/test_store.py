@@ -143,7 +143,7 @@ def test_a_file_that_changed_its_size_is_not_tried_again(site, size):
     site.files["/x"] = b"1" * 1_000_000
     files = ps.remote(f"{site.url}/x")
     site.files["/x"] = b"2" * size
-    with pytest.raises(OSError, match=rf"{site.url}/x changed after it was listed: it had 1,000,000 bytes .* and has {size:,}"):
+    with pytest.raises(OSError, match=rf"{site.url}/x changed.* 1,000,000 bytes .* {size:,}"):
         files.read_bytes(0)
     assert site.gets("/x") == 1
 
@@ -162,7 +162,7 @@ def test_a_url_of_nothing_is_refused(url):
 
 
 def test_a_circle_of_redirects_is_named_with_the_remedy(site):
-    with pytest.raises(OSError, match=rf"cannot read {site.url}/circle .*redirects in a circle. Tried once .*give the"):
+    with pytest.raises(OSError, match=rf"{site.url}/circle .*redirects.*Tried once .*give the"):
         ps.local(f"{site.url}/circle")
 
 
@@ -225,7 +225,7 @@ def test_a_file_that_changes_after_it_was_listed_is_refused(bucket, site):
     filesystem.pipe_file(f"{url}/x", b"old")
     files = ps.remote(f"{url}/x", storage_options=options)
     filesystem.pipe_file(f"{url}/x", b"new")
-    with pytest.raises(OSError, match=rf"{url}/x changed after it was listed: it had 3 bytes and ETag=\w+, and has 3"):
+    with pytest.raises(OSError, match=rf"{url}/x changed.* 3 bytes and ETag=\w+, and has 3"):
         files.read_bytes(0)
 
 
@@ -302,7 +302,7 @@ def test_an_unknown_protocol_and_a_missing_package_are_named():
 def test_an_unknown_storage_option_is_an_error_that_names_the_file(bucket, site):
     url, options, _ = bucket
     for file, its_options in ((f"{url}/x", options), (f"{site.url}/x", {})):
-        with pytest.raises(TypeError, match=rf"client of {file} refuses one of storage_options .*'nonsense'.*correct its name"):
+        with pytest.raises(TypeError, match=rf"{file}.*storage_options .*'nonsense'"):
             ps.remote(file, storage_options={**its_options, "nonsense": 1})
 
 
@@ -355,7 +355,7 @@ def test_two_signatures_of_a_file_share_one_copy(site, cache):
     [ps.local, ps.remote, ps.jsonl, ps.webdataset, lambda x: require("PIL") and ps.images(x, 8), lambda x: ps.Loader(x, 1)],
 )
 def test_a_url_as_a_path_is_refused(call):
-    with pytest.raises(ValueError, match=r"Path\('s3:/bucket/x'\): pathlib has removed a slash of this URL: give it as text"):
+    with pytest.raises(ValueError, match=r"Path\('s3:/bucket/x'\).*give it as text"):
         call(Path("s3://bucket/x"))
 
 

@@ -147,7 +147,7 @@ def test_records_of_files_say_what_they_are(tmp_path):
 
 def test_a_last_line_that_was_cut_is_named(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b'{"x": 1}\n{"x": 2')
-    with pytest.raises(ValueError, match=r"x.jsonl, line 2 is not JSON .*The file ends in this line: was it cut short\?"):
+    with pytest.raises(ValueError, match=r"x.jsonl, line 2 is not JSON .*cut short"):
         first_batch(ps.jsonl(tmp_path / "x.jsonl"), 2)
 
 
@@ -218,9 +218,7 @@ def test_a_tar_with_a_wrong_header_is_named(tmp_path):
     data = bytearray(shard(6))
     data[data.index(b"ustar", len(data) // 2) - 200] ^= 255  # in the name, which the checksum of the header covers
     (tmp_path / "x.tar").write_bytes(data)
-    with pytest.raises(
-        ValueError, match=r"x.tar is damaged after byte [\d,]+: where the end-of-archive marker belongs is another header"
-    ):
+    with pytest.raises(ValueError, match=r"x.tar is damaged after byte [\d,]+: .*end-of-archive"):
         list(ps.stream(ps.webdataset(tmp_path / "x.tar"), 1, epochs=1, transform=ps.per_record(lambda r: {"x": r["cls"]})))
 
 

@@ -307,7 +307,7 @@ def test_a_batch_size_is_a_positive_integer(batch_size, shuffle):
 
 
 def test_less_than_one_batch_is_refused_instead_of_an_empty_stream():
-    with pytest.raises(ValueError, match=r"not one batch: list has 6 records in 2 epochs, and a batch needs 8: .*'keep'"):
+    with pytest.raises(ValueError, match=r"6 records in 2 epochs.* 8: .*'keep'"):
         next(iter(ps.stream([{"x": 1}] * 3, 8, epochs=2)))
     assert len(list(ps.stream([{"x": 1}] * 3, 8, epochs=1, remainder="keep"))) == 1
     assert len(list(ps.stream([{"x": 1}] * 3, 2, epochs=1))) == 1
