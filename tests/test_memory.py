@@ -10,15 +10,16 @@ import sys
 
 import pytest
 
+from penstock import _memory
+
 # Rounds in which a thread holds several arrays of 12 MB at once. Eight are more than one heap of a thread, which has 64 MB; the
 # main thread keeps up to 64 MB.
 ROUNDS = """
-import json, resource, threading
+import json, resource, runpy, threading
 import numpy as np
-from penstock import _memory
 
 if {keep}:
-    _memory.keep_freed_memory()
+    runpy.run_path({path!r})["keep_freed_memory"]()  # the module alone, as importing the package takes a second
 faults = []
 
 def work():
@@ -40,7 +41,7 @@ print(json.dumps(faults))
 
 def faults(keep, on_thread, **environment):
     """Return the page faults of each round in a new process."""
-    code = ROUNDS.format(keep=keep, on_thread=on_thread)
+    code = ROUNDS.format(keep=keep, on_thread=on_thread, path=_memory.__file__)
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True, timeout=120
     )

@@ -102,12 +102,12 @@ def test_every_slice_of_an_array_comes_out_as_it_went_in(data):
     assert np.array_equal(send(x)[0], x)
 
 
-def test_windows_given_to_a_loader_are_read_in_processes():
-    view = np.lib.stride_tricks.sliding_window_view(X, 20)
-    assert len(pickle.dumps(ArraySource(view))) < 2 * X.nbytes
-    options = {"batch_size": 10, "shuffle": True, "epochs": 1}
-    one, two = ps.Loader(view, **options), ps.Loader(view, **options, workers="process:2")
-    assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+def test_a_source_of_windows_is_sent_as_small_as_its_array():
+    source = ArraySource(np.lib.stride_tricks.sliding_window_view(X, 20))
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 2 * X.nbytes
+    indices = np.array([100, 0, 7])
+    assert np.array_equal(pickle.loads(pickled).read(indices), source.read(indices))
 
 
 def h5(path, values):

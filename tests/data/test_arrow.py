@@ -6,13 +6,12 @@ import os
 import pickle
 import resource
 
-import datasets
 import numpy as np
-import pandas
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from tests.extras import require
 
 import penstock as ps
 from penstock.data import RecordSource, as_source
@@ -115,8 +114,9 @@ def test_a_missing_file_is_named(tmp_path):
         ps.Loader(tmp_path / "nowhere.parquet", 4)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"not parquet at all"])
-@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "cache"), [(lambda b: b[: len(b) // 2], False), (lambda b: b"", True), (lambda b: b"not parquet at all", False)]
+)
 def test_a_damaged_parquet_file_is_named_with_its_size(tmp_path, damage, cache):
     path = tmp_path / "x.parquet"
     pq.write_table(table(), path)
@@ -244,27 +244,27 @@ def test_an_unknown_ending_lists_the_known_ones(tmp_path):
 
 
 def test_pandas_columns_are_fields():
-    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "y": [1, 2, 3]})
+    frame = require("pandas").DataFrame({"x": [1.0, 2.0, 3.0], "y": [1, 2, 3]})
     assert as_source(frame).read(np.array([2, 0]))["y"].tolist() == [3, 1]
 
 
-def hf(features=None):
-    return datasets.Dataset.from_dict({"tokens": TOKENS.tolist(), "label": TOKENS[:, 0].tolist()}, features=features)
+def hf(fixed_size=False):
+    datasets = require("datasets")
+    features = datasets.Features(tokens=datasets.List(datasets.Value("int32"), length=8), label=datasets.Value("int32"))
+    columns = {"tokens": TOKENS.tolist(), "label": TOKENS[:, 0].tolist()}
+    return datasets.Dataset.from_dict(columns, features=features if fixed_size else None)
 
 
-FIXED = datasets.Features(tokens=datasets.List(datasets.Value("int32"), length=8), label=datasets.Value("int32"))
-
-
-@pytest.mark.parametrize("features", [None, FIXED], ids=["list", "fixed-size list"])
-def test_a_hugging_face_dataset_is_read_from_its_table(features):
-    source = as_source(hf(features))
+@pytest.mark.parametrize("fixed_size", [False, True])
+def test_a_hugging_face_dataset_is_read_from_its_table(fixed_size):
+    source = as_source(hf(fixed_size))
     assert isinstance(source, ArrowSource)
     assert np.array_equal(source.read(INDICES)["tokens"], TOKENS[INDICES])
 
 
 def test_a_saved_dataset_of_many_chunks_is_read(tmp_path):
-    hf(FIXED).save_to_disk(str(tmp_path / "ds"), num_shards=3)
-    loaded = datasets.load_from_disk(str(tmp_path / "ds"))
+    hf(fixed_size=True).save_to_disk(str(tmp_path / "ds"), num_shards=3)
+    loaded = require("datasets").load_from_disk(str(tmp_path / "ds"))
     assert np.array_equal(as_source(loaded).read(INDICES)["tokens"], TOKENS[INDICES])
 
 

@@ -1,11 +1,11 @@
 """Columns of Arrow tables: their forms, dtypes, nulls and memory."""
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.extras import require
 
 import penstock as ps
 from penstock.data import as_source
@@ -137,7 +137,7 @@ def test_a_null_in_a_dictionary_of_strings_is_none():
 
 
 def filtered(values, features=None):
-    data = datasets.Dataset.from_dict({"x": values, "y": list(range(len(values)))}, features=features)
+    data = require("datasets").Dataset.from_dict({"x": values, "y": list(range(len(values)))}, features=features)
     return data.filter(lambda record: record["x"] is not None and None not in np.ravel(record["x"]))
 
 
@@ -147,18 +147,20 @@ def test_nulls_in_rows_that_were_filtered_out_do_not_matter():
     assert batch["y"].tolist() == [3, 0, 2]
     lists = as_source(filtered([[1, None], [2, 3], None, [4, 5]])).read(np.array([1, 0, 1]))
     assert lists["x"].tolist() == [[4, 5], [2, 3], [4, 5]]
+    datasets = require("datasets")
     features = datasets.Features(x=datasets.Array2D((1, 2), "float32"), y=datasets.Value("int32"))
     arrays = as_source(filtered([[[1, 2]], None, [[3, 4]]], features)).read(np.array([1, 0]))
     assert arrays["x"].tolist() == [[[3, 4]], [[1, 2]]]
 
 
 def test_nulls_in_rows_that_were_chosen_are_counted():
-    chosen = datasets.Dataset.from_dict({"x": [1, None, None, 4]}).select([3, 1])
+    chosen = require("datasets").Dataset.from_dict({"x": [1, None, None, 4]}).select([3, 1])
     with pytest.raises(ValueError, match="column 'x' has 1 nulls"):
         as_source(chosen)
 
 
 def test_a_hugging_face_array_of_any_height_keeps_its_dtype():
+    datasets = require("datasets")
     features = datasets.Features(x=datasets.Array2D((None, 2), "float32"))
     data = datasets.Dataset.from_dict({"x": [np.ones((3, 2)), np.full((1, 2), 2)]}, features=features)
     batch = ps.Loader(data, 2, collate=ps.pad_to([3]))[0]["x"]

@@ -14,7 +14,7 @@ from penstock.data.gather import gather_of
 DTYPES = ["u1", "i2", "f4", "i8", "c16", "?", ">i4", "M8[s]"]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=5),
     tail=st.sampled_from([(), (1,), (3,), (2, 5)]),
@@ -80,8 +80,6 @@ def test_it_goes_to_other_processes_and_reads_the_same():
     both = ps.concat([{"x": np.arange(50)}, {"x": np.arange(50, 80)}])
     copy = pickle.loads(pickle.dumps(both))
     assert copy.read(np.array([70, 3]))["x"].tolist() == [70, 3]
-    loader = ps.Loader(both, 16, shuffle=True, epochs=1, workers="process:1")
-    assert [b["x"].tolist() for b in loader] == [b["x"].tolist() for b in ps.Loader(both, 16, shuffle=True, epochs=1)]
 
 
 def test_errors_name_the_source():

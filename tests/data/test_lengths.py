@@ -21,7 +21,7 @@ def padding(made):
     return sum(batch["tokens"].size for batch in made) / sum(LENGTHS[batch["id"]].sum() for batch in made)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     records=st.integers(1, 200),
     batch_size=st.integers(1, 24),

@@ -1,10 +1,8 @@
 """Sources that are read record by record, or a list of records at a time."""
 
-import grain
 import numpy as np
 import pytest
-import torch
-from array_record.python.array_record_module import ArrayRecordWriter
+from tests.extras import require
 
 import penstock as ps
 from penstock.data import as_source
@@ -27,14 +25,6 @@ class Batched(Squares):
         return [self[i] for i in indices]
 
 
-class TorchSquares(torch.utils.data.Dataset):
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, i):
-        return torch.full((2,), float(i)), i * i
-
-
 def test_records_of_any_object_with_len_and_getitem_are_stacked():
     batch = ps.Loader(Squares(), 4)[2]
     assert batch["x"].tolist() == [8, 9, 10, 11]
@@ -54,6 +44,15 @@ def test_a_list_of_records():
 
 
 def test_a_torch_dataset_and_a_subset_of_it():
+    torch = require("torch")
+
+    class TorchSquares(torch.utils.data.Dataset):
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, i):
+            return torch.full((2,), float(i)), i * i
+
     x, y = ps.Loader(TorchSquares(), 3)[1]
     assert x.tolist() == [[3, 3], [4, 4], [5, 5]]
     assert y.tolist() == [9, 16, 25]
@@ -61,13 +60,18 @@ def test_a_torch_dataset_and_a_subset_of_it():
 
 
 def test_a_grain_source_and_a_grain_dataset():
+    grain = require("grain")
     assert ps.Loader(grain.sources.RangeDataSource(10, 20, 1), 4)[1].tolist() == [14, 15, 16, 17]
     assert ps.Loader(grain.MapDataset.range(10).map(lambda i: {"i": i * 2}), 3)[1]["i"].tolist() == [6, 8, 10]
 
 
+def array_record_writer(path):
+    return require("array_record.python.array_record_module").ArrayRecordWriter(str(path), "group_size:1")
+
+
 def test_array_record_files(tmp_path):
     path = str(tmp_path / "x.array_record")
-    writer = ArrayRecordWriter(path, "group_size:1")
+    writer = array_record_writer(path)
     for i in range(50):
         writer.write(np.arange(i, i + 3, dtype=np.int32).tobytes())
     writer.close()
@@ -85,14 +89,12 @@ def test_array_record_files(tmp_path):
 )
 def test_a_damaged_array_record_file_is_named_with_its_size(tmp_path, damage):
     whole, damaged = tmp_path / "whole.array_record", tmp_path / "damaged.array_record"
-    writer = ArrayRecordWriter(str(whole), "group_size:1")
+    writer = array_record_writer(whole)
     for i in range(50):
         writer.write(b"record %d" % i)
     writer.close()
     damaged.write_bytes(damage(whole.read_bytes()))
-    with pytest.raises(
-        ValueError, match=r"damaged\.array_record' \([\d,]+ bytes\) is not a complete ArrayRecord file.*cut short"
-    ):
+    with pytest.raises(ValueError, match=r"damaged\.array_record.*[\d,]+ bytes.*cut short"):
         as_source([whole, damaged])
 
 

@@ -61,11 +61,11 @@ def test_a_source_that_fills_a_buffer_is_refused():
         list(ps.Loader(Source(), 8, epochs=1))
 
 
-@pytest.mark.parametrize("workers", [None, "process:1"])
+@pytest.mark.parametrize("workers", [None, pytest.param("process:1", marks=pytest.mark.slow)])
 def test_a_function_of_a_record_that_fills_a_buffer_is_refused(workers):
     made = loader(transform=ps.per_record(_Doubled()), workers=workers)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"ps\.per_record wrote to leaf 'x' that it had returned for the record before"):
+        with pytest.raises(ValueError, match=r"ps\.per_record wrote to leaf 'x'"):
             list(made)
 
 

@@ -52,7 +52,7 @@ def test_byte_order_is_kept():
 
 
 @pytest.mark.parametrize("blocks", [[np.arange(5)], [np.arange(5), np.arange(3)], [np.arange(10)[::2]]])
-@pytest.mark.parametrize("wrong", [12, 2**40, 2**62, -(2**62)])
-def test_nothing_outside_of_the_blocks_is_read(blocks, wrong):
-    with pytest.raises(IndexError):
-        RowBlocks(blocks).take(np.array([0, wrong]))
+def test_nothing_outside_of_the_blocks_is_read(blocks):
+    for wrong in (12, 2**40, 2**62, -(2**62)):
+        with pytest.raises(IndexError):
+            RowBlocks(blocks).take(np.array([0, wrong]))

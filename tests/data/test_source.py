@@ -3,26 +3,24 @@
 from collections import UserDict
 
 import numpy as np
-import pandas as pd
 import pytest
-import torch
+from tests.extras import require
 
 import penstock as ps
 from penstock.data import as_source
 
 
-class ReadsFiles(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, i):
-        return self.read(i)
-
-    def read(self, path):
-        return {"x": np.float32(path)}
-
-
 def test_a_torch_dataset_with_a_read_of_its_own_is_read_by_getitem():
+    class ReadsFiles(require("torch").utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            return self.read(i)
+
+        def read(self, path):
+            return {"x": np.float32(path)}
+
     assert ps.Loader(ReadsFiles(), 2)[1]["x"].tolist() == [2, 3]
 
 
@@ -35,8 +33,9 @@ def test_an_npz_file_and_any_mapping_are_dicts_of_arrays(tmp_path):
 
 
 def test_columns_of_the_same_name_are_refused():
+    pandas = require("pandas")
     with pytest.raises(ValueError, match="several columns 'a'"):
-        as_source(pd.DataFrame([[1, 2, 3]], columns=["a", "b", "a"]))
+        as_source(pandas.DataFrame([[1, 2, 3]], columns=["a", "b", "a"]))
 
 
 def test_keys_of_different_types_are_told():

@@ -36,7 +36,7 @@ def test_a_function_may_fill_the_same_buffer_for_each_step():
     assert [int(batch["x"][0]) for batch in batches] == list(range(20))
 
 
-@pytest.mark.parametrize("workers", [None, 1, 3, "process:2"])
+@pytest.mark.parametrize("workers", [None, 3, "process:1"])
 def test_workers_change_nothing(workers):
     with ps.feed(ps.Steps(numbers, 20, workers=workers)) as feed:
         assert [int(batch["x"][0]) for batch in feed] == list(range(20))

@@ -2,43 +2,44 @@
 
 import json
 
-import grain
 import ml_dtypes
 import numpy as np
 import pytest
-import tensorflow as tf
-import torch
+from tests.extras import require
 
 import penstock as ps
 
 
-class Squares(torch.utils.data.Dataset):
+class Squares:
+    """A data set for a DataLoader of torch, which asks for no more than these methods."""
+
     def __len__(self):
         return 40
 
     def __getitem__(self, i):
-        return {"x": np.float32(i), "y": torch.tensor([i, i * i])}
+        return {"x": np.float32(i), "y": require("torch").tensor([i, i * i])}
 
 
 def grain_dataset():
-    return grain.MapDataset.range(40).seed(3).shuffle().map(lambda i: {"x": np.float32(i)}).batch(4)
+    return require("grain").MapDataset.range(40).seed(3).shuffle().map(lambda i: {"x": np.float32(i)}).batch(4)
 
 
 def grain_loader():
+    grain = require("grain")
+
+    class Named(grain.transforms.Map):
+        def map(self, i):
+            return {"x": np.float32(i)}
+
     sampler = grain.samplers.IndexSampler(40, shuffle=True, seed=1, num_epochs=1)
     source = grain.sources.RangeDataSource(0, 40, 1)
     return grain.DataLoader(data_source=source, sampler=sampler, operations=[Named(), grain.transforms.Batch(4)])
 
 
-class Named(grain.transforms.Map):
-    def map(self, i):
-        return {"x": np.float32(i)}
-
-
 GRAIN = {
     "MapDataset": grain_dataset,
     "IterDataset": lambda: grain_dataset().to_iter_dataset(),
-    "prefetching": lambda: grain.experimental.ThreadPrefetchIterDataset(
+    "prefetching": lambda: require("grain").experimental.ThreadPrefetchIterDataset(
         grain_dataset().to_iter_dataset(), prefetch_buffer_size=2
     ),
     "iterator": lambda: iter(grain_dataset().to_iter_dataset()),
@@ -87,6 +88,7 @@ def test_a_state_of_grain_is_no_state_of_a_loader():
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_torch_data_loader_is_fed(workers):
+    torch = require("torch")
     context = "spawn" if workers else None
     loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=workers, multiprocessing_context=context)
     with ps.feed(loader) as feed:
@@ -96,6 +98,7 @@ def test_a_torch_data_loader_is_fed(workers):
 
 
 def test_torch_tensors_of_bfloat16_are_bfloat16():
+    torch = require("torch")
     (batch,) = ps.feed([torch.arange(4, dtype=torch.bfloat16)])
     assert batch.dtype == ml_dtypes.bfloat16
     assert batch.tolist() == [0, 1, 2, 3]
@@ -111,13 +114,16 @@ class OneBuffer:
             yield {"x": buffer}
 
 
-class TorchOneBuffer(OneBuffer, torch.utils.data.IterableDataset):
-    pass
+def torch_one_buffer():
+    class TorchOneBuffer(OneBuffer, require("torch").utils.data.IterableDataset):
+        pass
+
+    return TorchOneBuffer()
 
 
 @pytest.mark.parametrize(
     "make",
-    [OneBuffer, TorchOneBuffer, lambda: torch.utils.data.DataLoader(TorchOneBuffer(), batch_size=None)],
+    [OneBuffer, torch_one_buffer, lambda: require("torch").utils.data.DataLoader(torch_one_buffer(), batch_size=None)],
     ids=["of nobody", "of torch", "in a DataLoader"],
 )
 def test_a_buffer_that_is_filled_again_is_fed_as_it_was(make):
@@ -165,10 +171,11 @@ def test_a_state_of_a_grain_dataset_of_another_length_is_refused():
         next(feed)
         state = feed.state()
     with pytest.raises(ValueError, match=r"length was 10 and is 3"):
-        ps.feed(grain.MapDataset.range(12).map(lambda i: {"x": np.float32(i)}).batch(4)).restore(state)
+        ps.feed(require("grain").MapDataset.range(12).map(lambda i: {"x": np.float32(i)}).batch(4)).restore(state)
 
 
 def test_tf_data_is_fed():
+    tf = require("tensorflow")
     dataset = tf.data.Dataset.from_tensor_slices({"x": np.arange(12, dtype=np.float32)}).batch(4).prefetch(2)
     with ps.feed(dataset) as feed:
         assert xs(feed) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]

@@ -6,16 +6,14 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
-import torch
+from tests.extras import require
 from tests.feed.batches import X, loader, values
 
 import penstock as ps
 
 
-@pytest.mark.parametrize("workers", [None, 2, "process:2"])
-@pytest.mark.parametrize("buffers", [(1, 1), (4, 2), (2, 7)])
+@pytest.mark.parametrize(("workers", "buffers"), [(None, (1, 1)), (2, (1, 1)), (2, (2, 7)), ("process:1", (4, 2))])
 def test_batches_are_those_of_the_loader_on_the_device(workers, buffers):
     made = loader(workers=workers)
     with ps.feed(made, host_buffer=buffers[0], device_buffer=buffers[1]) as feed:
@@ -145,13 +143,21 @@ def test_a_timeout_error_of_the_source_is_its_own():
 
 
 @pytest.mark.parametrize(
-    "batches",
-    [{"x": X}, X, "abc", 3, jnp.zeros(3), (X, X[:, None]), torch.zeros(3), pd.DataFrame({"x": [1]})],
-    ids=["dict", "array", "str", "int", "jax array", "inputs and labels", "tensor", "table"],
+    "make",
+    [
+        lambda: {"x": X},
+        lambda: X,
+        lambda: "abc",
+        lambda: jnp.zeros(3),
+        lambda: (X, X[:, None]),
+        lambda: require("torch").zeros(3),
+        lambda: require("pandas").DataFrame({"x": [1]}),
+    ],
+    ids=["dict", "array", "str", "jax array", "inputs and labels", "tensor", "table"],
 )
-def test_what_is_no_iterable_of_batches_is_refused_with_a_way_out(batches):
+def test_what_is_no_iterable_of_batches_is_refused_with_a_way_out(make):
     with pytest.raises(TypeError, match=r"ps\.feed\(ps\.Loader\((arrays|ps\.images)"):
-        ps.feed(batches)
+        ps.feed(make())
 
 
 def test_a_generator_is_fed_once():
@@ -314,8 +320,9 @@ def test_a_closed_feed_says_so():
         next(feed)
 
 
-@pytest.mark.parametrize("name", ["host_buffer", "device_buffer"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+@pytest.mark.parametrize(
+    ("name", "value"), [("host_buffer", 0), ("host_buffer", True), ("device_buffer", -1), ("device_buffer", 1.5)]
+)
 def test_buffers_are_positive(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
         ps.feed(loader(), **{name: value})

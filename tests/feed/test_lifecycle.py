@@ -35,7 +35,6 @@ def wait_for_no_threads():
 @pytest.fixture(autouse=True)
 def _leaves_no_thread():
     yield
-    gc.collect()
     wait_for_no_threads()
 
 
@@ -71,14 +70,9 @@ def test_an_error_of_the_source_ends_the_threads():
     assert penstock_threads() == []
 
 
-def test_break_without_a_with_ends_the_threads_by_garbage_collection():
+def test_feeds_that_are_abandoned_end_their_threads_by_garbage_collection():
     for _ in ps.feed(endless()):
         break
-    gc.collect()
-    wait_for_no_threads()
-
-
-def test_an_abandoned_feed_is_collected():
     feed = ps.feed(endless())
     next(feed)
     del feed
@@ -86,10 +80,9 @@ def test_an_abandoned_feed_is_collected():
     wait_for_no_threads()
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("state", ["before the first batch", "while the consumer waits"])
-def test_close_during_a_blocked_read_returns_within_a_second(state):
-    blocked, reading = threading.Event(), threading.Event()
+def test_close_returns_although_a_read_is_blocked(state):
+    blocked, reading, closed = threading.Event(), threading.Event(), threading.Event()
 
     def batches():
         yield np.zeros(1)
@@ -110,13 +103,17 @@ def test_close_during_a_blocked_read_returns_within_a_second(state):
     if state == "while the consumer waits":
         consumer.start()
     assert reading.wait(60)
-    begin = time.monotonic()
-    feed.close()
-    assert time.monotonic() - begin < 1  # `close` guarantees it for any source
-    if consumer.ident:
-        consumer.join(60)
-        assert "closed while batch 1" in outcome[0]
-    blocked.set()
+    closer = threading.Thread(target=lambda: (feed.close(), closed.set()))
+    closer.start()
+    try:
+        assert closed.wait(60)
+        if consumer.ident:
+            consumer.join(60)
+            assert "closed while batch 1" in outcome[0]
+        assert penstock_threads()  # the read is blocked still
+    finally:
+        blocked.set()
+        closer.join()
 
 
 def test_close_frees_the_buffered_device_arrays():
@@ -131,7 +128,7 @@ def test_close_frees_the_buffered_device_arrays():
 # A background process of a shell ignores SIGINT, and its children inherit this.
 PREAMBLE = """
 import itertools, signal, threading, time
-import numpy as np, penstock as ps
+import jax, jax.numpy as jnp, numpy as np, penstock as ps
 signal.signal(signal.SIGINT, signal.default_int_handler)
 blocked = threading.Event()
 
@@ -160,35 +157,52 @@ def run(script, *, interrupt=False):
 
 
 BLOCKED = """
-    def batches():
-        yield np.zeros(1)
-        blocked.wait()
+def batches():
+    yield np.zeros(1)
+    blocked.wait()
 """
 
 EXITS = {
-    "while prefetching": "feed = ps.feed(itertools.repeat(np.zeros((100, 100)))); next(feed)",
-    "inside of a blocked read": textwrap.dedent(BLOCKED) + "feed = ps.feed(batches()); next(feed)",
-    "with a thread that holds the feed": (
-        "feed = ps.feed(itertools.repeat(np.zeros(9))); next(feed)\n"
-        "def consume():\n    try: list(feed)\n    except RuntimeError: pass  # another thread closes the feed\n"
-        "threading.Thread(target=consume, daemon=True).start()"
-    ),
-    "with workers": "feed = ps.feed(ps.Loader({'x': np.arange(99)}, 3, workers=3)); next(feed)",
-    "with worker processes": (
-        "if __name__ == '__main__':\n    feed = ps.feed(ps.Loader({'x': np.arange(99)}, 3, workers='process:2')); next(feed)"
-    ),
-    "by an exception": "feed = ps.feed(itertools.repeat(np.zeros(9))); next(feed); raise SystemExit(0)",
+    "while prefetching": "one = ps.feed(itertools.repeat(np.zeros((100, 100)))); next(one)",
+    "inside of a blocked read": BLOCKED + "two = ps.feed(batches()); next(two)",
+    "with a thread that holds the feed": """
+three = ps.feed(itertools.repeat(np.zeros(9))); next(three)
+def consume():
+    try: list(three)
+    except RuntimeError: pass  # another thread closes the feed
+threading.Thread(target=consume, daemon=True).start()
+""",
+    "with workers": "four = ps.feed(ps.Loader({'x': np.arange(99)}, 3, workers=3)); next(four)",
+    "with worker processes": "five = ps.feed(ps.Loader({'x': np.arange(99)}, 3, workers='process:2')); next(five)",
+    "while the last step runs": """
+step = jax.jit(lambda x, batch: jax.lax.fori_loop(0, 100, lambda i, x: jnp.cos(x @ x), x + batch[0]))
+state = jnp.eye(512)
+for batch in ps.feed([np.ones(1, np.float32)] * 2): state = step(state, batch)
+""",
+    "by an exception": "six = ps.feed(itertools.repeat(np.zeros(9))); next(six); raise SystemExit(0)",
 }
 
 
+def test_the_interpreter_exits_cleanly_in_many_states_at_once():
+    """The thread that holds a feed is left out: it belongs to the user, and may itself be inside of JAX when Python ends."""
+    scripts = [script for state, script in EXITS.items() if state != "with a thread that holds the feed"]
+    assert exits_with("\n".join(scripts)) == (0, "")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("script", EXITS.values(), ids=EXITS)
 def test_the_interpreter_exits_cleanly(script):
-    code, _, err = run(script + "\nprint('done')")
-    assert (code, err) == (0, "")
+    assert exits_with(script) == (0, "")
+
+
+def exits_with(script):
+    """Run a script as a main module, and return its exit code and what it wrote on stderr."""
+    code, _, err = run("if __name__ == '__main__':\n" + textwrap.indent(script, "    "))
+    return code, err
 
 
 INTERRUPTED = {
-    "in a blocked read": textwrap.dedent(BLOCKED) + "feed = ps.feed(batches())",
+    "in a blocked read": BLOCKED + "feed = ps.feed(batches())",
     "between batches": "feed = ps.feed(itertools.repeat(np.zeros(9)))",
     "with workers": "feed = ps.feed(ps.Loader({'x': np.arange(99)}, 3, workers=3))",
 }

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tests.extras import require
 from tests.feed.batches import X, loader, values
 
 import penstock as ps
@@ -17,8 +18,7 @@ def test_state_counts_the_batches_that_were_taken():
             assert feed.state()["step"] == step
 
 
-@pytest.mark.parametrize("taken", [0, 1, 7, 20])
-@pytest.mark.parametrize("workers", [None, 2])
+@pytest.mark.parametrize(("taken", "workers"), [(0, None), (1, 2), (7, None), (7, 2), (20, None)])
 def test_a_restored_feed_goes_on_where_the_state_was_taken(taken, workers):
     wanted = values(loader())
     with ps.feed(loader(workers=workers)) as feed:
@@ -95,8 +95,7 @@ def test_a_state_of_an_iterable_that_cannot_be_restored_is_refused_when_it_is_as
 
 
 def test_a_torch_loader_cannot_be_restored_and_says_to_load_its_data_set():
-    import torch
-
+    torch = require("torch")
     batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(8)), batch_size=4)
     with ps.feed(batches) as feed:
         next(feed)

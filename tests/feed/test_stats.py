@@ -1,7 +1,6 @@
 import threading
 
 import numpy as np
-import pytest
 
 import penstock as ps
 from penstock._feed import Stats
@@ -56,7 +55,7 @@ def test_a_slow_transform_is_found():
     assert "`transform`" in feed.stats().verdict
 
 
-@pytest.mark.parametrize("part", ["read", "transform", "collate", "iterate", "place"])
-def test_every_part_has_advice(part):
-    made = stats(host={part: 9.0}) if part != "place" else stats(place=99.0)
-    assert f"`{part}`; " in made.verdict
+def test_every_part_has_advice():
+    for part in ("read", "transform", "collate", "iterate"):
+        assert f"`{part}`; " in stats(host={part: 9.0}).verdict
+    assert "`place`; " in stats(place=99.0).verdict

@@ -4,11 +4,12 @@ import io
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from tests.extras import require
 
 
 def natural(height, width, seed=0):
     """Return uint8 [height, width, 3]."""
+    Image = require("PIL.Image")  # noqa: N806
     rng = np.random.default_rng(seed)
     total = np.zeros((height, width, 3), np.float32)
     for octave in range(1, 7):
@@ -20,6 +21,7 @@ def natural(height, width, seed=0):
 
 def encode(pixels, format="JPEG", mode="RGB", **options):
     """Return the contents of a file."""
+    Image = require("PIL.Image")  # noqa: N806
     file = io.BytesIO()
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     image.convert(mode).save(file, format, **({"quality": 92} if format == "JPEG" else {}) | options)

@@ -11,15 +11,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
 from tests.data.image.pictures import encode, natural
+from tests.extras import require
 
 import penstock as ps
 from penstock.data.image import decoding
 from penstock.data.image.geometry import jpeg_orientation, place, random_box, upright
 
+Image = require("PIL.Image")
+ImageOps = require("PIL.ImageOps")
+
 DECODERS = ["auto", "pil"]
-SHAPES = [(375, 500), (500, 375), (480, 640), (224, 224), (333, 1000), (1200, 900), (90, 70), (2000, 1501), (450, 4500)]
+SHAPES = [(375, 500), (500, 375), (480, 640), (224, 224), (333, 1000), (1200, 900), (90, 70), (1501, 1126), (300, 3000)]
+FITS = ["crop", "stretch", "pad"]
+PAIRS = [  # each shape with each size, each fit and each decoder, and each two of these
+    (shape, size, FITS[(i + j) % 3], DECODERS[(i + j + i // 3) % 2])
+    for i, shape in enumerate(SHAPES)
+    for j, size in enumerate([(224, 224), (160, 224), (97, 64)])
+]
 
 
 @cache
@@ -47,13 +56,12 @@ def difference(a, b):
 
 
 def test_the_fast_libraries_are_there():
+    require("simplejpeg")
+    require("cv2")
     assert decoding._fast_libraries() is not None  # else the tests of "auto" show nothing
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("fit", ["crop", "stretch", "pad"])
-@pytest.mark.parametrize("size", [(224, 224), (160, 224), (97, 64)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "size", "fit", "decoder"), PAIRS)
 def test_an_image_of_any_shape_is_as_pillow_resizes_it(shape, size, fit, decoder):
     data = photo(shape)
     got = ps.decode_image(data, size, fit=fit, decoder=decoder)
@@ -75,10 +83,10 @@ def test_fine_stripes_do_not_alias(decoder):
     assert got[10:-10, 10:-10].std() < 45  # plain bilinear interpolation has 90
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("fit", ["crop", "stretch", "pad"])
+@pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_orientation_of_a_camera_is_applied(orientation, fit, decoder):
+def test_the_orientation_of_a_camera_is_applied(orientation, fit):
+    decoder = DECODERS[(orientation + FITS.index(fit)) % 2]
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encode(natural(300, 420), exif=exif)
@@ -104,7 +112,6 @@ def test_no_exif_segment_whatever_it_holds_is_an_error(content):
     assert jpeg_orientation(data[:20]) in range(1, 9)
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
     ("format", "mode", "options"),
     [
@@ -123,10 +130,11 @@ def test_no_exif_segment_whatever_it_holds_is_an_error(content):
         ("TIFF", "RGB", {}),
     ],
 )
-def test_every_format_and_colour_mode_becomes_rgb(format, mode, options, decoder):
+def test_every_format_and_colour_mode_becomes_rgb(format, mode, options):
     data = encode(natural(200, 260), format, mode, **options)
-    got = ps.decode_image(data, (80, 104), decoder=decoder)
-    assert difference(got, reference(data, (80, 104), "stretch")) < 2
+    for decoder in DECODERS if format == "JPEG" else ["auto"]:
+        got = ps.decode_image(data, (80, 104), decoder=decoder)
+        assert difference(got, reference(data, (80, 104), "stretch")) < 2
 
 
 def test_transparent_pixels_are_blended_over_white():
@@ -175,7 +183,7 @@ def test_more_than_eight_bits_of_a_tiff_keep_their_upper_eight(pixels, bits, whi
 )
 def test_pixels_without_a_fixed_scale_are_refused(dtype, kind, message):
     data = tiff(np.arange(4, dtype=dtype), 8 * np.dtype(dtype).itemsize, kind)
-    with pytest.raises(ValueError, match=rf"cannot become 8 bits a colour: its pixels are {message}, .*size=None") as caught:
+    with pytest.raises(ValueError, match=rf"8 bits a colour: .*{message}, .*size=None") as caught:
         ps.decode_image(data, 2)
     assert "cut short" not in str(caught.value)
 
@@ -211,7 +219,7 @@ def test_a_single_pixel_and_extreme_shapes(decoder):
         assert ps.decode_image(encode(natural(900, 3)), 1, fit=fit, decoder=decoder).shape == (1, 1, 3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=40)
 @given(
     shape=st.tuples(st.integers(1, 300), st.integers(1, 300)),
     size=st.tuples(st.integers(1, 120), st.integers(1, 120)),
@@ -254,11 +262,17 @@ def test_a_random_box_lies_inside_of_the_image(image, area, seed):
     assert box.width > 0
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
-    "damage",
-    [lambda b: b[: len(b) // 2], lambda b: b[:-2], lambda b: b[:30], lambda b: b"", lambda b: b"no image" * 50],
-    ids=["half", "nearly all", "header", "empty", "text"],
+    ("damage", "decoder"),
+    [
+        (lambda b: b[: len(b) // 2], "auto"),
+        (lambda b: b[: len(b) // 2], "pil"),
+        (lambda b: b[:-2], "auto"),
+        (lambda b: b[:30], "auto"),
+        (lambda b: b"", "pil"),
+        (lambda b: b"no image" * 50, "auto"),
+    ],
+    ids=["half", "half, by Pillow", "nearly all", "header", "empty", "text"],
 )
 def test_damaged_bytes_are_refused_by_both_decoders(damage, decoder):
     data = damage(encode(natural(100, 120)))
@@ -266,7 +280,7 @@ def test_damaged_bytes_are_refused_by_both_decoders(damage, decoder):
         ps.decode_image(data, 32, decoder=decoder)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=50)
 @given(at=st.integers(0, 5000), value=st.integers(0, 255), format=st.sampled_from(["JPEG", "PNG", "GIF", "WEBP"]))
 @pytest.mark.filterwarnings("ignore")
 def test_any_changed_byte_gives_an_image_or_a_value_error(at, value, format):

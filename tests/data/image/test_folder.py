@@ -10,13 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.image.pictures import encode, folder_of, natural
+from tests.extras import require
 
 import penstock as ps
 from penstock.data.image import decoding
 from penstock.data.image.files import Labelled, choose_split
+
+require("PIL")
 
 NAMES = ["b/2.jpg", "b/10.jpg", "a/deep/er/x.jpg", "a/y.JPEG", "c/z.jpg"]
 
@@ -112,7 +115,8 @@ def test_links_are_followed_but_not_around_in_circles(tmp_path):
     assert ps.images(folder, 8).paths == ["a/1.jpg", "b/2.jpg", "c/3.jpg"]
 
 
-@given(st.sets(st.text(min_size=1, max_size=8), min_size=1), st.floats(0.01, 0.99), st.integers(0, 5))
+@settings(max_examples=30)
+@given(st.sets(st.text("aB1é /._", min_size=1, max_size=8), min_size=1), st.floats(0.01, 0.99), st.integers(0, 5))
 def test_splits_are_disjoint_and_complete_and_new_files_move_no_others(names, validation, seed):
     def parts(paths):
         found = Labelled(sorted(paths), np.arange(len(paths), dtype=np.int32), ())
@@ -144,6 +148,7 @@ def test_a_split_holds_about_its_fraction_of_each_class_and_has_all_classes():
 _LIST = "import sys, penstock as ps; s = ps.images(sys.argv[1], 8, split='train', validation=0.5); print(s.paths, s.describe())"
 
 
+@pytest.mark.slow
 def test_order_and_split_are_the_same_in_every_process(tmp_path):
     names = [f"{name}/{i}.jpg" for name in ("a", "B", "é", "z z") for i in range(4)]
     folder = folder_of(tmp_path, names, size=(8, 8))
@@ -161,7 +166,7 @@ def test_order_and_split_are_the_same_in_every_process(tmp_path):
         assert shown.stdout.strip() == f"{here.paths} {here.describe()}"
 
 
-@pytest.mark.parametrize("workers", [None, 2, "process:2"])
+@pytest.mark.parametrize("workers", [None, 2, pytest.param("process:2", marks=pytest.mark.slow)])
 def test_batches_do_not_depend_on_workers(tmp_path, workers):
     folder = folder_of(tmp_path, [f"{name}/{i}.jpg" for name in "ab" for i in range(6)])
     source = ps.images(folder, 16)
@@ -212,18 +217,23 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("decoder", ["auto", "pil"])
-@pytest.mark.parametrize("workers", [None, 2, "process:2"])
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(
+    ("damage", "workers", "decoder"),
+    [
+        ("half", None, "auto"),
+        ("half", 2, "pil"),
+        pytest.param("half", "process:2", "auto", marks=pytest.mark.slow),
+        ("empty", 2, "auto"),
+        ("text", None, "pil"),
+    ],
+)
 def test_a_damaged_file_is_named_with_its_size_and_the_way_out(tmp_path, damage, workers, decoder):
     folder = folder_of(tmp_path, [f"a/{i}.jpg" for i in range(4)])
     path = folder / "a" / "2.jpg"
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
     size = f"{path.stat().st_size:,}"
     source = ps.images(folder, 16, decoder=decoder)
-    with pytest.raises(
-        ValueError, match=rf"2\.jpg' \({size} bytes\) is not a complete image.*Copy it again, or leave it out"
-    ) as caught:
+    with pytest.raises(ValueError, match=rf"2\.jpg' \({size} bytes\).*Copy it again") as caught:
         all_of(source, 4, workers=workers)
     assert "record 2" in "".join(caught.value.__notes__)
     assert [re.search(r"\d\.jpg", said)[0] for said in source.damaged()] == ["2.jpg"]
@@ -331,9 +341,7 @@ def test_arguments_that_cannot_be_are_refused(tmp_path, options, error, message)
 
 
 def test_a_folder_given_to_a_loader_names_the_function(tmp_path):
-    with pytest.raises(
-        TypeError, match=r"is a folder: ps\.Loader\(ps\.images\('.*', size=224\), \.\.\.\).*\*\.parquet.*zarr\.open"
-    ):
+    with pytest.raises(TypeError, match=r"ps\.images\('.*', size=224\).*\*\.parquet.*zarr\.open"):
         ps.Loader(folder_of(tmp_path, NAMES), 2)
     with pytest.raises(TypeError, match=r"ps\.images"):
         ps.Loader(str(tmp_path), 2)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def mixtures(draw):
     return counts, np.array(parts) / sum(parts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(mixture=mixtures(), batch_size=st.sampled_from([1, 7, 16, 128]), shuffle=st.booleans())
 def test_each_source_has_its_share_of_any_number_of_steps(mixture, batch_size, shuffle):
     counts, weights = mixture
@@ -44,7 +45,7 @@ def test_each_source_has_its_share_of_any_number_of_steps(mixture, batch_size, s
         assert abs((source_of(rows) == i).sum() - weight * len(rows)) < len(counts)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(mixture=mixtures(), batch_size=st.sampled_from([1, 5, 16]), shuffle=st.booleans(), seed=st.integers(0, 5))
 def test_nothing_is_read_twice_before_all_of_its_source_was_read(mixture, batch_size, shuffle, seed):
     counts, weights = mixture
@@ -108,7 +109,7 @@ def test_an_epoch_shorter_than_a_batch_has_the_rows_of_a_longer_one():
         assert times.max() - times.min() <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50)
 @given(weights=st.lists(st.floats(0, 1e308), min_size=1, max_size=7).filter(any))
 def test_the_shares_that_an_error_suggests_are_accepted(weights):
     sources = [{"x": np.arange(9)}] * len(weights)
@@ -143,12 +144,13 @@ def test_a_step_does_not_depend_on_what_was_read_before_or_on_workers():
     steps = [0, 10**9, 3, 999, 10**12, 1]
     wanted = {step: loader(epochs=None)[step]["x"].tolist() for step in steps}
     assert {step: made[step]["x"].tolist() for step in reversed(steps)} == wanted
-    for workers in (2, "process:1"):
-        batches = itertools.islice(iter(loader(workers=workers)), 4)
-        assert [batch["x"].tolist() for batch in batches] == [made[step]["x"].tolist() for step in range(4)]
+    first = [made[step]["x"].tolist() for step in range(4)]
+    assert [batch["x"].tolist() for batch in itertools.islice(iter(loader(workers=2)), 4)] == first
+    sent = pickle.loads(pickle.dumps(loader()))
+    assert [sent[step]["x"].tolist() for step in range(4)] == first
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(mixture=mixtures(), count=st.sampled_from([2, 4, 8]), step=st.integers(0, 10**10))
 def test_processes_have_the_rows_of_the_global_batch(mixture, count, step):
     counts, weights = mixture
@@ -246,7 +248,7 @@ def test_bad_sources_are_told_at_once():
         ps.mix([SOURCES[0], ps.mix(SOURCES, WEIGHTS)], [0.5, 0.5])
     with pytest.raises(TypeError, match=r"source 0 of concat is a mixture, whose weights would be lost"):
         ps.concat([ps.mix(SOURCES, WEIGHTS), SOURCES[0]])
-    with pytest.raises(TypeError, match=r"pack of a mixture would lose its weights: pack each source, and mix the packs"):
+    with pytest.raises(TypeError, match=r"mixture.*pack each source"):
         ps.pack(ps.mix([[[1, 2]], [[3]]]), 4)
     for batches in (loader(), ps.Steps(len)):
         with pytest.raises(TypeError, match="gives batches and not records"):

@@ -44,17 +44,17 @@ def test_order_is_the_same_on_every_machine():
     ]
 
 
-@pytest.mark.parametrize("records", [2, 3, 4, 5])
+@pytest.mark.parametrize("records", [3, 5])
 def test_all_orders_of_few_records_are_equally_likely(records):
-    orders = Counter(tuple(permute(np.arange(records), records, epoch_keys(seed, 0))) for seed in range(6000))
+    orders = Counter(tuple(permute(np.arange(records), records, epoch_keys(seed, 0))) for seed in range(2500))
     counts = list(orders.values()) + [0] * (math.factorial(records) - len(orders))
     assert chisquare(counts).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("records", [5000, 60_000, 2**24, 2**24 + 1])
+@pytest.mark.parametrize("records", [5000, 2**24 + 1])
 def test_any_two_positions_are_equally_likely_to_hold_any_two_records(records):
     positions = np.array([0, 1, records // 2, records - 1])
-    orders = np.array([permute(positions, records, epoch_keys(seed, 0)) for seed in range(6000)])
+    orders = np.array([permute(positions, records, epoch_keys(seed, 0)) for seed in range(2500)])
     coarse = orders * 8 // records  # the eighth of the records that each belongs to
     for i, j in [(0, 1), (0, 2), (2, 3)]:
         assert chisquare(np.bincount(coarse[:, i] * 8 + coarse[:, j], minlength=64)).pvalue > 1e-4

@@ -17,7 +17,7 @@ def drawn(made):
     return np.concatenate([batch["x"] for batch in made])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50)
 @given(
     weights=st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=60).filter(lambda w: sum(w) > 0),
     seed=st.integers(0, 99),

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -24,6 +24,7 @@ def as_one_array(documents):
     return Documents(np.concatenate(documents), np.cumsum([0, *map(len, documents)]))
 
 
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=4),
     forms=st.lists(st.sampled_from([as_list, as_table, as_one_array]), min_size=4, max_size=4),

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.data.remote import servers
+from tests.extras import require
 
 
 @pytest.fixture(autouse=True)
@@ -10,8 +11,15 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.fixture(autouse=True)
+def _pauses_between_attempts_are_short(monkeypatch):
+    monkeypatch.setattr("penstock.data.remote.patience._FIRST_PAUSE", 0.01)
+
+
 @pytest.fixture(scope="session")
 def s3_server():
+    require("s3fs")
+    require("moto.moto_server.werkzeug_app")
     with servers.s3() as options:
         yield options
 
@@ -19,9 +27,7 @@ def s3_server():
 @pytest.fixture
 def bucket(s3_server, request):
     """An empty bucket: its URL, the storage options, and a filesystem to write to it."""
-    import s3fs
-
-    filesystem = s3fs.S3FileSystem(**s3_server)
+    filesystem = require("s3fs").S3FileSystem(**s3_server)
     name = f"bucket-{abs(hash(request.node.nodeid))}"
     filesystem.mkdir(name)
     return f"s3://{name}", s3_server, filesystem
@@ -29,5 +35,6 @@ def bucket(s3_server, request):
 
 @pytest.fixture
 def site():
+    require("fsspec.implementations.http")
     with servers.http() as site:
         yield site

@@ -1,12 +1,16 @@
 """Folders of images in a store give the same batches as on this machine."""
 
 import io
+import pickle
 
 import numpy as np
 import pytest
-from PIL import Image
+from tests.extras import require
 
 import penstock as ps
+
+Image = require("PIL.Image")
+fsspec = require("fsspec")
 
 
 @pytest.fixture
@@ -32,16 +36,13 @@ def test_batches_are_those_of_the_local_folder(folders, monkeypatch):
     assert there.paths == here.paths == ["cat/1.jpg", "cat/2.JPG", "dog/deep/1.png"]
     assert there.classes == here.classes == ("cat", "dog")
     assert there.describe() == here.describe()
-    for workers in (2, "process:1"):
-        loaders = [ps.Loader(source, 2, shuffle=True, epochs=2, workers=workers) for source in (here, there)]
-        for one, other in zip(*loaders, strict=True):
-            assert (one["image"] == other["image"]).all()
-            assert (one["label"] == other["label"]).all()
+    loaders = [ps.Loader(source, 2, shuffle=True, epochs=2, workers=2) for source in (here, pickle.loads(pickle.dumps(there)))]
+    for one, other in zip(*loaders, strict=True):
+        assert (one["image"] == other["image"]).all()
+        assert (one["label"] == other["label"]).all()
 
 
 def test_a_url_is_listed_with_all_folders_in_it():
-    import fsspec
-
     memory = fsspec.filesystem("memory")
     file = io.BytesIO()
     Image.new("RGB", (8, 8), (200, 0, 0)).save(file, "PNG")
@@ -55,8 +56,6 @@ def test_a_url_is_listed_with_all_folders_in_it():
 
 
 def test_folders_without_a_common_one_are_classes():
-    import fsspec
-
     memory = fsspec.filesystem("memory")
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "PNG")
@@ -77,8 +76,6 @@ def test_a_damaged_image_names_its_url(folders):
 
 
 def put_images(prefix, *names):
-    import fsspec
-
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "PNG")
     for name in names:

@@ -5,13 +5,11 @@ import os
 import pickle
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from tests.extras import require
 
 import penstock as ps
 from penstock.data.remote.patience import Patience
@@ -79,8 +77,7 @@ def test_a_file_of_http_is_read_with_and_without_ranges(site, ranges):
     assert content(f"{site.url}/x") == CONTENT
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("failure", ["truncate", "fail"])
+@pytest.mark.parametrize(("failure", "ranges"), [("truncate", True), ("fail", True), ("truncate", False)])
 def test_a_download_that_fails_a_few_times_is_right(site, ranges, failure):
     site.ranges, site.files["/x"] = ranges, CONTENT
     setattr(site, failure, 2)
@@ -89,24 +86,22 @@ def test_a_download_that_fails_a_few_times_is_right(site, ranges, failure):
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_download_that_is_always_truncated_is_refused_and_never_read(site, cache, ranges):
-    site.ranges, site.files["/x"], site.truncate = ranges, CONTENT, 10**9
+    site.ranges, site.files["/x"], site.truncate = ranges, CONTENT[:100], 10**9
     with pytest.raises(ConnectionError, match=rf"cannot read {site.url}/x .*Tried [1-9] times in .* s\. Check the network"):
-        ps.local(f"{site.url}/x", timeout=2)
+        ps.local(f"{site.url}/x")
     assert list((cache / "files").iterdir()) == list((cache / "partial").iterdir()) == []
 
 
 def test_a_server_that_stalls_is_given_up_within_the_timeout(site, cache):
     site.files["/x"], site.stalled = CONTENT, True
-    began = time.monotonic()
     with pytest.raises(TimeoutError, match=rf"cannot read {site.url}/x .*Tried"):
-        ps.local(f"{site.url}/x", timeout=1)
-    assert time.monotonic() - began < 30
+        ps.local(f"{site.url}/x", timeout=0.5)
     assert list((cache / "files").iterdir()) == list((cache / "partial").iterdir()) == []
 
 
-@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("ranges", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_slow_download_is_complete_though_it_takes_longer_than_the_timeout(site, ranges):
-    site.ranges, site.files["/x"], site.slow = ranges, CONTENT, 0.1
+    site.ranges, site.files["/x"], site.slow = ranges, CONTENT, 0.05
     assert content(f"{site.url}/x", timeout=0.5) == CONTENT
 
 
@@ -118,25 +113,29 @@ def test_a_download_continues_where_it_was_cut(site):
     assert int(second.removeprefix("bytes=").removesuffix("-")) > 0
 
 
-class SlowFilesystem(MemoryFileSystem):
-    """A store that reads 1 MB in a second, and whose client does not tell that bytes come."""
+def test_a_store_that_gives_large_parts_too_slowly_is_asked_for_smaller_ones():
+    """Its client does not tell that bytes come."""
+    memory, ended, asked = require("fsspec.implementations.memory").MemoryFileSystem, threading.Event(), []
 
-    protocol = "slow"
+    class SlowFilesystem(memory):
+        protocol = "slow"
 
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.replace("slow://", "memory://"))
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(path.replace("slow://", "memory://"))
 
-    def cat_file(self, path, start=None, end=None, **kwargs):
-        data = super().cat_file(path, start, end, **kwargs)
-        time.sleep(len(data) / 1e6)
-        return data
+        def cat_file(self, path, start=None, end=None, **kwargs):
+            data = super().cat_file(path, start, end, **kwargs)
+            asked.append(len(data))
+            if len(data) > 300_000:
+                ended.wait()
+            return data
 
-
-def test_a_slow_store_is_asked_for_smaller_parts():
-    fsspec.register_implementation("slow", SlowFilesystem, clobber=True)
+    require("fsspec").register_implementation("slow", SlowFilesystem, clobber=True)
     SlowFilesystem().pipe_file("/slow-file", CONTENT[:1_500_000])
-    assert content("slow://slow-file", timeout=0.4) == CONTENT[:1_500_000]
+    assert content("slow://slow-file", timeout=0.25) == CONTENT[:1_500_000]
+    ended.set()
+    assert asked[0] > 300_000
 
 
 @pytest.mark.parametrize("size", [10, 10_000_000])
@@ -144,7 +143,7 @@ def test_a_file_that_changed_its_size_is_not_tried_again(site, size):
     site.files["/x"] = b"1" * 1_000_000
     files = ps.remote(f"{site.url}/x")
     site.files["/x"] = b"2" * size
-    with pytest.raises(OSError, match=rf"{site.url}/x changed after it was listed: it had 1,000,000 bytes .* and has {size:,}"):
+    with pytest.raises(OSError, match=rf"{site.url}/x changed.* 1,000,000 bytes .* {size:,}"):
         files.read_bytes(0)
     assert site.gets("/x") == 1
 
@@ -163,18 +162,18 @@ def test_a_url_of_nothing_is_refused(url):
 
 
 def test_a_circle_of_redirects_is_named_with_the_remedy(site):
-    with pytest.raises(OSError, match=rf"cannot read {site.url}/circle .*redirects in a circle. Tried once .*give the"):
+    with pytest.raises(OSError, match=rf"{site.url}/circle .*redirects.*Tried once .*give the"):
         ps.local(f"{site.url}/circle")
 
 
 def test_the_last_error_of_the_client_is_told_when_the_time_is_over():
-    patience = Patience("https://host/x", 0.5)
+    patience = Patience("https://host/x", 0.1)
     patience.failed(ConnectionResetError("cut https://host/x?sig=secret off"))
     never = threading.Event()
     with pytest.raises(TimeoutError) as caught:
         patience.insist(never.wait)
     never.set()
-    assert "no answer within timeout=0.5 s; the attempt before it failed with ConnectionResetError: cut" in str(caught.value)
+    assert "no answer within timeout=0.1 s; the attempt before it failed with ConnectionResetError: cut" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
@@ -187,7 +186,7 @@ def test_a_refusal_is_not_tried_again(site, status, error):
 
 def test_a_host_that_refuses_connections_is_named(site):
     with pytest.raises(ConnectionError, match=r"cannot read http://127.0.0.1:9/x .*Tried \d times .*Check the network"):
-        ps.local("http://127.0.0.1:9/x", timeout=1)
+        ps.local("http://127.0.0.1:9/x")
 
 
 def test_a_missing_bucket_or_file_is_named_with_the_remedy(bucket):
@@ -226,7 +225,7 @@ def test_a_file_that_changes_after_it_was_listed_is_refused(bucket, site):
     filesystem.pipe_file(f"{url}/x", b"old")
     files = ps.remote(f"{url}/x", storage_options=options)
     filesystem.pipe_file(f"{url}/x", b"new")
-    with pytest.raises(OSError, match=rf"{url}/x changed after it was listed: it had 3 bytes and ETag=\w+, and has 3"):
+    with pytest.raises(OSError, match=rf"{url}/x changed.* 3 bytes and ETag=\w+, and has 3"):
         files.read_bytes(0)
 
 
@@ -252,6 +251,7 @@ def test_a_file_without_version_is_downloaded_each_time_that_it_is_listed(site):
 
 
 def test_a_local_file_that_changed_is_read_anew(tmp_path):
+    require("fsspec")
     url = f"file://{tmp_path}/x"
     (tmp_path / "x").write_bytes(b"old")
     assert content(url) == b"old"
@@ -279,7 +279,7 @@ def test_a_checksum_of_the_store_is_compared(site, monkeypatch):
         ps.local(f"{site.url}/x")
 
 
-@pytest.mark.parametrize("timeout", [0, -1, "60", None, True, float("inf")])
+@pytest.mark.parametrize("timeout", [0, "60", True, float("inf")])
 def test_a_timeout_is_a_positive_number(timeout):
     with pytest.raises(ValueError, match="timeout="):
         ps.remote("memory://x", timeout=timeout)
@@ -292,6 +292,7 @@ def test_paths_are_not_urls(urls):
 
 
 def test_an_unknown_protocol_and_a_missing_package_are_named():
+    require("fsspec")
     with pytest.raises(ValueError, match="Protocol not known: nothing"):
         ps.remote("nothing://x")
     with pytest.raises(ModuleNotFoundError, match=r"abfs.*pip install \"penstock\[remote\]\""):
@@ -301,7 +302,7 @@ def test_an_unknown_protocol_and_a_missing_package_are_named():
 def test_an_unknown_storage_option_is_an_error_that_names_the_file(bucket, site):
     url, options, _ = bucket
     for file, its_options in ((f"{url}/x", options), (f"{site.url}/x", {})):
-        with pytest.raises(TypeError, match=rf"client of {file} refuses one of storage_options .*'nonsense'.*correct its name"):
+        with pytest.raises(TypeError, match=rf"{file}.*storage_options .*'nonsense'"):
             ps.remote(file, storage_options={**its_options, "nonsense": 1})
 
 
@@ -350,10 +351,11 @@ def test_two_signatures_of_a_file_share_one_copy(site, cache):
 
 
 @pytest.mark.parametrize(
-    "call", [ps.local, ps.remote, ps.jsonl, ps.webdataset, lambda x: ps.images(x, 8), lambda x: ps.Loader(x, 1)]
+    "call",
+    [ps.local, ps.remote, ps.jsonl, ps.webdataset, lambda x: require("PIL") and ps.images(x, 8), lambda x: ps.Loader(x, 1)],
 )
 def test_a_url_as_a_path_is_refused(call):
-    with pytest.raises(ValueError, match=r"Path\('s3:/bucket/x'\): pathlib has removed a slash of this URL: give it as text"):
+    with pytest.raises(ValueError, match=r"Path\('s3:/bucket/x'\).*give it as text"):
         call(Path("s3://bucket/x"))
 
 

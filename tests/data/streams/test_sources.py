@@ -2,15 +2,16 @@
 
 import json
 
-import datasets
 import pytest
 from tests.data.remote import servers
+from tests.extras import require
 
 import penstock as ps
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
+    require("fsspec.implementations.http")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     with servers.http() as site:
         for i in range(6):
@@ -69,13 +70,12 @@ def numbers(start, stop):
 
 def dataset(shards=4):
     starts = [25 * i for i in range(shards)]
-    return datasets.IterableDataset.from_generator(
+    return require("datasets").IterableDataset.from_generator(
         numbers, gen_kwargs={"start": starts, "stop": [start + 25 for start in starts]}
     )
 
 
-@pytest.mark.parametrize("window", [None, 16])
-@pytest.mark.parametrize("taken", [0, 1, 7, 15, 24])
+@pytest.mark.parametrize(("window", "taken"), [(None, 0), (None, 7), (16, 1), (16, 15), (16, 24)])
 def test_a_streamed_hugging_face_dataset_is_restored(window, taken):
     def make():
         return ps.feed(ps.stream(dataset(), 8, shuffle=window, epochs=2))

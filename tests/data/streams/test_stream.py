@@ -2,11 +2,11 @@
 
 import json
 
-import grain
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.extras import require
 
 import penstock as ps
 
@@ -40,7 +40,7 @@ def test_records_come_in_the_order_of_the_files(paths):
     assert flat(ps.stream(ps.jsonl(paths), 10, epochs=1, remainder="keep")) == list(range(148))
 
 
-@pytest.mark.parametrize("window", [2, 10, 50, 1000])
+@pytest.mark.parametrize("window", [2, 50, 1000])
 def test_a_shuffled_epoch_has_each_record_once_in_another_order(paths, window):
     batches = ps.stream(ps.jsonl(paths), 4, shuffle=window, seed=1, epochs=2)
     epochs = np.reshape(flat(batches), (2, 148))
@@ -56,7 +56,7 @@ def test_a_window_mixes_records_of_several_files(tmp_path):
     assert min(len(set(batch["file"].tolist())) for batch in batches) == 8
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20)
 @given(
     window=st.one_of(st.none(), st.integers(2, 60)),
     batch_size=st.integers(1, 40),
@@ -272,7 +272,7 @@ def test_iterators_with_a_state_are_restored(names):
 
 def test_records_of_grain_are_restored():
     def feed():
-        dataset = grain.MapDataset.range(100).seed(1).shuffle().map(lambda i: {"x": i}).to_iter_dataset()
+        dataset = require("grain").MapDataset.range(100).seed(1).shuffle().map(lambda i: {"x": i}).to_iter_dataset()
         return ps.feed(ps.stream(dataset, 8, shuffle=24, epochs=2))
 
     with feed() as batches:
@@ -300,15 +300,14 @@ def test_an_iterator_is_not_read_twice():
         next(iter(stream))
 
 
-@pytest.mark.parametrize("batch_size", [0, -2, "a", 2.5])
-@pytest.mark.parametrize("shuffle", [None, 4])
+@pytest.mark.parametrize(("batch_size", "shuffle"), [(0, None), (-2, 4), ("a", None), (2.5, 4)])
 def test_a_batch_size_is_a_positive_integer(batch_size, shuffle):
     with pytest.raises(ValueError, match="batch_size="):
         ps.stream([{"x": 1}] * 4, batch_size, shuffle=shuffle)
 
 
 def test_less_than_one_batch_is_refused_instead_of_an_empty_stream():
-    with pytest.raises(ValueError, match=r"not one batch: list has 6 records in 2 epochs, and a batch needs 8: .*'keep'"):
+    with pytest.raises(ValueError, match=r"6 records in 2 epochs.* 8: .*'keep'"):
         next(iter(ps.stream([{"x": 1}] * 3, 8, epochs=2)))
     assert len(list(ps.stream([{"x": 1}] * 3, 8, epochs=1, remainder="keep"))) == 1
     assert len(list(ps.stream([{"x": 1}] * 3, 2, epochs=1))) == 1
