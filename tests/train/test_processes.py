@@ -87,23 +87,25 @@ SUM = """
 
 def test_alone_it_does_nothing_and_says_what_keeps_it_from_joining_others():
     script = """
-        import penstock as ps
-        from penstock._jax import backends_started
-        first, second = ps.distributed(), ps.distributed()
-        assert first == second and (first.index, first.count, first.coordinator) == (0, 1, None)
-        assert not backends_started()
-        assert str(first) == "one process with 4 devices (no cluster was found)", str(first)
-        assert ps.distributed(count=1).how == "count=1 was given"
         import sys
         import jax
-        for used in (False, True):
-            if used:
-                jax.devices()
-                assert ps.distributed().count == 1
+        import penstock as ps
+        from penstock._jax import backends_started
+
+        def join():
             try:
                 ps.distributed(f"127.0.0.1:{sys.argv[1]}", 3, 2, timeout=0.3)
             except ps.DistributedError as error:
                 print(error, sys.argv[1], "END")
+
+        first, second = ps.distributed(), ps.distributed()
+        assert first == second and (first.index, first.count, first.coordinator) == (0, 1, None)
+        assert ps.distributed(count=1).how == "count=1 was given"
+        join()
+        assert not backends_started()
+        assert str(first) == "one process with 4 devices (no cluster was found)", str(first)
+        assert backends_started() and ps.distributed().count == 1
+        join()
     """
     (out,) = run(script, 1)
     missing, used = out.split("END")[:2]
