@@ -53,9 +53,7 @@ def test_how_cases_end():
     expected = {
         "got, expected = jnp.ones(3), np.ones(3)": ("right", "0"),
         "got, expected = jnp.array([1, np.nan]), np.ones(2)": ("wrong", "inf"),
-        "got, expected = np.ones(3), np.full(3, 1.01)": ("wrong", "0.0099"),
         "import os; os.kill(os.getpid(), 11)": ("crash", f"signal {int(signal.SIGSEGV)}"),
-        "import os; os.kill(os.getpid(), 9)": ("unknown", "signal 9"),
         "raise ValueError('no such option')": ("unknown", "ValueError: no such option"),
     }
     for outcome, (verdict, detail) in zip(

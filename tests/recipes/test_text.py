@@ -176,7 +176,7 @@ def test_a_seed_fixes_the_sample_and_another_changes_it(model, state):
 
 
 def test_a_tiny_training_leaves_metrics_and_a_sample(story, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoder, "Sizes", lambda: SMALL)
+    monkeypatch.setattr(decoder, "Sizes", lambda: Sizes(width=16, depth=1, heads=2, kv_heads=1, hidden=16))
     result = text.train(story, steps=2, context=16, bf16=True, out=tmp_path / "run", quiet=True)
     assert len(_trained(tmp_path / "run")) == 1
     assert _validated(tmp_path / "run") == [result.bits_per_byte]
