@@ -25,45 +25,17 @@ def test_version_is_that_of_the_package(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["train", "bench", "--version", "example:"]),
-        (["train", "--help"], ["digits", "text", "penstock[train]", "example:"]),
-        (
-            ["train", "digits", "--help"],
-            [
-                "--steps",
-                "1000",
-                "--batch-size",
-                "64",
-                "--seed",
-                "--out",
-                "runs/digits-",
-                "--quiet",
-                "metrics.jsonl",
-                "training.png",
-            ],
-        ),
-        (
-            ["train", "text", "--help"],
-            [
-                "--data",
-                "--steps",
-                "600",
-                "--batch-size",
-                "--context",
-                "128",
-                "--seed",
-                "--bf16",
-                "--out",
-                "runs/text-",
-                "--quiet",
-            ],
-        ),
+        (["--help"], ["train", "--version", "example:"]),
+        (["train", "--help"], ["digits", "text", "penstock[train]"]),
+        (["train", "digits", "--help"], ["--steps", "1000", "--batch-size", "64", "--out", "runs/digits-"]),
+        (["train", "text", "--help"], ["--data", "--context", "128", "--out", "runs/text-"]),
     ],
 )
 def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
     code, out, _ = _exit(arguments, capsys)
     assert code == 0
     assert [word for word in words if word not in out] == []
+    assert out.isascii() or "train" not in arguments
 
 
 @pytest.mark.parametrize(
@@ -76,7 +48,6 @@ def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
         (["train", "digits", "--steps", "many"], ["--steps", "'many'"]),
         (["train", "digits", "--steps", "0"], ["--steps 0", ">= 1"]),
         (["train", "digits", "--batch-size", "12"], ["--batch-size 12", "8 devices", "multiple"]),
-        (["train", "digits", "--batch-size", "4000"], ["--batch-size 4000", "1437"]),
         (["train", "text", "--context", "0"], ["--context 0", ">= 1"]),
         (["train", "text", "--data", "missing.txt"], ["--data missing.txt", "No such file", "name a file"]),
     ],
@@ -103,15 +74,6 @@ def test_ctrl_c_exits_with_130_and_one_line(monkeypatch, capsys):
 
     monkeypatch.setattr(digits, "train", interrupt)
     assert _exit(["train", "digits"], capsys) == (130, "", "penstock: interrupted\n")
-
-
-def test_command_line_loads_no_optional_library():
-    code = (
-        "import sys; import penstock.cli as cli; cli._parser(['plan']); "
-        "print([m for m in ('flax', 'optax', 'sklearn', 'matplotlib', 'datasets', 'torch', 'grain') if m in sys.modules])"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed == "[]\n"
 
 
 def test_module_runs_as_the_command():

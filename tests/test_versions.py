@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
 
+from penstock._doctor.page import page
 from penstock._versions import JAX, KERAS, PYTHON, RAY, SUPPORTED, keras_version
 
 ROOT = Path(__file__).parents[1]
@@ -39,9 +41,7 @@ def assert_one_line(ended: subprocess.CompletedProcess[str], *words: str) -> Non
         assert word in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [("-c", "import penstock"), ("-m", "penstock", "doctor"), ("-m", "penstock", "plan", "a:b")]
-)
+@pytest.mark.parametrize("arguments", [("-c", "import penstock"), ("-m", "penstock", "doctor")])
 def test_an_old_jax_is_refused_in_one_line(tmp_path, arguments):
     ended = run(*arguments, path=pretend(tmp_path, "jax", "0.9.2"))
     assert_one_line(ended, "JAX 0.9.2", "JAX 0.10 to 0.12", 'pip install "jax>=0.10,<0.13"')
@@ -71,16 +71,12 @@ def test_other_errors_keep_their_traceback_after_a_refusal(tmp_path):
 
 def test_a_newer_jax_is_imported_and_named_by_the_commands(tmp_path):
     path = pretend(tmp_path, "jax", "99.0")
-    script = "import penstock; from penstock._versions import untested; print(untested()[0])"
-    ended = run("-c", script, path=path)
-    assert ended.returncode == 0, ended.stderr
-    assert "JAX 99.0 is newer than JAX 0.10 to 0.12" in ended.stdout
     (tmp_path / "steps.py").write_text(
         "import jax\ndef job():\n    w = jax.ShapeDtypeStruct((8, 8), 'float32')\n    return lambda w, b: w + b, w, w\n"
     )
     ended = run("-m", "penstock", "plan", "steps:job", "--devices", "2", "--hardware", "tpu-v5e", path=path)
     assert ended.returncode == 0, ended.stderr
-    assert sum("JAX 99.0 is newer" in line for line in ended.stderr.splitlines()) == 1
+    assert sum("JAX 99.0 is newer than JAX 0.10 to 0.12" in line for line in ended.stderr.splitlines()) == 1
 
 
 def test_a_jax_without_its_jaxlib_is_refused_in_one_line(tmp_path):
@@ -90,10 +86,9 @@ def test_a_jax_without_its_jaxlib_is_refused_in_one_line(tmp_path):
     assert_one_line(run("-c", script), "needs jaxlib", 'pip install "jaxlib==')
 
 
-def test_a_module_that_stands_in_the_place_of_keras_has_its_version():
-    script = "import sys, types; sys.modules['keras'] = types.ModuleType('keras')\n"
-    script += "from penstock._versions import keras_version; print(keras_version())"
-    assert run("-c", script).stdout == "None\n"
+def test_a_module_that_stands_in_the_place_of_keras_has_its_version(monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras", types.ModuleType("keras"))
+    assert keras_version() is None
 
 
 @pytest.mark.parametrize(
@@ -125,14 +120,15 @@ def test_what_is_tested_is_supported():
         assert all(version in supported for version in supported.tested)
 
 
-def test_the_version_of_keras_is_that_of_the_package_and_not_of_a_distribution(tmp_path):
+def test_the_version_of_keras_is_that_of_the_package_and_not_of_a_distribution(tmp_path, monkeypatch):
     assert keras_version() in KERAS
     pretend(tmp_path, "keras", "3.1.0")
     (tmp_path / "keras" / "src").mkdir(parents=True)
     (tmp_path / "keras" / "__init__.py").write_text("raise AssertionError('imported')")
     (tmp_path / "keras" / "src" / "version.py").write_text('__version__ = "3.16.0.dev2026102704"\n')
-    ended = run("-c", "from penstock._versions import keras_version; print(keras_version())", path=tmp_path)
-    assert ended.stdout == "3.16.0.dev2026102704\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    assert keras_version() == "3.16.0.dev2026102704"
 
 
 def test_the_readme_names_the_versions_that_are_tested():
@@ -143,5 +139,4 @@ def test_the_readme_names_the_versions_that_are_tested():
 
 
 def test_the_page_of_versions_is_made_from_the_table():
-    made = run("-m", "penstock._doctor.page")
-    assert (ROOT / "docs" / "versions.md").read_text() == made.stdout, "python -m penstock._doctor.page > docs/versions.md"
+    assert (ROOT / "docs" / "versions.md").read_text() == page(), "python -m penstock._doctor.page > docs/versions.md"

@@ -1,6 +1,7 @@
 """The commands and options of benchmarks that the pages of the documentation show."""
 
 import argparse
+import pydoc
 import re
 from pathlib import Path
 
@@ -33,3 +34,14 @@ def test_the_page_of_the_command_line_has_every_option(capsys):
     section = re.search(r"^## penstock bench\n(.*?)(?=^## |\Z)", written, re.MULTILINE | re.DOTALL)
     options = set(re.findall(r"^  (?:-\w(?: \w)?, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
     assert options == set(re.findall(r"^\| `(--[a-z-]+)", section[1], re.MULTILINE))
+
+
+def test_every_member_of_the_api_reference_exists():
+    written = (ROOT / "docs" / "api" / "bench.md").read_text()
+    listed = re.findall(
+        r"^::: (penstock_bench\.\S+)\n    options:\n(?:      .*\n)*?      members: \[(.*)\]$", written, re.MULTILINE
+    )
+    assert listed
+    for path, members in listed:
+        documented = pydoc.locate(path)
+        assert [name for name in members.split(", ") if not hasattr(documented, name)] == [], path

@@ -14,7 +14,7 @@ import pytest
 from tests.recipes.commands import metrics, start
 
 import penstock as ps
-from penstock.recipes import text, tokens
+from penstock.recipes import decoder, text, tokens
 from penstock.recipes.decoder import Decoder, Sizes
 from penstock.recipes.language_model import LanguageModel
 from penstock.recipes.run_folder import CannotStartError
@@ -44,7 +44,7 @@ def _bits(metrics: dict) -> float:
 # The data
 
 
-@pytest.mark.parametrize(("size", "context"), [(1000, 7), (1000, 32), (999, 1), (40_000, 128), (260, 128)])
+@pytest.mark.parametrize(("size", "context"), [(1000, 7), (999, 1), (40_000, 128), (260, 128)])
 def test_no_training_window_overlaps_the_held_out_text(size, context):
     # Each value is its position, so that the records say which bytes they hold.
     part = tokens.Text(np.arange(size, dtype=np.int32), context)
@@ -56,7 +56,7 @@ def test_no_training_window_overlaps_the_held_out_text(size, context):
     assert max(trained) < min(held_out)
 
 
-@pytest.mark.parametrize(("size", "context"), [(1000, 7), (1000, 32), (999, 1), (40_000, 128), (260, 128)])
+@pytest.mark.parametrize(("size", "context"), [(1000, 7), (999, 1), (40_000, 128), (260, 128)])
 def test_each_held_out_byte_is_a_target_once(size, context):
     part = tokens.Text(np.arange(size, dtype=np.int32), context)
     windows = part.held_out_windows()
@@ -109,25 +109,31 @@ def state(model):
     return jax.jit(model.start)(jax.random.key(0))
 
 
-def test_equally_likely_bytes_have_8_bits(model, state):
+@pytest.fixture(scope="module")
+def evaluate(model):
+    return jax.jit(model.evaluate)
+
+
+def test_equally_likely_bytes_have_8_bits(evaluate, state):
     zeros = state._replace(parameters=jax.tree.map(jnp.zeros_like, state.parameters))
-    assert _bits(model.evaluate(zeros, {"tokens": np.zeros((2, 5), np.uint8)})) == pytest.approx(8)
+    assert _bits(evaluate(zeros, {"tokens": np.zeros((3, 9), np.uint8)})) == pytest.approx(8)
 
 
-def test_the_loss_is_the_mean_of_minus_the_log_of_the_probability_of_targets(model, state):
+def test_the_loss_is_the_mean_of_minus_the_log_of_the_probability_of_targets(model, evaluate, state):
     batch = {"tokens": np.random.default_rng(0).integers(0, 256, (3, 9), np.uint8)}
-    metrics = model.evaluate(state, batch)
-    logits = model._decoder(jax.random.key(0))(jnp.asarray(batch["tokens"][:, :-1], jnp.int32))
-    chosen = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), batch["tokens"][:, 1:, None].astype(int), axis=2)
+    metrics = evaluate(state, batch)
+    whole = model._decoder(jax.random.key(0))  # the parameters of `state`
+    logits = jax.jit(lambda tokens: jax.nn.log_softmax(whole(tokens)))(batch["tokens"][:, :-1].astype(np.int32))
+    chosen = np.take_along_axis(np.asarray(logits), batch["tokens"][:, 1:, None].astype(int), axis=2)
     assert metrics["bits_per_byte"].count == 24
     assert _bits(metrics) == pytest.approx(-chosen.mean() / math.log(2), rel=1e-5)
 
 
-def test_rows_that_the_mask_leaves_out_do_not_count(model, state):
-    rows = np.random.default_rng(0).integers(0, 256, (4, 9), np.uint8)
-    masked = model.evaluate(state, {"tokens": rows, "mask": np.array([True, True, False, False])})
-    alone = model.evaluate(state, {"tokens": rows[:2]})
-    assert masked["bits_per_byte"].count == alone["bits_per_byte"].count == 16
+def test_rows_that_the_mask_leaves_out_do_not_count(evaluate, state):
+    rows = np.random.default_rng(0).integers(0, 256, (5, 9), np.uint8)
+    masked = evaluate(state, {"tokens": rows, "mask": np.array([True, True, True, False, False])})
+    alone = evaluate(state, {"tokens": rows[:3]})
+    assert masked["bits_per_byte"].count == alone["bits_per_byte"].count == 24
     assert _bits(masked) == pytest.approx(_bits(alone), rel=1e-5)
 
 
@@ -152,10 +158,11 @@ def test_training_learns_a_text_and_samples_it():
 
 def test_samples_at_low_temperature_are_the_likeliest_tokens_of_the_whole_sequence(model, state):
     prompt = jnp.array([7, 200, 3])
-    sample = model.sample(state, prompt, jax.random.key(0), 6, 16, temperature=1e-6)
+    sample = jax.jit(model.sample, static_argnums=(3, 4, 5))(state, prompt, jax.random.key(0), 6, 16, 1e-6)
     assert sample.shape == (6,)
-    decoder: Decoder = model._decoder(jax.random.key(0))  # the parameters of `state`
-    likeliest = jnp.argmax(decoder(jnp.concatenate([prompt, sample])[None])[0], axis=-1)
+    whole: Decoder = model._decoder(jax.random.key(0))  # the parameters of `state`
+    logits = jax.jit(whole)(np.concatenate([prompt, sample])[None])
+    likeliest = np.argmax(logits[0], axis=-1)
     np.testing.assert_array_equal(likeliest[2:-1], sample)
 
 
@@ -166,6 +173,17 @@ def test_a_seed_fixes_the_sample_and_another_changes_it(model, state):
 
 
 # The command
+
+
+def test_a_tiny_training_leaves_metrics_and_a_sample(story, tmp_path, monkeypatch):
+    monkeypatch.setattr(decoder, "Sizes", lambda: Sizes(width=16, depth=1, heads=2, kv_heads=1, hidden=16))
+    result = text.train(story, steps=2, context=16, bf16=True, out=tmp_path / "run", quiet=True)
+    assert len(_trained(tmp_path / "run")) == 1
+    assert _validated(tmp_path / "run") == [result.bits_per_byte]
+    assert 0 < result.bits_per_byte < 9
+    assert result.held_out % 16 == 0
+    assert result.prompt == tokens.open_text(story, 16).held_out[: len(result.prompt)].tobytes()
+    assert (tmp_path / "run/sample.txt").read_bytes() == result.prompt + result.sample
 
 
 @pytest.fixture(scope="module")
@@ -204,13 +222,6 @@ def test_a_seed_fixes_the_losses_and_another_changes_them(short, tmp_path):
 
 
 @pytest.mark.slow
-def test_bfloat16_and_a_file_are_trained(story, tmp_path):
-    result = text.train(story, steps=2, context=16, bf16=True, out=tmp_path / "run", quiet=True)
-    assert 0 < result.bits_per_byte < 9
-    assert result.held_out % 16 == 0
-
-
-@pytest.mark.slow
 def test_stopped_run_continues_with_the_same_losses(short, tmp_path, monkeypatch):
     from penstock.train.loop import Loop
 
@@ -241,12 +252,11 @@ def test_training_in_half_the_default_steps_reaches_2_6_bits_per_byte_on_one_dev
     [
         ({"steps": 0}, r"--steps 0: needs an integer >= 1"),
         ({"batch_size": -8}, r"--batch-size -8: needs an integer >= 1"),
-        ({"context": 0}, r"--context 0: needs an integer >= 1"),
         ({"seed": -1}, r"--seed -1: needs an integer from 0 to 4294967295"),
         ({"batch_size": 12}, r"--batch-size 12: does not divide over 8 devices; use a multiple, such as 8"),
-        ({"context": 10**6}, r"the topics of help\(\): [\d,]+ bytes, of which 0 are .* or a smaller --batch-size or --context"),
-        ({"data": "no such file"}, r"--data no such file: cannot be read \(No such file or directory\); name a file of text"),
-        ({"data": tempfile.gettempdir()}, r"--data .*: cannot be read \(Is a directory\); name a file of text"),
+        ({"context": 10**6}, r"of which 0 are .* or a smaller --batch-size or --context"),
+        ({"data": "no such file"}, r"--data no such file: .*No such file.*name a file"),
+        ({"data": tempfile.gettempdir()}, r"--data .*Is a directory.*name a file"),
     ],
 )
 def test_unusable_arguments_are_named_with_a_way_out(arguments, message, tmp_path):
@@ -263,8 +273,7 @@ def test_empty_and_short_files_are_told(tmp_path):
         text.train(path, out=tmp_path / "never")
     # A tenth of 145 bytes is held out: one window of 16. A batch of 8 windows of 16 targets has 129 bytes.
     path.write_bytes(bytes(144))
-    message = "144 bytes, of which 128 are for training, and a batch of 8 windows of 16 bytes needs 129; give a longer text"
-    with pytest.raises(CannotStartError, match=message):
+    with pytest.raises(CannotStartError, match=r"144 bytes, of which 128 .* needs 129; give a longer text"):
         text.train(path, context=16, out=tmp_path / "never")
     assert not (tmp_path / "never").exists()
 
@@ -274,21 +283,6 @@ def test_the_shortest_text_is_trained(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(bytes(145))
     assert text.train(path, steps=2, context=16, out=tmp_path / "run", quiet=True).held_out == 16
-
-
-def test_the_command_tells_an_error_in_one_line():
-    process = start("text", "--data", "no such file")
-    printed, errors = process.communicate(timeout=60)
-    assert (process.returncode, printed) == (2, "")
-    assert errors.startswith("penstock train text: error: --data no such file: ")
-    assert errors.count("\n") == 1
-
-
-def test_help_is_ascii():
-    process = start("text", "--help", PYTHONIOENCODING="ascii")
-    printed, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    assert printed.isascii()
 
 
 def test_what_the_model_wrote_can_be_shown_on_any_terminal(monkeypatch):

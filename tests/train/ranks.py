@@ -1,4 +1,4 @@
-"""Run `penstock launch` on a script, and other groups of processes, and return what they did."""
+"""Run the launcher on a script, and return what it did."""
 
 from __future__ import annotations
 
@@ -9,10 +9,29 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-# A shell starts its background commands without Ctrl-C, and the tests may be one.
+import penstock
+
+PACKAGE = Path(penstock.__file__).parent
+
+BARE = f"""
+import signal, sys, types
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background commands without Ctrl-C
+for name, path in (("penstock", {str(PACKAGE)!r}), ("penstock.train", {str(PACKAGE / "train")!r}), ("penstock._jax", "")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+sys.modules["penstock._jax"].clusters = None
+"""
+"""The beginning of a script that imports parts of penstock which do not need JAX, without JAX, which takes more than a second."""
+
 _LAUNCHER = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from penstock.cli import main; sys.exit(main(['launch', *sys.argv[1:]]))"
+    BARE
+    + """
+import argparse
+from penstock.train.launch import command
+parser = argparse.ArgumentParser()
+command.add_arguments(parser)
+sys.exit(command.run(parser.parse_args()))
+"""
 )
 
 

@@ -181,11 +181,10 @@ def damage_link(path):
     path.symlink_to("nowhere")
 
 
-WAYS = [damage_truncate, damage_flip, damage_remove, damage_unfinish, damage_empty]
-WAYS += [damage_replace_manifest, damage_replace_folder, damage_link]
+FOLDERS = [damage_unfinish, damage_replace_manifest, damage_replace_folder, damage_link]
 
 
-@pytest.mark.parametrize("damage", WAYS)
+@pytest.mark.parametrize("damage", [damage_truncate, damage_flip, damage_remove, damage_empty, *FOLDERS])
 def test_damaged_newest_is_reported_and_passed_over(checkpoints, caplog, damage):
     save(checkpoints, 5, 10)
     damage(checkpoints.folder / "step-10")
@@ -196,7 +195,7 @@ def test_damaged_newest_is_reported_and_passed_over(checkpoints, caplog, damage)
     assert "continuing from step 5" in caplog.text
 
 
-@pytest.mark.parametrize("damage", WAYS)
+@pytest.mark.parametrize("damage", FOLDERS)
 def test_later_saves_still_happen_after_damage(checkpoints, damage):
     save(checkpoints, 5, 10)
     damage(checkpoints.folder / "step-10")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.extras import require
 
 import penstock as ps
 from penstock.train.goodput import Goodput
@@ -95,8 +96,7 @@ def test_bar_on_a_terminal_is_ended_and_leaves_the_cursor(monkeypatch, capsys):
 
 
 def test_tensorboard_has_all_scalars_and_continues(tmp_path):
-    from tensorboardX import proto
-
+    proto = require("tensorboardX.proto")
     run(ps.log.tensorboard(tmp_path), 0, 20)
     run(ps.log.tensorboard(tmp_path), 20, 40)
     found = {}
@@ -115,6 +115,7 @@ def test_tensorboard_has_all_scalars_and_continues(tmp_path):
 
 @pytest.mark.slow
 def test_wandb_works_offline(tmp_path):
+    require("wandb")
     script = """
 import penstock as ps
 from tests.train.test_log import run

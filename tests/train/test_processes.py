@@ -85,19 +85,37 @@ SUM = """
 """
 
 
-def test_alone_it_does_nothing_and_starts_no_device():
+def test_alone_it_does_nothing_and_says_what_keeps_it_from_joining_others():
     script = """
+        import sys
+        import jax
         import penstock as ps
         from penstock._jax import backends_started
+
+        def join():
+            try:
+                ps.distributed(f"127.0.0.1:{sys.argv[1]}", 3, 2, timeout=0.3)
+            except ps.DistributedError as error:
+                print(error, sys.argv[1], "END")
+
         first, second = ps.distributed(), ps.distributed()
         assert first == second and (first.index, first.count, first.coordinator) == (0, 1, None)
+        assert ps.distributed(count=1).how == "count=1 was given"
+        join()
         assert not backends_started()
         assert str(first) == "one process with 4 devices (no cluster was found)", str(first)
-        assert ps.distributed(count=1).how == "count=1 was given"
+        assert backends_started() and ps.distributed().count == 1
+        join()
     """
-    run(script, 1)
+    (out,) = run(script, 1)
+    missing, used = out.split("END")[:2]
+    for word in ("process 2 of 3", f"127.0.0.1:{missing.split()[-1]}", "0.3 s", "no program listens there"):
+        assert word in missing
+    assert "a device was used before ps.distributed()" in used
+    assert "top of the script" in used
 
 
+@pytest.mark.slow
 def test_processes_join_by_arguments_and_add_over_all_devices():
     script = textwrap.dedent(SUM) + textwrap.dedent("""
         import sys
@@ -141,56 +159,32 @@ def test_processes_join_under_slurm_and_after_jax_itself():
         assert ("jax.distributed.initialize was called before" if extra else "SLURM") in outputs[0]
 
 
-def test_ranks_of_the_launcher_join_and_add_over_all_devices(tmp_path):
-    script = "import penstock as ps\nme = ps.distributed(timeout=100)\n" + textwrap.dedent(SUM) + "print(me, sum_over_all())\n"
-    done = launch(tmp_path, script, "--devices-per-process", "4")
-    assert done.code == 0, done.err
-    for rank in range(2):
-        assert any(
-            re.fullmatch(rf"process {rank} of 2 with 4 devices \(penstock launch, coordinator 127.0.0.1:\d+\) 12.0", line)
-            for line in done.lines(rank)
-        ), done.out
-
-
-def test_an_exception_ends_a_process_while_another_one_waits_for_it(tmp_path):
+def test_ranks_of_the_launcher_join_and_an_exception_in_one_ends_another_that_waits_for_it(tmp_path):
     """JAX would let both wait for five minutes, and then abort them."""
-    script = "import penstock as ps\nme = ps.distributed(timeout=100)\n" + textwrap.dedent(SUM)
-    script += "sum_over_all()\nif me.index == 1:\n    raise ValueError('boom')\nsum_over_all()\n"
-    done = launch(tmp_path, script, "--grace", "1")
+    script = (
+        "import penstock as ps\nme = ps.distributed(timeout=100)\n"
+        + textwrap.dedent(SUM)
+        + textwrap.dedent("""
+        print(me, sum_over_all())
+        assert ps.distributed() is me
+        try:
+            ps.distributed(count=3)
+        except ValueError as error:
+            assert "count=3" in str(error) and "count=2" in str(error)
+        else:
+            raise AssertionError
+        if me.index == 1:
+            raise ValueError("boom")
+        sum_over_all()
+    """)
+    )
+    done = launch(tmp_path, script, "--devices-per-process", "4", "--grace", "1")
+    for rank in range(2):
+        pattern = rf"process {rank} of 2 with 4 devices \(penstock launch, coordinator 127.0.0.1:\d+\) 12.0"
+        assert any(re.fullmatch(pattern, line) for line in done.lines(rank)), done.err
     assert done.code == 1, done.err
     assert "[1] ValueError: boom" in done.err
     assert "rank 1 exited with 1" in done.err
-
-
-def test_after_a_device_was_used_there_is_an_error_that_says_what_to_move():
-    script = """
-        import sys
-        import jax
-        import penstock as ps
-        jax.devices()
-        assert ps.distributed().count == 1
-        try:
-            ps.distributed(f"127.0.0.1:{sys.argv[1]}", 2, 0)
-        except ps.DistributedError as error:
-            print(error)
-    """
-    (out,) = run(script, 1)
-    assert "a device was used before ps.distributed()" in out
-    assert "top of the script" in out
-
-
-def test_without_a_coordinator_there_is_an_error_with_address_place_and_time():
-    script = """
-        import sys
-        import penstock as ps
-        try:
-            ps.distributed(f"127.0.0.1:{sys.argv[1]}", 3, 2, timeout=0.3)
-        except ps.DistributedError as error:
-            print(error, sys.argv[1])
-    """
-    (out,) = run(script, 1)  # where no device was used before
-    for word in ("process 2 of 3", f"127.0.0.1:{out.split()[-1]}", "0.3 s", "no program listens there"):
-        assert word in out
 
 
 def test_a_name_that_nobody_knows_is_said_to_be_so():

@@ -8,7 +8,12 @@ import textwrap
 import threading
 
 import pytest
+from tests.train import models
+from tests.train.ranks import BARE
+from tests.train.training import Points, fit
 
+import penstock as ps
+from penstock import _stopping
 from penstock._stopping import Stopping
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
@@ -27,6 +32,14 @@ def run(script, **variables):
     source = "import os, signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + textwrap.dedent(script)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), **variables}
     return subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=120)
+
+
+def run_bare(script, **variables):
+    """Run a script that needs no JAX."""
+    return run(
+        f"{BARE}\nimport ctypes\nfrom penstock._stopping import Stopping, listen_from_the_start\n" + textwrap.dedent(script),
+        **variables,
+    )
 
 
 def test_signal_during_import_ends_well_if_it_is_asked_for():
@@ -48,19 +61,45 @@ def test_signal_during_import_ends_well_if_it_is_asked_for():
 @pytest.mark.skipif(sys.platform != "linux", reason="on_exit is of Linux")
 def test_signal_while_the_interpreter_ends_changes_nothing():
     script = """
-    import ctypes, sys
     libc = ctypes.CDLL(None)
     libc.on_exit(getattr(libc, "raise"), None)  # called with the exit status, after all of Python
-    import penstock
+    listen_from_the_start()
     sys.exit(int(signal.SIGTERM))
     """
-    assert run(script, PENSTOCK_GRACE="30").returncode == signal.SIGTERM
-    assert run(script).returncode == -signal.SIGTERM
+    assert run_bare(script, PENSTOCK_GRACE="30").returncode == signal.SIGTERM
+    assert run_bare(script).returncode == -signal.SIGTERM
 
 
-def test_wrong_grace_period_is_told():
-    for text in ("soon", "-5", "nan", "inf"):
-        assert f"PENSTOCK_GRACE={text}: needs seconds >= 0" in run("import penstock", PENSTOCK_GRACE=text).stderr
+@pytest.mark.parametrize("text", ["soon", "-5", "nan", "inf"])
+def test_wrong_grace_period_is_told(text, monkeypatch, capsys):
+    monkeypatch.setenv("PENSTOCK_GRACE", text)
+    _stopping.listen_from_the_start()
+    assert f"PENSTOCK_GRACE={text}: needs seconds >= 0" in capsys.readouterr().err
+    assert Stopping.current is None
+
+
+def test_signal_while_nothing_is_at_stake_ends_a_busy_process_soon():
+    script = """
+    with Stopping(100) as stopping:
+        stopping.loops = 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)  # as a compilation
+    """
+    ended = run_bare(script)
+    assert ended.returncode == 0
+    assert ended.stderr.startswith("penstock: SIGTERM: nothing was done yet; to continue")
+
+
+def test_stuck_loop_is_ended_within_the_grace_period():
+    script = """
+    with Stopping(2.5) as stopping:
+        stopping.loops, stopping.at_stake = 1, True
+        stopping.last_line = lambda: "the checkpoint of step 20 is kept"
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    """
+    ended = run_bare(script)
+    assert (ended.returncode, ended.stderr) == (0, "penstock: SIGTERM: the checkpoint of step 20 is kept\n")
 
 
 FIT = """
@@ -70,7 +109,7 @@ import jax, penstock as ps
 from tests.train import models
 def fit(data=None, **settings):
     settings = {{"log": [], **settings}}
-    ps.fit(models.step, models.init, models.loader() if data is None else data, steps=60, checkpoint={folder!r}, **settings)
+    ps.fit(models.step, models.init, models.loader() if data is None else data, steps=40, checkpoint={folder!r}, **settings)
 """
 
 
@@ -78,6 +117,28 @@ def fit_script(tmp_path, rest):
     return FIT.format(tests=os.getcwd(), folder=str(tmp_path / "run")) + textwrap.dedent(rest)
 
 
+@pytest.mark.parametrize(
+    ("name", "status"), [("SIGTERM", 0), pytest.param("SIGINT", 0, marks=pytest.mark.slow), ("SIGKILL", -signal.SIGKILL)]
+)
+def test_run_that_a_signal_ended_continues_bit_for_bit(tmp_path, straight, name, status):
+    script = f"""
+    def batch(number):
+        if number == 20:
+            os.kill(os.getpid(), signal.{name})
+        return models.loader()[number]
+    fit(data=ps.Steps(batch, name="batches"), save_every=7)
+    print("not reached")
+    """
+    ended = run(fit_script(tmp_path, script), JAX_DISABLE_MOST_OPTIMIZATIONS="true")
+    assert (ended.returncode, ended.stdout) == (status, ""), ended.stderr
+    assert ended.stderr.startswith(f"penstock: {name}: saved at step " if status == 0 else "")
+    points = Points()
+    feed = ps.Steps(lambda number: models.loader()[number], name="batches")
+    assert models.equal(fit(40, tmp_path / "run", feed, log=[points], save_every=7), straight)
+    assert points[0].step > 0
+
+
+@pytest.mark.slow
 def test_signal_during_compilation_ends_at_once(tmp_path):
     script = """
     import jax.monitoring
@@ -95,138 +156,63 @@ def test_signal_during_compilation_ends_at_once(tmp_path):
     assert "SIGTERM: nothing was saved yet; to continue" in ended.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_signal_during_training_saves(tmp_path, name):
-    script = f"""
-    def batch(number):
-        if number == 20:
-            os.kill(os.getpid(), signal.{name})
-        return models.loader()[number]
-    fit(data=ps.Steps(batch), save_every=7)
-    print("not reached")
-    """
-    ended = run(fit_script(tmp_path, script))
-    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
-    assert f"penstock: {name}: saved at step " in ended.stderr
+def request_stop():
+    """Request a stop as a signal does."""
+    Stopping.current.request("SIGTERM")
 
 
-def test_signal_during_the_last_save_ends_after_it(tmp_path):
-    script = """
-    import penstock.train.checkpoints
+def test_stop_during_the_last_save_comes_after_it(tmp_path, monkeypatch, capsys):
+    from penstock.train.checkpoints import Checkpoints
+
     def write(self, step, *rest):
-        if step == 60:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)
+        if step == 20:
+            request_stop()
         original(self, step, *rest)
-    original, penstock.train.checkpoints.Checkpoints._write = penstock.train.checkpoints.Checkpoints._write, write
-    fit()
-    print("not reached")
-    """
-    ended = run(fit_script(tmp_path, script))
-    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
-    assert "SIGTERM: saved at step 60" in ended.stderr
+
+    original = Checkpoints._write
+    monkeypatch.setattr(Checkpoints, "_write", write)
+    with pytest.raises(ps.Stopped) as stopped:
+        fit(20, tmp_path)
+    assert stopped.value.step == 20
+    assert "SIGTERM: saved at step 20" in capsys.readouterr().err
 
 
-def test_signal_during_an_evaluation_saves_and_the_evaluation_comes_after_the_restart(tmp_path):
-    script = """
-    points = []
-    def batches():
-        for number in range(5):
-            if number == 2 and not os.path.exists("{flag}"):
-                open("{flag}", "w").close()
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(0.5)
-            yield ps.Loader(models.data(40), 8)[number]
-    opened = []
+def test_stop_during_an_evaluation_saves_and_the_evaluation_comes_after_the_restart(tmp_path):
+    opened, points = [], Points()
+
     def evaluation():
-        opened.append(len(opened))  # fit looks at the first batch before it trains
-        return batches() if len(opened) > 1 else iter([ps.Loader(models.data(40), 8)[0]])
-    def log(point):
-        if point.kind == "evaluation": print(point.step, flush=True)
-    ps.fit(models.step, models.init, models.loader(), steps=20, checkpoint={folder!r}, log=[log],
-           evaluate=ps.Evaluation(models.evaluate, evaluation, every=10))
-    """.replace("{flag}", str(tmp_path / "flag")).replace("{folder!r}", repr(str(tmp_path / "run")))
-    first, second = run(fit_script(tmp_path, script)), run(fit_script(tmp_path, script))
-    assert (first.returncode, first.stdout) == (0, ""), first.stderr
-    assert "SIGTERM: saved at step 10" in first.stderr
-    assert second.stdout.split() == ["10", "20"]
+        opened.append(None)  # fit looks at the first batch before it trains
+        for number in range(5):
+            if len(opened) == 2 and number == 2:
+                request_stop()
+            yield models.evaluation(10).batches[number]
 
-
-def test_stuck_loop_is_ended_within_the_grace_period_and_the_last_checkpoint_is_kept(tmp_path):
-    script = """
-    def log(point):
-        if point.step == 30:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(100)
-    fit(log=[log], save_every=10, grace=3)
-    """
-    ended = run(fit_script(tmp_path, script))
-    assert ended.returncode == 0, ended.stderr
-    assert "is kept; to continue" in ended.stderr
+    settings = {"log": [points], "evaluate": ps.Evaluation(models.evaluate, evaluation, every=10)}
+    with pytest.raises(ps.Stopped) as stopped:
+        fit(20, tmp_path, **settings)
+    assert stopped.value.step == 10
+    assert not points.of("evaluation")
+    fit(20, tmp_path, **settings)
+    assert [point.step for point in points.of("evaluation")] == [10, 20]
 
 
 def test_slow_input_does_not_hold_a_stop_back(tmp_path):
-    script = """
-    import threading
+    come = threading.Event()
+
     def batch(number):
         if number == 12:
-            os.kill(os.getpid(), signal.SIGTERM)
-            threading.Event().wait(100)
+            request_stop()
+            come.wait()
         return models.loader()[number]
-    fit(data=ps.Steps(batch), save_every=50)
-    """
-    ended = run(fit_script(tmp_path, script))
-    assert ended.returncode == 0, ended.stderr
-    assert "SIGTERM: saved at step " in ended.stderr
+
+    try:
+        with pytest.raises(ps.Stopped):
+            fit(60, tmp_path, ps.Steps(batch))
+    finally:
+        come.set()
 
 
-def test_second_ctrl_c_ends_at_once(tmp_path):
-    script = """
-    stopping = ps._stopping.Stopping(100)
-    with stopping:
-        stopping.loops, stopping.at_stake = 1, True
-        os.kill(os.getpid(), signal.SIGINT)
-        while not stopping.requested: time.sleep(0.01)
-        time.sleep(0.6)  # longer than one key press
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(60)
-    """
-    assert run("import penstock as ps\n" + textwrap.dedent(script)).returncode == -signal.SIGINT
-
-
-def test_ctrl_c_during_a_long_call_of_c_is_one_ctrl_c():
-    script = """
-    import hashlib, threading
-    stopping = ps._stopping.Stopping(100)
-    with stopping:
-        stopping.loops, stopping.at_stake = 1, True
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000_000)  # seconds in which Python calls no handler
-        print(stopping.requested)
-    """
-    ended = run("import penstock as ps\n" + textwrap.dedent(script))
-    assert (ended.returncode, ended.stdout) == (0, "SIGINT\n"), ended.stderr
-
-
-def test_second_ctrl_c_ends_a_long_call_of_c(tmp_path):
-    script = """
-    import hashlib, threading
-    stopping = ps._stopping.Stopping(100)
-    def again():
-        os.kill(os.getpid(), signal.SIGINT)
-        while not stopping.requested: time.sleep(0.01)
-        time.sleep(0.6)  # longer than one key press
-        os.kill(os.getpid(), signal.SIGINT)
-    with stopping:
-        stopping.loops, stopping.at_stake = 1, True
-        threading.Thread(target=again).start()
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000_000)
-    """
-    ended = run("import penstock as ps\n" + textwrap.dedent(script))
-    assert ended.returncode == 128 + signal.SIGINT
-    assert "penstock: SIGINT again: nothing was done yet" in ended.stderr
-
-
+@pytest.mark.slow
 def test_sigterm_that_comes_again_after_the_stop_is_ignored(tmp_path):
     script = """
     def log(point):
@@ -244,6 +230,65 @@ def test_sigterm_that_comes_again_after_the_stop_is_ignored(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.startswith("penstock: SIGTERM: saved at step ")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_sigterm_that_comes_again_after_a_stop_is_ignored():
+    script = """
+    from penstock._stopping import Stopped
+    try:
+        with Stopping(100) as stopping:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not stopping.requested: pass
+            raise Stopped(10)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        sum(range(10**6))
+    """
+    assert run_bare(script).returncode == 0
+
+
+def test_second_ctrl_c_ends_at_once():
+    script = """
+    with Stopping(100) as stopping:
+        stopping.loops, stopping.at_stake = 1, True
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stopping.requested: time.sleep(0.01)
+        time.sleep(0.6)  # longer than one key press
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    """
+    assert run_bare(script).returncode == -signal.SIGINT
+
+
+def test_ctrl_c_during_a_long_call_of_c_is_one_ctrl_c():
+    script = """
+    import hashlib, threading
+    with Stopping(100) as stopping:
+        stopping.loops, stopping.at_stake = 1, True
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)  # seconds in which Python calls no handler
+        print(stopping.requested)
+    """
+    ended = run_bare(script)
+    assert (ended.returncode, ended.stdout) == (0, "SIGINT\n"), ended.stderr
+
+
+def test_second_ctrl_c_ends_a_long_call_of_c():
+    script = """
+    import hashlib, threading
+    def again():
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stopping.requested: time.sleep(0.01)
+        time.sleep(0.6)  # longer than one key press
+        os.kill(os.getpid(), signal.SIGINT)
+    with Stopping(100) as stopping:
+        stopping.loops, stopping.at_stake = 1, True
+        threading.Thread(target=again).start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000_000)
+    """
+    ended = run_bare(script)
+    assert ended.returncode == 128 + signal.SIGINT
+    assert "penstock: SIGINT again: nothing was done yet" in ended.stderr
 
 
 def test_handlers_are_put_back():
