@@ -4,8 +4,9 @@ import jax
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _programs_are_compiled_fast():
+@pytest.fixture(scope="module")
+def programs_are_compiled_fast():
+    """Compile without most optimizations, which pays where programs run few times."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -8,6 +8,8 @@ from flax import nnx
 
 from penstock.recipes.decoder import Attention, Decoder, Linear, Sizes, rotate
 
+pytestmark = pytest.mark.usefixtures("programs_are_compiled_fast")
+
 SMALL = Sizes(vocabulary=11, width=32, depth=2, heads=4, kv_heads=2, hidden=48)
 
 

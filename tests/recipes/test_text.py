@@ -19,6 +19,8 @@ from penstock.recipes.decoder import Decoder, Sizes
 from penstock.recipes.language_model import LanguageModel
 from penstock.recipes.run_folder import CannotStartError
 
+pytestmark = pytest.mark.usefixtures("programs_are_compiled_fast")
+
 SMALL = Sizes(width=32, depth=2, heads=4, kv_heads=2, hidden=48)
 
 
