@@ -262,7 +262,7 @@ def test_all_suites_make_one_report_of_the_variants_that_were_asked_for(suite, t
 
 
 def test_feed_suite_runs_and_every_variant_passes_its_verification(tmp_path, capsys):
-    """One workload stands for all, which .ci/run runs."""
+    """One workload stands for all, which `.ci/run slow` runs."""
     path = tmp_path / "out.json"
     status = command.run(_args("feed", "--quick", "--only", "restore", "--json", str(path)))
     assert status == 0, capsys.readouterr().out
