@@ -90,9 +90,9 @@ def test_a_command_that_fails_is_told_with_what_it_wrote(capsys):
 
 
 def test_a_budget_that_is_too_short_for_one_round_says_so(user, capsys):
-    assert compare(f"{user}:plain", f"{user}:stable", "--with", f"{user}:inputs", "--minutes", "0.01") == 1
+    assert compare(f"{user}:plain", f"{user}:stable", "--with", f"{user}:inputs", "--minutes", "0.0001") == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert "PARTIAL: its 0.01 minutes ended before one round; allow more (--minutes)" in printed
+    assert "PARTIAL: its 0.0001 minutes ended before one round; allow more (--minutes)" in printed
     assert "nothing is claimed" in printed
 
 

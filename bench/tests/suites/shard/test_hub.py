@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.extras import require
 
-from penstock_bench.suites.shard.hub import BACKBONES, DEEP, NOT_BUILT, batch, build, trained
+from penstock_bench.suites.shard.hub import BACKBONES, DEEP, NOT_BUILT, batch, trained
 
 ROWS = 8
 
@@ -38,7 +38,7 @@ def test_a_batch_has_rows_of_known_values():
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match="'Backbone' is no backbone with a configuration"):
-        build("Backbone")
+        batch("Backbone", ROWS, seed=0)
 
 
 @pytest.mark.slow
