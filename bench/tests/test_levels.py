@@ -30,7 +30,7 @@ def simulated(rng, rounds: int, turns: int, truth: float, between: float = 0.015
     return [pairs(number, truth + rng.normal(0, between) + scale * rng.standard_t(3, turns)) for number in range(rounds)]
 
 
-@pytest.mark.parametrize("rounds", range(FEWEST_ROUNDS))
+@pytest.mark.parametrize("rounds", [0, FEWEST_ROUNDS - 1])
 def test_few_rounds_have_a_ratio_and_no_interval(rounds):
     comparison = compare_rounds([pairs(number, [0.1, 0.1]) for number in range(rounds)])
     assert comparison.pairs == rounds
@@ -112,9 +112,9 @@ def test_both_processes_of_the_baseline_make_an_interval_narrower_and_not_biased
     """All three processes have the same skewed noise, so the truth is that there is no difference."""
     rng = np.random.default_rng(4)
     held, widths = [], {"one": [], "both": []}
-    for _ in range(300):
+    for _ in range(100):
         first, second = [], []
-        for number in range(30):
+        for number in range(12):
             ours, one, other = np.log(rng.gamma(2.0, 0.02, (3, 8)) + 1)
             first.append(pairs(number, ours - one))
             second.append(pairs(number, ours - other))
@@ -136,11 +136,10 @@ def test_swapping_the_two_inverts_the_ratio_and_keeps_the_p_value(rounds):
     assert there.p == pytest.approx(back.p, abs=1e-4)
 
 
-@pytest.mark.parametrize("rounds", [4, 6, 12])
-@pytest.mark.parametrize("truth", [0.0, 0.02])
+@pytest.mark.parametrize(("rounds", "truth"), [(4, 0.0), (12, 0.02)])
 def test_the_interval_holds_the_truth_in_95_of_100_reports(rounds, truth):
     rng = np.random.default_rng(rounds)
-    reports = 400
+    reports = 200
     made = [compare_rounds(simulated(rng, rounds, 8, truth)) for _ in range(reports)]
     holds = sum(one.low <= math.exp(truth) <= one.high for one in made)
     assert holds >= 0.95 * reports - 3 * math.sqrt(reports * 0.05 * 0.95)
@@ -150,12 +149,12 @@ def test_the_interval_holds_the_truth_in_95_of_100_reports(rounds, truth):
 
 def test_two_per_cent_are_found_with_the_noise_of_a_shared_machine_and_twelve_rounds():
     rng = np.random.default_rng(3)
-    found = sum(compare_rounds(simulated(rng, 12, 20, 0.02)).p < 0.05 for _ in range(200))
-    assert found >= 170
+    found = sum(compare_rounds(simulated(rng, 12, 20, 0.02)).p < 0.05 for _ in range(100))
+    assert found >= 85
 
 
 def test_what_could_have_been_shown_is_shown_in_8_of_10_reports():
     rng = np.random.default_rng(4)
-    seen = math.log(np.median([compare_rounds(simulated(rng, 6, 8, 0.0)).detectable(0.05, False) for _ in range(200)]))
-    found = np.mean([compare_rounds(simulated(rng, 6, 8, seen)).p < 0.05 for _ in range(400)])
+    seen = math.log(np.median([compare_rounds(simulated(rng, 6, 8, 0.0)).detectable(0.05, False) for _ in range(100)]))
+    found = np.mean([compare_rounds(simulated(rng, 6, 8, seen)).p < 0.05 for _ in range(200)])
     assert 0.7 < found < 0.9

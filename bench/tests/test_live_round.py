@@ -36,7 +36,6 @@ def run(module: str, name: str, rounds: int = 1, size: str = "full", turns: int 
     return outcome
 
 
-@pytest.mark.slow
 def test_processes_of_a_round_take_turns_and_each_round_has_fresh_ones(suite):
     outcome = run(suite, "live", rounds=2, turns=4)
     assert outcome.live
@@ -208,21 +207,32 @@ def test_a_first_round_ends_with_its_share_of_the_time(suite):
 
 def test_variants_that_do_not_fit_into_memory_together_run_alone(suite, monkeypatch):
     monkeypatch.setattr(activity, "available_memory", lambda: 100 << 20)
-    outcome = run(suite, "live")
+    outcome = run(suite, "live", size="quick")
     assert not outcome.live
-    assert "3 processes of up to" in outcome.alone
+    assert "2 processes of up to" in outcome.alone
     assert "do not fit into memory together" in outcome.alone
-    assert {s.values["speed"] for s in outcome.samples} == {1.0, 3.0}
+    assert {s.values["speed"] for s in outcome.samples} == {0.5, 1.5}
 
 
-def test_a_process_must_be_able_to_have_again_the_memory_that_it_once_had(suite, tmp_path, monkeypatch):
+def test_processes_that_lack_memory_cannot_go_on_and_none_is_left_when_their_round_is_interrupted(suite, tmp_path, monkeypatch):
     workload = find(suite, "live")
-    with LiveRound(suite, workload, [("one", False), ("three", False)], "full", tmp_path, 0, 1, time.perf_counter) as live:
+    live = LiveRound(suite, workload, [("one", False), ("three", False)], "full", tmp_path, 1, 1, time.perf_counter)
+    with pytest.raises(KeyboardInterrupt), live:
         live.start()
-        monkeypatch.setattr(live_round, "_room", lambda: 1 << 20)
-        monkeypatch.setattr(activity.Session, "shrunk", lambda session: 1 << 30)
-        with pytest.raises(CannotLiveError, match="fit into memory together only while they wait"):
+        pids = [seated.process.session for seated in live._seated.values()]
+        with monkeypatch.context() as patch:
+            patch.setattr(live_round, "_room", lambda: 1 << 20)
+            patch.setattr(activity.Session, "shrunk", lambda session: 1 << 30)  # the memory that a process once had
+            with pytest.raises(CannotLiveError, match="fit into memory together only while they wait"):
+                live.turn()
+        os.kill(live._seated["three", False].process.session, signal.SIGKILL)  # as the system does
+        with pytest.raises(CannotLiveError, match="three did not get enough memory beside 1 other process"):
             live.turn()
+        raise KeyboardInterrupt
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.skipif(not activity.known(), reason="this system does not tell what a process uses")
@@ -248,7 +258,7 @@ def test_a_round_begins_with_the_reverse_of_the_order_of_the_round_before(suite,
     """So a drift cancels over two rounds of a single turn, as does the advantage of the process that is started first."""
     workload = find(suite, "live")
     first, started = [], []
-    for number in range(4):
+    for number in range(2):
         with LiveRound(
             suite, workload, [("one", False), ("three", False)], "quick", tmp_path, number, 1, time.perf_counter
         ) as live:
@@ -257,41 +267,16 @@ def test_a_round_begins_with_the_reverse_of_the_order_of_the_round_before(suite,
             live.turn()
         first.append([block.variant for block in live.blocks[:2]])
     assert first[1] == first[0][::-1]
-    assert first[3] == first[2][::-1]
     assert started[1] == started[0][::-1]
-    assert started[3] == started[2][::-1]
 
 
 @pytest.mark.parametrize(
     ("starting", "turning", "turns", "enough"),
-    [(10.0, 5.1, 1, True), (10.0, 4.9, 1, False), (10.0, 9.0, 2, False), (10.0, 9.0, 3, False), (10.0, 11.0, 2, True)],
+    [(10.0, 5.1, 1, True), (10.0, 4.9, 1, False), (10.0, 9.0, 2, False), (10.0, 11.0, 2, True)],
 )
 def test_a_first_round_has_a_single_turn_only_if_two_take_longer_than_a_start(starting, turning, turns, enough):
     live = SimpleNamespace(starting=starting, turning=turning, turns=turns)
     assert _enough(live, None, "full", math.inf) == enough
-
-
-def test_no_process_is_left_when_a_round_is_interrupted(suite, tmp_path):
-    workload = find(suite, "live")
-    live = LiveRound(suite, workload, [("one", False), ("three", False)], "full", tmp_path, 1, 1, time.perf_counter)
-    with pytest.raises(KeyboardInterrupt), live:
-        live.start()
-        pids = [seated.process.session for seated in live._seated.values()]
-        raise KeyboardInterrupt
-    assert len(pids) == 2
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-def test_a_process_that_was_killed_for_its_memory_makes_all_of_them_run_alone(suite, tmp_path):
-    workload = find(suite, "live")
-    live = LiveRound(suite, workload, [("one", False), ("three", False)], "full", tmp_path, 1, 1, time.perf_counter)
-    with live:
-        live.start()
-        os.kill(live._seated["three", False].process.session, signal.SIGKILL)
-        with pytest.raises(CannotLiveError, match="three did not get enough memory beside 1 other process"):
-            live.turn()
 
 
 def test_a_gpu_is_shared_among_the_processes(monkeypatch):

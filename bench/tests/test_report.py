@@ -57,38 +57,35 @@ def _both(run: Run) -> list[str]:
     return [_printed(run), report.as_markdown(run)]
 
 
-def test_tables_have_medians_ratios_intervals_notes_and_targets():
-    for text in _both(_run()):
+def test_a_report_has_medians_ratios_intervals_notes_targets_parity_and_the_machine():
+    run = _run()
+    for text in _both(run):
         for expected in (
             "vs a",
-            "95 % interval",
             "vs ideal 2 ms",
             "0.4010×",
-            "2.000×",
-            "different",
             "7,000 records",
             "b: a note of 7,000",
             "target: b at most 0.5× a: 0.4010×, met",
-            "target: b at most 0.4× a: 0.4010×, not judged: its interval holds the bound",
+            "not judged: its interval holds the bound",
             "target: b at most 1 ms: 4.000 ms, NOT MET",
             "target: c at most 1 ms: not judged: no measurement",
-            "6 rounds, in a shuffled order (seed 99",
+            "seed 99",
+            run.machine["cpu"],
+            f"jax {run.machine['versions']['jax']}",
+            run.machine["date"],
+            "cpu: cpu",
+            "load average before the runs 0.50 to 0.50",
         ):
             assert expected in text
-
-
-def test_each_comparison_is_a_sentence_with_its_interval_p_value_and_power():
-    for text in _both(_run()):
+        assert text.index("A/A control passed") < text.index("vs a")
+        assert "relative difference from float64" in " ".join(text.split())
+        assert "1e-06" in text
+        assert "NO" in text
         line = next(line for line in text.splitlines() if "b takes" in line)
         assert "b takes 0.4010× the ms of a (95 %: 0.3918× to 0.4055×;" in line
         assert "corrected p < 0.0001" in line
-        assert "b is better, beyond chance" in line
-        assert "would have been shown in 8 of 10 such reports" in line
-
-
-def test_control_that_passes_is_said_first():
-    for text in _both(_run()):
-        assert text.index("A/A control passed") < text.index("vs a")
+        assert "b is better" in line
 
 
 def test_control_that_fails_is_said_first_and_nothing_is_claimed():
@@ -112,32 +109,16 @@ def test_partial_report_says_so_at_the_top():
         assert text.index("PARTIAL: interrupted in round 7") < text.index("vs a")
 
 
-def test_parity_is_shown():
-    for text in _both(_run()):
-        assert "relative difference from float64" in " ".join(text.split())
-        assert "1e-06" in text
-        assert "NO" in text
-
-
-def test_machine_is_named():
-    run = _run()
-    for text in _both(run):
-        assert run.machine["cpu"] in text
-        assert f"jax {run.machine['versions']['jax']}" in text
-        assert run.machine["date"] in text
-        assert "cpu: cpu" in text
-        assert "load average before the runs 0.50 to 0.50" in text
-
-
 def test_clocks_flags_and_gpus_are_recorded(monkeypatch):
+    run = _run()
+    assert {"clocks", "gpus", "load_average", "commit"} <= set(run.machine)
     monkeypatch.setenv("XLA_FLAGS", "--xla_some_flag=1")
-    described = machine.describe()
-    assert described["flags"]["XLA_FLAGS"] == "--xla_some_flag=1"
-    assert {"clocks", "gpus", "load_average", "commit"} <= set(described)
-    run = replace(
-        _run(),
-        machine={**described, "gpus": ["NVIDIA H200, 1"], "clocks": "2000 to 2100 MHz, governor x", "huge_pages": "always"},
-    )
+    monkeypatch.setenv("NVIDIA_API_KEY", "hush")
+    flags = machine.flags()
+    assert flags["XLA_FLAGS"] == "--xla_some_flag=1"
+    assert "NVIDIA_API_KEY" not in flags
+    known = {"flags": flags, "gpus": ["NVIDIA H200, 1"], "clocks": "2000 to 2100 MHz, governor x", "huge_pages": "always"}
+    run = replace(run, machine={**run.machine, **known})
     for text in _both(run):
         for expected in ("XLA_FLAGS=--xla_some_flag=1", "GPU: NVIDIA H200, 1", "2000 to 2100 MHz", "huge pages: always"):
             assert expected in text
@@ -170,13 +151,6 @@ def test_missing_baseline_is_told():
         assert "nothing is compared: a, the baseline, did not run" in text
 
 
-def test_secrets_are_no_flags(monkeypatch):
-    monkeypatch.setenv("NVIDIA_API_KEY", "hush")
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    assert "NVIDIA_API_KEY" not in machine.flags()
-    assert machine.flags()["NVIDIA_TF32_OVERRIDE"] == "0"
-
-
 def test_long_output_is_cut_and_says_so():
     run = _run(failures=(Failure("c", 0, "crashed", "\n".join(f"line {i}" for i in range(100))),))
     for text in _both(run):
@@ -185,15 +159,10 @@ def test_long_output_is_cut_and_says_so():
         assert "line 59\n" not in text
 
 
-@pytest.mark.parametrize("size", ["full", "quick"])
-def test_quick_sizes_are_called_no_measurement_of_speed(size):
-    for text in _both(_run(size)):
-        assert ("not how fast it is" in text) == (size == "quick")
-
-
 def test_quick_sizes_are_those_in_titles_and_notes_and_judge_no_target():
     run = _run("quick")
     for text in _both(run):
+        assert "not how fast it is" in text
         assert "12 records" in text
         assert "b: a note of 12" in text
         assert "7,000" not in text
@@ -236,10 +205,9 @@ def test_markdown_tables_have_equal_columns():
 @pytest.mark.parametrize(
     ("verdicts", "said"),
     [
-        ([], "known faults of jaxlib: unknown, as there is none"),
-        (["right", "right"], "known faults of jaxlib: none, all 2 cases are computed right"),
-        (["right", "wrong"], "known faults of jaxlib: case 1: wrong (https://example.org/1)"),
-        (["crash", "unknown"], "case 0: crash (https://example.org/0); case 1: unknown (https://example.org/1)"),
+        ([], "known faults of jaxlib: unknown"),
+        (["right", "right"], "known faults of jaxlib: none, all 2"),
+        (["right", "wrong", "crash"], "case 1: wrong (https://example.org/1); case 2: crash (https://example.org/2)"),
     ],
 )
 def test_known_faults_of_jaxlib_are_recorded(verdicts, said):

@@ -46,15 +46,26 @@ def test_each_sample_comes_from_a_process_of_its_own(suite):
     assert len({s.details["pid"] for s in outcome.samples}) == 6
 
 
-def test_variants_get_the_size_that_was_asked_for(suite):
-    (outcome,) = _run(suite, "plain", size="quick")
-    assert {s.variant: s.values["speed"] for s in outcome.samples} == {"one": 0.5, "three": 1.5}
+def test_quick_sizes_run_once_without_those_that_cannot_and_say_why(suite):
+    plain, missing, unsuited, steps = _run(suite, "plain", "missing", "unsuited", "steps", size="quick")
+    assert {s.variant: s.values["speed"] for s in plain.samples} == {"one": 0.5, "three": 1.5}
+    assert [s.again for s in plain.samples] == [False] * 2
+    assert plain.control is None
 
+    absent, elsewhere = missing.missing
+    assert (absent.variant, absent.reason) == ("absent", "not installed")
+    assert absent.command == "pip install no_such_module_of_ours tensorflow_of_ours"
+    assert "no_such_place" in elsewhere.command
+    assert elsewhere.command.endswith("-m pip install this==1 that==2")
+    assert {s.variant for s in missing.samples} == {"one"}
+    assert not missing.failures
 
-def test_quick_sizes_of_which_nothing_is_judged_have_no_control(suite):
-    (outcome,) = _run(suite, "plain", size="quick", rounds=2)
-    assert [s.again for s in outcome.samples] == [False] * 4
-    assert outcome.control is None
+    assert unsuited.missing == (Missing("two", "it has no wings"),)
+    assert {s.variant for s in unsuited.samples} == {"one"}
+
+    assert {s.values["speed"] for s in steps.samples} == {9.5}  # the median without the edges
+    assert len(steps.samples[0].steps["speed"]) == 20
+    assert steps.failures[0].reason == "timed no step of speed"
 
 
 @pytest.mark.slow
@@ -82,30 +93,6 @@ def test_every_second_round_is_the_one_before_it_backwards():
     assert round_order(runs, 1, "w", 5) == round_order(runs, 1, "w", 4)[::-1]
 
 
-def test_number_of_a_run_is_the_median_of_its_steps_without_the_edges(suite):
-    (outcome,) = _run(suite, "steps")
-    assert {s.values["speed"] for s in outcome.samples} == {9.5}
-    assert len(outcome.samples[0].steps["speed"]) == 20
-    assert outcome.failures[0].reason == "timed no step of speed"
-
-
-def test_variant_without_its_library_is_skipped_and_named_with_the_command_that_installs_it(suite):
-    (outcome,) = _run(suite, "missing")
-    absent, elsewhere = outcome.missing
-    assert (absent.variant, absent.reason) == ("absent", "not installed")
-    assert absent.command == "pip install no_such_module_of_ours tensorflow_of_ours"
-    assert "no_such_place" in elsewhere.command
-    assert elsewhere.command.endswith("-m pip install this==1 that==2")
-    assert {s.variant for s in outcome.samples} == {"one"}
-    assert not outcome.failures
-
-
-def test_variant_that_is_unsuited_takes_no_part_and_the_reason_is_told(suite):
-    (outcome,) = _run(suite, "unsuited")
-    assert outcome.missing == (Missing("two", "it has no wings"),)
-    assert {s.variant for s in outcome.samples} == {"one"}
-
-
 def test_variant_runs_in_the_interpreter_of_its_environment(suite, tmp_path):
     python = tmp_path / "environments" / "here" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -129,9 +116,8 @@ def test_who_runs_is_compared_though_the_baseline_does_not(suite):
     assert not outcome.samples
 
 
-@pytest.mark.slow
 def test_failing_variants_are_reported_and_the_others_measured(suite):
-    (outcome,) = _run(suite, "failing")
+    (outcome,) = _run(suite, "failing", size="quick")
     failures = {failure.variant: failure for failure in outcome.failures}
     assert failures["crash"].reason == "RuntimeError: no such luck"
     assert "about to crash" in failures["crash"].output
@@ -160,9 +146,8 @@ def test_variant_that_failed_is_not_run_again_and_has_no_place_in_the_tables(sui
     assert outcome.by_round("flaky", "speed") == {}
 
 
-@pytest.mark.slow
 def test_variants_that_compute_something_else_are_not_timed(suite):
-    (outcome,) = _run(suite, "agreeing")
+    (outcome,) = _run(suite, "agreeing", size="quick")
     reasons = {failure.variant: failure.reason for failure in outcome.failures}
     assert {s.variant for s in outcome.samples} - set(reasons) == {"one", "near"}
     assert {"far", "nan", "silent", "crash", "quits"}.isdisjoint(s.variant for s in outcome.samples)

@@ -47,14 +47,14 @@ def test_runs_without_a_positive_number_in_both_are_no_pairs():
     assert compare([], []).pairs == 0
 
 
-@pytest.mark.parametrize("pairs", range(1, FEWEST_PAIRS))
+@pytest.mark.parametrize("pairs", [1, FEWEST_PAIRS - 1])
 def test_few_pairs_have_a_ratio_and_no_interval(pairs):
     found = compare(*_noisy(pairs))
     assert found.ratio is not None
     assert (found.low, found.high, found.p, found.error, found.detectable(0.05, True)) == (None, None, None, None, None)
 
 
-@pytest.mark.parametrize("pairs", [6, 10, 25])
+@pytest.mark.parametrize("pairs", [6, 10])
 def test_interval_is_around_the_ratio(pairs):
     found = compare(*_noisy(pairs, 1.5))
     assert found.low < found.ratio < found.high
@@ -93,8 +93,7 @@ def test_statistic_of_untrimmed_pairs_is_students_t():
     assert quantiles == pytest.approx(stats.t.ppf([0.75, 0.95, 0.995], 3), rel=0.02)
 
 
-@pytest.mark.parametrize("level", [0.05, 0.005])
-@pytest.mark.parametrize("pairs", [6, 10, 20])
+@pytest.mark.parametrize(("pairs", "level"), [(6, 0.05), (10, 0.005)])
 def test_detectable_difference_is_found_in_eight_of_ten_benchmarks(pairs, level):
     """A difference as large as the typical benchmark says it could have shown."""
     said = [compare(*_noisy(pairs, seed=seed)).detectable(level, True) for seed in range(200)]

@@ -69,8 +69,6 @@ def test_functions_that_compute_something_else_are_not_timed(user, capsys):
     assert "not timed: it computes something else; output: result is" in printed
     assert "from that of plain (tolerance 0.001)" in printed
     assert "PARTIAL" not in printed
-    assert "fresh process" not in printed
-    assert "verified" not in printed
 
 
 def test_commands_run_from_start_to_end(capsys):
@@ -92,9 +90,9 @@ def test_a_command_that_fails_is_told_with_what_it_wrote(capsys):
 
 
 def test_a_budget_that_is_too_short_for_one_round_says_so(user, capsys):
-    assert compare(f"{user}:plain", f"{user}:stable", "--with", f"{user}:inputs", "--minutes", "0.01") == 1
+    assert compare(f"{user}:plain", f"{user}:stable", "--with", f"{user}:inputs", "--minutes", "0.0001") == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert "PARTIAL: its 0.01 minutes ended before one round; allow more (--minutes)" in printed
+    assert "PARTIAL: its 0.0001 minutes ended before one round; allow more (--minutes)" in printed
     assert "nothing is claimed" in printed
 
 
@@ -103,12 +101,9 @@ def test_a_budget_that_is_too_short_for_one_round_says_so(user, capsys):
     [
         (["train.py:a"], "train.py:a alone is no comparison"),
         (["no.py:a", "no.py:b"], "is not a file"),
-        (["{user}:plain", "{user}:absent"], "has no function absent"),
         (["{user}:plain", "true"], "is a function and 'true' is a command"),
         (["no-such-program x", "true"], "'no-such-program' is not a program"),
-        (["true", "'"], "cannot be read as a command"),
         (["true", "true", "--with", "{user}:inputs"], "--with is for functions"),
-        (["{user}:plain", "{user}:stable", "--with", "{user}"], "is not the name of a function in a file"),
         (["{user}:plain", "{user}:stable", "--block", "0"], "--block 0.0: needs seconds > 0"),
         (["{user}:plain", "{user}:stable", "--json", "/no/such/folder/x.json"], "--json"),
     ],

@@ -102,7 +102,7 @@ def test_a_donation_that_cannot_be_followed_is_told(user, name, says):
 
 def test_a_block_gives_milliseconds_a_call(user):
     with live(f"{user}:step", f"{user}:inputs", None) as ready:
-        assert 0 < ready.blocks["time"](0.01) < 10_000
+        assert ready.blocks["time"](0.01) > 0
 
 
 def test_outputs_are_named_by_their_places(user):

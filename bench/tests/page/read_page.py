@@ -46,6 +46,3 @@ def assert_inside(svg: ElementTree.Element) -> None:
 def first_of(run: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """The run with its first workload alone, changed."""
     return {**run, "workloads": [{**run["workloads"][0], **changed}]}
-
-
-# The text of the page.

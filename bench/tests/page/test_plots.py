@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from bench.tests.page.read_page import METRIC, assert_inside, svgs_of
@@ -28,9 +27,8 @@ def test_shape_of_many_steps_is_small():
     assert len(image) < 20_000
 
 
-@pytest.mark.parametrize("make", [document, lambda: failed_control(document())])
-def test_all_marks_are_inside(make: Callable[[], dict[str, Any]]):
-    svgs = svgs_of(as_html(make()))
+def test_all_marks_are_inside():
+    svgs = svgs_of(as_html(failed_control(document())))
     assert len(svgs) == 6
     for svg in svgs:
         assert_inside(svg)
@@ -40,7 +38,7 @@ _RATIO = st.floats(1e-300, 1e300) | st.floats(0.99, 1.01) | st.floats(0.01, 1000
 _ROWS = st.lists(st.tuples(_RATIO, _RATIO, _RATIO, st.booleans(), st.booleans()), min_size=1, max_size=8)
 
 
-@settings(deadline=None)
+@settings(max_examples=30)
 @given(_ROWS)
 def test_extremes_of_ratios_stay_inside(rows: Sequence[tuple[float, float, float, bool, bool]]):
     compared = []
@@ -51,7 +49,7 @@ def test_extremes_of_ratios_stay_inside(rows: Sequence[tuple[float, float, float
     assert_inside(ElementTree.fromstring(forest(compared, METRIC, True)))
 
 
-@settings(deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-1e12, 1e12) | st.floats(1e-9, 1e9), min_size=1, max_size=20))
 @example([1.0, 5e-324])
 @example([5e-324])
@@ -63,7 +61,7 @@ def test_extremes_of_values_stay_inside(values: Sequence[float]):
     assert_inside(ElementTree.fromstring(image))
 
 
-@settings(deadline=None)
+@settings(max_examples=30)
 @given(st.lists(_RATIO, min_size=1, max_size=5), st.lists(_RATIO, max_size=5))
 def test_ratio_axis_marks_one_and_holds_all_ratios(ratios: list[float], bounds: list[float]):
     axis = ratio_axis(ratios, bounds, 100, 400)

@@ -50,7 +50,7 @@ def test_no_counter_is_beyond_its_bound(tmp_path):
     samples = {sample["variant"]: sample["values"] for sample in workloads[1]["samples"]}
     for values in samples.values():
         assert values["FLOPs"] < 3.3
-        assert values["bytes"] < 0.50
+        assert values["bytes"] < 0.56
         assert values["temporaries"] < 70
     assert samples["as it comes"]["faults"] > 5_000  # so the bound of those with penstock run can be missed
     assert [target["text"] for target in targets if target["met"] is not True] == []

@@ -36,10 +36,6 @@ def again(size: int, *steps: str) -> int:
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap of no other C library is touched")
 
 
-def test_block_comes_from_the_system_each_time_at_first():
-    assert again(_GIVEN_BACK) > 200 * 40
-
-
 def test_block_is_kept_once_a_larger_one_was_freed():
     assert again(16 * _MB, "free_a_large_block") < 200
 
@@ -47,7 +43,6 @@ def test_block_is_kept_once_a_larger_one_was_freed():
 def test_large_block_is_kept_by_a_heap_that_was_grown():
     assert again(_GIVEN_BACK, "free_a_large_block") > 200 * 40
     assert again(_GIVEN_BACK, "free_a_large_block", "grow") < 200
-    assert again(256 * _MB, "free_a_large_block", "grow") < 200
 
 
 def test_grown_heap_takes_no_memory_before_it_is_used():

@@ -13,12 +13,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tests.extras import require
 
 from penstock._gpu import nvidia_gpu
 from penstock_bench import worker
 from penstock_bench.step_clock import StepClock
 from penstock_bench.suites import frameworks
-from penstock_bench.suites.frameworks import find, jpeg, measure, torch_data
+from penstock_bench.suites.frameworks import find, jpeg, measure
 from penstock_bench.suites.frameworks import reference as frameworks_reference
 from penstock_bench.suites.frameworks.experiment import LEARNING_RATE, QUICK, Experiment, Geometry
 from penstock_bench.suites.frameworks.random_images import RandomImages
@@ -32,6 +33,10 @@ SECONDS = ("seconds to import and build", "seconds to the end of the first step,
 
 def loaded(framework: str, data: str, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Batches of a framework's loader, with channels last."""
+    if framework == "PyTorch":
+        require("torch")
+    if data == "jpeg":
+        require("PIL")
     experiment = Experiment("tiny", 4, "fp32", "eager", "sgd", data)
     trainer = MAKERS[framework](experiment, find(experiment.name).sizes["quick"])
     found = []
@@ -61,7 +66,7 @@ def test_random_records_are_normal_and_labelled_by_their_index(framework):
     assert np.concatenate([labels for _, labels in batches]).tolist() == list(range(12))
 
 
-@pytest.mark.parametrize("framework", MAKERS)
+@pytest.mark.parametrize("framework", ["JAX", "Keras", pytest.param("PyTorch", marks=pytest.mark.slow)])
 def test_jpegs_are_decoded_alike_over_and_over(framework):
     batches = loaded(framework, "jpeg", 3)
     with jpeg.folder(8) as paths:
@@ -73,6 +78,7 @@ def test_jpegs_are_decoded_alike_over_and_over(framework):
 
 
 def test_jpegs_are_the_same_in_every_process_and_no_two_alike():
+    require("PIL")
     with jpeg.folder(3) as first, jpeg.folder(3) as second:
         contents = [[Path(path).read_bytes() for path in paths] for paths in (first, second)]
     assert contents[0] == contents[1]
@@ -80,6 +86,7 @@ def test_jpegs_are_the_same_in_every_process_and_no_two_alike():
 
 
 def test_jpegs_are_made_once_where_there_is_a_cache(tmp_path, monkeypatch):
+    require("PIL")
     monkeypatch.setenv("PENSTOCK_BENCH_CACHE", str(tmp_path / "cache"))
     with jpeg.folder(3) as first:
         made = [Path(path).stat().st_mtime_ns for path in first]
@@ -90,6 +97,9 @@ def test_jpegs_are_made_once_where_there_is_a_cache(tmp_path, monkeypatch):
 
 
 def test_a_record_is_the_same_in_every_framework_and_whenever_it_is_read():
+    require("torch")
+    from penstock_bench.suites.frameworks import torch_data
+
     source = RandomImages(8, 5)
     batch = source.read(np.array([7, 3]))
     np.testing.assert_array_equal(batch.images, source.read(np.array([3, 7])).images[::-1])
@@ -129,18 +139,25 @@ def first_update() -> float:
 
 
 def run_alone(workload, variant):
+    if "orch" in variant:
+        require("torch")
     measured = worker._alone(workload.variant(variant), workload.sizes["quick"], dataclasses.replace(workload, block_seconds=0.0))
     gc.unfreeze()
     return dataclasses.asdict(measured)
 
 
-@pytest.mark.parametrize("variant", ["PyTorch eager", "torch.compile", "JAX", "Keras on JAX"])
+@pytest.mark.parametrize(
+    "variant",
+    ["PyTorch eager", "JAX", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch.compile", "Keras on JAX"))],
+)
 def test_a_process_gives_times_and_what_all_must_have_alike(variant, reference):
     workload = find(NAME)
     check(run_alone(workload, variant), workload, reference)
 
 
-@pytest.mark.parametrize("variant", ["PyTorch eager", "JAX", "Keras on JAX"])
+@pytest.mark.parametrize(
+    "variant", ["PyTorch eager", *(pytest.param(name, marks=pytest.mark.slow) for name in ("JAX", "Keras on JAX"))]
+)
 def test_a_process_whose_steps_take_seconds_gives_the_same(variant, reference, monkeypatch):
     monkeypatch.setattr(measure, "_takes_seconds", lambda experiment, size: True)
     test_a_process_gives_times_and_what_all_must_have_alike(variant, reference)
@@ -206,6 +223,7 @@ def test_a_loader_that_is_behind_has_no_gain_from_batches_that_it_made_before_th
     gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_run_in_another_interpreter_does_so_too(reference, tmp_path):
     """PyTorch/XLA, as far as its environment is there; its loader's threads must end, or the process would not."""
     workload = find(NAME)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
+from tests.extras import require
 
 import penstock_bench.worker
 from penstock._gpu import nvidia_gpu
 from penstock_bench.suites import frameworks
-from penstock_bench.suites.frameworks import find, flax_trainer, flax_vit, keras_vit, torch_vit, weights
+from penstock_bench.suites.frameworks import find, flax_trainer, flax_vit, keras_vit, weights
 from penstock_bench.suites.frameworks.experiment import QUICK
 
 NAME = "vit-tiny-b4-fp32-eager-sgd-random"
@@ -27,6 +28,8 @@ def name_of(precision: str = "fp32", attention: str = "eager", optimizer: str = 
 
 
 def outputs(name: str, variant: str):
+    if "orch" in variant:
+        require("torch")
     workload = find(name)
     return workload.variant(variant).outputs(workload.sizes["quick"])
 
@@ -42,9 +45,20 @@ def assert_agreed(rows):
     assert all(row.agreed for row in rows.values()), rows
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("variant", ["PyTorch eager", "JAX", "Keras on JAX"])
+ROWS = list(itertools.product(["PyTorch eager", "JAX", "Keras on JAX"], ["fp32", "bf16"], ["sgd", "adamw"]))
+# Each framework, each precision and each optimizer; those of PyTorch compile nothing.
+QUICK_ROWS = [
+    ("PyTorch eager", "fp32", "sgd"),
+    ("PyTorch eager", "bf16", "adamw"),
+    ("JAX", "fp32", "adamw"),
+    ("Keras on JAX", "bf16", "sgd"),
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "precision", "optimizer"),
+    [row if row in QUICK_ROWS else pytest.param(*row, marks=pytest.mark.slow) for row in ROWS],
+)
 def test_a_framework_agrees_with_the_reference(variant, precision, optimizer, compared):
     name = name_of(precision, optimizer=optimizer)
     assert_agreed(compared(name, outputs(name, variant)))
@@ -56,6 +70,7 @@ def test_pytorchs_fused_attention_agrees_with_the_reference(precision, compared)
     assert_agreed(compared(name, outputs(name, "PyTorch eager")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["PyTorch eager", "JAX", "Keras on JAX"])
 def test_one_record_is_a_batch(variant, compared):
     name = name_of(batch=1)
@@ -68,6 +83,7 @@ def test_the_compiled_model_agrees_with_the_reference(compared):
     assert_agreed(compared(name, outputs(name, "torch.compile")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "sgd"), ("bf16", "adamw")])
 def test_those_of_other_interpreters_agree_with_the_reference(precision, optimizer, compared, tmp_path):
     for variant in ELSEWHERE:
@@ -76,7 +92,7 @@ def test_those_of_other_interpreters_agree_with_the_reference(precision, optimiz
         assert_agreed(compared(name, dict(np.load(path))))
 
 
-@pytest.mark.parametrize("variant", ["PyTorch eager", "JAX"])
+@pytest.mark.parametrize("variant", ["PyTorch eager", pytest.param("JAX", marks=pytest.mark.slow)])
 def test_float32_is_not_taken_for_bfloat16(variant, compared):
     rows = compared(name_of("bf16"), outputs(name_of("fp32"), variant))
     assert not rows["logits"].agreed
@@ -108,21 +124,25 @@ def plant_labels_off_by_one(monkeypatch):
     monkeypatch.setattr(flax_trainer.FlaxTrainer, "place", place_with_others)
 
 
+@pytest.mark.slow
 def test_half_the_scale_of_scores_is_seen(compared, monkeypatch):
     plant_half_the_scale_of_scores(monkeypatch)
     assert seen(NAME, compared) == {"logits", "loss", "update"}
 
 
+@pytest.mark.slow
 def test_the_approximate_gelu_is_seen(compared, monkeypatch):
     monkeypatch.setattr(flax_vit, "gelu", lambda hidden: jax.nn.gelu(hidden, approximate=True))
     assert seen(NAME, compared) >= {"logits", "loss"}
 
 
+@pytest.mark.slow
 def test_another_epsilon_of_norms_is_seen(compared, monkeypatch):
     monkeypatch.setattr(flax_vit, "LAYER_NORM_EPSILON", 1e-3)
     assert seen(NAME, compared) == {"logits", "loss", "update"}
 
 
+@pytest.mark.slow
 def test_twice_the_learning_rate_is_seen(compared, monkeypatch):
     plant_twice_the_learning_rate(monkeypatch)
     assert seen(NAME, compared) >= {"update"}
@@ -133,7 +153,9 @@ def test_labels_off_by_one_are_seen(compared, monkeypatch):
     assert seen(NAME, compared) == {"loss", "update"}
 
 
-@pytest.mark.parametrize("plant", [plant_half_the_scale_of_scores, plant_twice_the_learning_rate])
+@pytest.mark.parametrize(
+    "plant", [plant_half_the_scale_of_scores, pytest.param(plant_twice_the_learning_rate, marks=pytest.mark.slow)]
+)
 def test_bfloat16_hides_no_mistake_of_substance(plant, compared, monkeypatch):
     plant(monkeypatch)
     assert seen(name_of("bf16"), compared)
@@ -170,20 +192,25 @@ print(fused(model, torch.randn(2, 3, QUICK.image, QUICK.image)))
 
 @pytest.mark.slow
 def test_inductor_does_not_fuse_the_eager_attention():
+    require("torch")
     counted = subprocess.run([sys.executable, "-c", COUNT_FUSED], check=True, capture_output=True, text=True).stdout
     known, ours = map(int, counted.split())
     assert known > 0  # it does count
     assert ours == 0
 
 
-@pytest.mark.parametrize("variant", ["JAX", "Keras on JAX"])
+@pytest.mark.parametrize("variant", ["JAX", pytest.param("Keras on JAX", marks=pytest.mark.slow)])
 def test_where_xla_cannot_fuse_attention_it_is_an_error_and_not_the_same_as_eager(variant):
     if not nvidia_gpu():
         with pytest.raises(Exception, match=r"(?i)cudnn|flash|gpu|cuda"):
             outputs(name_of("bf16", "fused"), variant)
 
 
+@pytest.mark.slow
 def test_weights_survive_each_framework_bit_for_bit():
+    require("torch")
+    from penstock_bench.suites.frameworks import torch_vit
+
     initial = weights.initial(QUICK)
     torch_model = torch_vit.ViT(QUICK, fused=False)
     torch_vit.load(torch_model, initial)
@@ -199,7 +226,3 @@ def test_weights_survive_each_framework_bit_for_bit():
         assert set(found) == set(initial), framework
         for name, value in initial.items():
             np.testing.assert_array_equal(found[name], value, err_msg=f"{framework}: {name}")
-
-
-def test_nothing_here_is_the_installed_package_of_another_checkout():
-    assert Path(weights.__file__).is_relative_to(Path(__file__).parents[4] / "src"), sys.path

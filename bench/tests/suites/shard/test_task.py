@@ -15,12 +15,8 @@ def test_a_task_knows_its_axes_and_its_devices():
 
 
 @pytest.mark.parametrize("compiler", COMPILERS, ids=str)
-def test_a_label_names_its_compiler(compiler):
+def test_a_label_names_its_compiler_and_meshes_have_all_devices_of_the_compiler(compiler):
     assert Compiler.of_label(compiler.label) == compiler
-
-
-@pytest.mark.parametrize("compiler", COMPILERS, ids=str)
-def test_meshes_have_all_devices_of_the_compiler(compiler):
     tasks = [Task("gpt2", mesh, compiler) for mesh in compiler.meshes]
     assert {math.prod(task.axes.values()) for task in tasks} == {compiler.devices}
     assert all(size > 1 for task in tasks for size in task.axes.values())

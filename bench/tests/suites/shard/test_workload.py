@@ -9,7 +9,7 @@ import pytest
 from penstock import cli
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
-from penstock_bench import rounds
+from penstock_bench import progress, rounds
 from penstock_bench.model import Measurement
 from penstock_bench.process import Finished
 from penstock_bench.suites.shard import WORKLOADS, find
@@ -42,6 +42,7 @@ def bench(monkeypatch, tmp_path):
     def run(finished, *arguments: str) -> tuple[int, dict, str, str]:
         give = finished if callable(finished) else lambda variant: finished
         monkeypatch.setattr(rounds, "run_variant", lambda module, workload, variant, *more: give(variant.name))
+        monkeypatch.setattr(progress, "lacks", lambda variant: None)  # as the worker needs no library
         paths = [tmp_path / f"out.{kind}" for kind in ("json", "markdown", "html")]
         files = [part for path in paths for part in (f"--{path.suffix[1:]}", str(path))]
         status = cli.main(["bench", "shard", "--only", "mlp", *arguments, *files])

@@ -36,7 +36,7 @@ def test_every_layout_divides_its_leaf_and_state_returns_to_its_place(name):
         assert plan.outputs[place].shape == plan.inputs[source].shape
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["mlp", *(pytest.param(each, marks=pytest.mark.slow) for each in SMALL if each != "mlp")])
 def test_arguments_take_the_bytes_that_were_predicted(name):
     plan = plan_of(name, check=False, hardware=V5E_ON_CPU)
     verified = plan.verify()
