@@ -24,7 +24,8 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_examples_of_a_page_run(page):
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the run folders of examples
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     scope = {"__name__": page.stem}
     for block in blocks:
