@@ -101,11 +101,24 @@ def total_memory() -> int | None:
 
 def available_memory() -> int | None:
     """Return the bytes of memory that can be used without swapping, here and in the cgroup; None where the system is silent."""
-    found = [cgroup.free_memory()]
+    found = [free_in_cgroup()]
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = (_PROC / "meminfo").read_text().splitlines()
         found.append(next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")))
     return min((each for each in found if each is not None), default=None)
+
+
+def free_in_cgroup(proc: Path = _PROC) -> int | None:
+    """Return the bytes that this process's cgroups may still use, where the page cache is free; None without a limit."""
+    found = []
+    for folder in cgroup.folders("memory", proc):
+        limit = cgroup.memory_limit(folder)
+        used = cgroup.read(folder / "memory.current").strip() or cgroup.read(folder / "memory.usage_in_bytes").strip()
+        if limit is not None and used.isdigit():
+            counts = dict(line.split(maxsplit=1) for line in cgroup.read(folder / "memory.stat").splitlines() if line)
+            cached = int(counts.get("total_inactive_file", counts.get("inactive_file", "0")))
+            found.append(max(0, limit - int(used) + cached))
+    return min(found, default=None)
 
 
 def busy_seconds() -> float | None:

@@ -137,18 +137,6 @@ def test_the_least_limit_of_the_cgroups_counts(tmp_path, version):
     assert cgroup.limits(hierarchy(tmp_path / "none", version, None, None)) == cgroup.Limits(True, None, None)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_memory_that_a_cgroup_leaves_is_its_limit_without_what_is_used_except_the_page_cache(tmp_path, version):
-    proc = hierarchy(tmp_path, version, 2 * 2**30, None)
-    assert cgroup.free_memory(proc) is None  # its use is unknown
-    for file in list(tmp_path.rglob("memory.max")) + list(tmp_path.rglob("memory.limit_in_bytes")):
-        file.with_name("memory.current" if version == 2 else "memory.usage_in_bytes").write_text(f"{3 * 2**29}\n")
-        name = "inactive_file" if version == 2 else "total_inactive_file"
-        file.with_name("memory.stat").write_text(f"anon 5\n{name} {2**29}\n")
-    assert cgroup.free_memory(proc) == 2**30
-    assert cgroup.free_memory(hierarchy(tmp_path / "none", version, None, None)) is None
-
-
 def test_cgroups_that_cannot_be_read_are_unknown(tmp_path, monkeypatch):
     unknown = cgroup.limits(tmp_path)
     assert unknown == cgroup.Limits(False, None, None)

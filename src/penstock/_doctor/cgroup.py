@@ -30,43 +30,31 @@ class Limits:
 
 def limits(proc: Path = Path("/proc")) -> Limits:
     """Return the lowest of the limits that apply to this process."""
-    memory, cpu = list(_folders("memory", proc)), list(_folders("cpu", proc))
-    bytes_ = [limit for limit in map(_memory, memory) if limit is not None]
+    memory, cpu = list(folders("memory", proc)), list(folders("cpu", proc))
+    bytes_ = [limit for limit in map(memory_limit, memory) if limit is not None]
     cores = [limit for limit in map(_cores, cpu) if limit is not None]
     return Limits(bool(memory or cpu), min(bytes_, default=None), min(cores, default=None))
 
 
-def free_memory(proc: Path = Path("/proc")) -> int | None:
-    """Return the bytes that this process's cgroups may still use, where the page cache is free; None without a limit."""
-    found = []
-    for folder in _folders("memory", proc):
-        limit = _memory(folder)
-        used = _text(folder / "memory.current").strip() or _text(folder / "memory.usage_in_bytes").strip()
-        if limit is not None and used.isdigit():
-            counts = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if line)
-            cached = int(counts.get("total_inactive_file", counts.get("inactive_file", "0")))
-            found.append(max(0, limit - int(used) + cached))
-    return min(found, default=None)
-
-
-def _memory(folder: Path) -> int | None:
+def memory_limit(folder: Path) -> int | None:
+    """Return the bytes that the cgroup of a folder may use; None for no limit."""
     for name in ("memory.max", "memory.limit_in_bytes"):
-        text = _text(folder / name).strip()
+        text = read(folder / name).strip()
         if text.isdigit() and int(text) < _NO_LIMIT:
             return int(text)
     return None
 
 
 def _cores(folder: Path) -> float | None:
-    quota = _text(folder / "cpu.max").split() or [
-        _text(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quota = read(folder / "cpu.max").split() or [
+        read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     ]
     return int(quota[0]) / int(quota[1]) if all(part.isdigit() for part in quota) else None
 
 
-def _folders(controller: str, proc: Path) -> Iterator[Path]:
+def folders(controller: str, proc: Path) -> Iterator[Path]:
     """Yield the folders of this process's cgroup and those above it, in each hierarchy that may have the controller."""
-    for line in _text(proc / "self/cgroup").splitlines():
+    for line in read(proc / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -79,13 +67,14 @@ def _folders(controller: str, proc: Path) -> Iterator[Path]:
 
 def _mounts(proc: Path, controller: str | None) -> Iterator[Path]:
     """Yield the mount points of the hierarchy of a controller; None stands for version 2, which has all controllers."""
-    for line in _text(proc / "mounts").splitlines():
+    for line in read(proc / "mounts").splitlines():
         _, where, kind, options, *_ = line.split()
         if kind == "cgroup2" if controller is None else kind == "cgroup" and controller in options.split(","):
             yield Path(where)
 
 
-def _text(path: Path) -> str:
+def read(path: Path) -> str:
+    """Return the text of a file; "" if it cannot be read."""
     try:
         return path.read_text()
     except OSError:
