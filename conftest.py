@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 
 import hypothesis
 import jax
 import numpy as np
 import pytest
+from tests.extras import in_an_extra, remedy
 
 from penstock._doctor import jaxlib_faults
 
@@ -47,6 +50,9 @@ collect_ignore_glob = [
     "bench/penstock_bench/suites/keras/*",
     # Each needs packages of the extra `outside`, which is not part of `test`.
     "bench/penstock_bench/suites/shard/outside/[!_]*",
+    # A module whose import failed stays half imported, so that the next one that imports it fails with another error.
+    *([] if find_spec("keras") else ["src/penstock/keras/*"]),
+    *([] if find_spec("pyarrow") else ["src/penstock/data/packs/arrow_documents.py"]),
 ]
 
 
@@ -68,6 +74,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     terminal = plugins.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(session.config, "workerinput"):
         plugins.register(_FailuresAreShownAtOnce(terminal))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a file that imports an optional library which is not installed; the reason names the extra that has it."""
+    report = yield
+    missing = re.search(r"^E +ModuleNotFoundError: No module named '(\w+)", report.longreprtext, re.MULTILINE)
+    if report.failed and missing and in_an_extra(missing[1]):
+        reason = f"Skipped: needs {missing[1]}: {remedy(missing[1])}"
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 1, reason)
+    return report
 
 
 def pytest_collection_finish() -> None:

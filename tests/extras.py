@@ -10,7 +10,14 @@ from types import ModuleType
 import pytest
 
 _PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-_DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless", "array_record": "array-record", "keras_hub": "keras-hub"}
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "array_record": "array-record",
+    "keras_hub": "keras-hub",
+    "sklearn": "scikit-learn",
+    "orbax": "orbax-checkpoint",
+}
 
 
 def require(module: str) -> ModuleType:
@@ -19,14 +26,24 @@ def require(module: str) -> ModuleType:
     return pytest.importorskip(module, reason=f"needs {module}: {remedy(module)}")
 
 
-@functools.cache
+def in_an_extra(module: str) -> bool:
+    """Return whether an extra of penstock has a library."""
+    return bool(_extras(module))
+
+
 def remedy(module: str) -> str:
     """Return the command that installs the extra with a library."""
-    distribution = _DISTRIBUTIONS.get(module.partition(".")[0], module.partition(".")[0]).lower()
+    extras = _extras(module)
+    assert extras, f"{module} is in no extra of pyproject.toml"
+    return f'pip install -e ".[{extras[0]}]"'
+
+
+@functools.cache
+def _extras(module: str) -> list[str]:
+    module = module.partition(".")[0]
+    distribution = _DISTRIBUTIONS.get(module, module).lower()
     extras = _PROJECT["optional-dependencies"]
-    named = [name for name, needs in extras.items() if any(_name(each) == distribution for each in needs)]
-    assert named, f"{module} is in no extra of pyproject.toml"
-    return f'pip install -e ".[{named[0]}]"'
+    return [name for name, needs in extras.items() if any(_name(each) == distribution for each in needs)]
 
 
 def _name(requirement: str) -> str:

@@ -3,13 +3,8 @@
 import threading
 
 import jax
-import keras
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
-
-import penstock.keras as pk
-from penstock.keras import _replace_iterator
-from penstock.keras._session import Session
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,6 +27,11 @@ def _programs_are_compiled_once(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def _keras_is_as_it_was():
     """Put back the class that data of penstock has replaced, and drop what Keras keeps from model to model."""
+    import keras  # here, so that the files of this folder can be skipped without it
+
+    from penstock.keras import _replace_iterator
+    from penstock.keras._session import Session
+
     yield
     _replace_iterator._restore_original()
     Session.data_was_made = False
@@ -41,6 +41,8 @@ def _keras_is_as_it_was():
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
+    import penstock.keras as pk
+
     yield
     pk.disable_threaded_epochs()
     for thread in threading.enumerate():
