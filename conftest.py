@@ -46,6 +46,7 @@ def _names_of_doctests(doctest_namespace):
 collect_ignore = ["bench/penstock_bench/suites/frameworks/xla_trainer.py"]
 
 collect_ignore_glob = [
+    "bench/scripts/*",  # programs, which import their neighbours
     # Keeps TensorFlow and others out of the processes of its suite; collecting its doctests would keep them out of this one.
     "bench/penstock_bench/suites/keras/*",
     # Each needs packages of the extra `outside`, which is not part of `test`.
