@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from penstock._gpu import nvidia_gpu
 from penstock_bench.activity import cores
 from penstock_bench.model import VerificationError
 from penstock_bench.step_clock import StepClock
@@ -50,7 +49,7 @@ class TorchTrainer:
 
     def __init__(self, experiment: Experiment, size: Size, compiled: bool):
         self._experiment, self._size = experiment, size
-        self._cuda = nvidia_gpu() and torch.cuda.is_available()  # without a GPU, PyTorch may warn of what else it finds
+        self._cuda = torch.cuda.is_available()
         check_device("PyTorch", self._cuda)
         _set_precision(experiment.precision, self._cuda)
         torch.set_num_threads(min(torch.get_num_threads(), cores()))  # its own choice is one for each physical core
