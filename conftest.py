@@ -13,7 +13,7 @@ import hypothesis
 import jax
 import numpy as np
 import pytest
-from tests.extras import in_an_extra, remedy
+from tests.extras import in_an_extra, remedy, require
 
 from penstock._doctor import jaxlib_faults
 
@@ -129,7 +129,7 @@ def _commands_take_this_jaxlib_for_right(tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     """Chromium, with a profile of its own and a folder for downloads; the test is skipped without it."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium, of the extra test-all")
+    webdriver = require("selenium.webdriver")
     names = ("chromium", "chromium-browser", "google-chrome")
     programs = [program for program in map(shutil.which, names) if program]
     driver = shutil.which("chromedriver")

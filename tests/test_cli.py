@@ -9,7 +9,7 @@ from penstock.cli import main
 from penstock.recipes import digits
 
 
-def _exit(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def exit_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     try:
         code = main(arguments)
     except SystemExit as end:
@@ -19,7 +19,7 @@ def _exit(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int
 
 
 def test_version_is_that_of_the_package(capsys):
-    assert _exit(["--version"], capsys) == (0, f"penstock {penstock.__version__}\n", "")
+    assert exit_of(["--version"], capsys) == (0, f"penstock {penstock.__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_version_is_that_of_the_package(capsys):
     ],
 )
 def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
-    code, out, _ = _exit(arguments, capsys)
+    code, out, _ = exit_of(arguments, capsys)
     assert code == 0
     assert [word for word in words if word not in out] == []
     assert out.isascii() or "train" not in arguments
@@ -53,7 +53,7 @@ def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
     ],
 )
 def test_bad_arguments_exit_with_2_and_one_line(arguments, words, capsys):
-    code, out, err = _exit(arguments, capsys)
+    code, out, err = exit_of(arguments, capsys)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert [word for word in words if word not in err] == []
@@ -63,7 +63,7 @@ def test_bad_arguments_exit_with_2_and_one_line(arguments, words, capsys):
 def test_a_command_of_penstock_bench_says_how_to_install_it(command, monkeypatch, capsys):
     monkeypatch.setattr(cli, "entry_points", lambda **_: ())
     for arguments in ([command], [command, "--help"], [command, "feed", "--quick"]):
-        code, out, err = _exit(arguments, capsys)
+        code, out, err = exit_of(arguments, capsys)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert "pip install -e bench" in err
 
@@ -73,7 +73,7 @@ def test_ctrl_c_exits_with_130_and_one_line(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(digits, "train", interrupt)
-    assert _exit(["train", "digits"], capsys) == (130, "", "penstock: interrupted\n")
+    assert exit_of(["train", "digits"], capsys) == (130, "", "penstock: interrupted\n")
 
 
 def test_module_runs_as_the_command():

@@ -117,7 +117,7 @@ def _commit() -> str | None:
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None  # installed inside of another project's repository
     commit = _git("rev-parse", "HEAD")
-    return commit and commit + ("+changes" if _git("status", "--porcelain", "--", ".") else "")
+    return commit and commit + ("+changes" if _git("status", "--porcelain", "--", ".", str(Path(__file__).parent)) else "")
 
 
 def _git(*args: str) -> str | None:

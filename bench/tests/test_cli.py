@@ -6,17 +6,7 @@ import subprocess
 import sys
 
 import pytest
-
-from penstock.cli import main
-
-
-def _exit(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    try:
-        code = main(arguments)
-    except SystemExit as end:
-        code = end.code
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+from tests.test_cli import exit_of
 
 
 @pytest.mark.parametrize(
@@ -30,7 +20,7 @@ def _exit(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int
     ],
 )
 def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
-    code, out, _ = _exit(arguments, capsys)
+    code, out, _ = exit_of(arguments, capsys)
     assert code == 0
     assert [word for word in words if word not in out] == []
 
@@ -48,7 +38,7 @@ def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
     ],
 )
 def test_bad_arguments_exit_with_2_and_one_line(arguments, words, capsys):
-    code, out, err = _exit(arguments, capsys)
+    code, out, err = exit_of(arguments, capsys)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert [word for word in words if word not in err] == []
