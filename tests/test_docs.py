@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from tests.extras import remedy, require
+from tests.extras import require
 
 import penstock as ps
 from penstock import cli
@@ -32,7 +32,7 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
         try:
             exec(compile(block, str(page), "exec"), scope)
         except ModuleNotFoundError as missing:
-            pytest.skip(f"needs {missing.name}: {remedy(missing.name)}")
+            require(missing.name)
 
 
 def test_the_readme_shows_both_commands():
