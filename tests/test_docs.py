@@ -33,6 +33,7 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
             exec(compile(block, str(page), "exec"), scope)
         except ModuleNotFoundError as missing:
             require(missing.name)
+            raise
 
 
 def test_the_readme_shows_both_commands():
