@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from penstock._bytes import format_bytes
-from penstock.shard.units import format_seconds
+from penstock.shard.wording import format_seconds
 from penstock_bench.suites.shard.task import LIMITS
 
 Sample = Mapping[str, Any]

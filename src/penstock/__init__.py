@@ -33,7 +33,7 @@ from penstock.data.streams.stream import stream as stream
 from penstock.data.streams.webdataset import webdataset as webdataset
 from penstock.shard import Plan as Plan
 from penstock.shard import PlanError as PlanError
-from penstock.shard import plan as plan
+from penstock.shard.plan import plan as plan
 from penstock.train import CheckpointError as CheckpointError
 from penstock.train import DistributedError as DistributedError
 from penstock.train import EarlyStop as EarlyStop

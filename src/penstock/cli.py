@@ -15,7 +15,7 @@ from penstock._launcher import command as starting
 from penstock._launcher import within
 from penstock._launcher.settings import choose
 from penstock.recipes import digits, text
-from penstock.shard import command as planning
+from penstock.shard import plan_command as planning
 from penstock.train.launch import command as launching
 
 _OF_BENCH = {

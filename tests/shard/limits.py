@@ -8,7 +8,7 @@ import pytest
 from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
 import penstock as ps
-from penstock.shard import compile_plan, compiler, find_hardware
+from penstock.shard import compiler, find_hardware
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
 
@@ -43,7 +43,7 @@ def count_compilations(monkeypatch):
     compiled = []
 
     def compile_and_count(*args):
-        compiled.append(compile_plan.compile_plan(*args))
+        compiled.append(compiler.compile_plan(*args))
         return compiled[-1]
 
     monkeypatch.setattr(compiler, "compile_plan", compile_and_count)
@@ -66,7 +66,7 @@ def compile_to(monkeypatch, bytes_of, sent_by=None):
             collectives = (Collective("all-reduce", sent_by(plan), plan.device_count, count=1.0, axes=tuple(plan.mesh_shape)),)
         return Measured(arguments, 0, int(bytes_of(plan)) - arguments, 0, flops, collectives, 1.0, (), "a made-up compiler")
 
-    monkeypatch.setattr(compiler, "compile_plan", compile_plan)
+    monkeypatch.setattr(compiler, "compile_plan", compiler)
     return compiled
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
-from penstock.shard.planned import Plan
+from penstock.shard.plan import Plan
 from penstock.shard.record import LeafLayout
 from penstock.shard.search.cost import Cost, Memory, PlannedCollective
 

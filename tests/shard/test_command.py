@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 import penstock
 from penstock import Plan
 from penstock.cli import main
-from penstock.shard.command import parse_constraint
+from penstock.shard.plan_command import parse_constraint
 
 _JOBS = """
 import jax, jax.numpy as jnp

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-import penstock.shard as ps
-from penstock.shard.garbage import without_collection
+import penstock as ps
+from penstock.shard.plan import without_collection
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])

@@ -7,7 +7,7 @@ import pytest
 from tests.shard.limits import DEEP, compile_to, deep_step, plan_of
 
 import penstock as ps
-from penstock.shard import PlanError, compile_plan
+from penstock.shard import PlanError, compiler
 from penstock.shard.errors import CompilerFailedError
 
 
@@ -47,8 +47,8 @@ def test_a_plan_left_to_the_compiler_of_cpus_is_compiled_in_another_process(left
     """XLA's partitioner may abort, which would end this process."""
     plan, _ = left
     monkeypatch.undo()
-    elsewhere, compile_in_worker = [], compile_plan._compile_in_worker
-    monkeypatch.setattr(compile_plan, "_compile_in_worker", lambda *args: elsewhere.append(args) or compile_in_worker(*args))
+    elsewhere, compile_in_worker = [], compiler._compile_in_worker
+    monkeypatch.setattr(compiler, "_compile_in_worker", lambda *args: elsewhere.append(args) or compile_in_worker(*args))
     assert plan.verify().measured.arguments == plan.cost.memory.arguments
     assert len(elsewhere) == 1
     plan.alternatives["FSDP"].verify()

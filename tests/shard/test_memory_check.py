@@ -25,7 +25,7 @@ from tests.shard.limits import (
 from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
 import penstock as ps
-from penstock.shard import CompileError, PlanError, compile_plan, compiler
+from penstock.shard import CompileError, PlanError, compiler
 from penstock.shard.errors import CompilerFailedError, CompilerMemoryError, compile_error
 from penstock.shard.hlo import compile_exported
 from penstock.shard.hlo.analysis import Measured
@@ -76,7 +76,7 @@ def test_a_plan_predicted_far_above_its_limit_is_compiled_before_it_is_refused(c
 
 
 def test_a_large_step_is_compiled_before_it_is_refused(monkeypatch):
-    monkeypatch.setattr("penstock.shard.memory_check._LARGEST", 0)
+    monkeypatch.setattr("penstock.shard.memory._LARGEST", 0)
     compiled = compile_to(monkeypatch, lambda plan: 2**40)
     predicted = plan_of(mlp_step, mlp(), rows()).cost.memory.total
     assert plan_of(mlp_step, mlp(), rows(), memory=int(1.2 * predicted)).unchecked
@@ -341,7 +341,7 @@ def test_a_compiler_that_is_killed_leaves_the_plan_unchecked(monkeypatch):
 
 
 def test_a_compiler_that_hangs_leaves_the_plan_unchecked(monkeypatch):
-    monkeypatch.setattr(compile_plan, "_PATIENCE", 0.5)
+    monkeypatch.setattr(compiler, "_PATIENCE", 0.5)
     _, said = unchecked_plan(mesh={"data": 16}, check=None, memory="40KiB")
     assert "gave no answer in" in said
 

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import penstock as ps
-from penstock.shard.own_copy import put_copy
+from penstock.shard.arguments import put_copy
 
 MESH = Mesh(np.array(jax.devices()[:8]), ("data",))
 PLACES = {

@@ -1,6 +1,6 @@
 """Sentences on unknown costs have the number of places and how they count."""
 
-from penstock.shard.unknown_costs import about_collectives, about_loops, about_operations
+from penstock.shard.wording import about_collectives, about_loops, about_operations
 
 
 def test_without_unknown_costs_there_is_no_sentence():

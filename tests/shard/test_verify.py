@@ -7,12 +7,12 @@ from tests.shard.plans import collective, cost
 from tests.shard.steps import mlp, mlp_step, rows, while_loop
 
 import penstock as ps
-from penstock.shard.compile_plan import compile_plan
+from penstock.shard.compiler import compile_plan
 from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
-from penstock.shard.unknown_costs import about_collectives
 from penstock.shard.verify import Verified
+from penstock.shard.wording import about_collectives
 
 
 def plan_of(step, *args):

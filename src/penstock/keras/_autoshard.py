@@ -35,17 +35,16 @@ from penstock.keras._model_step import ModelStep, StepArguments, without_number
 from penstock.keras._planned_function import Layouts, PlannedFunction
 from penstock.keras._trace_errors import explained
 from penstock.shard import Hardware, Plan, PlanError
-from penstock.shard._plan import plan_traced
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
 from penstock.shard.compiler import read_check
-from penstock.shard.garbage import without_collection
 from penstock.shard.mesh.explicit_axes import automatic_axes
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import find_hardware
+from penstock.shard.plan import plan_traced, without_collection
 from penstock.shard.record import named_shardings
+from penstock.shard.remarks import nearest_sizes
 from penstock.shard.serialization import from_json, to_json
 from penstock.shard.trace.fingerprint import describe_difference
 from penstock.shard.trace.step import TracedStep, trace
-from penstock.shard.uneven_batch import nearest_sizes
 from penstock.train.together import FirstProcessError, decide
 
 _TRAIN = "train"

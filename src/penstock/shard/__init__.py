@@ -4,14 +4,13 @@ In: a step function, abstract arguments, a mesh and a memory limit. Out: a `Plan
 subpackages, in the order in which they import each other: `mesh/`, `trace/`, `graph/`, `search/`, `apply/`, `hlo/`, `present/`.
 """
 
-from penstock.shard._plan import plan as plan
 from penstock.shard.errors import CompileError as CompileError
 from penstock.shard.errors import PlanError as PlanError
 from penstock.shard.hlo.analysis import Measured as Measured
 from penstock.shard.hlo.collectives import Collective as Collective
 from penstock.shard.mesh.hardware import Hardware as Hardware
-from penstock.shard.mesh.lookup import find_hardware as find_hardware
-from penstock.shard.planned import Plan as Plan
+from penstock.shard.mesh.hardware import find_hardware as find_hardware
+from penstock.shard.plan import Plan as Plan
 from penstock.shard.record import LeafLayout as LeafLayout
 from penstock.shard.search.cost import Cost as Cost
 from penstock.shard.search.cost import Memory as Memory

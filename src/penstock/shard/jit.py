@@ -23,11 +23,9 @@ from penstock.shard.mesh.explicit_axes import (
     to_explicit,
 )
 from penstock.shard.record import PlanRecord, named_shardings
-from penstock.shard.trace.call import CallForm, read_call
 from penstock.shard.trace.fingerprint import describe_arguments, describe_difference
-from penstock.shard.trace.modules import has_variables, write_back
-from penstock.shard.trace.static_leaves import has_equinox_module, unmark_static
-from penstock.shard.trace.step import TracedStep, argument_leaves, trace_form
+from penstock.shard.trace.modules import has_equinox_module, has_variables, unmark_static, write_back
+from penstock.shard.trace.step import CallForm, TracedStep, argument_leaves, read_call, trace_form
 
 _LOGGER = logging.getLogger("penstock.shard")
 

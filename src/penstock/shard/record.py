@@ -15,8 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.mesh.compiler_models import COMPILER_MODELS
-from penstock.shard.mesh.tiles import tiled_bytes
+from penstock.shard.mesh.compiler_models import COMPILER_MODELS, tiled_bytes
 from penstock.shard.search.cost import Cost
 
 _KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}

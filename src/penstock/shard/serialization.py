@@ -18,7 +18,7 @@ from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
 from penstock.shard.search.cost import Cost, Memory, PlannedCollective
-from penstock.shard.units import format_spec
+from penstock.shard.wording import format_spec
 
 FORMAT = "penstock plan"
 VERSION = 4

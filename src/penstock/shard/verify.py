@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock._bytes import format_bytes
-from penstock.shard.compile_plan import compile_plan
+from penstock.shard.compiler import compile_plan
 from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
 from penstock.shard.trace.step import TracedStep
-from penstock.shard.units import format_seconds
+from penstock.shard.wording import format_seconds
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from penstock.data.tree import Batch, leaves_with_names
 from penstock.shard import Plan
-from penstock.shard.own_copy import put_copy
+from penstock.shard.arguments import put_copy
 from penstock.train.leaves import named_leaves
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.shard.apply.axis_order import axis_orders
+from penstock.shard.apply.partition_specs import axis_orders
 from penstock.shard.graph.decisions import Edge, Graph, Node
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import MeshLinks

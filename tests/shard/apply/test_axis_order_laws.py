@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from penstock.shard.apply.axis_order import axis_orders
+from penstock.shard.apply.partition_specs import axis_orders
 from penstock.shard.graph.decisions import Edge, Graph, Node
 from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.mesh.shapes import concrete_mesh

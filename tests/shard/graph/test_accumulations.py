@@ -3,13 +3,13 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from penstock.shard.graph.accumulations import find_accumulated
+from penstock.shard.graph.loops import find_accumulated
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.search.baselines import DATA_PARALLEL, FSDP
 from penstock.shard.search.cost import predict_cost
-from penstock.shard.search.mesh_search import prepare_meshes
+from penstock.shard.search.solver import prepare_meshes
 from penstock.shard.trace.step import trace
 
 STEPS, ROWS, WIDTH = 16, 64, 256

@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 from tests.shard.steps import array, mlp, mlp_loss, rows
 
-from penstock.shard.graph.batch_dims import find_batch_dims, first_shardable_dim
+from penstock.shard.graph.roles import find_batch_dims, first_shardable_dim
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.trace.step import trace

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import pytest
 from tests.shard.steps import STEPS
 
-from penstock.shard.apply.axis_order import axis_orders
-from penstock.shard.graph.decisions import Graph
-from penstock.shard.graph.folding import fold_layers
+from penstock.shard.apply.partition_specs import axis_orders
+from penstock.shard.graph.decisions import Graph, fold_layers
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.resharding import MeshLinks

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from penstock.shard.graph.fusion import fuse
-from penstock.shard.graph.hbm_traffic import hbm_traffic
+from penstock.shard.graph.fusion import fuse, hbm_traffic
 from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
 from penstock.shard.trace.step import trace
 

@@ -11,7 +11,7 @@ from jax import lax
 
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.search.problem import build_problem
 from penstock.shard.trace.step import trace
 

@@ -6,8 +6,8 @@ import pytest
 from jax import lax
 
 import penstock as ps
-from penstock.shard.graph.loop_reuse import find_reuse
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.graph.loops import find_reuse
+from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.trace.step import trace
 
 STEPS, ROWS, WIDTH = 16, 64, 256

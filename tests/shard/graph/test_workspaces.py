@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from penstock.shard.graph.workspaces import find_layout_copies, find_workspaces
+from penstock.shard.graph.live_ranges import find_layout_copies, find_workspaces
 from penstock.shard.trace.step import trace
 
 ROWS, GROUPS, WIDTH = 256, 4, 32

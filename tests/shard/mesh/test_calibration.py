@@ -7,10 +7,8 @@ import types
 import jax
 import pytest
 
-from penstock.shard.mesh import calibration
-from penstock.shard.mesh.calibration import device_memory, measure_devices, this_machine
-from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh import hardware
+from penstock.shard.mesh.hardware import Hardware, device_memory, find_hardware, measure_devices, this_machine
 
 
 @pytest.fixture
@@ -25,7 +23,7 @@ def test_this_machine_is_measured_once(cache, monkeypatch):
     assert not first.reduce_scatters  # these are CPUs
     assert "unknown" not in first.source
     assert min(first.peak("float32"), first.memory, first.memory_bandwidth, first.link_bandwidth, first.link_latency) > 0
-    monkeypatch.setattr(calibration, "measure_devices", lambda devices: pytest.fail("measured again"))
+    monkeypatch.setattr(hardware, "measure_devices", lambda devices: pytest.fail("measured again"))
     assert find_hardware("this machine") == first
     assert list(cache.parent.iterdir()) == [cache]
 
@@ -47,7 +45,7 @@ def test_an_unusable_cache_is_replaced(cache, content, monkeypatch):
     cache.parent.mkdir()
     cache.write_text(content)
     measured = Hardware("this machine", {"float32": 1.0}, 1, 1.0, 1.0, 1.0, "")
-    monkeypatch.setattr(calibration, "measure_devices", lambda devices: measured)
+    monkeypatch.setattr(hardware, "measure_devices", lambda devices: measured)
     assert this_machine() == measured
     kept = json.loads(cache.read_text())
     assert len(kept) == 1 + ("other" in content)

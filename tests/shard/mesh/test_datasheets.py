@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import find_hardware
 
 NAMES = ["tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "a100", "h100", "h200", "b200", "l4"]
 

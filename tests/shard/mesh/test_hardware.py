@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import Hardware, find_hardware
 
 
 @pytest.mark.parametrize("number", [0, -1.0, float("nan"), "1 GB", None, True])

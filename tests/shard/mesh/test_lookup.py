@@ -3,9 +3,7 @@
 import jax
 import pytest
 
-from penstock.shard.mesh.datasheets import DATASHEETS
-from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import DATASHEETS, Hardware, find_hardware
 
 
 @pytest.mark.parametrize("name", ["v5e", "TPU v5e", " tpu_v5e "])

@@ -10,14 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.shard.graph.decisions import Edge, Graph, Node
-from penstock.shard.graph.folding import fold_layers
+from penstock.shard.graph.decisions import Edge, Graph, Node, Traffic, Work, fold_layers
 from penstock.shard.graph.live_ranges import LiveRanges
 from penstock.shard.graph.step_model import StepModel, build_step_model
-from penstock.shard.graph.work import Traffic, Work
 from penstock.shard.mesh.compiler_models import CPU
-from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import Hardware, find_hardware
 from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.problem import Problem

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 from tests.shard.search.programs import FAST_LINKS, MESHES, array, model_of, steps, training
 
-from penstock.shard.graph.batch_dims import find_batch_dims
+from penstock.shard.graph.roles import find_batch_dims
 from penstock.shard.mesh.compiler_models import CPU, TPU
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.resharding import union
 from penstock.shard.search.baselines import (
     DATA_PARALLEL,
@@ -23,8 +23,8 @@ from penstock.shard.search.baselines import (
     split_storage,
 )
 from penstock.shard.search.cost_model import project
-from penstock.shard.search.mesh_search import prepare_meshes
 from penstock.shard.search.problem import build_problem
+from penstock.shard.search.solver import prepare_meshes
 from penstock.shard.trace.step import trace
 
 meshes = pytest.mark.parametrize("mesh", MESHES, ids=str)

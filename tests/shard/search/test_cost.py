@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.shard.search.programs import FAST_LINKS, MESHES, SLOW_LINKS, array, model_of, random_step, steps, training
 from tests.shard.search.test_problem import anything
 
-from penstock.shard.graph.batch_dims import find_batch_dims
+from penstock.shard.graph.roles import find_batch_dims
 from penstock.shard.search.baselines import data_parallel
 from penstock.shard.search.cost import axis_work, largest_live_values, predict_cost
 from penstock.shard.search.problem import build_problem

@@ -7,8 +7,7 @@ from jax.sharding import PartitionSpec as P
 from tests.shard.search.programs import FAST_LINKS, steps
 
 from penstock.shard.mesh.compiler_models import CPU
-from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
-from penstock.shard.search.solver import solve
+from penstock.shard.search.solver import prepare_meshes, search_meshes, solve
 from penstock.shard.trace.step import trace
 
 SHAPES = [{"data": 8}, {"data": 2, "model": 4}, {"data": 2, "fsdp": 2, "model": 2}]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.shard.search.programs import array, model_of, training
 
-from penstock.shard.search.weight_pairs import WeightPairs, find_weight_pairs, sides
+from penstock.shard.search.baselines import WeightPairs, find_weight_pairs, sides
 
 D, ROWS, TOKENS, WORDS = 64, 32, 16, 512
 

@@ -9,7 +9,7 @@ from jax import lax
 from tests.shard.eager import MESHES, planned
 from tests.shard.steps import STEPS, array, mlp, mlp_loss, mlp_step, rows, sgd
 
-from penstock.shard.trace.gradients import describe_lost_gradients
+from penstock.shard.remarks import describe_lost_gradients
 from penstock.shard.trace.step import trace
 
 

@@ -8,7 +8,7 @@ from flax import nnx
 from tests.extras import require
 from tests.shard.steps import array
 
-from penstock.shard.trace.static_leaves import StaticLeaf, drop_static, has_equinox_module, mark_static, unmark_static
+from penstock.shard.trace.modules import StaticLeaf, drop_static, has_equinox_module, mark_static, unmark_static
 from penstock.shard.trace.step import trace
 
 eqx = require("equinox")

@@ -122,7 +122,7 @@ def _check_steps(args: argparse.Namespace, known: tuple[str, ...]) -> None:
 def _compilers(args: argparse.Namespace) -> list[Compiler]:
     """Return the compilers that --topology and --hardware choose."""
     from penstock.shard.hlo.topologies import find_topology
-    from penstock.shard.mesh.lookup import find_hardware
+    from penstock.shard.mesh.hardware import find_hardware
 
     hardware = find_hardware(args.hardware).name if args.hardware else None
     found = []

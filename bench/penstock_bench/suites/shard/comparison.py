@@ -164,7 +164,7 @@ def losses_measurement(task: Task, losses: Losses) -> Measurement:
 def _columns(found: Comparison) -> dict[str, str]:
     """Return the cells beside a plan's numbers."""
     from penstock._bytes import format_bytes
-    from penstock.shard.units import format_seconds
+    from penstock.shard.wording import format_seconds
 
     plan, ours, best = found.plan, found.plan.score, found.best.score if found.best else None
     return {
@@ -181,7 +181,7 @@ def _columns(found: Comparison) -> dict[str, str]:
 def _tables(task: Task, baselines: Sequence[BaselineScore], plan: PlanScore) -> Mapping[str, Sequence[Mapping[str, str]]]:
     """Return rows of every baseline, and of what the plan exchanges."""
     from penstock._bytes import format_bytes
-    from penstock.shard.units import format_seconds
+    from penstock.shard.wording import format_seconds
 
     scores = {each.name: each.score for each in baselines}
     both = {

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 from penstock.shard import Plan
 from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.shapes import abstract_mesh
 from penstock_bench.suites.shard import parallax, planning, real, steps
 from penstock_bench.suites.shard.baselines import Baseline, baselines, laid_out

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.shard import CompileError, Hardware, Plan, PlanError, plan
+from penstock.shard import CompileError, Hardware, Plan, PlanError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.shapes import describe_mesh
-from penstock.shard.search.mesh_search import prepare_meshes, search_meshes
+from penstock.shard.plan import plan
+from penstock.shard.search.solver import prepare_meshes, search_meshes
 from penstock.shard.trace.step import trace
 from penstock_bench.suites.shard.scores import OwnBaseline, PlanScore, Prediction, Score
 from penstock_bench.suites.shard.task import Compiler

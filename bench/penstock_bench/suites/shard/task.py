@@ -20,7 +20,7 @@ class Compiler:
 
     Attributes:
       name: "cpu", or the topology of the TPU compiler: "v5e:2x4".
-      hardware: a name that `penstock.shard.mesh.lookup` knows. Its peaks and links turn FLOPs and bytes into seconds, and its
+      hardware: a name that `penstock.shard.mesh.hardware` knows. Its peaks and links turn FLOPs and bytes into seconds, and its
         memory is the loose limit.
     """
 

@@ -10,7 +10,7 @@ import jax
 
 from penstock.shard import Plan
 from penstock.shard.hlo.compile_exported import FAST_COMPILE
-from penstock.shard.mesh.lookup import find_hardware
+from penstock.shard.mesh.hardware import find_hardware
 from penstock_bench.suites.shard import measure, steps
 from penstock_bench.suites.shard.baselines import baselines
 from penstock_bench.suites.shard.planning import plan_within

@@ -1,4 +1,6 @@
-"""Build the decision graph of a step: its nodes are layouts to choose, its edges are arrays that may have to be resharded.
+"""Define the work of an operation: its dtype, FLOPs and HBM traffic.
+
+Build the decision graph of a step: its nodes are layouts to choose, its edges are arrays that may have to be resharded.
 
 A *node* is one decision: the layout of a stored input (a leaf), of an axis group, or of the factors of an operation. Each mesh
 axis shards one dimension (or factor) of a node, or none.
@@ -6,6 +8,12 @@ axis shards one dimension (or factor) of a node, or none.
 An *edge* is an array that passes from one decision to another. It is resharded on the way if their layouts differ. There are
 edges from a leaf to the group in which it is used, from a group to the operand of an operation, from the result of an operation
 (which may be partial) to its group, and from a group back to the leaf where new state is stored.
+
+Fold repeated layers, so that they share their decisions.
+
+Nodes with equal neighbourhoods, up to a number of edges away, get one decision. The method is colour refinement (B. Weisfeiler
+and A. Leman, 1968). A stack of equal layers has one decision for each position in a layer, and the same weight of all layers
+has one layout.
 """
 
 from __future__ import annotations
@@ -15,16 +23,58 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from penstock.shard.graph.accumulations import find_accumulated
+import numpy as np
+
 from penstock.shard.graph.axis_groups import AxisGroups
-from penstock.shard.graph.loop_reuse import find_reuse
+from penstock.shard.graph.loops import Reuse, find_accumulated, find_reuse
 from penstock.shard.graph.overlap import find_early_values, find_late_values
 from penstock.shard.graph.primitives import CONTRACTIONS
-from penstock.shard.graph.work import Dims, Traffic, Work, compute_dtype
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.resharding import ReshardStep
 from penstock.shard.trace.flat_program import FlatProgram, Op, Path
+
+Dims = tuple[int | None, ...]
+
+
+class Traffic(NamedTuple):
+    """The HBM traffic of an array in a step, if nothing is sharded.
+
+    Attributes:
+      bytes: bytes that are read or written.
+      dims: the dimensions of the node that divide them; None if all do.
+      reuse: the iterations of a loop that may share it; None if none do.
+    """
+
+    bytes: float
+    dims: Dims | None
+    reuse: Reuse | None = None
+
+
+Work = tuple[str, float, tuple[Traffic, ...]]
+"""The work of an operation in a step if nothing is sharded: dtype, FLOPs, and its HBM traffic."""
+
+
+def compute_dtype(program: FlatProgram, op: Op) -> str:
+    """Return the name of the dtype in which an operation computes: that of its largest operand.
+
+    Args:
+      program: the step.
+      op: the operation.
+    """
+    values = [program.values[value] for value in op.operands if value is not None] or [program.values[op.results[0]]]
+    return _dtype_name(max(values, key=lambda value: value.bytes).dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, of the kind that products know."""
+    try:
+        return np.dtype(dtype).name
+    except TypeError:  # Random keys have an extended dtype, and consist of uint32.
+        return "uint32"
+
 
 Reading = tuple[int, float, Path]
 """A value, how often the operations run that read it, and the `jax.checkpoint` that they are in. A weight that is gathered for
@@ -384,3 +434,79 @@ def _connect_dims(graph: Graph) -> dict[tuple[int, int], int]:
                 parent[root((edge.a, a))] = root((edge.b, b))
     components: dict[tuple[int, int], int] = {}
     return {dim: components.setdefault(root(dim), len(components)) for dim in parent}
+
+
+_REFINEMENT_ROUNDS = 24
+"""The radius of a neighbourhood, in edges: about one layer of a transformer. A chain of equal matrix products folds only in its
+middle, as two products in sequence may need different layouts (column-parallel, then row-parallel)."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Equal edges between the same two classes of nodes.
+
+    Attributes:
+      edge: one of them.
+      a, b: the classes.
+      edges: indices of all of them.
+    """
+
+    edge: Edge
+    a: int
+    b: int
+    edges: np.ndarray
+
+
+@dataclass(frozen=True)
+class FoldedGraph:
+    """A graph whose equivalent nodes are grouped into classes, which have one decision each.
+
+    Attributes:
+      of_node: for each node, its class.
+      first: for each class, the index of its first node.
+      bundles: the edges between classes.
+    """
+
+    of_node: np.ndarray
+    first: np.ndarray
+    bundles: tuple[Bundle, ...]
+
+
+def fold_layers(graph: Graph) -> FoldedGraph:
+    """Return the graph with equivalent nodes grouped.
+
+    Args:
+      graph: the decisions.
+    """
+    colours = _number_values([(node.kind, node.sizes, node.work, node.fixed) for node in graph.nodes])
+    kinds = _number_values(
+        [
+            (edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, edge.position, edge.reduced)
+            for edge in graph.edges
+        ]
+    )
+    for _ in range(_REFINEMENT_ROUNDS):
+        neighbours: list[list[tuple[int, int, int]]] = [[] for _ in graph.nodes]
+        for edge, kind in zip(graph.edges, kinds, strict=True):
+            neighbours[edge.a].append((kind, 0, colours[edge.b]))
+            neighbours[edge.b].append((kind, 1, colours[edge.a]))
+        refined = _number_values([(colour, tuple(sorted(nearby))) for colour, nearby in zip(colours, neighbours, strict=True)])
+        if max(refined, default=0) == max(colours, default=0):
+            break
+        colours = refined
+    of_node = np.array(colours, dtype=np.int64)
+    first = np.full(of_node.max(initial=-1) + 1, -1)
+    for node in range(len(of_node) - 1, -1, -1):
+        first[of_node[node]] = node
+    bundles: dict[tuple, list[int]] = {}
+    for number, edge in enumerate(graph.edges):
+        bundles.setdefault((int(of_node[edge.a]), int(of_node[edge.b]), kinds[number]), []).append(number)
+    return FoldedGraph(
+        of_node, first, tuple(Bundle(graph.edges[edges[0]], a, b, np.array(edges)) for (a, b, _), edges in bundles.items())
+    )
+
+
+def _number_values(values: list) -> list[int]:
+    """Return a number for each value: equal values have equal numbers, in the order of their first occurrence."""
+    numbers: dict = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]

@@ -1,4 +1,6 @@
-"""Predict which values of a step XLA stores, and which it computes again for each reader.
+"""Describe what fusion decides: which values of a step are stored, and from when until when each is needed.
+
+Predict which values of a step XLA stores, and which it computes again for each reader.
 
 In: a flat program, and how a compiler fuses. Out: `Fusion`: the stored values with the operations between which each is needed,
 and the stored values from which every other value is computed.
@@ -8,27 +10,93 @@ On TPU, the forward pass of a softmax stores the scores and not their exponentia
 We decide from the last operation to the first, so that we know until when the result of an operation is needed. A result that is
 stored takes memory until then. If it is computed again, its operands do. On TPU, the cheaper of the two is taken, which
 approximates a minimal cut between the forward and the backward pass.
+
+Count the bytes that each operation of a step reads from and writes to HBM.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
+from penstock.shard.graph.overlap import find_early_values, find_late_values
 from penstock.shard.graph.primitives import (
     ALIASES,
+    CONTRACTIONS,
     EXPENSIVE,
     IN_PLACE,
+    LOOKUPS,
     MOVES,
     REDUCTIONS,
     is_one_hot,
     is_outer_product,
     is_product,
 )
-from penstock.shard.graph.primitives import CONTRACTIONS as CONTRACTIONS
-from penstock.shard.graph.stored_values import Buffer, Fusion, Need
-from penstock.shard.mesh.compiler_models import CompilerModel
-from penstock.shard.trace.flat_program import Conditional, FlatProgram, Loop, Op
+from penstock.shard.mesh.compiler_models import CPU, CompilerModel
+from penstock.shard.trace.flat_program import Conditional, FlatProgram, Loop, Op, Value
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A stored value during a part of its life.
+
+    Attributes:
+      value: index of the value in the program.
+      share: the bytes that are stored, as a fraction of those of the value: 0.5 for a bfloat16 copy of float32.
+      start, end: indices of the first and the last operation at which it is in memory.
+    """
+
+    value: int
+    share: float
+    start: int
+    end: int
+
+
+@dataclass
+class Need:
+    """The uses of a value by the operations after the one that is decided.
+
+    Attributes:
+      last: index of the last operation that needs it as it is; -1 if none does.
+      last_product: index of the last product that reads it; -1 if none does.
+      first: index of the first operation that needs it.
+      readers: the operations that store something computed from it; not more than two are kept.
+    """
+
+    last: int = -1
+    last_product: int = -1
+    first: int = 1 << 60
+    readers: set[int] = field(default_factory=set)
+
+    @property
+    def end(self) -> int:
+        """Return the index of the last operation that needs it in any form; -1 if none does."""
+        return max(self.last, self.last_product)
+
+
+@dataclass
+class Fusion:
+    """The values that a compiler stores, and those that it computes again.
+
+    Attributes:
+      stored: the stored values; inputs and constants are among them.
+      sources: for each value, the stored values from which a reader computes it.
+      buffers: the stored values other than inputs and constants.
+      reads: the uses of each input and each constant.
+      compiler: how the compiler fuses.
+    """
+
+    stored: set[int] = field(default_factory=set)
+    sources: dict[int, frozenset[int]] = field(default_factory=dict)
+    buffers: list[Buffer] = field(default_factory=list)
+    reads: dict[int, Need] = field(default_factory=dict)
+    compiler: CompilerModel = CPU
+
+    def rounds(self, value: Value, need: Need) -> bool:
+        """Return whether only a bfloat16 copy of a value is needed in the end."""
+        return self.compiler.rounds(value.dtype) and need.last_product > need.last
+
 
 _SURPLUS = 1.1
 """A value is stored only if this saves more than a tenth: while it is written, its operands are in memory too."""
@@ -381,3 +449,71 @@ def _find_births(program: FlatProgram, inputs: Iterable[int]) -> tuple[dict[int,
     for each in program.conditionals:
         births.update({result: each.start for _, result, _ in each.results})
     return births, around
+
+
+def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[float]:
+    """Return the bytes that each operation reads from and writes to HBM in one run, if nothing is sharded.
+
+    Fused operations have none: their sources are read by the operation that they are fused into. If the compiler fuses into
+    products, elementwise operations and reductions read the result of a product without HBM, as it is made: its *epilogue*. The
+    update of a weight does not: its gradient is summed over devices before.
+
+    Args:
+      program: the step.
+      fusion: which values are stored.
+
+    Returns:
+      Bytes, in the order of `program.ops`.
+    """
+    stored = fusion.stored | {output for output in program.outputs if output is not None}
+    value_bytes = [value.bytes for value in program.values]
+    traffic = []
+    epilogues = _Epilogues(program) if fusion.compiler.fuses_products else None
+    for index, op in enumerate(program.ops):
+        if op.primitive in ALIASES or not any(result in stored for result in op.results):
+            traffic.append(0.0)
+            continue
+        read = frozenset().union(*(fusion.sources.get(value, frozenset((value,))) for value in op.operands if value is not None))
+        if epilogues is not None:
+            read -= epilogues.read_for_free(index, op, read)
+        if op.primitive in LOOKUPS:
+            updates = op.operands[2] if op.primitive.startswith("scatter") else None
+            traffic.append(2.0 * value_bytes[op.results[0] if updates is None else updates])
+        else:
+            traffic.append(float(sum(value_bytes[value] for value in read) + sum(value_bytes[value] for value in op.results)))
+    return traffic
+
+
+class _Epilogues:
+    """The products into which operations are fused.
+
+    An operation is fused into the last of the products that its operands are made in, unless it needs the result of a reduction
+    in the same product, which exists only when the product is done.
+    """
+
+    def __init__(self, program: FlatProgram) -> None:
+        self._early, self._late = find_early_values(program), find_late_values(program)
+        self._product: dict[int, int] = {}  # Value → the operation that is the product in whose epilogue it is made.
+        self._reduced: set[int] = set()  # The values that are made by a reduction.
+
+    def read_for_free(self, index: int, op: Op, read: frozenset[int]) -> frozenset[int]:
+        """Return the operands that an operation reads as they are made, and note where its results are made.
+
+        Args:
+          index: the index of the operation.
+          op: the operation.
+          read: the stored values that it reads.
+        """
+        if op.primitive in CONTRACTIONS:
+            if any(operand in self._early for operand in op.operands) or not self._late.issuperset(op.results):
+                self._product.update(dict.fromkeys(op.results, index))
+            return frozenset()  # the gradient of a weight, which no product reads, is not the product of one
+        last = max((self._product.get(value, -1) for value in read), default=-1)
+        beside = frozenset(value for value in read if last >= 0 and self._product.get(value, -1) == last)
+        fusible = op.rule.identity or op.primitive in REDUCTIONS
+        if not beside or not fusible or beside & self._reduced:
+            return frozenset()
+        self._product.update(dict.fromkeys(op.results, last))
+        if op.primitive in REDUCTIONS:
+            self._reduced.update(op.results)
+        return beside

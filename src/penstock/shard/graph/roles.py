@@ -1,18 +1,317 @@
-"""Infer the role of each input of a step: "parameters", "optimizer", "batch" or "other".
+"""Find the batch dimensions of a graph: all that edges connect with the first dimension of a batch input.
+
+A step that accumulates gradients splits its batch, [B] → [microbatches, rows], and loops over the microbatches. Then the rows of
+a microbatch are the batch dimension from there on.
+
+Find the inputs of a step that are a batch, and tell them from weights that are not trained.
+
+In: a step model and its state. Out: the inputs that are a batch. The method follows dimensions, as the components of the graph
+connect them:
+
+- The *rows* are the dimension that is carried through the most FLOPs of products. Products keep the rows, and sum over the
+  features of a network.
+- An input is *frozen* if its first dimension is contracted or looked up, or is a feature that such an input makes. It is also
+  frozen if it meets the rows without having them, as a bias does that is added to every row.
+- What is only looked up is a batch all the same, if it is beside leaves of a batch of as many rows.
+
+Infer the role of each input of a step: "parameters", "optimizer", "batch" or "other".
 
 The roles are read from data flow: which results an input influences, and how it is first used. Names are not considered.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+import functools
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 
-from penstock.shard.graph.batch_inputs import find_batch
+from penstock.shard.graph.decisions import Graph
+from penstock.shard.graph.first_use import SELECT_ELEMENTS, FirstUse, find_uses
+from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.graph.step_model import StepModel
-from penstock.shard.trace.flat_program import FlatProgram
+from penstock.shard.trace.flat_program import FlatProgram, Op
+
+
+def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
+    """Return, for each node, the dimensions reachable from the first dimension of the batch inputs.
+
+    If the first dimension of an input is replicated where the input is used, the next dimension counts instead. An example is a
+    dimension over which a loop accumulates gradients. The same holds for the parts into which a reshape splits a batch dimension.
+
+    Args:
+      graph: the decisions.
+      batch: indices of the nodes of the batch inputs.
+    """
+    components = graph.components
+    found = {components[node, first_shardable_dim(graph, node)] for node in batch if graph.nodes[node].sizes}
+    looped: set[tuple[int, int]] = set()
+    size = -1
+    while size != len(found):  # a part may be split again
+        size = len(found)
+        for factor, ((node, major), following) in graph.splits.items():
+            if components[factor] in found and graph.nodes[node].sizes[major] == 1:
+                found.add(components[following])
+                looped.add(factor)
+    dims: dict[int, list[int]] = {}
+    for (node, dim), component in components.items():
+        if component in found and (node, dim) not in looped:
+            dims.setdefault(node, []).append(dim)
+    return dims
+
+
+def find_state_work(graph: Graph, batch: Iterable[int], batch_dims: Mapping[int, Sequence[int]]) -> set[int]:
+    """Return the nodes that update or cast the state: those that no batch reaches, and elementwise operations on new state.
+
+    State with a batch dimension, such as that of a recurrent network, does not count. Without a batch, none does.
+
+    Args:
+      graph: the decisions.
+      batch: indices of the nodes of the batch inputs.
+      batch_dims: the batch dimensions of each node that has some (`find_batch_dims`).
+    """
+    queue = list(batch)
+    reached = set(queue)
+    following: dict[int, list[int]] = {}
+    for edge in graph.edges:
+        if edge.kind != "store":
+            following.setdefault(edge.a, []).append(edge.b)
+    while queue:
+        for node in following.get(queue.pop(), ()):
+            if node not in reached:
+                reached.add(node)
+                queue.append(node)
+    stored = {edge.a for edge in graph.edges if edge.kind == "store" and graph.nodes[edge.a].kind == "group"}
+    return (stored | (set(range(len(graph.nodes))) - reached)) - set(batch_dims) if batch_dims else set()
+
+
+def first_shardable_dim(graph: Graph, leaf: int) -> int:
+    """Return the first dimension of an input that may be sharded where the input is used; 0 if there is none.
+
+    Args:
+      graph: the decisions.
+      leaf: index of the node of the input.
+    """
+    replicated = {
+        a
+        for edge in graph.edges
+        if edge.kind == "use" and edge.a == leaf
+        for a, b in zip(edge.source, edge.target, strict=True)
+        if a is not None and (b is None or graph.nodes[edge.b].sizes[b] == 1)
+    }
+    return next((dim for dim in range(len(graph.nodes[leaf].sizes)) if dim not in replicated), 0)
+
+
+_PRODUCTS_AND_LOOKUPS = (*CONTRACTIONS, "gather")
+
+
+def find_batch(model: StepModel, replaced: set[int], keys: set[int], used: set[int], arguments: Sequence[int]) -> set[int]:
+    """Return the indices of the inputs that are a batch.
+
+    Args:
+      model: the step.
+      replaced: the indices of the state.
+      keys: the indices of keys of random numbers. They are a batch where their first dimension is that of other batch inputs.
+      used: the indices of the inputs on which results of the step depend.
+      arguments: for each input, the number of the argument that it belongs to.
+    """
+    components, program = model.graph.components, model.program
+    state_nodes = {model.inputs[index] for index in replaced}
+    state_components = {component for (node, _), component in components.items() if node in state_nodes}
+    first: dict[int, int] = {}
+    for index, value in enumerate(program.inputs):
+        if index not in replaced and program.values[value].shape:
+            node = model.inputs[index]
+            component = components[node, first_shardable_dim(model.graph, node)]
+            if component not in state_components:
+                first[index] = component
+    uses = find_uses(program, model.groups).first
+    batch = _without_frozen(model, uses, {index: first[index] for index in first if index in used - keys})
+    rows = {first[index] for index in batch}
+    batch |= {index for index in keys & used if first.get(index) in rows}
+    batch |= _looked_up_beside(model, uses, batch, (used - keys - replaced) & set(first), arguments)
+    # Unused labels differ from the unused optimizer of an evaluation only in their size, and in what is beside them.
+    others = {arguments[index] for index in used - batch if program.values[program.inputs[index]].shape}
+    sizes = {program.values[program.inputs[index]].shape[0] for index in batch}
+    unused = (index for index in set(first) - used - keys if arguments[index] not in others)
+    return batch | {index for index in unused if program.values[program.inputs[index]].shape[0] in sizes}
+
+
+def _looked_up_beside(
+    model: StepModel, uses: Mapping[int, FirstUse], batch: set[int], inputs: set[int], arguments: Sequence[int]
+) -> set[int]:
+    """Return the inputs that are only looked up, in arguments whose other leaves are a batch of as many rows.
+
+    The positions of the atoms of molecules are an example: edges look them up, as they do the rows of an embedding.
+
+    Args:
+      model: the step.
+      uses: the first use of the value of each input.
+      batch: the indices of the inputs that are known to be a batch.
+      inputs: the indices of all inputs that may be one.
+      arguments: for each input, the number of the argument that it belongs to.
+    """
+    program = model.program
+    rows = {index: program.values[program.inputs[index]].shape[0] for index in inputs}
+    found: set[int] = set()
+    for argument in {arguments[index] for index in batch}:
+        others = {index for index in inputs - batch if arguments[index] == argument}
+        sizes = {rows[index] for index in batch & inputs if arguments[index] == argument}
+        looked_up = {
+            index
+            for index in others
+            if (use := uses.get(program.inputs[index])) is not None and use.op.primitive == "gather" and rows[index] in sizes
+        }
+        found |= looked_up if looked_up == others else set()
+    return found
+
+
+def _without_frozen(model: StepModel, uses: Mapping[int, FirstUse], first: dict[int, int]) -> set[int]:
+    """Return the inputs that are not frozen.
+
+    Args:
+      model: the step.
+      uses: the first use of the value of each input.
+      first: index of each input to consider → the component of its first dimension.
+    """
+    inputs, flow = model.program.inputs, _Flow(model)
+    summed, features = set(), set()
+    for index in first:
+        node, use = model.inputs[index], uses.get(inputs[index])
+        if use is None or use.op.primitive not in _PRODUCTS_AND_LOOKUPS:
+            continue
+        if use.sums_over(first_shardable_dim(model.graph, node)):
+            summed.add(index)
+            kept = {factor for result in use.op.rule.results for factor in result if factor is not None}
+            dims = range(len(model.graph.nodes[node].sizes))
+            features |= {model.graph.components[node, dim] for dim in dims if use.factor(dim) in kept}
+    carried = {index for index, component in first.items() if index not in summed and flow.carries(inputs[index], component)}
+    features -= {first[index] for index in carried}
+    dims_of_carried = {component for index in carried for component in flow.components(inputs[index])}
+    rows = _most_computed(model, dims_of_carried & set(first.values()) - features)
+    data = flow.reached(inputs[index] for index in carried)
+    unlike_weights = {index for index, component in first.items() if index not in summed and component not in features}
+    frozen = {index for index in unlike_weights if flow.meets(inputs[index], rows, data)}
+    return {index for index, component in first.items() if component in rows} | (unlike_weights - frozen)
+
+
+def _most_computed(model: StepModel, candidates: set[int]) -> set[int]:
+    """Return the components, among some, that the most FLOPs of products keep and do not sum over; several if they are equal."""
+    flops = dict.fromkeys(candidates, 0.0)
+    for node, op in zip(model.graph.op, model.groups.non_elementwise, strict=True):
+        if op.primitive in CONTRACTIONS:
+            kept = {factor for result in op.rule.results for factor in result}
+            by_kept: dict[bool, set[int]] = {True: set(), False: set()}
+            for factor in range(len(op.rule.sizes)):
+                by_kept[factor in kept].add(model.graph.components[node, factor])
+            for component in (by_kept[True] - by_kept[False]) & candidates:
+                flops[component] += op.flops * op.count
+    most = max(flops.values(), default=0.0)
+    return {component for component, each in flops.items() if each >= most * (1 - 1e-9)}
+
+
+class _Flow:
+    """The operations and values that values go to."""
+
+    def __init__(self, model: StepModel):
+        self._model = model
+        self._readers: dict[int, list[Op]] = defaultdict(list)
+        self._inside: dict[int, list[int]] = defaultdict(list)
+        self._outside: dict[int, list[int]] = defaultdict(list)
+        for op in model.program.ops:
+            for operand in {value for value in op.operands if value is not None}:
+                self._readers[operand].append(op)
+        for pair in model.program.same_sharding:
+            self._inside[pair.outer].append(pair.inner)
+            self._outside[pair.inner].append(pair.outer)
+        self.components = functools.cache(self._find_components)
+
+    def carries(self, value: int, component: int) -> bool:
+        """Return whether a product or lookup reads an input, perhaps after elementwise operations, and keeps a dimension of it.
+
+        Args:
+          value: the value of the input.
+          component: the component of the dimension.
+        """
+        return any(
+            op.primitive in _PRODUCTS_AND_LOOKUPS and component in self.components(op.results[0])
+            for op in self._follow(value, self._same_elements(value))
+        )
+
+    def meets(self, value: int, rows: set[int], data: set[int]) -> bool:
+        """Return whether an input without rows is combined with a value that has them.
+
+        Before, it may go through all operations that do not read data, such as those that normalise a weight. An input that is
+        data itself may go through elementwise ones.
+
+        Args:
+          value: the value of the input.
+          rows: the components of the rows.
+          data: the values that depend on data.
+        """
+        if not rows or rows & self.components(value):
+            return False
+        same = self._same_elements(value)
+
+        def goes_on(op: Op, result: int) -> bool:
+            return not rows & self.components(result) and (same(op, result) if value in data else result not in data)
+
+        return any(
+            (op.rule.identity or op.primitive in (*CONTRACTIONS, "broadcast_in_dim"))
+            and any(rows & self.components(result) for result in op.results)
+            for op in self._follow(value, goes_on)
+        )
+
+    def reached(self, values: Iterable[int]) -> set[int]:
+        """Return all values that depend on some values, and these values themselves.
+
+        Args:
+          values: the values.
+        """
+        found = set(values)
+        queue = deque(found)
+        while queue:
+            value = queue.popleft()
+            results = (result for op in self._readers[value] for result in op.results)
+            new = {*results, *self._inside[value], *self._outside[value]} - found
+            found |= new
+            queue += new
+        return found
+
+    def _same_elements(self, value: int) -> Callable[[Op, int], bool]:
+        """Return a function that tells whether an operation makes its result of single elements, without a new dimension."""
+        rank = self._rank(value)
+        return lambda op, result: (op.rule.identity or op.primitive in SELECT_ELEMENTS) and self._rank(result) <= rank
+
+    def _follow(self, value: int, goes_on: Callable[[Op, int], bool]) -> Iterator[Op]:
+        """Yield all operations that read a value, or what other operations make of it.
+
+        Args:
+          value: the value.
+          goes_on: tells whether to follow a result of an operation.
+        """
+        seen, queue = {value}, deque([value])
+        while queue:
+            reached = queue.popleft()
+            following = set(self._inside[reached])
+            for op in self._readers[reached]:
+                yield op
+                following |= {result for result in op.results if goes_on(op, result)}
+            queue += following - seen
+            seen |= following
+
+    def _rank(self, value: int) -> int:
+        """Return the number of dimensions of a value that are larger than one."""
+        return sum(size > 1 for size in self._model.program.values[value].shape)
+
+    def _find_components(self, value: int) -> frozenset[int]:
+        """Return the components of the dimensions of a value."""
+        graph, groups = self._model.graph, self._model.groups
+        if value in graph.leaf:
+            node = graph.leaf[value]
+            return frozenset(graph.components[node, dim] for dim in range(len(graph.nodes[node].sizes)))
+        return frozenset(graph.components[graph.group[value], dim] for dim in groups.dims[value] if dim is not None)
 
 
 def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[int]) -> list[str]:

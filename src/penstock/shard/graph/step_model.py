@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 from penstock.shard.graph.axis_groups import AxisGroups, find_axis_groups
 from penstock.shard.graph.constraints import FixedLayout
-from penstock.shard.graph.decisions import Graph, build_graph
-from penstock.shard.graph.folding import FoldedGraph, fold_layers
-from penstock.shard.graph.fusion import fuse
-from penstock.shard.graph.hbm_traffic import hbm_traffic
+from penstock.shard.graph.decisions import FoldedGraph, Graph, build_graph, fold_layers
+from penstock.shard.graph.fusion import fuse, hbm_traffic
 from penstock.shard.graph.live_ranges import LiveRanges, find_live_ranges
 from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.mesh.compiler_models import CompilerModel

@@ -14,9 +14,8 @@ from penstock._jax import program_text
 from penstock.shard.errors import CompileError
 from penstock.shard.hlo.collectives import Collective, find_collectives
 from penstock.shard.hlo.flops import count_flops, describe_unknown_costs
-from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.lookup import find_hardware
-from penstock.shard.unknown_costs import about_collectives
+from penstock.shard.mesh.hardware import Hardware, find_hardware
+from penstock.shard.wording import about_collectives
 
 
 @dataclass(frozen=True)

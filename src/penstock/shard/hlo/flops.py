@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from penstock.shard.hlo.parse import Array, Computation, HloProgram, Instruction, parse_hlo
-from penstock.shard.unknown_costs import about_loops, about_operations
+from penstock.shard.wording import about_loops, about_operations
 
 # One FLOP per element of the result. exp, log, tanh, rsqrt and others are not here: XLA counts them separately, as
 # `transcendentals`.

@@ -12,7 +12,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from penstock.shard.mesh.datasheets import DATASHEETS
+from penstock.shard.mesh.hardware import DATASHEETS
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.present.text import about_check, is_over, memory_parts
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost
-from penstock.shard.units import format_seconds, format_share, format_spec
+from penstock.shard.wording import format_seconds, format_share, format_spec
 
 _BAR = 1000.0  # width of a bar in its own units
 _Part = tuple[str, float, str]  # name, size, and the size in words

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.shard.graph.batch_dims import find_batch_dims, find_state_work
+from penstock.shard.graph.roles import find_batch_dims, find_state_work
 from penstock.shard.mesh.resharding import union
 from penstock.shard.search.cost_model import Assignment
 from penstock.shard.search.problem import Problem

@@ -17,14 +17,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.shard.graph.decisions import Edge, Graph
-from penstock.shard.graph.folding import FoldedGraph
+from penstock.shard.graph.decisions import Edge, FoldedGraph, Graph, Traffic
 from penstock.shard.graph.live_ranges import LiveRanges
-from penstock.shard.graph.work import Traffic
-from penstock.shard.mesh.compiler_models import CompilerModel
+from penstock.shard.mesh.compiler_models import CompilerModel, tiled_bytes
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
-from penstock.shard.mesh.tiles import tiled_bytes
 
 Assignment = list[Layout]
 """The layout of each node, in the order of `Graph.nodes`. Nodes of a class have the same layout."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from penstock.shard.graph.batch_dims import first_shardable_dim
-from penstock.shard.graph.decisions import Graph, Node
-from penstock.shard.graph.folding import Bundle
+from penstock.shard.graph.decisions import Bundle, Graph, Node
+from penstock.shard.graph.roles import first_shardable_dim
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.shard.trace.rules import Rule
-from penstock.shard.unknown_costs import about_loops, about_operations
+from penstock.shard.wording import about_loops, about_operations
 
 Path = tuple[int | str, ...]
 """The position of an equation: its index in the step's jaxpr, then its index in each nested jaxpr."""

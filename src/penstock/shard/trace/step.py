@@ -1,24 +1,286 @@
-"""Trace a step function with abstract arguments: its jaxpr, its flat program, the paths of its leaves, and its state."""
+"""Read the arguments of a call as one tuple, and call a step with such a tuple.
+
+`jax.jit` takes shardings for positional arguments only. So the tuple has the positional arguments, then the keyword arguments.
+A keyword argument that the step also takes by position is positional here.
+
+Find the state of a step: the results that replace inputs, as new parameters replace old ones.
+
+State is found by structure: a result, or a part of one, has the same tree and shapes as an argument, or a part of one.
+Two cases need more evidence: several arguments of the same structure (parameters and momentum), and a single array. There,
+data flow decides, because an update is computed from the value that it replaces by elementwise operations.
+
+Trace a step function with abstract arguments: its jaxpr, its flat program, the paths of its leaves, and its state.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 
 from penstock._jax import ClosedJaxpr
-from penstock.shard.trace.call import CallForm, argument_names, read_call
 from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
 from penstock.shard.trace.flat_program import FlatProgram
-from penstock.shard.trace.flatten import flatten
-from penstock.shard.trace.merge_sums import merge_sums
-from penstock.shard.trace.modules import explain_closure, has_variables, is_variable, refuse_mutable_arrays
-from penstock.shard.trace.state import find_state
+from penstock.shard.trace.flatten import flatten, merge_sums
+from penstock.shard.trace.modules import (
+    Shared,
+    explain_closure,
+    has_variables,
+    is_variable,
+    mark_static,
+    put_shared_back,
+    refuse_mutable_arrays,
+    take_shared_out,
+    unmark_static,
+    written_arguments,
+)
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a tuple of arguments is passed to a step.
+
+    Attributes:
+      keywords: the names of the last arguments, which are passed by keyword.
+      shared: the places of Flax NNX variables that the arguments have more than once.
+    """
+
+    keywords: tuple[str, ...] = ()
+    shared: Shared = ()
+
+    def call(
+        self, step: Callable, values: tuple, names: tuple[str, ...], read_only: frozenset[int]
+    ) -> tuple[Any, dict[int, Any]]:
+        """Call a step, and return its result and the arguments to which it wrote.
+
+        Args:
+          step: the step.
+          values: its arguments, as `read_call` returns them.
+          names: their names, for errors.
+          read_only: indices of arguments that are not returned.
+
+        Returns:
+          The result, in which what is not an array of an Equinox module is marked as static, and index → argument after the call,
+          for each argument that holds Flax NNX objects which the step changed.
+        """
+        before = tuple(jax.tree_util.tree_flatten(value) if has_variables(value) else None for value in values)
+        values = unmark_static(put_shared_back(values, self.shared))
+        positional = len(values) - len(self.keywords)
+        result = mark_static(step(*values[:positional], **dict(zip(self.keywords, values[positional:], strict=True))))
+        if not any(before):
+            return result, {}
+        after, _ = take_shared_out(mark_static(values))
+        return result, {index: after[index] for index in written_arguments(before, after, names) if index not in read_only}
+
+
+def read_call(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple[CallForm, tuple]:
+    """Return the form of a call, and all its arguments as one tuple.
+
+    It has each Flax NNX variable once, and what is not an array of an Equinox module is marked as static.
+
+    Args:
+      step: the step.
+      args: its positional arguments.
+      kwargs: its keyword arguments.
+
+    Raises:
+      TypeError: the step takes no such keyword argument, or takes it by position as well.
+    """
+    keywords: tuple[str, ...] = ()
+    if kwargs:
+        parameters = _parameters(step)
+        if parameters:
+            bound = inspect.Signature(parameters).bind_partial(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+        order = {parameter.name: index for index, parameter in enumerate(parameters)}
+        keywords = tuple(sorted(kwargs, key=lambda name: (order.get(name, len(order)), name)))
+    values, shared = take_shared_out(mark_static((*args, *(kwargs[name] for name in keywords))))
+    return CallForm(keywords, shared), values
+
+
+def argument_names(step: Callable, form: CallForm, count: int) -> tuple[str, ...]:
+    """Return the names of the arguments of a call; a positional argument without a name has its number.
+
+    Args:
+      step: the step.
+      form: the form of the call.
+      count: the number of arguments.
+    """
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in _parameters(step) if parameter.kind in positional]
+    first = count - len(form.keywords)
+    return (*(names[index] if index < len(names) else str(index) for index in range(first)), *form.keywords)
+
+
+def refuse_option_names(step: Callable, args: tuple, kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse a call of `ps.plan` that gives an argument of the step by the name of an option of `ps.plan`.
+
+    Args:
+      step: the step.
+      args, kwargs: its arguments.
+      options: the options of `ps.plan`.
+
+    Raises:
+      TypeError: the step needs an argument that has the name of an option, or such an option holds arrays. Or a keyword argument
+        is neither an option nor a parameter of the step.
+    """
+    parameters = _parameters(step)
+    if not parameters:
+        return
+    try:
+        given = inspect.Signature(parameters).bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(
+            f"the step {error}; keyword arguments of ps.plan are those of the step, or the options {', '.join(options)}"
+        ) from None
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for parameter in parameters:
+        if parameter.name not in options or parameter.name in given or parameter.kind in variadic:
+            continue
+        needed = parameter.default is parameter.empty
+        if needed or any(map(_is_array, jax.tree_util.tree_leaves(options[parameter.name]))):
+            raise TypeError(
+                f"the step has a parameter {parameter.name!r}, which is also an option of ps.plan, so its argument cannot be "
+                "given by that name: give it by position, or plan a function with another name for it"
+            )
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or (isinstance(leaf, np.ndarray) and leaf.dtype != object)
+
+
+def _parameters(step: Callable) -> list[inspect.Parameter]:
+    """Return the parameters of a function; [] if they are unknown."""
+    try:
+        return list(inspect.signature(step).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+_MOST_VALUES = 400
+"""The most values that are visited when a result is traced back."""
+
+
+def find_state(program: FlatProgram, args: tuple, out: Any, known: Mapping[int, int]) -> dict[int, int]:
+    """Return the results that are state.
+
+    Args:
+      program: the step.
+      args: its abstract arguments.
+      out: its abstract results.
+      known: state that is certain, as the result: of results that follow those of `out`.
+
+    Returns:
+      Index of each flattened result that replaces an input → index of that input.
+    """
+    elementwise = _ElementwiseDistances(program)
+    state = dict(known)
+    replaced = set(known.values())
+    by_signature: dict[Any, list[tuple[int, bool]]] = {}
+    for start, arg in _children(args):
+        by_signature.setdefault(_signature(arg), []).append((start, True))
+        for first, tree in _subtrees(start, arg):
+            by_signature.setdefault(_signature(tree), []).append((first, False))
+    queue = deque([(0, out)])
+    while queue:
+        index, part = queue.popleft()
+        count = len(jax.tree_util.tree_leaves(part))
+        best: tuple[float, int] | None = None
+        for first, is_argument in by_signature.get(_signature(part), ()) if count else ():
+            if replaced.isdisjoint(range(first, first + count)):
+                distances = [elementwise.distance(index + leaf, first + leaf) for leaf in range(count)]
+                certain = is_argument and (not jax.tree_util.all_leaves([part]) or elementwise.is_input(index))
+                # Distance 0 does not tell which of two inputs a result replaces, as in (previous, current) → (current, next).
+                nearness = sum(1 / distance for distance in distances if distance)
+                related = any(distance is not None for distance in distances)
+                if (certain or related) and (best is None or nearness > best[0]):
+                    best = (nearness, first)
+        if best is None:
+            queue.extend((index + first, child) for first, child in _children(part) if child is not part)
+        else:
+            replaced.update(range(best[1], best[1] + count))
+            state.update({index + leaf: best[1] + leaf for leaf in range(count)})
+    return dict(sorted(state.items()))
+
+
+class _ElementwiseDistances:
+    """Distances between inputs and results, in elementwise operations."""
+
+    def __init__(self, program: FlatProgram):
+        self._program = program
+        self._sources: dict[int, list[int]] = {}
+        self._distances: dict[int, Mapping[int, int]] = {}
+        shapes = [value.shape for value in program.values]
+        for op in program.ops:
+            if op.rule.identity:
+                for result in op.results:
+                    same_shape = [value for value in op.operands if value is not None and shapes[value] == shapes[result]]
+                    self._sources.setdefault(result, []).extend(same_shape)
+        for pair in program.same_sharding:
+            if not pair.skip:
+                self._sources.setdefault(pair.outer, []).append(pair.inner)
+                self._sources.setdefault(pair.inner, []).append(pair.outer)
+
+    def is_input(self, output: int) -> bool:
+        """Return whether a result is an unchanged input."""
+        return self._program.outputs[output] in self._program.inputs
+
+    def distance(self, output: int, index: int) -> int | None:
+        """Return the number of operations between an input and a result.
+
+        Args:
+          output: index of the result.
+          index: index of the input.
+
+        Returns:
+          0 if the result is the unchanged input; None if no chain of elementwise operations connects them.
+        """
+        value = self._program.outputs[output]
+        if value is None:
+            return None
+        if value not in self._distances:
+            self._distances[value] = self._search_back(value)
+        return self._distances[value].get(self._program.inputs[index])
+
+    def _search_back(self, value: int) -> Mapping[int, int]:
+        """Return the distances from a value to the values that it is computed from, by breadth-first search."""
+        distances, queue = {value: 0}, deque([value])
+        while queue and len(distances) < _MOST_VALUES:
+            reached = queue.popleft()
+            for source in self._sources.get(reached, ()):
+                if source not in distances:
+                    distances[source] = distances[reached] + 1
+                    queue.append(source)
+        return distances
+
+
+def _children(tree: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the children of a pytree node, each with the index of its first leaf. A leaf yields itself."""
+    first = 0
+    for child in jax.tree_util.tree_flatten(tree, is_leaf=lambda node: node is not tree)[0]:
+        yield first, child
+        first += len(jax.tree_util.tree_leaves(child))
+
+
+def _subtrees(start: int, tree: Any) -> Iterator[tuple[int, Any]]:
+    """Yield all proper subtrees, each with the index of its first leaf, where the tree's first leaf has the index `start`."""
+    for first, child in _children(tree):
+        if child is not tree:
+            yield start + first, child
+            yield from _subtrees(start + first, child)
+
+
+def _signature(tree: Any) -> Any:
+    """Return the structure, shapes and dtypes of a tree."""
+    flat, structure = jax.tree_util.tree_flatten(tree)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in flat)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,13 @@
-"""Enforce the memory limit.
+"""Write plans that store arguments in a layout and leave most of the step to the compiler, as expert users of `jax.jit` do.
+
+In: the baselines, on their meshes, and a plan with its layouts inside of the step. Out: stored layouts, and plans whose layouts
+inside of the step the compiler chooses. They cost what the compiled program says, because their collectives are not predicted.
+
+Say why no plan fits, or why one is unchecked: the bytes that are missing, and what takes the most memory.
+
+In: the plan of least memory, its mesh with the search problem, and the step. Out: the messages of `PlanError` and of warnings.
+
+Enforce the memory limit.
 
 In: functions that search for plans, write them as records and compile them. Out: a record that fits the limit. A plan is compiled
 if its prediction is near the limit. The ratio of the prediction and the compiler's figure then corrects the limit of the next
@@ -12,19 +21,339 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from penstock._bytes import counted, format_bytes
+from penstock._jax import source_frames
+from penstock.shard.apply.sharding_constraints import ShardingConstraints
 from penstock.shard.compiler import Compiler
 from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
+from penstock.shard.graph.primitives import ALIASES
+from penstock.shard.graph.roles import find_batch_dims
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.left_to_compiler import stored_layouts, with_cost_of
-from penstock.shard.record import PlanRecord
-from penstock.shard.refusals import describe_arguments, describe_excess, describe_unchecked
+from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.mesh.resharding import sent_times, union
+from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.record import LeafLayout, PlanRecord
+from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, by_largest_dim, split_storage
+from penstock.shard.search.cost import PlannedCollective, largest_live_values
 from penstock.shard.search.cost_model import Assignment
-from penstock.shard.search.mesh_search import MeshPlan, PreparedMesh
+from penstock.shard.search.solver import MeshPlan, PreparedMesh
+from penstock.shard.trace.flat_program import FlatProgram, Op
 from penstock.shard.trace.step import TracedStep
+from penstock.shard.wording import format_share
+
+LEFT_TO_COMPILER = (
+    "the compiler chooses the layouts inside of the step, because plans that give them do not fit, or are slower once compiled; "
+    "the cost is that of the compiled program"
+)
+
+
+def stored_layouts(baselines: Mapping[str, MeshPlan]) -> Iterator[tuple[PreparedMesh, Assignment]]:
+    """Yield the layouts in which people store the arguments of a step that they leave to the compiler.
+
+    They are those of the baselines that shard weights; the largest dimension of each leaf; and splits of each weight over some of
+    the mesh axes of FSDP, while the others shard the batch.
+
+    Args:
+      baselines: the baselines by name, each on its mesh.
+    """
+    for name in (FSDP, MEGATRON, MEGATRON_FSDP):
+        if name in baselines:
+            prepared = baselines[name].prepared
+            yield prepared, baselines[name].candidate.assignment
+            if name == FSDP:
+                yield prepared, by_largest_dim(prepared.problem, prepared.model, prepared.roles)
+    if FSDP in baselines:
+        prepared = baselines[FSDP].prepared
+        for assignment in split_storage(prepared.problem, prepared.model, prepared.roles):
+            yield prepared, assignment
+
+
+def leave_to_compiler(plan: PlanRecord, prepared: PreparedMesh, assignment: Assignment) -> list[PlanRecord]:
+    """Return a plan without its layouts inside of the step, and the same with weights gathered at the start of the step.
+
+    In both, the rows of the batch, which are stored sharded over all axes, are gathered at the start over those that do not shard
+    the batch inside of the step.
+
+    Args:
+      plan: the plan.
+      prepared, assignment: its mesh and its decisions.
+    """
+    rows = _axes_of_rows(prepared, assignment)
+    made: list[PlanRecord] = []
+    for gathered in (False, True):
+        inputs = tuple(_brought(leaf, rows, gathered) for leaf in plan.inputs)
+        at_start = tuple(None if leaf.used == leaf.stored else leaf.used for leaf in inputs)
+        constraints = ShardingConstraints(at_start=at_start)
+        if all(constraints != each.sharding_constraints for each in made):
+            remarks = (*plan.remarks, LEFT_TO_COMPILER)
+            made.append(replace(plan, inputs=inputs, sharding_constraints=constraints, remarks=remarks))
+    return made
+
+
+def _axes_of_rows(prepared: PreparedMesh, assignment: Assignment) -> set[str]:
+    """Return the mesh axes that shard the batch inside of the step."""
+    problem, axes = prepared.problem, 0
+    for node, dims in find_batch_dims(problem.graph, prepared.batch).items():
+        if node not in problem.pinned:
+            axes |= union(tuple(assignment[node][dim] for dim in dims))
+    return set(problem.links.axes(axes))
+
+
+def _brought(leaf: LeafLayout, rows: set[str], gathered: bool) -> LeafLayout:
+    """Return a leaf whose layout in use is that to which it is brought at the start, or None where the compiler chooses it."""
+    if leaf.role == "batch":
+        return replace(leaf, used=tuple(tuple(axis for axis in entry if axis in rows) for entry in leaf.stored))
+    return leaf if gathered and leaf.role == "parameters" else replace(leaf, used=None)
+
+
+def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> PlanRecord:
+    """Return a plan whose cost is that of its compiled program, by the same model as a predicted one. Nothing is hidden.
+
+    Args:
+      plan: the plan, with the cost that was predicted for other layouts inside of the step.
+      measured: the compiler's figures.
+      hardware: the device.
+    """
+    collectives = []
+    for each in measured.collectives:
+        sent = each.bytes_on_wire * each.count
+        times = sent_times(each.kind, hardware.reduce_scatters)
+        seconds = times * sent / hardware.bandwidth(each.axes) + hardware.latency(each.axes) * each.count
+        collectives.append(PlannedCollective(each.kind, each.axes, each.count, sent, seconds, hidden=0.0))
+    work = measured.flops / plan.cost.flops if plan.cost.flops else 1.0
+    # Count added FLOPs at the peak, and keep the predicted memory traffic.
+    added = plan.cost.flops_seconds * (work - 1.0)
+    cost = replace(
+        plan.cost,
+        compute=max(0.0, plan.cost.compute + added),
+        flops=measured.flops,
+        flops_seconds=plan.cost.flops_seconds * work,
+        collectives=tuple(sorted(_merged(collectives), key=lambda each: -each.seconds)),
+        memory=replace(plan.cost.memory, activations=max(0, measured.memory - plan.cost.memory.arguments)),
+        unknown=(*plan.cost.unknown, *measured.unknown),
+    )
+    return replace(plan, cost=cost, checked=measured)
+
+
+def _merged(collectives: list[PlannedCollective]) -> list[PlannedCollective]:
+    """Return the sums of collectives of one kind over the same axes."""
+    totals: dict[tuple[str, tuple[str, ...]], PlannedCollective] = {}
+    for each in collectives:
+        so_far = totals.get((each.kind, each.axes), replace(each, count=0.0, bytes_on_wire=0.0, seconds=0.0))
+        totals[each.kind, each.axes] = replace(
+            so_far,
+            count=so_far.count + each.count,
+            bytes_on_wire=so_far.bytes_on_wire + each.bytes_on_wire,
+            seconds=so_far.seconds + each.seconds,
+        )
+    return list(totals.values())
+
+
+UNCHECKED = "the plan is unchecked"
+"""The first words of the warning about a plan that is not known to fit."""
+_MOST_NAMED = 3
+"""The most arguments, and the most activations, that a message names."""
+
+
+def describe_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep, limit: int, least: float) -> str:
+    """Describe that the stored arguments alone exceed the limit, whatever the layout.
+
+    Args:
+      prepared: the mesh, with its search problem.
+      assignment: the layouts of least memory.
+      traced: the step.
+      limit: bytes that one device may hold.
+      least: the fewest bytes of arguments that any layout has on a device.
+    """
+    return (
+        f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the arguments alone take "
+        f"{format_bytes(least)} if each is sharded as far as it divides, {format_bytes(least - limit)} too much. The largest on "
+        f"each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. "
+        f"More than {math.prod(prepared.mesh_shape.values())} devices, or arguments of a smaller dtype, would help."
+    )
+
+
+def describe_excess(
+    prepared: PreparedMesh,
+    assignment: Assignment,
+    plan: PlanRecord,
+    needed: float,
+    traced: TracedStep,
+    compiler: Compiler,
+    count: int,
+) -> str:
+    """Describe by how much the smallest compiled plan exceeds the limit, and what takes the most memory in it.
+
+    Args:
+      prepared, assignment, plan: the plan of least memory: its mesh, its layouts, and the same as a record.
+      needed: the bytes that it needs, as the compiler says.
+      traced: the step.
+      compiler: the compiler.
+      count: how many plans were compiled.
+    """
+    # The compiler chooses the activations of a plan that is left to it: nothing is predicted of them.
+    predicted = "" if plan.left_to_compiler else _describe_prediction(prepared, assignment, plan, traced)
+    return (
+        f"no layout that was found fits {format_bytes(plan.limit)} a device on mesh {describe_mesh(plan.mesh_shape)}: of "
+        f"{counted(count, 'plan')} that {compiler.name} compiled, the smallest needs {format_bytes(needed)}, "
+        f"{format_bytes(needed - plan.limit)} too much; {format_bytes(plan.cost.memory.arguments)} of it are arguments. "
+        f"The largest on each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. {predicted}"
+        f"More than {plan.device_count} devices, a smaller batch, or jax.checkpoint around each layer would help."
+        f"{f' Note that {compiler.remark}.' if compiler.remark else ''}"
+    )
+
+
+def describe_unchecked(plan: PlanRecord, reason: str) -> str:
+    """Describe that a plan was not compiled, although it is near its limit or `check` asked for it.
+
+    Args:
+      plan: the plan.
+      reason: why it was not, as the end of a sentence.
+    """
+    needs = plan.cost.memory.total
+    share = f"{format_bytes(needs - plan.limit)} more than" if needs > plan.limit else f"{format_share(needs, plan.limit)} of"
+    doubt = "the plan may not fit, or a faster one may" if plan.near_limit else "the plan likely fits, and another may be faster"
+    lines = reason.splitlines() or [""]
+    words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
+    return (
+        f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit, and {words[:400]}. "
+        "Most predictions are within 10% of the compiler's figure, and the worst that were measured are half and twice it: "
+        f"{doubt}"
+    )
+
+
+def _describe_prediction(prepared: PreparedMesh, assignment: Assignment, plan: PlanRecord, traced: TracedStep) -> str:
+    """Describe the memory that a plan was predicted to need, and the activations that take the most of it.
+
+    The vector memory of a TPU counts here too, because some of these activations are in it.
+    """
+    held = prepared.problem.vector_memory(assignment)
+    also = f", and {format_bytes(held)} of the chip's vector memory" if held else ""
+    activations = "; ".join(_largest_activations(prepared, assignment, traced))
+    largest = f". The largest activations of this prediction: {activations}" if activations else ""
+    return f"It was predicted to need {format_bytes(plan.cost.memory.total)}{also}{largest}. "
+
+
+def _largest_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:
+    """Return the arguments that take the most memory of a device, in words."""
+    problem = prepared.problem
+    stored = sorted(
+        (
+            (problem.stored_bytes(node, size, assignment[node]), leaf)
+            for leaf, (node, size) in zip(traced.inputs, problem.stored, strict=True)
+        ),
+        key=lambda each: -each[0],
+    )
+    return [f"{format_bytes(size)} of {leaf.path!r} {leaf.dtype}{list(leaf.shape)}" for size, leaf in stored[:_MOST_NAMED]]
+
+
+def _largest_activations(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:
+    """Return the activations that take the most memory of a device at the peak, in words, each with the line that makes it.
+
+    A value, its other shapes and its resharded copies are one activation. Activations of one shape that one line makes, as those
+    of all layers, are named together.
+    """
+    program, problem = prepared.model.program, prepared.problem
+    roots = _find_roots(program)
+    makers = _find_makers(program, roots)
+    arguments = dict(zip(program.inputs, traced.inputs, strict=True))
+    bytes_of: dict[int, float] = defaultdict(float)
+    for value, size in largest_live_values(problem, assignment, len(problem.live_ranges.value)):
+        bytes_of[roots.get(value, value)] += size
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for value, size in bytes_of.items():
+        name = f"a copy of {arguments[value].path!r}" if value in arguments else "an activation"
+        line = describe_source(makers[value].sources) if value in makers else ""
+        array = f"{program.values[value].dtype}{list(program.values[value].shape)}"
+        found[name, f"{array}{f' made at {line}' if line else ''}"].append(size)
+    largest = sorted(found.items(), key=lambda each: -sum(each[1]))[:_MOST_NAMED]
+    return [
+        f"{format_bytes(sum(sizes))} of {name if len(sizes) == 1 else f'{len(sizes)} activations'} {rest}"
+        for (name, rest), sizes in largest
+    ]
+
+
+def _find_roots(program: FlatProgram) -> dict[int, int]:
+    """Return, for each value that is another one in another shape or order, that other value."""
+    roots: dict[int, int] = {}
+    for op in program.ops:
+        if op.primitive in ALIASES:
+            for operand, result in zip(op.operands, op.results, strict=False):
+                if operand is not None:
+                    roots[result] = roots.get(operand, operand)
+    return roots
+
+
+def _find_makers(program: FlatProgram, roots: Mapping[int, int]) -> dict[int, Op]:
+    """Return the operation that makes each value. The results of loops and branches are made inside of them."""
+    makers = {result: op for op in program.ops for result in op.results}
+    pairs = [pair for loop in program.loops for pair in loop.stacks]
+    pairs += [(carry.after, value) for loop in program.loops for carry in loop.carries for value in (carry.before, carry.result)]
+    pairs += [(inside, outside) for each in program.conditionals for inside, outside, _ in each.results]
+    for inside, outside in pairs:
+        if inside is not None and (maker := makers.get(roots.get(inside, inside))) is not None:
+            makers.setdefault(outside, maker)
+    return makers
+
+
+_TRACING = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parent / "trace", Path(__file__).parents[1] / "keras"))
+"""The folders of the code that calls the step. Frames further out are not part of the step."""
+_TRANSFORMATIONS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|rematted_computation)\(|\)")
+"""The names that JAX adds to those of scopes."""
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""Parts of the paths of files that belong to installed packages."""
+
+
+def describe_source(sources: Sequence[Any]) -> str:
+    """Return the line that makes an operation: "model.py:42 (block)".
+
+    A line of an installed package is followed by the line of the user's code that calls the package. If there is none, as for the
+    layers of Keras, the name of the scope follows, which is the path of the layer.
+
+    Args:
+      sources: where the equation was traced, then where those around it were. JAX cuts the first off at the call of a jitted
+        function, where the next continues.
+
+    Returns:
+      The text; "" if the line is unknown.
+    """
+    frames = [frame for source in sources for frame in _frames_of_step(source)]
+    if not frames:
+        return ""
+    own = next((frame for frame in frames if not _is_installed(frame)), None)
+    line = _describe(frames[0])
+    if own is None:
+        scope = _TRANSFORMATIONS.sub("", str(sources[0].name_stack))
+        return f"{line}, in {scope!r}" if scope else line
+    return line if own == frames[0] else f"{line}, called from {_describe(own)}"
+
+
+def _frames_of_step(source: Any) -> list[tuple[str, int, str]]:
+    """Return the frames of an equation inside of the step, the innermost first."""
+    frames = source_frames(source)
+    end = next((at for at, (file, _, _) in enumerate(frames) if file.startswith(_TRACING)), len(frames))
+    return frames[:end]
+
+
+def _is_installed(frame: tuple[str, int, str]) -> bool:
+    """Return whether a frame is in an installed package."""
+    return any(part in frame[0] for part in _INSTALLED)
+
+
+def _describe(frame: tuple[str, int, str]) -> str:
+    """Return a frame as text."""
+    file, line, function = frame
+    return f"{os.path.basename(file)}:{line} ({function})"
+
 
 _LARGEST = 6000
 """Steps with more sharding constraints than this are compiled only on request, or before they are refused. A step at this size

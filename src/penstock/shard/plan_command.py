@@ -24,12 +24,11 @@ from jax.sharding import PartitionSpec
 import penstock
 from penstock._bytes import parse_bytes
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
-from penstock.shard._plan import plan
 from penstock.shard.errors import CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
 from penstock.shard.hlo.topologies import find_topology
-from penstock.shard.planned import Plan
-from penstock.shard.refusals import UNCHECKED
+from penstock.shard.memory import UNCHECKED
+from penstock.shard.plan import Plan, plan
 
 DESCRIPTION = """\
 Find a sharding of all arguments and intermediates of a train step. The step is traced on shapes: nothing is allocated, nothing
