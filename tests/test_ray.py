@@ -19,7 +19,7 @@ from tests.train import models
 
 import penstock as ps
 import penstock.ray as pr
-from penstock.ray import _report, _versions
+from penstock.ray import _versions, _worker
 from penstock.ray._run import final_error
 from penstock.ray._worker import usable
 
@@ -196,12 +196,12 @@ def test_more_workers_than_the_cluster_can_have_are_an_error(run):
 
 @pytest.mark.slow
 def test_a_report_gives_the_last_value_of_each_metric(ray):
-    _report.last.clear()
+    _worker.last.clear()
     logger = pr.report()
     logger(ps.Point("begin", 0, 10))
     logger(ps.Point("train", 5, 10, {"loss": 2.0, "top-5/accuracy": 0.5}, speed=3.0, input_wait=0.0))
     logger(ps.Point("evaluation", 5, 10, {"val_loss": 1.0}))
-    assert _report.last == {
+    assert _worker.last == {
         "step": 5,
         "loss": 2.0,
         "top-5/accuracy": 0.5,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._gpu import nvidia_gpu
+from penstock.run_command import nvidia_gpu
 from penstock_bench import activity
 from penstock_bench.model import Agreement, Outputs, Variant
 from penstock_bench.outcome import Failure, Parity

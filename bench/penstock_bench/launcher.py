@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from penstock._launcher.settings import choose
+from penstock.run_command import choose
 
 
 def variables_of_run() -> tuple[dict[str, str], str]:

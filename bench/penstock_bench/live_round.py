@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from penstock._gpu import nvidia_gpu
+from penstock.run_command import nvidia_gpu
 from penstock_bench import activity, slices
 from penstock_bench.live_process import EndedError, LiveProcess
 from penstock_bench.model import Workload

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from penstock._gpu import nvidia_gpu
+from penstock.run_command import nvidia_gpu
 from penstock_bench.live_process import EndedError, LiveProcess
 
 _S = TypeVar("_S")

@@ -27,7 +27,7 @@ import numpy as np
 from scipy.stats import bootstrap
 
 import penstock as ps
-from penstock._feed import Feed
+from penstock.feed import Feed
 from penstock.train.checkpoints import Checkpoints
 
 WARM_UP = 30

@@ -8,11 +8,11 @@ with ps.feed(loader, to=sharding) as batches:
 plan = ps.plan(step, state, batch, devices=8, hardware="tpu-v5e")
 """
 
+from typing import TYPE_CHECKING
+
 from penstock import _early as _early  # first: it listens to signals while the others are imported
 from penstock import _versions as _versions  # next: it refuses an old Python or JAX, with which the other imports would fail
 from penstock._doctor import doctor as doctor
-from penstock._feed import Feed as Feed
-from penstock._feed import feed as feed
 from penstock._versions import UnsupportedVersionError as UnsupportedVersionError
 from penstock.data import Loader as Loader
 from penstock.data import Source as Source
@@ -31,6 +31,7 @@ from penstock.data.remote.files import remote as remote
 from penstock.data.streams.jsonl import jsonl as jsonl
 from penstock.data.streams.stream import stream as stream
 from penstock.data.streams.webdataset import webdataset as webdataset
+from penstock.feed import Feed as Feed
 from penstock.shard import Plan as Plan
 from penstock.shard import PlanError as PlanError
 from penstock.shard.plan import plan as plan
@@ -46,8 +47,12 @@ from penstock.train import OtherStateError as OtherStateError
 from penstock.train import Point as Point
 from penstock.train import StepError as StepError
 from penstock.train import Stopped as Stopped
-from penstock.train import distributed as distributed
-from penstock.train import fit as fit
 from penstock.train import log as log
+from penstock.train.distributed import distributed as distributed
+from penstock.train.fit import fit as fit
+
+if TYPE_CHECKING:  # at run time, `feed` is the package, which can be called
+    from penstock.feed import feed as feed
+del TYPE_CHECKING
 
 __version__ = "0.1.0"

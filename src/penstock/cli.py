@@ -10,13 +10,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import penstock
+from penstock import run_command
 from penstock._doctor import command as examination
-from penstock._launcher import command as starting
-from penstock._launcher import within
-from penstock._launcher.settings import choose
 from penstock.recipes import digits, text
-from penstock.shard import plan_command as planning
-from penstock.train.launch import command as launching
+from penstock.shard import plan_command
+from penstock.train.launch import launch_command
 
 _OF_BENCH = {
     "compare": "say which of two functions or commands is faster, and how certain that is",
@@ -44,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(argv).parse_args(argv)
     if the_program and argv[:1] == ["train"]:
-        within.apply(choose())  # what `penstock run` sets for others
+        run_command.apply(run_command.choose())  # what `penstock run` sets for others
     try:
         return args.run(args)
     except KeyboardInterrupt as interrupt:
@@ -75,9 +73,9 @@ def _parser(argv: Sequence[str]) -> _Parser:
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_train(commands)
-    _add(commands, "plan", "find which device holds what", planning)
-    _add(commands, "launch", "run a script as several processes on this machine", launching)
-    _add(commands, "run", "start a program with the settings that make its steps fastest", starting)
+    _add(commands, "plan", "find which device holds what", plan_command)
+    _add(commands, "launch", "run a script as several processes on this machine", launch_command)
+    _add(commands, "run", "start a program with the settings that make its steps fastest", run_command)
     for name, about in _OF_BENCH.items():
         _add_of_bench(commands, name, about, argv)
     _add(commands, "doctor", "look at versions, devices and known faults, and say what to do", examination)

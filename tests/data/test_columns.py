@@ -9,7 +9,7 @@ from tests.extras import require
 
 import penstock as ps
 from penstock.data import as_source
-from penstock.data.columns import Rows, as_column
+from penstock.data.arrow import Rows, as_column
 
 ROWS = np.random.default_rng(0).integers(0, 1000, (30, 8), np.int32)
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.data.concatenation import ConcatSource
-from penstock.data.gather import gather_of
+from penstock.data.concatenation import ConcatSource, gather_of
 
 DTYPES = ["u1", "i2", "f4", "i8", "c16", "?", ">i4", "M8[s]"]
 

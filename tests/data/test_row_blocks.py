@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.data.row_blocks import RowBlocks
+from penstock.data.arrays import RowBlocks
 
 FORMS = {
     "contiguous": lambda x: x,

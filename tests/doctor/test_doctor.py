@@ -11,10 +11,9 @@ from importlib.metadata import version
 import pytest
 
 import penstock as ps
-from penstock import _jax
+from penstock import _jax, run_command
 from penstock._doctor import Finding, Report, cgroup, examination, jaxlib_faults, machine
 from penstock._doctor.jaxlib_faults import CASES, Outcome
-from penstock._launcher import settings
 from penstock._versions import JAX
 from penstock.cli import main
 
@@ -202,11 +201,11 @@ def test_an_allocator_that_nobody_chose_is_worth_penstock_run(monkeypatch, envir
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
+    monkeypatch.setattr(run_command, "nvidia_gpu", lambda: False)
     monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("glibc", "2.36"))
     for installed in (False, True):
-        found = (settings.Setting("LD_PRELOAD", "libtcmalloc.so", "why"),) if installed else ()
-        monkeypatch.setattr(settings, "preload", lambda name, found=found: found)
+        found = (run_command.Setting("LD_PRELOAD", "libtcmalloc.so", "why"),) if installed else ()
+        monkeypatch.setattr(run_command, "preload", lambda name, found=found: found)
         finding = machine._allocator("")
         assert finding.status == status
         assert ("penstock run" in finding.remedy) == (status == "warning")

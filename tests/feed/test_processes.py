@@ -58,7 +58,7 @@ PENDING = textwrap.dedent("""
     import numpy as np
     import penstock as ps
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from penstock._feed.readiness import pending_arrays
+    from penstock.feed.readiness import pending_arrays
     from tests.feed import held_step
 
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))

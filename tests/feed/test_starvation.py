@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.feed import held_step
 
 import penstock as ps
-from penstock._feed.readiness import Watch, are_pending, pending_arrays, smallest
-from penstock._feed.sampling import Sampling
-from penstock._feed.starvation import Meter
 from penstock._producers import GetTimeout
+from penstock.feed.readiness import Watch, are_pending, pending_arrays, smallest
+from penstock.feed.sampling import Sampling
+from penstock.feed.starvation import Meter
 
 EXAMPLE = {"x": np.zeros((8, 16), np.float32)}
 
@@ -243,7 +243,7 @@ def test_what_was_seen_too_rarely_is_a_guess():
 
 
 def test_without_a_budget_there_is_no_look(monkeypatch):
-    monkeypatch.setattr("penstock._feed.sampling.pending_arrays", lambda *args: pytest.fail("it looked"))
+    monkeypatch.setattr("penstock.feed.sampling.pending_arrays", lambda *args: pytest.fail("it looked"))
     meter = Meter(Sampling(0.0, 0.0))
     for _ in range(5):
         meter.take(lambda timeout: threading.Event().wait(1e-3), None)

@@ -3,7 +3,7 @@ import threading
 import numpy as np
 
 import penstock as ps
-from penstock._feed import Stats
+from penstock.feed import Stats
 
 
 def stats(**changes):

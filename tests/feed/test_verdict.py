@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock._feed.starvation import Meter
-from penstock._feed.stats import LaterStats
-from penstock._feed.verdict import Caller, advice
 from penstock._producers import GetTimeout
+from penstock.feed.starvation import Meter
+from penstock.feed.stats import LaterStats
+from penstock.feed.verdict import Caller, advice
 
 STEPS = 100
 LONG, SHORT = 0.045, 0.005  # seconds of input for a batch
@@ -49,12 +49,12 @@ class Machine:
         self._made, self._taken = [], []  # moments of the batches
         clock = SimpleNamespace(perf_counter=lambda: self.now, thread_time=lambda: self._cpu)
         for module in ("starvation", "sampling", "readiness"):
-            monkeypatch.setattr(f"penstock._feed.{module}.time", clock)
+            monkeypatch.setattr(f"penstock.feed.{module}.time", clock)
         for module in ("starvation", "sampling"):
-            monkeypatch.setattr(f"penstock._feed.{module}.pending_arrays", self._pending_arrays)
-        monkeypatch.setattr("penstock._feed.starvation.are_pending", self._are_pending)
-        monkeypatch.setattr("penstock._feed.starvation.Watch", self._watch)
-        monkeypatch.setattr("penstock._feed.readiness._random", random.Random(0))
+            monkeypatch.setattr(f"penstock.feed.{module}.pending_arrays", self._pending_arrays)
+        monkeypatch.setattr("penstock.feed.starvation.are_pending", self._are_pending)
+        monkeypatch.setattr("penstock.feed.starvation.Watch", self._watch)
+        monkeypatch.setattr("penstock.feed.readiness._random", random.Random(0))
 
     def get(self, timeout):
         """Return the next batch, when it is made."""
@@ -163,7 +163,7 @@ def test_waits_without_a_look_are_estimated(fetch, seconds, monkeypatch):
     """The budget allows a look at only a few of so many short waits."""
     machine = Machine(monkeypatch, lambda number: seconds)
     looks = []
-    monkeypatch.setattr("penstock._feed.sampling.pending_arrays", lambda *args: looks.append(1) or machine._pending_arrays(*args))
+    monkeypatch.setattr("penstock.feed.sampling.pending_arrays", lambda *args: looks.append(1) or machine._pending_arrays(*args))
     stats = run(machine, seconds / 2, fetch, steps=2000)
     assert 3 < len(looks) < 500
     assert stats.starved_share == pytest.approx(machine.lost / stats.seconds, abs=TOLERANCE)

@@ -29,11 +29,11 @@ def _keras_is_as_it_was():
     """Put back the class that data of penstock has replaced, and drop what Keras keeps from model to model."""
     import keras  # here, so that the files of this folder can be skipped without it
 
-    from penstock.keras import _replace_iterator
+    from penstock.keras import replace_iterator
     from penstock.keras._session import Session
 
     yield
-    _replace_iterator._restore_original()
+    replace_iterator._restore_original()
     Session.data_was_made = False
     keras.distribution.set_distribution(None)
     keras.backend.clear_session()

@@ -10,7 +10,7 @@ import pytest
 from tests.keras.broken_training import EPOCHS, VALIDATION, Training, assert_continues_exactly, assert_same
 from tests.keras.training import records
 
-from penstock.keras import _callback_state
+from penstock.keras import callback_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, with NumPy 2
 
@@ -126,7 +126,7 @@ def test_states_of_callbacks_come_back_as_they_were():
         "arrays": {"x": np.arange(6.0).reshape(2, 3), "empty": np.zeros((0, 3), np.int8), "scalar": np.array(1.5)},
     }
     arrays: dict[str, Any] = {}
-    back = _callback_state.decode(_callback_state.encode(state, arrays, "state"), arrays)
+    back = callback_state.decode(callback_state.encode(state, arrays, "state"), arrays)
     assert back["a"] == state["a"]
     assert back[3] == state[3]
     assert [type(value) for value in back[3]] == [np.float32, np.int64]

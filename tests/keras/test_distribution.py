@@ -16,7 +16,7 @@ import penstock as ps
 import penstock.keras as pk
 from penstock.keras._execution import Execution
 from penstock.keras._placement import KerasPlacement
-from penstock.keras._versions import Behaviour, behaviour, partial_batches
+from penstock.keras.versions import Behaviour, behaviour, partial_batches
 
 DEVICES = [f"cpu:{i}" for i in range(8)]
 
@@ -151,7 +151,7 @@ SCRIPT = textwrap.dedent("""
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
     import keras, numpy as np
     import penstock as ps, penstock.keras as pk
-    from penstock.keras._versions import behaviour
+    from penstock.keras.versions import behaviour
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(32, 5)).astype("float32"), rng.integers(0, 3, 32)

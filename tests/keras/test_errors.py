@@ -14,7 +14,7 @@ from tests.keras.conftest import feeding_threads
 from tests.keras.training import BATCH, batches, make_model
 
 import penstock.keras as pk
-from penstock.keras._versions import behaviour
+from penstock.keras.versions import behaviour
 
 
 class Broken(Exception):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._feed.adapters import adapt
 from penstock._producers import Exhausted
+from penstock.feed.adapters import adapt
 from penstock.keras._execution import ExecutionAdapter, KerasItem, assemble, gather
-from penstock.keras._versions import behaviour, is_partial
+from penstock.keras.versions import behaviour, is_partial
 
 
 @given(steps=st.integers(1, 9), epoch_batches=st.none() | st.integers(1, 20), begun=st.integers(0, 30), count=st.integers(1, 12))

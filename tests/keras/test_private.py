@@ -1,7 +1,7 @@
 """The private parts of Keras that penstock.keras uses exist, and behave as it needs.
 
 A release of Keras may change any of them without notice. Each has a test here, whose failure names the versions in which the part
-was last seen. After a failure, begin with `penstock.keras._versions` and the docstring of `penstock.keras._epoch_iterator`.
+was last seen. After a failure, begin with `penstock.keras.versions` and the docstring of `penstock.keras._epoch_iterator`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from tests.keras.training import BATCH, batches, make_model, records
 
 from penstock._versions import KERAS, keras_version
-from penstock.keras import _versions
-from penstock.keras._versions import behaviour
+from penstock.keras import versions
+from penstock.keras.versions import behaviour
 
 BOTH = "last seen in Keras {} and {}".format(*KERAS.tested)
 LAST = f"last seen in Keras {KERAS.tested[-1]}"
@@ -32,7 +32,7 @@ FIRST = f"last seen in Keras {KERAS.tested[0]}"
 
 @pytest.fixture(autouse=True)
 def _the_iterator_is_that_of_keras(monkeypatch):
-    monkeypatch.setattr(trainer, "JAXEpochIterator", _versions.keras_iterator())
+    monkeypatch.setattr(trainer, "JAXEpochIterator", versions.keras_iterator())
 
 
 def parameters(function):
@@ -73,7 +73,7 @@ def test_modules_and_names(module, names):
 
 
 def test_functions_build_a_model_with_the_method_that_is_replaced():
-    owner, name = _versions.build_method()
+    owner, name = versions.build_method()
     assert parameters(getattr(owner, name))[:2] == ["self", "iterator"], f"Trainer.{name}: {BOTH}"
     for function in (keras.Model.fit, keras.Model.evaluate):
         code = inspect.unwrap(function).__code__
@@ -271,7 +271,7 @@ def test_keras_takes_what_is_made_for_it(steps):
     else:
         (x, _), rest = taken
         assert x.shape == (4, 8, 5), f"a stack of batches: {seen}"
-        assert _versions.is_partial(rest), f"PartialBatchList of JAXEpochIterator: {seen}"
+        assert versions.is_partial(rest), f"PartialBatchList of JAXEpochIterator: {seen}"
         assert [len(batch) for batch in rest] == [2, 2], f"batches in it: {seen}"
         taken = [x, *(x for x, _ in rest)]
     assert all(isinstance(x, jax.Array) == behaviour().on_device for x in taken), f"batches are on the device: {seen}"
@@ -281,15 +281,15 @@ def test_the_stacks_of_an_iterator():
     if not behaviour().stacks:  # Keras 3.15 has no such function, and needs none
         assert "super_batch" not in parameters(DataAdapter.get_jax_iterator), FIRST
         return
-    stack, rest = _versions.super_batches(iter(batches(24)), 2)
+    stack, rest = versions.super_batches(iter(batches(24)), 2)
     assert stack[0].shape == (2, 8, 5), f"super_batch_iterator(batches, steps, stack_fn): {LAST}"
     assert len(rest) == 1, f"PartialBatchList of super_batch_iterator: {LAST}"
 
 
 def test_checkpoints_find_the_function_inside_of_the_decorated_fit():
-    from penstock.keras import _hooks
+    from penstock.keras import hooks
 
-    cell = _hooks.fit_cell()
+    cell = hooks.fit_cell()
     original = inspect.unwrap(cell.cell_contents)
     assert original.__name__ == "fit", BOTH
     assert {"self", "x", "callbacks", "verbose", "epochs", "initial_epoch", "steps_per_epoch", "validation_freq"} <= set(

@@ -12,7 +12,7 @@ from tests.keras.training import batches, make_model
 
 import penstock.keras as pk
 from penstock._versions import UnsupportedVersionError
-from penstock.keras import _replace_iterator, _versions
+from penstock.keras import replace_iterator, versions
 from penstock.keras._session import Session
 
 
@@ -30,7 +30,7 @@ def run(script, **environment):
 def _no_data_was_made(monkeypatch):
     pk.disable_threaded_epochs()
     monkeypatch.setattr(Session, "data_was_made", False)
-    _replace_iterator._restore_original()
+    replace_iterator._restore_original()
 
 
 @pytest.mark.usefixtures("_no_data_was_made")
@@ -114,7 +114,7 @@ else:
 def test_another_choice_is_an_error_that_lists_them(monkeypatch):
     monkeypatch.setenv("KERAS_JAX_EPOCH_ITERATOR", "Threaded")
     with pytest.raises(ValueError, match="'Threaded': choose from default, threaded"):
-        _replace_iterator.follow_environment()
+        replace_iterator.follow_environment()
 
 
 @pytest.mark.slow
@@ -173,12 +173,12 @@ def test_without_keras_one_line_says_what_to_install(tmp_path):
 @pytest.mark.usefixtures("_no_data_was_made")
 def test_a_build_that_is_not_what_its_version_says_is_refused_and_left_alone(monkeypatch):
     """Such a build is a nightly from before the changes that its version number stands for."""
-    other = "3.15.1" if _versions.behaviour().stacks else "3.16.0"
-    monkeypatch.setattr(_versions, "keras_version", lambda: other)
-    _versions.behaviour.cache_clear()
+    other = "3.15.1" if versions.behaviour().stacks else "3.16.0"
+    monkeypatch.setattr(versions, "keras_version", lambda: other)
+    versions.behaviour.cache_clear()
     try:
         with pytest.raises(UnsupportedVersionError, match=f"this is Keras {other}, whose trainer takes batches in another way"):
             pk.enable_threaded_epochs()
     finally:
-        _versions.behaviour.cache_clear()
+        versions.behaviour.cache_clear()
     assert not in_use()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.keras.training import BATCH, RAN_OUT, Endless, Records, assert_same, batches, compiled, make_model, records
 
-from penstock.keras._versions import behaviour
+from penstock.keras.versions import behaviour
 
 SHUFFLE_IGNORED = pytest.mark.filterwarnings("ignore:.*shuffle=True.*:UserWarning")
 

@@ -17,7 +17,7 @@ from tests.keras.training import BATCH, CLASSES, Records, assert_same, batches, 
 
 import penstock as ps
 import penstock.keras as pk
-from penstock.keras._versions import behaviour
+from penstock.keras.versions import behaviour
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*ran out of data"),

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from penstock._feed.sampling import Sampling
-from penstock._feed.starvation import Meter
+from penstock.feed.sampling import Sampling
+from penstock.feed.starvation import Meter
 from penstock.keras import _unthreaded
 from penstock.keras._unthreaded import UnthreadedReader
 

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock import run_command
 from penstock._doctor.jaxlib_faults import CASES, YNNPACK, fails_with_ynnpack
-from penstock._launcher import settings
-from penstock._launcher.command import said, shell_lines
-from penstock._launcher.settings import Choice, Setting, choose
 from penstock.cli import main
+from penstock.run_command import Choice, Setting, choose, said, shell_lines
 
 ALLOCATOR = {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"}
-INSTALLED = [name for name in settings.OTHERS if settings.preload(name)]
+INSTALLED = [name for name in run_command.OTHERS if run_command.preload(name)]
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
 
 # Faults of a step after the first ones, whose temporaries are larger than any block that glibc keeps by itself.
@@ -49,9 +48,9 @@ AS_IT_COMES = {name: value for name, value in os.environ.items() if not name.sta
 
 @pytest.fixture
 def cpu(monkeypatch):
-    monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
-    monkeypatch.setattr(settings, "_jaxlib", lambda: "0.12.0.1")
-    monkeypatch.setattr(settings, "preload", lambda name: ())
+    monkeypatch.setattr(run_command, "nvidia_gpu", lambda: False)
+    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.12.0.1")
+    monkeypatch.setattr(run_command, "preload", lambda name: ())
 
 
 @glibc
@@ -65,7 +64,7 @@ def test_glibc_is_told_to_keep_what_is_freed(cpu):
 @glibc
 def test_the_first_other_allocator_that_is_installed_is_loaded(cpu, monkeypatch):
     monkeypatch.setattr(
-        settings, "preload", lambda name: () if name == "tcmalloc_minimal" else (Setting("LD_PRELOAD", name, "why"),)
+        run_command, "preload", lambda name: () if name == "tcmalloc_minimal" else (Setting("LD_PRELOAD", name, "why"),)
     )
     assert choose({}).variables == {"LD_PRELOAD": "tcmalloc"}
 
@@ -94,12 +93,12 @@ def test_other_tunables_do_not_matter(cpu, tunables):
 
 @glibc
 def test_nothing_is_set_where_it_would_not_help(cpu, monkeypatch):
-    monkeypatch.setattr(settings, "nvidia_gpu", lambda: True)
+    monkeypatch.setattr(run_command, "nvidia_gpu", lambda: True)
     assert choose({}).settings == ()
     assert "GPU" in choose({}).left[0]
     assert {setting.name for setting in choose({"JAX_PLATFORMS": "cpu"}).settings} == ALLOCATOR
-    monkeypatch.setattr(settings, "nvidia_gpu", lambda: False)
-    monkeypatch.setattr(settings.platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(run_command, "nvidia_gpu", lambda: False)
+    monkeypatch.setattr(run_command.platform, "libc_ver", lambda: ("", ""))
     assert "another C library" in choose({}).left[0]
 
 
@@ -168,7 +167,7 @@ def test_a_step_has_few_page_faults_where_a_command_applies_them_to_itself(fault
 @glibc
 def test_a_step_has_few_page_faults_with_each_other_allocator(faults_as_it_comes):
     for name in INSTALLED:
-        variables = Choice(settings.preload(name)).variables
+        variables = Choice(run_command.preload(name)).variables
         assert faults(sys.executable, "-c", FAULTS, **variables) < FEW * faults_as_it_comes, name
 
 
@@ -236,15 +235,15 @@ def test_a_reason_is_printed_where_something_is_left():
     ],
 )
 def test_ynnpack_is_turned_off_in_a_jaxlib_with_faults(cpu, monkeypatch, flags, set_to):
-    monkeypatch.setattr(settings, "_jaxlib", lambda: "0.10.2")
+    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.10.2")
     found = {setting.name: setting.value for setting in choose({"XLA_FLAGS": flags}).settings}
     assert found.get("XLA_FLAGS") == set_to
-    monkeypatch.setattr(settings, "_jaxlib", lambda: "0.10.0")
+    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.10.0")
     assert "XLA_FLAGS" not in {setting.name for setting in choose({"XLA_FLAGS": flags}).settings}
 
 
 def test_flags_of_xla_are_left_to_a_program_of_another_python(cpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(settings, "_jaxlib", lambda: "0.10.2")
+    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.10.2")
     here = Path(sys.executable).parent
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bin").symlink_to(here)
@@ -264,7 +263,7 @@ def test_flags_of_xla_are_left_to_a_program_of_another_python(cpu, monkeypatch, 
 
 
 def test_a_file_of_flags_is_left_to_the_user(cpu, monkeypatch):
-    monkeypatch.setattr(settings, "_jaxlib", lambda: "0.10.2")
+    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.10.2")
     choice = choose({"XLA_FLAGS": "/home/me/xla.flags"})
     assert {setting.name for setting in choice.settings} == ALLOCATOR
     assert "they name a file" in choice.left[-1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from penstock.recipes.decoder import Attention, Decoder, Linear, Sizes, rotate
+from penstock.recipes.language_model import Attention, Decoder, Linear, Sizes, rotate
 
 pytestmark = pytest.mark.usefixtures("programs_are_compiled_fast")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.recipes.commands import metrics, start
 
-from penstock.recipes import digits, images
+from penstock.recipes import digits
 from penstock.recipes.run_folder import choose_folder
 
 _KEYS = {"step", "loss", "accuracy", "steps_per_second", "input_wait"}
@@ -49,7 +49,7 @@ def test_training_evaluates_some_points_and_always_the_last(short):
 
 @pytest.mark.slow
 def test_validation_counts_each_image_once(short):
-    images_right = short.val_accuracy * len(images.load().validation["label"])
+    images_right = short.val_accuracy * len(digits.load().validation["label"])
     assert images_right == pytest.approx(round(images_right), abs=1e-3)
 
 
@@ -228,8 +228,8 @@ def test_default_folders_do_not_exist_yet(monkeypatch, tmp_path):
 
 
 def test_split_is_fixed_and_has_all_digits_once():
-    first, second = images.load(), images.load()
-    assert len(first.training["label"]) == images.TRAINING_IMAGES
+    first, second = digits.load(), digits.load()
+    assert len(first.training["label"]) == digits.TRAINING_IMAGES
     assert len(first.validation["label"]) == 360
     assert first.training["image"].dtype == np.uint8
     for part, again in zip(first, second, strict=True):
@@ -240,7 +240,7 @@ def test_split_is_fixed_and_has_all_digits_once():
 def test_shift_moves_each_image_by_at_most_one_pixel():
     image = np.zeros((64, 8, 8, 1), np.uint8)
     image[:, 4, 3] = 7
-    shifted = images.shift({"image": image, "label": np.arange(64)}, np.random.default_rng(0))
+    shifted = digits.shift({"image": image, "label": np.arange(64)}, np.random.default_rng(0))
     places = np.argwhere(shifted["image"][..., 0] == 7)
     assert np.array_equal(places[:, 0], np.arange(64))
     assert np.array_equal(shifted["label"], np.arange(64))
@@ -249,6 +249,6 @@ def test_shift_moves_each_image_by_at_most_one_pixel():
 
 
 def test_shift_fills_with_background():
-    shifted = images.shift({"image": np.full((9, 8, 8, 1), 16, np.uint8)}, np.random.default_rng(1))["image"]
+    shifted = digits.shift({"image": np.full((9, 8, 8, 1), 16, np.uint8)}, np.random.default_rng(1))["image"]
     assert set(np.unique(shifted)) == {0, 16}
     assert shifted.shape == (9, 8, 8, 1)

@@ -14,9 +14,8 @@ import pytest
 from tests.recipes.commands import metrics, start
 
 import penstock as ps
-from penstock.recipes import decoder, text, tokens
-from penstock.recipes.decoder import Decoder, Sizes
-from penstock.recipes.language_model import LanguageModel
+from penstock.recipes import language_model, text
+from penstock.recipes.language_model import Decoder, LanguageModel, Sizes
 from penstock.recipes.run_folder import CannotStartError
 
 pytestmark = pytest.mark.usefixtures("programs_are_compiled_fast")
@@ -49,7 +48,7 @@ def _bits(metrics: dict) -> float:
 @pytest.mark.parametrize(("size", "context"), [(1000, 7), (999, 1), (40_000, 128), (260, 128)])
 def test_no_training_window_overlaps_the_held_out_text(size, context):
     # Each value is its position, so that the records say which bytes they hold.
-    part = tokens.Text(np.arange(size, dtype=np.int32), context)
+    part = text.Text(np.arange(size, dtype=np.int32), context)
     held_out = set(part.held_out.tolist())
     windows = part.training_windows()
     trained = set(windows.read(np.arange(len(windows)))["tokens"].ravel().tolist())
@@ -60,7 +59,7 @@ def test_no_training_window_overlaps_the_held_out_text(size, context):
 
 @pytest.mark.parametrize(("size", "context"), [(1000, 7), (999, 1), (40_000, 128), (260, 128)])
 def test_each_held_out_byte_is_a_target_once(size, context):
-    part = tokens.Text(np.arange(size, dtype=np.int32), context)
+    part = text.Text(np.arange(size, dtype=np.int32), context)
     windows = part.held_out_windows()
     read = windows.read(np.arange(len(windows)))["tokens"]
     assert read[:, 1:].ravel().tolist() == part.held_out.tolist()
@@ -68,31 +67,31 @@ def test_each_held_out_byte_is_a_target_once(size, context):
 
 
 def test_a_tenth_is_held_out():
-    assert len(tokens.Text(np.zeros(100_000, np.uint8), 128).held_out) == pytest.approx(10_000, abs=64)
+    assert len(text.Text(np.zeros(100_000, np.uint8), 128).held_out) == pytest.approx(10_000, abs=64)
 
 
 def test_a_file_is_mapped_byte_for_byte(story):
-    part = tokens.open_text(story, 16)
+    part = text.open_text(story, 16)
     assert isinstance(part.tokens, np.memmap)
     assert part.tokens.tobytes() == story.read_bytes()
 
 
 def test_topics_are_the_text_if_no_file_is_named():
-    part = tokens.open_text(None, 16)
-    assert part.tokens.tobytes() == tokens.topics()
+    part = text.open_text(None, 16)
+    assert part.tokens.tobytes() == text.topics()
     assert len(part.tokens) > 300_000
     assert len(part.tokens) / 256 > 1000
-    assert 'The "if" statement' in tokens.topics().decode()
+    assert 'The "if" statement' in text.topics().decode()
 
 
 def test_no_paragraph_of_the_topics_comes_twice():
-    paragraphs = [" ".join(paragraph.split()) for paragraph in tokens.topics().decode().split("\n\n")]
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.topics().decode().split("\n\n")]
     assert len(set(paragraphs)) == len(paragraphs)
 
 
 def test_gzip_is_that_of_the_command(tmp_path):
-    held_out = tokens.open_text(None, 128).held_out
-    bits = tokens.gzip_bits_per_byte(held_out)
+    held_out = text.open_text(None, 128).held_out
+    bits = text.gzip_bits_per_byte(held_out)
     compressed = subprocess.run(["gzip", "-9", "-n"], input=held_out.tobytes(), capture_output=True, check=True).stdout
     assert bits == pytest.approx(8 * len(compressed) / len(held_out), rel=0.01)
     assert gzip.decompress(compressed) == held_out.tobytes()
@@ -125,7 +124,7 @@ def test_the_loss_is_the_mean_of_minus_the_log_of_the_probability_of_targets(mod
     batch = {"tokens": np.random.default_rng(0).integers(0, 256, (3, 9), np.uint8)}
     metrics = evaluate(state, batch)
     whole = model._decoder(jax.random.key(0))  # the parameters of `state`
-    logits = jax.jit(lambda tokens: jax.nn.log_softmax(whole(tokens)))(batch["tokens"][:, :-1].astype(np.int32))
+    logits = jax.jit(lambda tokens: jax.nn.log_softmax(whole(text)))(batch["tokens"][:, :-1].astype(np.int32))
     chosen = np.take_along_axis(np.asarray(logits), batch["tokens"][:, 1:, None].astype(int), axis=2)
     assert metrics["bits_per_byte"].count == 24
     assert _bits(metrics) == pytest.approx(-chosen.mean() / math.log(2), rel=1e-5)
@@ -178,13 +177,13 @@ def test_a_seed_fixes_the_sample_and_another_changes_it(model, state):
 
 
 def test_a_tiny_training_leaves_metrics_and_a_sample(story, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoder, "Sizes", lambda: Sizes(width=16, depth=1, heads=2, kv_heads=1, hidden=16))
+    monkeypatch.setattr(language_model, "Sizes", lambda: Sizes(width=16, depth=1, heads=2, kv_heads=1, hidden=16))
     result = text.train(story, steps=2, context=16, bf16=True, out=tmp_path / "run", quiet=True)
     assert len(_trained(tmp_path / "run")) == 1
     assert _validated(tmp_path / "run") == [result.bits_per_byte]
     assert 0 < result.bits_per_byte < 9
     assert result.held_out % 16 == 0
-    assert result.prompt == tokens.open_text(story, 16).held_out[: len(result.prompt)].tobytes()
+    assert result.prompt == text.open_text(story, 16).held_out[: len(result.prompt)].tobytes()
     assert (tmp_path / "run/sample.txt").read_bytes() == result.prompt + result.sample
 
 
@@ -205,12 +204,12 @@ def test_training_leaves_a_line_for_each_log_point(short):
 
 @pytest.mark.slow
 def test_the_sample_is_kept_behind_its_prompt(short):
-    held_out = tokens.open_text(None, 32).held_out
+    held_out = text.open_text(None, 32).held_out
     assert short.prompt == held_out[:64].tobytes()
     assert (short.out / "sample.txt").read_bytes() == short.prompt + short.sample
     assert len(short.sample) == 400
     assert short.held_out == len(held_out)
-    assert short.gzip_bits_per_byte == tokens.gzip_bits_per_byte(held_out)
+    assert short.gzip_bits_per_byte == text.gzip_bits_per_byte(held_out)
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 import penstock as ps
 from penstock.train.checkpoints import Checkpoints, read, restore
-from penstock.train.leaves import named_leaves
 from penstock.train.manifest import write_manifest
 from penstock.train.schedule import Goal
+from penstock.train.state import named_leaves
 
 
 @pytest.fixture

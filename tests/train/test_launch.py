@@ -299,9 +299,9 @@ def test_a_stall_names_the_rank_with_the_fewest_steps_and_shows_its_stacks(tmp_p
 
 
 def test_a_rank_without_penstock_is_said_to_have_no_stacks(tmp_path):
-    from penstock.train.launch import progress
+    from penstock.train.launch import stall
 
-    watched = progress.Progress(tmp_path, 2, 1.0, 0.0)
+    watched = stall.Progress(tmp_path, 2, 1.0, 0.0)
     report = watched.report({0: 1, 1: 1}, 7.0)
     assert report.count("has not imported penstock") == 2
     assert "no step for 7 s" in report
@@ -310,9 +310,9 @@ def test_a_rank_without_penstock_is_said_to_have_no_stacks(tmp_path):
 
 def test_silence_counts_from_two_steps_of_all_ranks_on(tmp_path):
     from penstock import _heartbeat
-    from penstock.train.launch import progress
+    from penstock.train.launch import stall
 
-    watched = progress.Progress(tmp_path, 2, 10.0, 0.0)
+    watched = stall.Progress(tmp_path, 2, 10.0, 0.0)
     first, second = (rank.words for rank in watched._ranks)
 
     def stalled(until, excused=False):
@@ -330,7 +330,7 @@ def test_silence_counts_from_two_steps_of_all_ranks_on(tmp_path):
     assert not stalled(1100, excused=True)  # the reader of the output had stopped
     assert not watched.stalled([0, 1], 2000.0, False)  # the launcher itself had
     assert stalled(2011)
-    never = progress.Progress(tmp_path, 2, 10.0, 0.0)
+    never = stall.Progress(tmp_path, 2, 10.0, 0.0)
     assert not any(never.stalled([0, 1], float(now), False) for now in range(1800))
     assert never.stalled([0, 1], 1801.0, False)
 
@@ -430,7 +430,7 @@ def test_help_has_an_example(capsys):
 
 
 def test_signal_handlers_are_put_back():
-    from penstock.train.launch.signals import signal_pipe
+    from penstock.train.launch.ranks import signal_pipe
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
     before = [signal.getsignal(number) for number in numbers]

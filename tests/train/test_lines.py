@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.train.launch.attempt import LinePrefixer
+from penstock.train.launch.ranks import LinePrefixer
 
 
 def chunks(data, cuts):
@@ -55,7 +55,7 @@ def test_the_last_frame_is_written_once():
 
 
 def test_a_line_without_an_end_is_broken(monkeypatch):
-    monkeypatch.setattr("penstock.train.launch.attempt._LONGEST", 10)
+    monkeypatch.setattr("penstock.train.launch.ranks._LONGEST", 10)
     lines = LinePrefixer(0)
     assert lines.add(b"x" * 11, 0.0) == b"[0] " + b"x" * 11 + b"\n"
     assert lines.end() == b""

@@ -16,8 +16,8 @@ import pytest
 from tests.train.ranks import launch
 
 import penstock as ps
-from penstock.train import detection, meeting
-from penstock.train.detection import DistributedError
+from penstock.train import distributed
+from penstock.train.distributed import DistributedError
 
 CLUSTER = re.compile("SLURM_|OMPI_|KUBERNETES_|JOB_COMPLETION|TPU_|PENSTOCK_|JAX_COORDINATOR")
 
@@ -64,7 +64,7 @@ def meet_all(count, calls, timeout=100.0):
 
     def one(call):
         try:
-            meeting.meet(address, call[1], call[0], timeout, bind=address)
+            distributed.meet(address, call[1], call[0], timeout, bind=address)
         except DistributedError as error:
             return str(error)
 
@@ -189,7 +189,7 @@ def test_ranks_of_the_launcher_join_and_an_exception_in_one_ends_another_that_wa
 
 def test_a_name_that_nobody_knows_is_said_to_be_so():
     with pytest.raises(DistributedError, match="the name is not known here"):
-        meeting.meet("no-such-host.invalid:1234", 2, 1, 0.3)
+        distributed.meet("no-such-host.invalid:1234", 2, 1, 0.3)
 
 
 def test_all_that_came_are_told_who_did_not():
@@ -204,12 +204,12 @@ def test_all_go_on_when_the_last_has_come():
     done = threading.Event()
 
     def host():
-        meeting.meet(address, 3, 0, 100, bind=address)
+        distributed.meet(address, 3, 0, 100, bind=address)
         with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):  # as the service of JAX
             done.wait()
 
     with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(meeting.meet, address, 3, index, 100) for index in (1, 2)]  # before process 0 listens
+        others = [pool.submit(distributed.meet, address, 3, index, 100) for index in (1, 2)]  # before process 0 listens
         first = pool.submit(host)
         for each in others:
             each.result(100)
@@ -228,11 +228,11 @@ def test_a_process_that_came_and_ended_is_missing():
     address = f"127.0.0.1:{free_port()}"
     hello = b'penstock 1 {"index": 1, "count": 3, "host": "node7", "pid": 42}\n'
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(meeting.meet, address, 3, 0, 2.0, address)
+        first = pool.submit(distributed.meet, address, 3, 0, 2.0, address)
         for data in (hello, b"PRI * HTTP/2.0\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b""):
             while True:
                 try:
-                    with meeting._connect(address, 5) as connection:
+                    with distributed._connect(address, 5) as connection:
                         connection.sendall(data)
                     break
                 except ConnectionRefusedError:
@@ -248,7 +248,7 @@ def test_a_port_in_use_is_an_error_of_process_0():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(DistributedError, match=rf"cannot listen at port {port}.*in use"):
-            meeting.meet(f"127.0.0.1:{port}", 2, 0, 1.0, bind=f"127.0.0.1:{port}")
+            distributed.meet(f"127.0.0.1:{port}", 2, 0, 1.0, bind=f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ SLURM = {
 def find(monkeypatch, environment, *arguments):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return detection.find_place(*(arguments or (None, None, None)), 1.0)
+    return distributed.find_place(*(arguments or (None, None, None)), 1.0)
 
 
 def test_slurm_is_found(monkeypatch):

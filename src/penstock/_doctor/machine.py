@@ -12,8 +12,8 @@ from pathlib import Path
 
 from penstock._doctor import cgroup, jaxlib_faults
 from penstock._doctor.report import Finding
-from penstock._launcher.settings import PRELOAD, choose
 from penstock._versions import installed
+from penstock.run_command import PRELOAD, choose
 
 _LITTLE_MEMORY = 4 << 30  # bytes; JAX and a small model take one or two GiB
 _SMALL_SHM = 1 << 30  # bytes; worker processes pass batches through /dev/shm

@@ -14,8 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from penstock._bytes import counted
-from penstock.data.remote.files import RemoteFiles
-from penstock.data.remote.source import as_remote
+from penstock.data.remote.files import RemoteFiles, as_remote
 from penstock.data.remote.url import is_url
 
 Paths = Any  # str | os.PathLike | Sequence of these | RemoteFiles

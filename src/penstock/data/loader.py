@@ -25,14 +25,11 @@ from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, Producers
 from penstock.data.arrays import ArraySource
 from penstock.data.collate import MASK, add_mask, pad_to
-from penstock.data.concatenation import ConcatSource
-from penstock.data.order.batch_order import Order, RecordSequence, Remainder, Shuffled
-from penstock.data.order.mixed_sequence import MixedSequence
-from penstock.data.order.mixture import Mixture
+from penstock.data.concatenation import ConcatSource, check_alike, record_specs
+from penstock.data.order.batch_order import Order, RecordSequence, Remainder, Shuffled, Weighted
+from penstock.data.order.mixture import MixedSequence, Mixture
 from penstock.data.order.rows import Rows, device_rows, slice_rows
-from penstock.data.order.weighted import Weighted
 from penstock.data.read_batch import BatchReader, batch_producers
-from penstock.data.record_spec import check_alike, record_specs
 from penstock.data.source import Source, as_source, describe_source
 from penstock.data.transform import Transform, per_record
 from penstock.data.tree import Batch, Record, describe_array, leaves_with_names, unstack

@@ -16,13 +16,12 @@ import numpy as np
 from penstock._clock import Clock
 from penstock._producers import Exhausted, Producers
 from penstock.data.collate import MASK, add_mask, pad_to, stack
-from penstock.data.gather import Gather
+from penstock.data.concatenation import Gather
 from penstock.data.order.batch_order import Block, Order
 from penstock.data.order.rows import Rows
 from penstock.data.records import RecordSource
-from penstock.data.reused_memory import ReuseCheck
 from penstock.data.source import Source
-from penstock.data.transform import Transform
+from penstock.data.transform import ReuseCheck, Transform
 from penstock.data.tree import Batch, Record, describe_array, leaves_with_names, to_numpy, unstack
 from penstock.data.worker_processes import ProcessPool, ReadBatch, Workers
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.data.array_pickling import from_picklable, to_picklable
-from penstock.data.remote.files import RemoteFiles
-from penstock.data.remote.source import RemoteSource, as_remote
+from penstock.data.remote.files import RemoteFiles, RemoteSource, as_remote
 from penstock.data.tree import Record
 
 

@@ -16,8 +16,7 @@ from penstock.data.arrays import ArraySource, is_array
 from penstock.data.files import list_files
 from penstock.data.image.files import ENDINGS as IMAGE_ENDINGS
 from penstock.data.records import RecordSource
-from penstock.data.remote.files import RemoteFiles
-from penstock.data.remote.source import as_remote
+from penstock.data.remote.files import RemoteFiles, as_remote
 from penstock.data.remote.url import file_name
 from penstock.data.tree import Batch, Record, check_keys
 

@@ -14,16 +14,16 @@ With the environment variable KERAS_JAX_EPOCH_ITERATOR=threaded, importing this 
 
 from typing import TYPE_CHECKING
 
-from penstock.keras._data import data as data
-from penstock.keras._replace_iterator import disable_threaded_epochs as disable_threaded_epochs
-from penstock.keras._replace_iterator import enable_threaded_epochs as enable_threaded_epochs
-from penstock.keras._replace_iterator import follow_environment
-from penstock.keras._replace_iterator import threaded_epochs as threaded_epochs
 from penstock.keras._session import ThreadedEpochs as ThreadedEpochs
+from penstock.keras.replace_iterator import data as data
+from penstock.keras.replace_iterator import disable_threaded_epochs as disable_threaded_epochs
+from penstock.keras.replace_iterator import enable_threaded_epochs as enable_threaded_epochs
+from penstock.keras.replace_iterator import follow_environment
+from penstock.keras.replace_iterator import threaded_epochs as threaded_epochs
 
 if TYPE_CHECKING:
-    from penstock.keras._autoshard import AutoShardDistribution as AutoShardDistribution
-    from penstock.keras._checkpoint import Checkpoint as Checkpoint
+    from penstock.keras.autoshard import AutoShardDistribution as AutoShardDistribution
+    from penstock.keras.checkpoint import Checkpoint as Checkpoint
 
 follow_environment()
 del follow_environment, TYPE_CHECKING
@@ -31,16 +31,16 @@ del follow_environment, TYPE_CHECKING
 
 def __getattr__(name: str) -> type:
     """Return a class whose base class is Keras's, so that Keras is imported with it and not before."""
-    from penstock.keras._versions import require_jax
+    from penstock.keras.versions import require_jax
 
     if name == "AutoShardDistribution":
         require_jax("automatic shardings", "use the distributions of Keras")
-        from penstock.keras._autoshard import AutoShardDistribution
+        from penstock.keras.autoshard import AutoShardDistribution
 
         return AutoShardDistribution
     if name == "Checkpoint":
         require_jax("checkpoints", "use keras.callbacks.BackupAndRestore")
-        from penstock.keras._checkpoint import Checkpoint
+        from penstock.keras.checkpoint import Checkpoint
 
         return Checkpoint
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

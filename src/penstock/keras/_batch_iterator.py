@@ -12,16 +12,16 @@ from typing import Any
 import jax
 from keras.src import tree
 
-from penstock._feed.device_feed import Feed, interrupt, later_stats
-from penstock._feed.sampling import Sampling
-from penstock._feed.stats import LaterStats
-from penstock._feed.verdict import Caller
 from penstock.data.tree import Batch, describe
+from penstock.feed.device_feed import Feed, interrupt, later_stats
+from penstock.feed.sampling import Sampling
+from penstock.feed.stats import LaterStats
+from penstock.feed.verdict import Caller
 from penstock.keras._execution import ExecutionAdapter, KerasItem, assemble, gather
 from penstock.keras._placement import KerasPlacement
 from penstock.keras._resumable import ResumableBatches
 from penstock.keras._unthreaded import UnthreadedReader
-from penstock.keras._versions import behaviour, is_partial, partial_batches
+from penstock.keras.versions import behaviour, is_partial, partial_batches
 
 _DEVICE_BUFFER = 2
 _HOST_BUFFER = 4

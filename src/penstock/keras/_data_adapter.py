@@ -17,20 +17,20 @@ from keras.src import tree
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights, unpack_x_y_sample_weight
 
-from penstock._feed.adapters import adapt, iterate, length_of, mark_as_used, may_change
-from penstock._feed.device_feed import Feed
-from penstock._feed.state import STATE_VERSION
-from penstock._feed.stats import Stats
-from penstock._feed.verdict import Caller, caller_of
 from penstock.data.loader import Loader
 from penstock.data.steps import Steps
 from penstock.data.streams.stream import Stream
 from penstock.data.tree import Batch, to_numpy
+from penstock.feed.adapters import adapt, iterate, length_of, mark_as_used, may_change
+from penstock.feed.device_feed import Feed
+from penstock.feed.state import STATE_VERSION
+from penstock.feed.stats import Stats
+from penstock.feed.verdict import Caller, caller_of
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay, is_replayed, opening, replay_of
 from penstock.keras._resumable import ResumableBatches, ResumableIterator, ResumableLoader
 from penstock.keras._session import ThreadedEpochs
-from penstock.keras._versions import super_batches
+from penstock.keras.versions import super_batches
 
 _LABELS = ("label", "labels", "y", "target", "targets")
 

@@ -51,14 +51,14 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import get_jax_iterator
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
-from penstock._feed.adapters import adapt
-from penstock._feed.device_feed import Feed
-from penstock._feed.sampling import Sampling
-from penstock._feed.stats import LaterStats
-from penstock._feed.verdict import Caller
 from penstock.data.loader import Loader
 from penstock.data.steps import Steps
 from penstock.data.streams.stream import Stream
+from penstock.feed.adapters import adapt
+from penstock.feed.device_feed import Feed
+from penstock.feed.sampling import Sampling
+from penstock.feed.stats import LaterStats
+from penstock.feed.verdict import Caller
 from penstock.keras._aligned import copied
 from penstock.keras._batch_iterator import BatchIterator
 from penstock.keras._data_adapter import PenstockDataAdapter

@@ -23,12 +23,12 @@ from jax.sharding import Sharding
 from keras.src import tree
 
 from penstock._clock import Clock
-from penstock._feed.adapters import BatchAdapter, Produced
 from penstock._producers import Exhausted, Producers
 from penstock.data.order.rows import Rows
 from penstock.data.tree import Batch, is_numeric
+from penstock.feed.adapters import BatchAdapter, Produced
 from penstock.keras._aligned import empty
-from penstock.keras._versions import partial_batches
+from penstock.keras.versions import partial_batches
 
 
 class Execution(NamedTuple):

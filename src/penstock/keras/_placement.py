@@ -17,12 +17,12 @@ from keras.src.distribution import distribution_lib
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 
-from penstock._feed.placement import Context, Placed, Placement
 from penstock.data.order.rows import Rows
 from penstock.data.tree import Batch, leaves_with_names
+from penstock.feed.placement import Context, Placed, Placement
 from penstock.keras._aligned import aligned
 from penstock.keras._execution import Execution, assemble
-from penstock.keras._versions import behaviour
+from penstock.keras.versions import behaviour
 
 # Settings that Keras keeps for each thread. Data that is made with layers of Keras or with `keras.random` depends on them.
 _SHARED = (distribution_lib.GLOBAL_ATTRIBUTE_NAME, "dtype_policy", GLOBAL_RANDOM_SEED, GLOBAL_SEED_GENERATOR)

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 from jax.sharding import Sharding
 
 from penstock._clock import Clock
-from penstock._feed.adapters import BatchAdapter, Produced, adapt
-from penstock._feed.device_feed import Feed
 from penstock._producers import Exhausted, Producers
 from penstock.data.loader import Loader
 from penstock.data.order.rows import Rows
 from penstock.data.steps import Steps
 from penstock.data.tree import Batch
+from penstock.feed.adapters import BatchAdapter, Produced, adapt
+from penstock.feed.device_feed import Feed
 from penstock.keras._aligned import copied
 from penstock.keras._replay import Replay
 

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import Any, NamedTuple, Protocol
 
-from penstock._feed.stats import LaterStats, Stats
+from penstock.feed.stats import LaterStats, Stats
 
 _REMEMBERED = 64
 """Runs whose statistics are kept: a process may train for months."""

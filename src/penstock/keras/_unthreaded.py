@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock._feed.sampling import Sampling
-from penstock._feed.starvation import Meter
-from penstock._feed.stats import LaterStats
-from penstock._feed.verdict import Caller
+from penstock.feed.sampling import Sampling
+from penstock.feed.starvation import Meter
+from penstock.feed.stats import LaterStats
+from penstock.feed.verdict import Caller
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ def train(folder):
 result = pr.run(train, {"folder": "/shared/runs/a"}, workers=(2, 8), resources={"GPU": 1})
 """
 
-from penstock.ray._report import report as report
 from penstock.ray._run import Result as Result
 from penstock.ray._run import run as run
 from penstock.ray._source import RaySource as RaySource
 from penstock.ray._source import source as source
+from penstock.ray._worker import report as report

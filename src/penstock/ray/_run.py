@@ -19,8 +19,8 @@ from typing import Any
 from penstock._arguments import at_least
 from penstock.ray._versions import require_ray
 from penstock.ray._worker import Job, Outcome, usable, work
-from penstock.train.detection import DistributedError
-from penstock.train.intervals import NonfiniteError
+from penstock.train.distributed import DistributedError
+from penstock.train.metrics import NonfiniteError
 
 _FINAL = (TypeError, ValueError, LookupError, NameError, AttributeError, ImportError, AssertionError, NonfiniteError)
 _SILENCE = 15.0  # seconds after which a line says what the run waits for

@@ -1,4 +1,8 @@
-"""The recipe `penstock train digits`: train a small Vision Transformer on handwritten digits.
+"""The handwritten digits of the UCI repository, from scikit-learn: 1,797 images of 8×8 pixels with grey levels from 0 to 16.
+
+A plot of a run as a PNG file: loss and accuracy, and how the time of a step was spent. The lines of metrics.jsonl go in.
+
+The recipe `penstock train digits`: train a small Vision Transformer on handwritten digits.
 
 Command line options go in; a run folder with checkpoints, metrics.jsonl and training.png comes out.
 """
@@ -8,18 +12,23 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 import penstock as ps
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
-from penstock._launcher.within import say_what_was_applied
 from penstock._stopping import DEFAULT_GRACE, Stopping
-from penstock.recipes import images
-from penstock.recipes.fitting import fit_in, validation_batch_size
+from penstock.data.tree import Batch
 from penstock.recipes.processes import add_process_arguments, run_as_processes, run_on_ray
 from penstock.recipes.run_folder import (
     CannotStartError,
@@ -29,11 +38,119 @@ from penstock.recipes.run_folder import (
     check_installed,
     check_seed,
     choose_folder,
+    fit_in,
     keep_compiled_programs,
     read_lines,
     say_how_to_continue,
+    validation_batch_size,
 )
-from penstock.train.together import FirstProcessError, decide
+from penstock.run_command import say_what_was_applied
+from penstock.train.agreement import FirstProcessError, decide
+
+TRAINING_IMAGES = 1437  # a constant, so that a batch size can be checked before scikit-learn is imported
+
+_SPLIT_SEED = 0  # the same split for every run, so that their accuracies can be compared
+
+
+class Split(NamedTuple):
+    """The training and validation records, each as one batch: `image` uint8 [N, 8, 8, 1], `label` int32 [N]."""
+
+    training: Batch
+    validation: Batch
+
+
+def load() -> Split:
+    """Load the digits: four fifths for training and one fifth for validation, with the same share of each class."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    rows = np.arange(len(digits.target))
+    training, validation = train_test_split(
+        rows, train_size=TRAINING_IMAGES, random_state=_SPLIT_SEED, shuffle=True, stratify=digits.target
+    )
+    images, labels = digits.images.astype(np.uint8)[..., None], digits.target.astype(np.int32)
+    return Split(*({"image": images[part], "label": labels[part]} for part in (training, validation)))
+
+
+def shift(batch: Batch, rng: np.random.Generator) -> Batch:
+    """Shift each image [B, H, W, 1] by -1, 0 or 1 pixel in both directions, and fill the border with background."""
+    images = batch["image"]
+    count, height, width, _ = images.shape
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    down, right = rng.integers(3, size=(2, count, 1))
+    rows, columns = down + np.arange(height), right + np.arange(width)
+    return {**batch, "image": padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]}
+
+
+def scale(batch: Batch) -> Batch:
+    """Scale grey levels from 0 to 16 to float32 from 0 to 1. It runs on the device, so that bytes are transferred."""
+    return {**batch, "image": batch["image"].astype(jnp.float32) / 16}
+
+
+# The palette of Okabe and Ito (2008), whose colours colour-blind readers can distinguish.
+_LOSS, _ACCURACY = "#D55E00", "#0072B2"
+_PARTS = {"the devices starved for input": "#D55E00", "training": "#0072B2"}
+
+Line = Mapping[str, Any]
+
+
+def draw(lines: Sequence[Line], path: Path, title: str) -> None:
+    """Write a PNG with two panels over the training steps: loss and accuracy, and the parts of a step's time."""
+    points = [line for line in lines if "steps_per_second" in line]
+    figure = Figure(figsize=(12, 4.8), dpi=120, layout="constrained")
+    figure.suptitle(title)
+    learning, timing = figure.subplots(1, 2)
+    _draw_learning(learning, points, [line for line in lines if "val_accuracy" in line])
+    _draw_times(timing, points)
+    for axes in (learning, timing):
+        axes.set_xlabel("training step")
+        axes.set_xlim(0, points[-1]["step"])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines["top"].set_visible(False)
+    figure.savefig(path)
+
+
+def _draw_learning(axes: Axes, points: Sequence[Line], validated: Sequence[Line]) -> None:
+    steps = [point["step"] for point in points]
+    marker = "o" if len(points) == 1 else None  # a single point would draw no line
+    (loss,) = axes.plot(steps, [point["loss"] for point in points], color=_LOSS, marker=marker, label="training loss")
+    axes.set_yscale("log")
+    axes.set_ylabel("cross-entropy loss [nats per image]", color=_LOSS)
+    right = axes.twinx()
+    accuracies = [point["accuracy"] for point in points]
+    (training,) = right.plot(steps, accuracies, color=_ACCURACY, alpha=0.45, marker=marker, label="training accuracy")
+    lines = [loss, training]
+    if validated:
+        values = [(line["step"], line["val_accuracy"]) for line in validated]
+        lines += right.plot(*zip(*values, strict=True), "o-", color=_ACCURACY, markersize=4, label="validation accuracy")
+    right.set_ylabel("accuracy [% of images]", color=_ACCURACY)
+    right.set_ylim(0, 1.02)
+    right.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+    right.spines["top"].set_visible(False)
+    # Above the axes, where it cannot cover a curve.
+    axes.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize="small")
+    axes.set_title("Loss and accuracy", pad=24)
+
+
+def _draw_times(axes: Axes, points: Sequence[Line]) -> None:
+    per_step = np.array([1000 / point["steps_per_second"] for point in points])
+    starved = per_step * [point["input_wait"] for point in points]
+    parts = np.stack([starved, per_step - starved])
+    counts = np.diff([0, *(point["step"] for point in points)])
+    # A log point describes the interval before it, so the areas begin at step 0.
+    steps = [0, *(point["step"] for point in points)]
+    heights = np.concatenate([parts[:, :1], parts], axis=1)
+    shares = (parts * counts).sum(axis=1) / (per_step * counts).sum()
+    labels = [f"{name}: {share:.1%}".replace("%", " %") for name, share in zip(_PARTS, shares, strict=True)]
+    axes.stackplot(steps, heights, labels=labels, colors=list(_PARTS.values()), step="pre", linewidth=0)
+    axes.set_ylim(0, 1.35 * np.quantile(per_step, 0.99))  # leaves room for the legend
+    axes.set_ylabel("wall-clock time per step [ms]")
+    axes.spines["right"].set_visible(False)
+    handles, _ = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="upper right", frameon=False, fontsize="small")  # in the order of the stack
+    axes.set_title("Where a step's time went", pad=24)
+
 
 DESCRIPTION = """\
 Train a small Vision Transformer on the 1,797 handwritten digits (8x8 pixels) that scikit-learn carries, on all
@@ -77,7 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_BATCH_SIZE,
         metavar="N",
-        help=f"images of a step: at most {images.TRAINING_IMAGES}, a multiple of the number of devices (default: %(default)s)",
+        help=f"images of a step: at most {TRAINING_IMAGES}, a multiple of the number of devices (default: %(default)s)",
     )
     parser.add_argument(
         "--seed",
@@ -176,21 +293,21 @@ def train(
 
 def _train(steps: int, batch_size: int, seed: int, folder: Path, quiet: bool, plan: str) -> ps.Point | None:
     """Train, and return the last point; None in other processes than the first one, which alone has points."""
-    from penstock.recipes.classifier import make_classifier
+    from penstock.recipes.vit import make_classifier
 
     # Auto: the compiler chooses the shardings between inputs and outputs.
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    data = images.load()
-    training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=images.shift)
+    data = load()
+    training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=shift)
     # Not of `batch_size`: with a tiny one, a validation would take very long.
     validation = ps.Loader(data.validation, validation_batch_size(128, mesh.size), epochs=1, remainder="pad")
     classifier = make_classifier(steps, seed)
     chosen = None
     if plan == "auto":
-        batch = jax.eval_shape(images.scale, training[0])
+        batch = jax.eval_shape(scale, training[0])
         chosen = ps.plan(classifier.train, jax.eval_shape(classifier.init), batch, devices=mesh.size)
     to = chosen or NamedSharding(mesh, PartitionSpec("data"))
-    with ps.feed(training, to=to, transform=images.scale, device_buffer=_LOG_EVERY) as batches:
+    with ps.feed(training, to=to, transform=scale, device_buffer=_LOG_EVERY) as batches:
         _, end = fit_in(
             folder,
             classifier.train,
@@ -200,7 +317,7 @@ def _train(steps: int, batch_size: int, seed: int, folder: Path, quiet: bool, pl
             steps=steps,
             plan=chosen,
             evaluate=ps.Evaluation(
-                classifier.evaluate, lambda: ps.feed(validation, to=to, transform=images.scale), every=_VALIDATE_EVERY
+                classifier.evaluate, lambda: ps.feed(validation, to=to, transform=scale), every=_VALIDATE_EVERY
             ),
             log_every=max(1, min(_LOG_EVERY, steps // 10)),
             config={"recipe": "digits", "steps": steps, "batch_size": batch_size, "seed": seed},
@@ -212,15 +329,12 @@ def _check(steps: int, batch_size: int, seed: int) -> None:
     check_installed(_NEEDS)
     check_at_least_one(steps=steps, batch_size=batch_size)
     check_seed(seed)
-    if batch_size > images.TRAINING_IMAGES:
-        raise CannotStartError(
-            f"--batch-size {batch_size}: there are {images.TRAINING_IMAGES} training images; use at most as many"
-        )
+    if batch_size > TRAINING_IMAGES:
+        raise CannotStartError(f"--batch-size {batch_size}: there are {TRAINING_IMAGES} training images; use at most as many")
     check_divides_over_devices(batch_size)
 
 
 def _draw(folder: Path, title: str) -> None:
-    from penstock.recipes.plot import draw
 
     lines = read_lines(folder)
     if any("loss" in line for line in lines):

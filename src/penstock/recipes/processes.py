@@ -13,7 +13,7 @@ from penstock._heartbeat import is_launched
 from penstock._stopping import Stopping
 from penstock._versions import UnsupportedVersionError
 from penstock.recipes.run_folder import CannotStartError, choose_folder, say_how_to_continue
-from penstock.train.detection import DistributedError
+from penstock.train.distributed import DistributedError
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 from penstock._atomic_write import replace
 from penstock.train import manifest
-from penstock.train.leaves import Leaf
+from penstock.train.agreement import decide
 from penstock.train.schedule import Goal
-from penstock.train.together import decide
+from penstock.train.state import Leaf
 
 VERSION = 1
 ARRAYS = "state"  # the folder of the arrays

@@ -28,11 +28,11 @@ from typing import Any
 import jax
 
 from penstock.train import checkpoint_folder, manifest
+from penstock.train.agreement import FirstProcessError, decide
 from penstock.train.array_files import ArrayFiles, snapshot
 from penstock.train.checkpoint_folder import Checkpoint
-from penstock.train.leaves import check_same_leaves, describe_leaves, empty, restored, storable, storable_like
 from penstock.train.schedule import Goal
-from penstock.train.together import FirstProcessError, decide
+from penstock.train.state import check_same_leaves, describe_leaves, empty, restored, storable, storable_like
 
 _LOGGER = logging.getLogger("penstock.train")
 _NAME = re.compile(r"step-(\d+)")

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from penstock._arguments import check_path
 from penstock._atomic_write import replace
-from penstock.train.point import Logger, Point
+from penstock.train.metrics import Logger, Point
 
 _SECONDS_BETWEEN_LINES = 5.0
 

@@ -17,22 +17,17 @@ from typing import Any, NoReturn
 
 import jax
 
-from penstock._feed import Feed
-from penstock._feed.device_feed import interrupt
 from penstock._heartbeat import beat
 from penstock._stopping import Stopped, Stopping
 from penstock.data.tree import Batch
-from penstock.train.agreement import Agreement
+from penstock.feed import Feed
+from penstock.feed.device_feed import interrupt
+from penstock.train.agreement import Agreement, decide
 from penstock.train.checkpoints import CheckpointError, Checkpoints
 from penstock.train.goodput import Meter
-from penstock.train.intervals import Intervals, NonfiniteError
-from penstock.train.leaves import named_leaves
-from penstock.train.metrics import Totals, read
-from penstock.train.point import Logger, Point
-from penstock.train.program import Nonfinite
-from penstock.train.progress import Progress
-from penstock.train.schedule import EarlyStop, Goal, Schedule
-from penstock.train.together import decide
+from penstock.train.metrics import Intervals, Logger, Nonfinite, NonfiniteError, Point, Totals, read
+from penstock.train.schedule import EarlyStop, Goal, Progress, Schedule
+from penstock.train.state import named_leaves
 
 _IN_FLIGHT = 8  # steps
 

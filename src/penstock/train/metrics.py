@@ -1,19 +1,29 @@
 """Metrics on the devices: what steps return goes in, their sums over an interval stay on the devices, and numbers come out later.
 
 A metric is a scalar, of which the mean over the steps is reported, or a `Mean`, whose totals and counts are added up.
+
+The program of a training step: a user's step goes in; a jitted function that also adds up metrics on the devices comes out.
+
+`Point`: what a logger of `ps.fit` is called with.
+
+The metrics of a run, interval by interval: totals on the devices go in, points for the loggers come out one interval late.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.data.tree import describe_array
+from penstock.data.tree import Batch, describe, describe_array
+from penstock.feed import Feed
+from penstock.train.goodput import Goodput, Meter
+from penstock.train.state import describe_leaves, named_leaves
 
 
 class Mean(NamedTuple):
@@ -175,3 +185,355 @@ def check_metrics(metrics: Any, of: str) -> None:
                 dtype, np.complexfloating
             ):
                 raise TypeError(f"{label} has the dtype {dtype}: a metric is a real number")
+
+
+Nonfinite = Literal["stop", "skip", "ignore"]
+
+
+class StepError(TypeError):
+    """The error raised before training if a step does not return (state, metrics), with a state like the one it was given."""
+
+
+def check_step(step: Callable, state: Any, batch: Batch) -> tuple[Any, dict[str, Any]]:
+    """Trace a step with abstract arguments.
+
+    Args:
+      step: the user's step.
+      state, batch: arrays or abstract arrays.
+
+    Returns:
+      The state and the metrics that it returns, with abstract arrays.
+
+    Raises:
+      StepError: it does not return a pair, or a state of another structure, shapes or dtypes. The message lists the leaves.
+      TypeError, ValueError: a metric is not a scalar.
+    """
+    if isinstance(step, jax.stages.Compiled):
+        raise StepError("step is a compiled program, to which nothing can be added: give the function, or jax.jit of it")
+    return _checked(jax.eval_shape(step, state, batch), state, name_of(step))
+
+
+def name_of(step: Callable) -> str:
+    """Return the name by which errors call a step."""
+    return getattr(step, "__name__", type(step).__name__)
+
+
+def _checked(result: Any, state: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return the state and the metrics that a step has returned, if they are as they should be; see `check_step`."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise StepError(f"{name} returned {_kind(result)}: a step returns a pair, (state, metrics)")
+    new, metrics = result
+    check_metrics(metrics, name)
+    before, after = describe_leaves(named_leaves(state)), describe_leaves(named_leaves(new))
+    differing = [leaf for leaf in {**before, **after} if before.get(leaf) != after.get(leaf)]
+    if differing:
+        rows = "\n".join(f"  {leaf}: {before.get(leaf, 'not there')} → {after.get(leaf, 'not there')}" for leaf in differing[:20])
+        more = f"\n  … and {len(differing) - 20:,} more" if len(differing) > 20 else ""
+        raise StepError(
+            f"{name} returned a state with other leaves than it was given, so the next step could not take it (given → "
+            f"returned):\n{rows}{more}\nReturn each leaf with its shape and dtype: cast with .astype, and update the same keys"
+        )
+    given, returned = str(jax.tree.structure(state)), str(jax.tree.structure(new))
+    if given != returned:
+        raise StepError(f"{name} returned a state with another structure than it was given: {returned} instead of {given}")
+    return new, dict(metrics)
+
+
+def training_program(step: Callable, nonfinite: Nonfinite, name: str) -> Callable[[Any, Totals, Batch], tuple[Any, Totals]]:
+    """Return the function (state, totals, batch) → (state, totals) of a step. It is to be jitted.
+
+    It is traced again for batches of another shape, and checks then what the step returns for those.
+
+    With nonfinite="skip", a step has no effect if one of its metrics is not finite, or if a value of the state was finite and
+    would not be so any more.
+    """
+
+    def train(state: Any, totals: Totals, batch: Batch) -> tuple[Any, Totals]:
+        new, metrics = _checked(step(state, batch), state, name)
+        if set(metrics) != set(totals.sums):
+            raise StepError(
+                f"{name} returned the metrics {', '.join(metrics) or 'none'} for a batch with other shapes than the first, for "
+                f"which it returned {', '.join(totals.sums) or 'none'}"
+            )
+        finite = are_finite(metrics) if nonfinite != "ignore" else jnp.bool_(True)
+        if nonfinite == "skip":
+            finite = jnp.logical_and(finite, _stays_finite(state, new))
+            new = jax.tree.map(lambda old, value: jnp.where(finite, value, old), state, new)
+        return new, add(totals, metrics, finite, skip=nonfinite == "skip")
+
+    return train
+
+
+def evaluation_program(step: Callable) -> Callable[[Any, Totals, Batch], Totals]:
+    """Return the function (state, totals, batch) → totals of an evaluation step. It is to be jitted."""
+
+    def evaluate(state: Any, totals: Totals, batch: Batch) -> Totals:
+        return add(totals, step(state, batch), jnp.bool_(True), skip=False)
+
+    return evaluate
+
+
+def check_evaluation(step: Callable, state: Any, batch: Batch) -> dict[str, Any]:
+    """Trace an evaluation step with abstract arguments, and return its metrics.
+
+    Raises:
+      TypeError, ValueError: it does not return a dict of scalars.
+    """
+    metrics = jax.eval_shape(step, state, batch)
+    check_metrics(metrics, name_of(step))
+    return dict(metrics)
+
+
+def count_nonfinite(state: Any) -> Mapping[str, Any]:
+    """Return the number of values of each floating-point leaf that are not finite. It is to be jitted."""
+    return {name: jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32) for name, leaf in named_leaves(state).items() if _is_float(leaf)}
+
+
+def _stays_finite(old: Any, new: Any) -> Any:
+    checks = [
+        jnp.all(jnp.isfinite(value) | ~jnp.isfinite(before))
+        for before, value in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+        if _is_float(value)
+    ]
+    return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _kind(result: Any) -> str:
+    if isinstance(result, tuple):
+        return f"a tuple of {len(result)}"
+    return f"{type(result).__name__} ({describe(result)[:200]})" if jax.tree.leaves(result) else type(result).__name__
+
+
+@dataclass(frozen=True)
+class Point:
+    """An event of a run, for loggers.
+
+    Attributes:
+      kind: "begin" is the first point. "train" has the metrics of the steps since the train point before, and is given one
+        interval late. "evaluation" has those of an evaluation. "message" has a text. "end" is the last point, also after an
+        error.
+      step: number of steps done; of "begin" the step from which the run continues.
+      steps: number of steps of the run; None if it ends with its feed.
+      metrics: name → value. Those of an evaluation have names that begin with "val_".
+      speed: of "train", steps per second, without the time of evaluations and saves.
+      input_wait: of "train", the share of the time, 0 to 1, for which the devices starved for the next batch.
+      text: of "message" and "end", a sentence.
+      goodput: of "end", where the time of the run went.
+    """
+
+    kind: Literal["begin", "train", "evaluation", "message", "end"]
+    step: int
+    steps: int | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    speed: float | None = None
+    input_wait: float | None = None
+    text: str = ""
+    goodput: Goodput | None = None
+
+
+Logger = Callable[[Point], None]
+
+
+_MOST_SKIPPED = 100  # steps in a row after which a training that skips them ends
+
+
+class NonfiniteError(ArithmeticError):
+    """The error raised if a metric or the state is not finite any more.
+
+    Attributes:
+      step: number of the step, from 0, whose metrics were the first that were not finite. If only the state is not finite, the
+        number of steps that it had.
+      checkpoint: the step of the last good checkpoint; None if there is none.
+    """
+
+    def __init__(self, message: str, step: int, checkpoint: int | None):
+        super().__init__(message)
+        self.step, self.checkpoint = step, checkpoint
+
+
+class _Pending(NamedTuple):
+    """An interval whose metrics the devices may not have computed yet.
+
+    Attributes:
+      begin, end: the steps between which it lies.
+      totals: its sums, on the devices.
+      seconds: time of its steps.
+      starved: time for which the devices had no batch.
+    """
+
+    begin: int
+    end: int
+    totals: Totals
+    seconds: float
+    starved: float
+
+
+class Intervals:
+    """Collects the metrics of intervals.
+
+    Args:
+      zero: the totals of no steps, on the devices.
+      step: number of steps done.
+      steps: number of steps of the run.
+      feed: the training batches.
+      meter: measures where the time goes.
+      loggers: get the points.
+      nonfinite: what happens to steps that are not finite.
+      last_good: returns how an error names the last good checkpoint, and its step.
+      unlogged: what `unlogged` returned when the run was saved; None for a new run.
+
+    Attributes:
+      totals: the sums since the last log point. The loop replaces them after each step.
+    """
+
+    def __init__(
+        self,
+        zero: Totals,
+        step: int,
+        steps: int | None,
+        feed: Feed,
+        meter: Meter,
+        loggers: Sequence[Logger],
+        nonfinite: Nonfinite,
+        last_good: Callable[[], tuple[str, int | None]],
+        unlogged: Mapping[str, Any] | None,
+    ):
+        self.totals, self._zero = zero, zero
+        self.begin = step  # of the current interval
+        self._steps, self._feed, self._meter, self._loggers = steps, feed, meter, loggers
+        self._nonfinite, self._last_good = nonfinite, last_good
+        self._pending: _Pending | None = None
+        self._seconds = self._starved = 0.0
+        self._run = 0  # steps in a row that were left out
+        if unlogged is not None and set(unlogged["current"]["sums"]) == set(zero.sums):
+            self._restore(unlogged)
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on with what was not logged yet when the run was saved."""
+        shardings = jax.tree.map(lambda total: total.sharding, self._zero)
+        self.totals = jax.device_put(from_json(saved["current"]), shardings)
+        self.begin, self._run = saved["begin"], saved["run"]
+        self._seconds, self._starved = -saved["seconds"], -saved["starved"]
+        if (pending := saved["pending"]) is not None:
+            self._pending = _Pending(**{**pending, "totals": jax.device_put(from_json(pending["totals"]), shardings)})
+
+    def end(self, step: int) -> None:
+        """End an interval, and log the one before.
+
+        Raises:
+          NonfiniteError: that one had a metric that is not finite.
+        """
+        if step == self.begin:
+            return
+        starved, seconds = self._feed.stats().starved, self._meter.loop
+        jax.tree.map(lambda total: total.copy_to_host_async(), self.totals)
+        before, self._pending = (
+            self._pending,
+            _Pending(self.begin, step, self.totals, seconds - self._seconds, starved - self._starved),
+        )
+        self.totals, self.begin, self._seconds, self._starved = self._zero, step, seconds, starved
+        self._meter.reached(step, starved)
+        if before:
+            self._log(before)
+
+    def flush(self) -> None:
+        """Log the interval that has ended last, and wait for its metrics.
+
+        Raises:
+          NonfiniteError: a metric is not finite.
+        """
+        before, self._pending = self._pending, None
+        if before:
+            self._log(before)
+
+    def unlogged(self) -> Callable[[], dict[str, Any]]:
+        """Return a function that returns what was not logged yet, as it is now, as JSON. Another thread may call it.
+
+        It raises NonfiniteError as `end` does.
+        """
+        pending, begin, totals, run = self._pending, self.begin, self.totals, self._run
+        unread = [(pending.begin, pending.totals)] if pending else []
+        unread.append((begin, totals))
+        seconds, starved = self._meter.loop - self._seconds, self._feed.stats().starved - self._starved
+
+        def fetch() -> dict[str, Any]:
+            before = run
+            for first, sums in unread:
+                interval = read(sums)
+                self._check(interval, first, before)
+                before = _in_a_row(before, interval)
+            return {
+                "pending": {**pending._asdict(), "totals": as_json(pending.totals)} if pending else None,
+                "current": as_json(totals),
+                **{"begin": begin, "run": run, "seconds": seconds, "starved": starved},
+            }
+
+        return fetch
+
+    def log(self, point: Point) -> None:
+        """Give a point to the loggers, in process 0. All of them get it, also if one has an error: it does not come again."""
+        if jax.process_index() != 0:
+            return
+        errors = []
+        for logger in self._loggers:
+            try:
+                logger(point)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _check(self, interval: Interval, begin: int, run: int) -> None:
+        """Raise NonfiniteError if an interval has metrics that are not finite, and that is not to be ignored.
+
+        Args:
+          interval: the metrics.
+          begin: the number of steps before the interval.
+          run: number of steps in a row before it that were left out.
+        """
+        if self._nonfinite == "ignore" or interval.first_bad is None:
+            return
+        step = begin + interval.first_bad
+        good, checkpoint = self._last_good()
+        if self._nonfinite == "stop":
+            bad = [name for name, value in interval.metrics.items() if not abs(value) < float("inf")]
+            raise NonfiniteError(
+                f"{', '.join(bad)} is not finite at step {step:,} (counted from 0): {good}. Look for the cause there, or leave "
+                "such steps out with nonfinite='skip'",
+                step,
+                checkpoint,
+            )
+        run = _in_a_row(run, interval)
+        if run >= _MOST_SKIPPED:
+            raise NonfiniteError(
+                f"the last {run:,} steps were all left out because they were not finite, since step "
+                f"{begin + interval.steps - run:,} (counted from 0): {good}",
+                step,
+                checkpoint,
+            )
+
+    def _log(self, pending: _Pending) -> None:
+        interval = read(pending.totals)
+        self._check(interval, pending.begin, self._run)
+        self._run = _in_a_row(self._run, interval)
+        metrics = interval.metrics if self._nonfinite != "skip" else {**interval.metrics, "skipped": float(interval.skipped)}
+        self.log(
+            Point(
+                "train",
+                pending.end,
+                self._steps,
+                metrics,
+                speed=interval.steps / pending.seconds if pending.seconds > 0 else None,
+                # A feed may take back what it has guessed, so that an interval could have less than none.
+                input_wait=min(1.0, max(0.0, pending.starved / pending.seconds)) if pending.seconds > 0 else None,
+            )
+        )
+
+
+def _in_a_row(before: int, interval: Interval) -> int:
+    """Return the number of steps in a row that were left out, up to the end of an interval."""
+    return before + interval.run if interval.run == interval.steps else interval.run

@@ -21,7 +21,7 @@ import numpy as np
 from penstock._arguments import check_path
 from penstock._atomic_write import replace
 from penstock.train import manifest
-from penstock.train.together import decide
+from penstock.train.agreement import decide
 
 _RUN, _LOCK = "run.json", "run.lock"
 _VERSION = 1

@@ -16,7 +16,7 @@ from tests.extras import require
 
 import penstock as ps
 from penstock.data.image import decoding
-from penstock.data.image.geometry import jpeg_orientation, place, random_box, upright
+from penstock.data.image.decoding import jpeg_orientation, place, random_box, upright
 
 Image = require("PIL.Image")
 ImageOps = require("PIL.ImageOps")

@@ -2,11 +2,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.data.order.batch_order import Order, Shuffled
-from penstock.data.order.mixed_sequence import MixedSequence
-from penstock.data.order.mixture import mix
+from penstock.data.order.batch_order import Order, Shuffled, Weighted
+from penstock.data.order.mixture import MixedSequence, mix
 from penstock.data.order.rows import slice_rows
-from penstock.data.order.weighted import Weighted
 
 
 def all_rows(order):

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.data import Documents
-from penstock.data.packs.file import open_index
+from penstock.data.packs.index import open_index
 
 RNG = np.random.default_rng(0)
 LENGTHS = RNG.integers(1, 60, 500)

@@ -13,7 +13,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _pauses_between_attempts_are_short(monkeypatch):
-    monkeypatch.setattr("penstock.data.remote.patience._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("penstock.data.remote.store._FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,7 @@ import pytest
 from tests.extras import require
 
 import penstock as ps
-from penstock.data.remote.patience import Patience
-from penstock.data.remote.store import _version
+from penstock.data.remote.store import Patience, _version
 from penstock.data.remote.url import file_name, is_pattern, is_url, shown
 
 CONTENT = bytes(range(256)) * 20_000  # 5 MB, which is several parts

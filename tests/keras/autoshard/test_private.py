@@ -1,6 +1,6 @@
 """The private parts of Keras that `AutoShardDistribution` uses exist, and are used by Keras as it needs.
 
-After a failure, begin with `penstock.keras._hooks`.
+After a failure, begin with `penstock.keras.hooks`.
 """
 
 import inspect

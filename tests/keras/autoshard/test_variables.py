@@ -10,8 +10,7 @@ from keras import layers
 from tests.keras.autoshard.models import BATCH, CLASSES, FEATURES, compiled, records, sequential, shards
 
 import penstock.keras as pk
-from penstock.keras._births import create
-from penstock.keras._layouts import ProvisionalLayouts
+from penstock.keras.variables import ProvisionalLayouts, create
 
 # Keras's conversion of a variable to NumPy
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -178,11 +177,11 @@ def test_a_model_made_outside_of_the_scope_trains_inside():
 
 @pytest.mark.slow
 def test_a_second_fit_plans_nothing(monkeypatch):
-    from penstock.keras import _autoshard
+    from penstock.keras import autoshard
 
     planned = []
-    original = _autoshard.plan_traced
-    monkeypatch.setattr(_autoshard, "plan_traced", lambda *args, **options: planned.append(1) or original(*args, **options))
+    original = autoshard.plan_traced
+    monkeypatch.setattr(autoshard, "plan_traced", lambda *args, **options: planned.append(1) or original(*args, **options))
     x, y = records(70)
     with pk.AutoShardDistribution().scope():
         model = sequential()

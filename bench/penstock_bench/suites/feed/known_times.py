@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._feed.stats import Stats
+from penstock.feed.stats import Stats
 from penstock_bench.suites.feed.device_times import DeviceTimes, Lost, sleep
 
 TOLERANCE = 0.08  # in shares, between a verdict and the times that were measured

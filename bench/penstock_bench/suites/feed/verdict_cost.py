@@ -14,7 +14,7 @@ import numpy as np
 import scipy.stats
 
 import penstock as ps
-from penstock._feed.starvation import Meter
+from penstock.feed.starvation import Meter
 from penstock_bench.garbage_collector import freeze_gc
 from penstock_bench.model import Measurement, Metric, Target, Variant, Workload
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import penstock as ps
-from penstock._feed.stats import Stats
+from penstock.feed.stats import Stats
 from penstock_bench.model import Measurement, Metric, Target, Variant, Workload
 from penstock_bench.suites.feed.device_times import DeviceTimes
 from penstock_bench.suites.feed.known_times import (

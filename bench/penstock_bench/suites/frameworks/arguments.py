@@ -7,7 +7,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from penstock._gpu import nvidia_gpu
+from penstock.run_command import nvidia_gpu
 from penstock_bench.model import Workload
 from penstock_bench.suites.frameworks.experiment import CHOICES, Experiment
 from penstock_bench.suites.frameworks.workload import AT_BEST, workload_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._gpu import nvidia_gpu
+from penstock.run_command import nvidia_gpu
 from penstock_bench.activity import cores
 from penstock_bench.garbage_collector import freeze_gc
 from penstock_bench.model import Live, Measurement, Outputs, VerificationError

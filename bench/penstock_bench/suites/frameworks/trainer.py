@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock._gpu import nvidia_gpu
+from penstock.run_command import nvidia_gpu
 from penstock_bench.model import VerificationError
 from penstock_bench.step_clock import StepClock
 from penstock_bench.suites.frameworks.experiment import Experiment, Size

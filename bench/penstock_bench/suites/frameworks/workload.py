@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from functools import partial
 
-from penstock._gpu import nvidia_gpu
+from penstock.run_command import nvidia_gpu
 from penstock_bench.environment import Environment
 from penstock_bench.launcher import variables_of_run
 from penstock_bench.model import SLICE_SECONDS, Agreement, Metric, Target, Variant, Workload

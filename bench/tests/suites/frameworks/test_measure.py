@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.extras import require
 
-from penstock._gpu import nvidia_gpu
+from penstock.run_command import nvidia_gpu
 from penstock_bench import worker
 from penstock_bench.step_clock import StepClock
 from penstock_bench.suites import frameworks

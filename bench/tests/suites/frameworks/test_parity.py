@@ -13,7 +13,7 @@ from flax import nnx
 from tests.extras import require
 
 import penstock_bench.worker
-from penstock._gpu import nvidia_gpu
+from penstock.run_command import nvidia_gpu
 from penstock_bench.suites import frameworks
 from penstock_bench.suites.frameworks import find, flax_trainer, flax_vit, keras_vit, weights
 from penstock_bench.suites.frameworks.experiment import QUICK

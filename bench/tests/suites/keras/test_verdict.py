@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 import penstock.keras as pk
-from penstock._feed.starvation import Meter
+from penstock.feed.starvation import Meter
 from penstock_bench.suites.feed.device_times import DeviceTimes
 from penstock_bench.suites.feed.known_times import ATTEMPTS, difference, sleep_on_device
 

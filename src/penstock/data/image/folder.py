@@ -13,7 +13,16 @@ import numpy as np
 
 from penstock._arguments import at_least
 from penstock._bytes import counted
-from penstock.data.image.decoding import Decoder, UnreadableImageError, check_decoder, check_size, decode_into
+from penstock.data.image.decoding import (
+    Decoder,
+    Fit,
+    Size,
+    UnreadableImageError,
+    check_decoder,
+    check_fit,
+    check_size,
+    decode_into,
+)
 from penstock.data.image.files import (
     Folder,
     Labelled,
@@ -24,7 +33,6 @@ from penstock.data.image.files import (
     list_images,
     open_folder,
 )
-from penstock.data.image.geometry import Fit, Size, check_fit
 from penstock.data.remote.files import RemoteFiles
 from penstock.data.tree import Batch, Record
 

@@ -1,11 +1,29 @@
 """Sources that are mixed by weight: `mix`.
 
 Sources and weights go in; a `Mixture` comes out, whose records a `Loader` reads in the order of a `MixedSequence`.
+
+The order of a mixture: which record of which source is at each position.
+
+Weights, a seed and positions go in; record indices, which count through all sources, come out.
+
+Words. The *stream* is all rows of all batches in turn: row r of step k is slot k·B + r. Among the first n slots, source i has
+C_i(n). Each source goes through its own records again and again, so the rank of a slot in its source says which record it is.
+
+Method. C_1(n) is n·w_1, rounded. Among the other n − C_1(n) slots, source 2 has its share, rounded, and so on. Each C_i grows by
+0 or 1 from one slot to the next, they add up to n, and they follow from n alone. So step 10^9 costs what step 0 costs, and any
+process can compute any slot. The rows of each batch are then permuted, so that no source has rows of its own. That a mixture can
+be a function of the step was shown by the block-deterministic mixtures of Levanter (Stanford CRFM, 2024), which fix the counts of
+each block of slots.
+
+Example. With the weights 0.5, 0.3 and 0.2, the first 10 slots have 5 of source 1. Source 2 has 0.3 / 0.5 of the other 5 slots,
+which is 3, and source 3 has the remaining 2. The first 11 slots have 5.5 of source 1, rounded up to 6, and 3 and 2 of the others.
+So slot 10 belongs to source 1, which has had 5 slots before: it is the record of rank 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -13,6 +31,8 @@ import numpy as np
 
 from penstock._arguments import at_least
 from penstock.data.concatenation import ConcatSource, as_sources
+from penstock.data.order.batch_order import Remainder
+from penstock.data.order.permutation import many_keys, permute, permute_all
 from penstock.data.source import Source
 from penstock.data.tree import Batch, Record
 
@@ -163,3 +183,310 @@ def _shares(weights: np.ndarray) -> tuple[int, ...]:
     floor[order[: max(0, short)]] += 1
     floor[np.argmax(floor)] += min(0, short)
     return tuple(floor.tolist())
+
+
+_HALF = ONE // 2
+_FEW = 8  # epochs of a source whose keys are derived one by one
+_SMALL = 1 << 16  # records of a source whose orders are kept, at most; so many are ordered at a time,
+_PART = 8  # but no more than so many times the records that a block of as many rows needs
+
+
+class MixedSequence:
+    """The order of a mixture, for batches of one size.
+
+    Args:
+      mixture: the sources and their weights.
+      batch_size: rows of a global batch.
+      remainder: what happens to the last rows of an epoch.
+      shuffle: whether the records of each source, and the rows of each batch, have a random order.
+      seed: selects these orders.
+      endless: whether epochs follow each other without end. With `remainder="drop"`, their rows are then one stream, so an epoch
+        that is shorter than a batch is made as long as one.
+
+    Attributes:
+      records: number of rows in an epoch.
+    """
+
+    def __init__(self, mixture: Mixture, batch_size: int, remainder: Remainder, shuffle: bool, seed: int, endless: bool):
+        self._starts = mixture.source.starts
+        self._lengths = np.diff(self._starts).tolist()
+        self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
+        self._row_seed = seed if mixture.seed is None else mixture.seed
+        self._stages, self._stop = mixture.stages, mixture.stop
+        self._whole = [self._kept_epochs(source) for source in range(len(self._lengths))]
+        self._shares = [_of_what_is_left(stage.shares) for stage in self._stages]
+        self._first = [stage.step * batch_size for stage in self._stages]  # the first slot of each stage, in the first epoch
+        self._before = self._counts_before()
+        self.records = self._epoch()
+        if endless and remainder == "drop":
+            self.records = max(self.records, batch_size)
+        full, rest = divmod(self.records, batch_size)
+        steps = full + (rest > 0 and remainder != "drop")
+        self._slots = full * batch_size if remainder == "drop" else self.records  # of an epoch
+        if steps:  # a stage after the first epoch does not change where that ends
+            self._first = [epoch * self._slots + k * batch_size for epoch, k in (divmod(s.step, steps) for s in self._stages)]
+            self._before = self._counts_before()
+        self._steps = max(1, steps)
+
+    def _counts_before(self) -> list[list[int]]:
+        """Return, for each stage, the count of each source before it."""
+        counts = [[0] * len(self._lengths)]
+        for stage, (begin, end) in enumerate(zip(self._first, self._first[1:], strict=False)):
+            inside = _counts(self._shares[stage], end - begin)
+            counts.append([before + count for before, count in zip(counts[-1], inside, strict=True)])
+        return counts
+
+    def at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Return the record indices at positions [steps, rows], which increase, of an epoch. They count through all sources."""
+        # Stages begin with a batch, and the rows of a batch are permuted among themselves.
+        low, high = (int(positions.flat[end]) // self._batch_size * self._batch_size for end in (0, -1))
+        begin = epoch * self._slots + low  # of the stream. Slots are counted from here on.
+        slots = self._permuted(epoch, positions, low)
+        first, last = (np.searchsorted(self._first, [begin, begin + high - low], side="right") - 1).tolist()
+        count = high - low + self._batch_size
+        if 2 * slots.size > count:
+            found = [self._run(*part) for part in self._parts(first, last, begin, count)]
+            return (found[0] if len(found) == 1 else np.concatenate(found)).take(slots)
+        # A process that reads few rows of each batch finds them alone.
+        slots = slots.reshape(-1)
+        if first == last:
+            return self._in_stage(first, begin - self._first[first], slots).reshape(positions.shape)
+        stage_of = np.searchsorted(self._first, slots + begin, side="right") - 1
+        indices = np.empty(slots.shape, np.int64)
+        for stage in range(first, last + 1):
+            inside = np.flatnonzero(stage_of == stage)
+            if len(inside):
+                base = max(begin, self._first[stage])
+                indices[inside] = self._in_stage(stage, base - self._first[stage], slots[inside] + (begin - base))
+        return indices.reshape(positions.shape)
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return the options."""
+        stages = {str(stage.step): list(stage.shares) for stage in self._stages}
+        return {"shuffle": self._shuffle, "seed": self._seed, "mix_seed": self._row_seed, "stop": self._stop, "weights": stages}
+
+    def _permuted(self, epoch: int, positions: np.ndarray, base: int) -> np.ndarray:
+        """Permute the rows of each batch, and return the slots of an epoch at positions [steps, rows], counted from `base` on."""
+        if not self._shuffle:
+            return positions - base
+        step = positions[:, 0] // self._batch_size
+        first = step * self._batch_size
+        row = positions[0] - first[0]  # the same in each batch, except for a short last one
+        keys = many_keys(self._row_seed, 0, epoch * self._steps + step)
+        # Rows need to be mixed, and not equally likely in all their orders. So all batches have one order, which begins at
+        # another row in each: this takes a third of the time.
+        begins = (keys[0] % np.uint64(self._batch_size)).astype(np.int64)
+        order = _order_twice(self._batch_size, self._row_seed)
+        if len(row) == self._batch_size:
+            permuted = np.lib.stride_tricks.sliding_window_view(order, self._batch_size)[begins]  # takes half the time
+        else:
+            permuted = order.take(np.add.outer(begins, row))
+        permuted += (first - base)[:, None]
+        for at in np.flatnonzero(first + self._batch_size > self.records).tolist():  # a short last batch
+            start = int(first[at])
+            permuted[at] = start - base + permute(positions[at] - start, self.records - start, keys[:, at])
+        return permuted
+
+    def _parts(self, first: int, last: int, begin: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Cut `count` slots from `begin` on by stages: yield the stage, the slot counted from its beginning, and the length."""
+        for stage in range(first, last + 1):
+            end = begin + count if stage == last else min(begin + count, self._first[stage + 1])
+            yield stage, begin - self._first[stage], end - begin
+            begin, count = end, count - (end - begin)
+
+    def _run(self, stage: int, base: int, count: int) -> np.ndarray:
+        """Return the record indices, int64 [count], at slots of a stage that follow each other.
+
+        So the ranks of each source follow each other as well, and so do the slots that each source leaves to those after it.
+
+        Args:
+          stage, base: as in `_in_stage`.
+          count: number of slots, less than 2^32.
+        """
+        indices = np.empty(count, np.int64)
+        where = None
+        for source, share, rest, start in self._sources(stage, base):
+            if share == ONE:  # all that is left
+                indices[slice(None) if where is None else where] = self._records_run(source, start, count)
+                break
+            grows = _grows(share, rest, count)
+            mine, others = np.flatnonzero(grows), np.flatnonzero(~grows)
+            indices[_among(where, mine)] = self._records_run(source, start, len(mine))
+            where, count = _among(where, others), len(others)
+            if not count:
+                break
+        return indices
+
+    def _sources(self, stage: int, base: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield each source with a share in a stage, up to a slot `base` of it.
+
+        Yields:
+          (source, share, rest, start): the share, in units of 2^-30, among the slots that the sources before it left; what is
+          left of its count up to `base` after rounding it down; the rank of its next record.
+        """
+        for source, share in enumerate(self._shares[stage]):
+            if share:
+                before, rest = divmod(share * base + _HALF, ONE)
+                yield source, share, rest, before + self._before[stage][source]
+                base -= before
+
+    def _records_run(self, source: int, start: int, count: int) -> np.ndarray:
+        """Return the indices of `count` records of a source, int64 [count], from rank `start` on, counted through all sources."""
+        if not count:
+            return np.empty(0, np.int64)
+        length = self._lengths[source]
+        low, high = start // length, (start + count - 1) // length
+        if found := self._orders(source, low, high, count):
+            first, orders = found
+            size = len(orders[0])
+            parts = [(start - rank, start - rank + count) for rank in range(first, first + size * len(orders), size)]
+            records = np.concatenate([order[max(0, begin) : end] for order, (begin, end) in zip(orders, parts, strict=True)])
+            records += self._starts[source]
+            return records
+        records = self._records(source, np.arange(start, start + count))
+        records += self._starts[source]
+        return records
+
+    def _orders(self, source: int, low: int, high: int, count: int) -> tuple[int, list[np.ndarray]] | None:
+        """Return the orders of a small source that hold the epochs `low … high`, and the rank with which the first one begins.
+
+        None if so few records are wanted of them, `count`, that it takes less time to find these.
+        """
+        length, epochs = self._lengths[source], self._whole[source]
+        if not epochs or (high - low) * length > _PART * count:
+            return None
+        orders = [_whole_orders(length, self._seed, source + 1, at, epochs) for at in range(low // epochs, high // epochs + 1)]
+        return low // epochs * epochs * length, orders
+
+    def _kept_epochs(self, source: int) -> int:
+        """Return for how many epochs at a time the orders of a source are computed whole; 0 if it is too large for its share."""
+        share = max(stage.shares[source] for stage in self._stages)
+        return min(_SMALL, _PART * _SMALL * share // ONE) // self._lengths[source] if self._shuffle else 0
+
+    def _in_stage(self, stage: int, base: int, left: np.ndarray) -> np.ndarray:
+        """Return the record indices at slots of a stage, int64 [n].
+
+        Args:
+          stage: number of the stage.
+          base: a slot, counted from the beginning of the stage. Counts are exact integers of Python up to here, and of 64 bits
+            from here on.
+          left: the slots, counted from `base`: int64 [n], less than 2^32, which may be written to.
+        """
+        indices = np.empty(len(left), np.int64)
+        where = None
+        for source, share, rest, start in self._sources(stage, base):
+            if share == ONE:  # all that is left
+                rest_of_slots = slice(None) if where is None else where
+                indices[rest_of_slots] = self._starts[source] + self._records(source, left + start)
+                break
+            scaled = left * share
+            scaled += rest
+            count = scaled >> BITS
+            scaled &= ONE - 1
+            grows = scaled >= ONE - share  # the count is larger by 1 after this slot, so the slot is this source's
+            mine, others = np.flatnonzero(grows), np.flatnonzero(~grows)
+            indices[_among(where, mine)] = self._starts[source] + self._records(source, count.take(mine) + start)
+            left -= count
+            where, left = _among(where, others), left.take(others)
+            if not len(left):
+                break
+        return indices
+
+    def _records(self, source: int, ranks: np.ndarray) -> np.ndarray:
+        """Return the records of a source, int64 [n], at these ranks of its endless order."""
+        length = self._lengths[source]
+        if not len(ranks):
+            return ranks
+        low, high = (int(rank) // length for rank in (ranks.min(), ranks.max()))
+        if found := self._orders(source, low, high, len(ranks)):
+            first, orders = found
+            return (orders[0] if len(orders) == 1 else np.concatenate(orders)).take(ranks - first)
+        if not self._shuffle or high - low >= _FEW:
+            epochs, positions = np.divmod(ranks, length)
+            keys = many_keys(self._seed, source + 1, epochs) if self._shuffle else None
+            return positions if keys is None else permute(positions, length, keys)
+        if low == high:
+            return permute(ranks - low * length, length, many_keys(self._seed, source + 1, np.array(low)))
+        records = np.empty_like(ranks)
+        for epoch in range(low, high + 1):
+            here = np.flatnonzero((ranks >= epoch * length) & (ranks < (epoch + 1) * length))
+            keys = many_keys(self._seed, source + 1, np.array(epoch))
+            records[here] = permute(ranks.take(here) - epoch * length, length, keys)
+        return records
+
+    def _epoch(self) -> int:
+        """Return the number of slots until the first source, or the last one, has no record left."""
+        ends = self._stop == "first_exhausted"
+        last = zip(self._stages[-1].shares, self._before[-1], self._lengths, strict=True)
+        if not ends and (never := [i for i, (share, before, length) in enumerate(last) if not share and before < length]):
+            step = self._stages[-1].step
+            raise ValueError(
+                f"stop='all_exhausted' would never come: source {never[0]} has the weight 0 from step {step} on, and not all of "
+                "its records are read before"
+            )
+        low, high = 0, 1  # the end is in (low, high]
+        while not self._over(high, ends):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._over(middle, ends) else (middle, high)
+        return low if ends else high
+
+    def _over(self, slots: int, ends: bool) -> bool:
+        """Tell whether a source has more than its records in the first slots; or, if not `ends`, each has at least them."""
+        stage = int(np.searchsorted(self._first, slots, side="right")) - 1
+        inside = _counts(self._shares[stage], slots - self._first[stage])
+        counts = [before + count for before, count in zip(self._before[stage], inside, strict=True)]
+        if ends:
+            return any(count > length for count, length in zip(counts, self._lengths, strict=True))
+        return all(count >= length for count, length in zip(counts, self._lengths, strict=True))
+
+
+@functools.lru_cache(maxsize=32)
+def _whole_orders(length: int, seed: int, stream: int, number: int, epochs: int) -> np.ndarray:
+    """Return the orders of a small source, int64 [epochs * length]: those of the epochs from `number * epochs` on.
+
+    They are kept, as several blocks of steps need them. A call of NumPy has its cost, so many records are ordered in one.
+    """
+    first = number * epochs
+    orders = permute_all(length, many_keys(seed, stream, np.arange(first, first + epochs))).reshape(-1)
+    orders.flags.writeable = False
+    return orders
+
+
+@functools.lru_cache(maxsize=8)
+def _order_twice(length: int, seed: int) -> np.ndarray:
+    """Return the order of the rows of batches, int64 [2 * length], twice, so that it can be read from any row on."""
+    return np.tile(_whole_orders(length, seed, 0, 0, 1), 2)
+
+
+def _grows(share: int, rest: int, count: int) -> np.ndarray:
+    """Return at which slots the count of a source grows, bool [count]: where `share * slot + rest` passes a multiple of 2^30."""
+    scaled = np.arange(count, dtype=np.uint32)
+    scaled *= np.uint32(share)  # only the lowest 30 bits of the product are needed
+    scaled += np.uint32(rest)
+    scaled &= np.uint32(ONE - 1)
+    return scaled >= ONE - share
+
+
+def _among(where: np.ndarray | None, chosen: np.ndarray) -> np.ndarray:
+    """Return the elements of `where` at the places `chosen`; None stands for all numbers from 0 on."""
+    return chosen if where is None else where.take(chosen)
+
+
+def _counts(shares: Sequence[int], slots: int) -> list[int]:
+    """Return the count of each source among the first slots of a stage: its share of those that the sources before it left."""
+    counts, left = [], slots
+    for share in shares:
+        counts.append((share * left + _HALF) >> BITS if share else 0)
+        left -= counts[-1]
+    return counts
+
+
+def _of_what_is_left(shares: Sequence[int]) -> list[int]:
+    """Return the share of each source among the slots that the sources before it left, in units of 2^-30."""
+    result, left = [], ONE
+    for share in shares:
+        result.append(max(1, (share * ONE + left // 2) // left) if share else 0)
+        left -= share
+    return result

@@ -1,4 +1,13 @@
-"""Documents: 1-D arrays of tokens of different lengths, from whatever a user has.
+"""The leaf of a record that holds its tokens: found by name, or because it is the only 1-D array of numbers.
+
+A record (a pytree) and a name go in; the path of a leaf, or its tokens as an array [T], comes out.
+
+Documents in a list column of an Arrow table: in memory, in files, or inside of a Hugging Face dataset.
+
+The source of a table and the name of a column go in; a reader of documents comes out. Chunks are viewed where they lie, as one
+array of tokens (see `penstock.data.arrow.Rows`), so no Python code runs for each document, and nothing is copied.
+
+Documents: 1-D arrays of tokens of different lengths, from whatever a user has.
 
 Data and the name of a leaf go in. A reader comes out that tells the length of each document, and gathers pieces of documents:
 `Documents` over one array of tokens (without a Python call for each document), `arrow_documents` over Arrow lists (likewise), or
@@ -7,17 +16,199 @@ Data and the name of a leaf go in. A reader comes out that tells the length of e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, Protocol, cast
 
+import jax
 import numpy as np
 
 from penstock.data.array_pickling import from_picklable, to_picklable
-from penstock.data.arrays import ArraySource, is_stored, read_ranges
+from penstock.data.arrays import ArraySource, is_stored, read_ranges, span
+from penstock.data.arrow import ArrowSource, Rows
+from penstock.data.collate import is_list_of_numbers
 from penstock.data.concatenation import has_weights
-from penstock.data.packs.token_leaf import as_tokens, common_dtype, find_leaf, get_leaf, no_leaf, only
 from penstock.data.source import Source, as_source, describe_source
-from penstock.data.tree import Record, describe_array, is_numeric, leaves_with_names, to_numpy, unstack
+from penstock.data.tree import Record, describe_array, is_numeric, leaf_name, leaves_with_names, to_numpy, unstack
+
+
+def find_leaf(record: Record, leaf: str | None) -> tuple[Sequence[Any], str]:
+    """Return the path and the name of the leaf of a record that holds its tokens.
+
+    Args:
+      record: the first record.
+      leaf: the name that was asked for; None for the only leaf that is a 1-D array (or list) of numbers.
+
+    Raises:
+      ValueError: there is no such leaf, or there are several candidates.
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(record, is_list_of_numbers)
+    named = {leaf_name(path): (path, value) for path, value in paths}
+    if leaf is None:
+        found = {name: each for name, each in named.items() if _may_be_tokens(each[1])} or named
+        name, (path, _) = only(found)
+        return path, name
+    if leaf not in named:
+        raise ValueError(no_leaf(leaf, list(named)))
+    return named[leaf][0], leaf
+
+
+def only(leaves: dict[str, Any]) -> tuple[str, Any]:
+    """Return the name and the value of the only leaf. Raise ValueError if there are others."""
+    if len(leaves) != 1:
+        names = ", ".join(map(repr, leaves)) or "none"
+        raise ValueError(f"ps.pack: the records have several leaves ({names}): say which one holds the tokens, leaf='name'")
+    return next(iter(leaves.items()))
+
+
+def no_leaf(leaf: str, names: list[str]) -> str:
+    """Say that there is no leaf of this name, and which there are."""
+    has = "are arrays without names: leave `leaf` out" if names == ["batch"] else f"have {names}"
+    return f"ps.pack: the records have no leaf {leaf!r}; they {has}"
+
+
+def _may_be_tokens(value: Any) -> bool:
+    if isinstance(value, (str, bytes)):
+        return False
+    try:
+        array = np.asarray(to_numpy(value))
+    except (TypeError, ValueError):
+        return False
+    return array.ndim == 1 and is_numeric(array.dtype)
+
+
+_Key = Any
+
+
+def get_leaf(record: Record, path: Sequence[_Key], name: str, number: int) -> Any:
+    """Return the leaf of a record at a path of JAX keys."""
+    try:
+        return reduce(_step, path, record)
+    except (KeyError, IndexError, AttributeError, TypeError):
+        raise ValueError(f"ps.pack: record {number} has no leaf {name!r}; the first record has it") from None
+
+
+def _step(node: Any, key: _Key) -> Any:
+    getters: dict[type, Callable[[], Any]] = {
+        jax.tree_util.DictKey: lambda: node[key.key],
+        jax.tree_util.SequenceKey: lambda: node[key.idx],
+        jax.tree_util.GetAttrKey: lambda: getattr(node, key.name),
+    }
+    return getters[type(key)]()
+
+
+def as_tokens(value: Any, name: str, number: int) -> np.ndarray:
+    """Return the tokens of one record as an array [T]. The map of a memmap is not read.
+
+    Raises:
+      ValueError: they are no 1-D array of numbers.
+    """
+    if type(value) is np.ndarray and value.ndim == 1 and value.dtype.kind in "iuf":
+        return value
+    if isinstance(value, (str, bytes)):
+        raise ValueError(
+            f"ps.pack: leaf {name!r} of record {number} is {type(value).__name__}, and not an array of tokens: tokenize it before"
+        )
+    try:
+        tokens = np.asarray(to_numpy(value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"ps.pack: leaf {name!r} of record {number} makes no array: {error}") from error
+    if tokens.ndim != 1 or not is_numeric(tokens.dtype):
+        raise ValueError(
+            f"ps.pack: leaf {name!r} of record {number} is {describe_array(tokens)}; it needs one array [T] of numbers"
+        )
+    return tokens
+
+
+def common_dtype(dtypes: dict[np.dtype, int]) -> np.dtype:
+    """Return the dtype that holds the tokens of all documents.
+
+    Args:
+      dtypes: the first document of each dtype.
+
+    Raises:
+      ValueError: there is none, or integers would become floats, which do not hold all of them.
+    """
+    (first, number), *others = dtypes.items() or [(np.dtype(np.int64), 0)]
+    common = first
+    for dtype, other in others:
+        try:
+            wider = np.result_type(common, dtype)
+        except TypeError:  # NumPy has no dtype for both
+            wider = np.dtype(object)
+        if wider.kind == "O" or len({each.kind in "iub" for each in (common, dtype, wider)}) > 1:
+            raise ValueError(
+                f"ps.pack: document {number} has tokens of {first}, and document {other} of {dtype}, which no one dtype holds "
+                "without loss: give all documents the same one, for example np.asarray(tokens, np.int32)"
+            )
+        common = wider
+    return common
+
+
+def arrow_documents(source: ArrowSource, leaf: str | None) -> ArrowDocuments | None:
+    """Return a reader of the lists of numbers in one column.
+
+    Args:
+      source: the table.
+      leaf: name of the column; None for the only list column.
+
+    Returns:
+      None if the column is not a list of numbers, or has nulls in rows that are not used.
+
+    Raises:
+      ValueError: there is no such column, or there are several list columns.
+    """
+    lists = source.ragged_columns()
+    if leaf is None and len(lists) > 1:
+        raise ValueError(
+            f"ps.pack: the table has several columns of lists, {list(lists)}: say which holds the tokens, leaf='name'"
+        )
+    name = next(iter(lists), None) if leaf is None else leaf
+    return None if name not in lists else ArrowDocuments(source.select(name), name)
+
+
+class ArrowDocuments:
+    """Documents in the only column of an `ArrowSource`."""
+
+    knows_lengths = True
+
+    def __init__(self, source: ArrowSource, name: str):
+        self._source, self._name = source, name
+        blocks = source.ragged_columns()[name]
+        offsets = [block[0] for block in blocks]
+        self._begins = Rows([at[:-1] for at in offsets])
+        self._ends = Rows([at[1:] for at in offsets])
+        filled = [len(values) > 0 for _, values in blocks]
+        tokens = [values for _, values in blocks if len(values)] or [blocks[0][1]]
+        self._tokens, starts = span(tokens) or (np.concatenate(tokens), np.cumsum([0, *map(len, tokens[:-1])]))
+        self._chunk_starts = np.zeros(len(blocks), np.int64)  # of the chunks in `_tokens`
+        self._chunk_starts[filled] = starts[: sum(filled)]
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return len(self._source)
+
+    def scan(self) -> tuple[np.ndarray, np.dtype]:
+        """Return the number of tokens of each document, int64 [N], and the dtype of the tokens."""
+        return self.lengths_of(np.arange(len(self))), self._tokens.dtype
+
+    def lengths_of(self, documents: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of some documents, int64 [n]."""
+        rows = self._source.table_rows(documents)
+        return self._ends.take(rows).astype(np.int64) - self._begins.take(rows)
+
+    def gather(self, documents: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find pieces of documents. See `penstock.data.packs.documents.PieceReader`."""
+        rows = self._source.table_rows(documents)
+        return self._tokens, self._chunk_starts[self._begins.block_of(rows)] + self._begins.take(rows) + begins
+
+    def describe(self) -> str:
+        """Return the name and the Arrow type of the column."""
+        return self._source.describe()
+
+    def __reduce__(self) -> Any:
+        return ArrowDocuments, (self._source, self._name)
+
 
 _BLOCK = 4096  # documents that are read at a time when all of them are read
 
@@ -248,7 +439,6 @@ def as_documents(data: Any, leaf: str | None) -> DocumentReader:
         return _rows_of_arrays(source, leaf)
     if hasattr(source, "ragged_columns"):
         from penstock.data.arrow import ArrowSource
-        from penstock.data.packs.arrow_documents import arrow_documents
 
         if found := arrow_documents(cast(ArrowSource, source), leaf):
             return found

@@ -17,10 +17,8 @@ import numpy as np
 
 from penstock._arguments import at_least
 from penstock.data.packs.documents import DocumentReader, as_documents
-from penstock.data.packs.file import open_index, save_index
-from penstock.data.packs.index import Long, Method, PackIndex, PackSettings, hash_lengths, make_index
-from penstock.data.packs.joining import join
-from penstock.data.packs.reader import PackReader
+from penstock.data.packs.index import Long, Method, PackIndex, PackSettings, hash_lengths, make_index, open_index, save_index
+from penstock.data.packs.reader import PackReader, join
 from penstock.data.tree import Batch
 
 _SAMPLE, _SAMPLE_TOKENS = 64, 1024  # documents whose first tokens are part of the fingerprint

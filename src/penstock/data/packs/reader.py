@@ -1,14 +1,23 @@
 """Packs, read by their index: tokens, segment ids and positions.
 
 The numbers of packs go in; a batch comes out. It is one gather of tokens, and no Python code runs for each token or piece.
+
+Packs of several sources, read as those of one.
+
+Readers of packs go in; one reader with the packs of all of them comes out. A batch of a mixture then takes as long as one of a
+single source.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 
-from penstock.data.packs.documents import PieceReader
-from penstock.data.packs.index import PackIndex
+from penstock.data.arrays import span
+from penstock.data.packs.documents import Documents, PieceReader
+from penstock.data.packs.index import PackIndex, smallest
 from penstock.data.tree import Batch
 
 
@@ -100,3 +109,107 @@ class PackReader:
     def _eos_places(self, pieces: np.ndarray, sizes: np.ndarray, heads: np.ndarray) -> np.ndarray:
         ends = self.index.ends[pieces] & (pieces >= 0)
         return (heads + sizes)[ends] - 1
+
+
+_COPIED = 128 << 20  # bytes of all indices, at most
+
+
+def join(readers: Sequence[PackReader]) -> PackReader | None:
+    """Return a reader of the packs of all readers, one after the other.
+
+    Returns:
+      None if packs differ in length, dtype or values, or if the indices are large: they are copied into one.
+    """
+    first = readers[0]
+    alike = all((x.length, x.dtype, x.values) == (first.length, first.dtype, first.values) for x in readers)
+    size = sum(x.nbytes for reader in readers for x in vars(reader.index).values())
+    if not alike or size > _COPIED:
+        return None
+    indices = [reader.index for reader in readers]
+    documents = JoinedDocuments([reader.documents for reader in readers])
+    pieces = np.cumsum([0, *(len(index.counts) for index in indices)]).tolist()
+    starts = [_shifted(index.starts[:-1], by, pieces[-1]) for index, by in zip(indices, pieces, strict=False)]
+    numbers = [_shifted(index.documents, by, len(documents)) for index, by in zip(indices, documents.starts, strict=False)]
+    joined = PackIndex(
+        starts=np.concatenate([*starts, np.array(pieces[-1:], starts[0].dtype)]),
+        documents=np.concatenate(numbers),
+        begins=_concatenated([index.begins for index in indices]),
+        counts=_concatenated([index.counts for index in indices]),
+        ends=np.concatenate([index.ends for index in indices]),
+    )
+    return PackReader(documents, joined, first.length, first.dtype, first.values)
+
+
+def _shifted(numbers: np.ndarray, by: int, most: int) -> np.ndarray:
+    return (numbers.astype(np.int64) + by).astype(smallest(most))
+
+
+def _concatenated(numbers: Sequence[np.ndarray]) -> np.ndarray:
+    largest = max(numbers, key=lambda x: x.itemsize).dtype
+    return np.concatenate([x.astype(largest) for x in numbers])
+
+
+class JoinedDocuments:
+    """Documents of several readers, one after the other.
+
+    Attributes:
+      starts: the number of the first document of each reader, and the number of all documents.
+    """
+
+    def __init__(self, readers: Sequence[PieceReader]):
+        self._readers = list(readers)
+        self.starts = np.cumsum([0, *map(len, readers)]).tolist()
+        self._memory = _in_memory(readers)
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return int(self.starts[-1])
+
+    def gather(self, documents: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find pieces of documents. See `penstock.data.packs.documents.PieceReader`."""
+        if self._memory is not None:
+            tokens, firsts = self._memory
+            return tokens, firsts[documents] + begins
+        places = np.empty(len(documents), np.int64)
+        found: list[tuple[np.ndarray, np.ndarray]] = []  # pieces, and the array with their tokens
+        for number, (start, stop) in enumerate(pairwise(self.starts)):
+            here = np.flatnonzero((documents >= start) & (documents < stop))
+            if not len(here):
+                continue
+            try:
+                tokens, places[here] = self._readers[number].gather(documents[here] - start, begins[here], counts[here])
+            except Exception as error:
+                error.add_note(f"penstock: source {number} of the {len(self._readers)} that are read as one")
+                raise
+            found.append((here, tokens))
+        if len(found) == 1:
+            return found[0][1], places
+        spanned = span([tokens for _, tokens in found])
+        if spanned is None:
+            return _copied(found, places, counts)
+        for (here, _), distance in zip(found, spanned[1].tolist(), strict=True):
+            places[here] += distance
+        return spanned[0], places
+
+
+def _in_memory(readers: Sequence[PieceReader]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return one array with the tokens of all readers, and the place of the first token of each document in it, int64 [N].
+
+    None if a reader does not have its tokens in memory, or their arrays are not alike.
+    """
+    parts = [reader.in_memory() if isinstance(reader, Documents) else None for reader in readers]
+    known = [part for part in parts if part is not None]
+    spanned = span([tokens for tokens, _ in known]) if len(known) == len(parts) else None
+    if spanned is None:
+        return None
+    return spanned[0], np.concatenate([firsts + by for (_, firsts), by in zip(known, spanned[1].tolist(), strict=True)])
+
+
+def _copied(found: list[tuple[np.ndarray, np.ndarray]], places: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Copy pieces into one array."""
+    starts = np.cumsum(counts) - counts
+    out = np.empty(int(counts.sum()), np.result_type(*(tokens.dtype for _, tokens in found)))
+    for here, tokens in found:
+        for place, start, count in zip(places[here].tolist(), starts[here].tolist(), counts[here].tolist(), strict=True):
+            out[start : start + count] = tokens[place : place + count]
+    return out, starts

@@ -1,4 +1,7 @@
-"""`remote` and `local`: URLs and patterns go in, files that are listed, or local paths of complete copies, come out."""
+"""`remote` and `local`: URLs and patterns go in, files that are listed, or local paths of complete copies, come out.
+
+A source over remote files: `RemoteFiles` and a function that opens local paths go in, a `Source` comes out.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
+
 from penstock._bytes import counted, format_bytes, parse_bytes
 from penstock.data.remote.cache import Cache, open_cache
 from penstock.data.remote.store import RemoteFile, Store
 from penstock.data.remote.url import address, is_url, protocol, shown, unsigned
+from penstock.data.tree import Batch, Record
 
 _AT_ONCE = 8  # downloads and requests; one connection rarely fills the network
 T = TypeVar("T")
@@ -336,3 +342,49 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     finally:
         ended.set()
     return [results[index] for index in range(len(items))]
+
+
+class RemoteSource:
+    """A source over the local copies of remote files. Their versions are a part of its description.
+
+    Args:
+      files: the remote files. All are downloaded here, and stay in the cache as long as the source exists.
+      opener: makes a `Source` of their local paths.
+
+    Raises:
+      ValueError: the files do not fit the cache, or a file is damaged.
+      OSError: a file cannot be downloaded.
+    """
+
+    def __init__(self, files: RemoteFiles, opener: Callable[[list[str]], Any]):
+        self._files = files
+        paths = files.paths()
+        try:
+            self._source = opener(paths)
+        except Exception as error:
+            for path, name in zip(paths, files.names, strict=True):
+                if path in str(error):
+                    error.add_note(f"penstock: {path!r} is the copy of {name}, and has all of its bytes")
+            raise
+        self.is_gather = getattr(self._source, "is_gather", False)
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self._source)
+
+    def read(self, indices: np.ndarray) -> Batch | list[Record]:
+        """Return the records at int64 [n], as the source of the local files does."""
+        return self._source.read(indices)
+
+    def describe(self) -> str:
+        """Return the description of the records, and the number, size and version of the files."""
+        describe = getattr(self._source, "describe", None)
+        return f"{describe() if describe else type(self._source).__name__}; {self._files.describe()}"
+
+
+def as_remote(paths: Any) -> RemoteFiles | None:
+    """Return remote files if `paths` are some, or are URLs; None for local paths."""
+    if isinstance(paths, RemoteFiles):
+        return paths
+    many: Sequence[Any] = paths if isinstance(paths, (list, tuple)) else [paths]
+    return remote(paths) if any(map(is_url, many)) else None

@@ -17,8 +17,7 @@ import numpy as np
 from penstock._arguments import at_least
 from penstock._bytes import counted
 from penstock.data.collate import stack
-from penstock.data.streams.iterables import IterableRecords
-from penstock.data.streams.records import Cursor, Raw, Records
+from penstock.data.streams.records import Cursor, IterableRecords, Raw, Records
 from penstock.data.transform import Transform, per_record
 from penstock.data.tree import Batch, Record, leaves_with_names, to_numpy
 

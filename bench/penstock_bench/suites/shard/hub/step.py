@@ -30,8 +30,7 @@ def load(name: str) -> Model:
     import os
 
     os.environ["KERAS_BACKEND"] = "jax"
-    from penstock.keras._from_shapes import complete
-    from penstock.keras._model_step import ModelStep, abstract_batch
+    from penstock.keras.model_step import ModelStep, abstract_batch, complete
 
     model = trained(name)
     complete(model, abstract_batch(sample(name, 0)))

@@ -1,0 +1,24 @@
+"""Read host batches and place them on the devices, ahead of the training step.
+
+`penstock.feed` is both this package and the function: `ps.feed(loader)` calls `feed`.
+"""
+
+import inspect
+import sys
+from types import ModuleType
+
+from penstock.feed.device_feed import Feed as Feed
+from penstock.feed.device_feed import feed as feed
+from penstock.feed.stats import Stats as Stats
+
+__all__ = ["Feed", "Stats", "feed"]
+
+
+class _CallablePackage(ModuleType):
+    """A package that is called as its function of the same name. Otherwise that function would hide the package."""
+
+    __call__ = staticmethod(feed)
+    __signature__ = inspect.signature(feed)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

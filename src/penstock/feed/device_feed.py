@@ -1,0 +1,408 @@
+"""`feed`: any iterable of host batches goes in, an iterator of device batches comes out, read and placed ahead of time.
+
+The threads and buffers are those of a `PrefetchPipeline`; `adapters` reads the batches, and `placement` puts them on the devices.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, get_args
+
+import jax
+import numpy as np
+
+from penstock import _heartbeat
+from penstock._arguments import at_least
+from penstock._clock import Clock
+from penstock._memory import keep_freed_memory
+from penstock._pipeline import PrefetchPipeline
+from penstock._producers import Exhausted, GetTimeout, PipelineClosed
+from penstock.data.steps import Steps
+from penstock.data.tree import Batch
+from penstock.feed.adapters import BatchAdapter, NoPosition, adapt, given_to, has_choice_of_shapes
+from penstock.feed.placement import BatchPlacement, Placed, Placement, Replicated, To
+from penstock.feed.readiness import Recent
+from penstock.feed.replicas import ReplicaCheck
+from penstock.feed.sampling import Sampling
+from penstock.feed.starvation import Meter
+from penstock.feed.state import STATE_VERSION, check_state
+from penstock.feed.stats import LaterStats, Stats
+from penstock.feed.verdict import Caller, caller_of
+
+
+def feed(
+    batches: Any,
+    to: To = None,
+    *,
+    host_buffer: int = 4,
+    device_buffer: int = 2,
+    transform: Callable[[Batch], Batch] | None = None,
+    timeout: float | None = None,
+    strict: bool = False,
+    replicated: Replicated = "refuse",
+) -> Feed:
+    """Feed the devices: read batches and put them on the devices in the background, while the training step runs.
+
+    Args:
+      batches: a `Loader`; `Steps`; a Grain dataset, data loader or iterator; a torch `DataLoader`; a `tf.data.Dataset`; or any
+        other iterable of batches (pytrees of arrays [B, ...]). With several processes, a Loader reads the rows that the devices
+        of this process need under `to`. Any other iterable brings them: the rows of this process.
+      to: where a batch goes: None (JAX's default device), a `jax.Device`, a `Sharding`, a pytree of these that is a prefix of the
+        batch, or a `Plan` (the sharding that its step has for the batch; the mask of a Loader with remainder="pad" is sharded as
+        the rows, if the step does not take it).
+      host_buffer: host batches that may be in work or waiting. A Loader gets at least one for each worker.
+      device_buffer: device batches that may be in work or waiting.
+      transform: a function from batch to batch, which is jitted and runs on the device. Cast and scale here, so that small dtypes
+        are transferred.
+      timeout: seconds that one `next()` may wait; None for no limit.
+      strict: whether to raise ValueError for a batch whose shapes, dtypes or structure differ from those of the batch before,
+        instead of warning once.
+      replicated: what happens if `to` replicates rows over several processes, and `batches` is not a Loader. "refuse" raises
+        ValueError, as nothing makes sure that they bring the same rows. "check" compares a hash of each leaf over the
+        processes that hold the same rows of it, which takes about 1.5 ms, and 2 ms for each MB of these rows.
+
+    Returns:
+      A `Feed`, which is an iterator and a context manager. A `with` guarantees that its threads end.
+
+    Raises:
+      TypeError, ValueError: at once, if `batches` cannot be fed, its batch size does not divide over `to`, or `to` replicates
+        its rows over processes.
+
+    Examples:
+      >>> loader = ps.Loader({"x": np.arange(8, dtype=np.uint8)}, batch_size=4, epochs=1)
+      >>> with ps.feed(loader, transform=lambda b: {"x": b["x"] / 255}) as batches:
+      ...     [batch["x"].shape for batch in batches]
+      [(4,), (4,)]
+    """
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform={transform!r} is not a function from a batch to a batch")
+    if replicated not in get_args(Replicated):
+        raise ValueError(f"replicated={replicated!r}: choose from {', '.join(get_args(Replicated))}")
+    return Feed(
+        adapt(batches),
+        Placement(to, transform, replicated),
+        host_buffer=at_least(1, "host_buffer", host_buffer),
+        device_buffer=at_least(1, "device_buffer", device_buffer),
+        timeout=_seconds(timeout),
+        strict=strict,
+        caller=caller_of(batches, transform=transform is not None),
+    )
+
+
+class _Item:
+    """A device batch, the position of the source after it, and the seconds that placing it took."""
+
+    __slots__ = ("__weakref__", "placed", "position", "seconds")
+
+    def __init__(self, placed: Placed, position: Any, seconds: float):
+        self.placed, self.position, self.seconds = placed, position, seconds
+
+
+class Feed(Iterator[Batch]):
+    """An iterator of device batches, returned by `feed`. One thread may use it.
+
+    Its threads start with the first `next()`. They end when the batches are exhausted, at an error, at the end of the `with`, by
+    `close()`, when the feed is garbage-collected, and at interpreter exit.
+
+    Args:
+      adapter: makes the host batches.
+      placement: puts them on the devices.
+      host_buffer, device_buffer, timeout, strict: see `feed`.
+      first: number of the first batch, for errors and for `state()`.
+      sampling: what earlier feeds of the same loop know about its waits; None for the first one.
+      caller: who makes the batches, and what the verdict can advise.
+
+    Examples:
+      >>> feed = ps.feed([np.arange(3), np.arange(3)])
+      >>> int(next(feed).sum()), feed.state()["step"]
+      (3, 1)
+      >>> feed.close()
+    """
+
+    def __init__(
+        self,
+        adapter: BatchAdapter,
+        placement: BatchPlacement,
+        *,
+        host_buffer: int,
+        device_buffer: int,
+        timeout: float | None,
+        strict: bool,
+        first: int = 0,
+        sampling: Sampling | None = None,
+        caller: Caller | None = None,
+    ):
+        placement.check_rows(adapter.batch_sizes)
+        self._replica_check: ReplicaCheck | None = None
+        if shardings := placement.shardings_over_processes():
+            self._replica_check = placement.expect(adapter.read_for(shardings), adapter.name)
+        if self._replica_check:
+            self._replica_check.first = first
+            weakref.finalize(self, self._replica_check.end, "it was dropped").atexit = False
+        self._adapter, self._placement = adapter, placement
+        self._host_buffer, self._device_buffer = host_buffer, device_buffer
+        self._timeout, self._strict = timeout, strict
+        self._fingerprint = adapter.fingerprint()
+        self._pipeline: PrefetchPipeline[_Item] | None = None
+        self._ended = self._closed = False
+        self._warned = has_choice_of_shapes(adapter)  # a caller who asked for several shapes needs no warning
+        # The position of the consumer: it counts the batches that were handed over, and not those that wait in a buffer.
+        self._step = first  # number of the next batch
+        self._position: Any = None
+        self._bytes = 0
+        self._meter, self._caller = Meter(sampling), caller or Caller()
+        self._host_clocks = [Clock() for _ in range(adapter.workers)]
+        self._place_clock = Clock()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._close("it was closed" if error is None else f"it was closed by {_summary(error)}")
+
+    def __iter__(self) -> Feed:
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next device batch, and wait for it if necessary.
+
+        Raises:
+          StopIteration: there are no more batches.
+          TimeoutError: the batch did not come within `timeout` seconds. `next()` may be called again.
+          RuntimeError: the feed is closed.
+          BaseException: the error of the source, the placement or the transform, once, after all batches before it.
+        """
+        pipeline = self._pipeline
+        if pipeline is None or self._ended:
+            pipeline = self._start()
+        try:
+            with jax.profiler.TraceAnnotation("penstock.wait"):
+                item = self._meter.take(pipeline.get, self._timeout)
+            placed = item.placed
+            if placed.change:
+                self._report(placed.change)
+        except GetTimeout:
+            raise TimeoutError(
+                f"batch {self._step} did not come within timeout={self._timeout} s: {self._adapter.name} is still making "
+                "it; next() may be called again to wait on"
+            ) from None
+        except Exhausted:
+            self._end("it was exhausted")
+            raise StopIteration from None
+        except PipelineClosed:
+            raise RuntimeError(f"the feed was closed while batch {self._step} was awaited") from None
+        except BaseException as error:  # of the source or the placement, or Ctrl-C on this thread
+            self._end(f"it failed with {_summary(error)}")
+            raise
+        self._step += 1
+        self._bytes += placed.bytes
+        self._position = item.position
+        self._meter.hand_over(placed.batch, item.seconds)
+        _heartbeat.batch()
+        return placed.batch
+
+    def close(self) -> None:
+        """End the threads and drop the buffered batches. It returns within a second, and may be called again.
+
+        A thread inside of a read that cannot be interrupted ends when the read returns.
+        """
+        self._close("it was closed")
+
+    def state(self) -> dict[str, Any]:
+        """Return the position of the consumer, as a small dict for JSON.
+
+        Batches that wait in a buffer are not counted: a feed that is restored to this state reads them again.
+
+        Returns:
+          The version of the format, the number of the next step, a fingerprint of the source ("of"), and the position of an
+          iterator that has one.
+
+        Raises:
+          TypeError: the iterable has no state, so no feed could continue here.
+        """
+        if isinstance(self._position, NoPosition):
+            raise TypeError(self._position.reason)
+        state = {"version": STATE_VERSION, "step": self._step, "of": self._fingerprint}
+        return state if self._position is None else {**state, "position": self._position}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue at a saved state. To be called before the first `next()`.
+
+        Args:
+          state: the result of `state()`, of a feed with the same source.
+
+        Raises:
+          ValueError: the state belongs to another source; the message lists the differences.
+          TypeError: the iterable cannot be moved to a position.
+          RuntimeError: the feed has started.
+
+        Examples:
+          >>> loader = ps.Loader({"x": np.arange(8)}, batch_size=2)
+          >>> with ps.feed(loader) as feed:
+          ...     _ = next(feed)
+          ...     state = feed.state()
+          >>> with ps.feed(loader) as feed:
+          ...     feed.restore(state)
+          ...     next(feed)["x"].tolist()
+          [2, 3]
+        """
+        if self._pipeline or self._ended:
+            raise RuntimeError("restore() comes before the first batch: make a new feed and restore that")
+        check_state(state, self._fingerprint)
+        self._adapter.restore(state["step"], state.get("position"))
+        self._step, self._position = state["step"], state.get("position")
+        if self._replica_check:
+            self._replica_check.first = self._step
+
+    def stats(self) -> Stats:
+        """Return where the time was spent so far. Print it for a summary with a verdict.
+
+        After the end of the feed, it waits until the devices have finished the steps that were given to them.
+        """
+        return later_stats(self)()
+
+    def _start(self) -> PrefetchPipeline[_Item]:
+        """Start the threads, or raise if the feed has ended."""
+        if self._closed:
+            raise RuntimeError("the feed is closed: make a new one, and restore() the state() of this one to go on")
+        if self._ended:
+            raise StopIteration
+        keep_freed_memory()
+        self._pipeline = PrefetchPipeline(
+            self._adapter.producers(self._host_clocks),
+            max(self._host_buffer, self._adapter.workers),
+            finish=_placing(self._adapter, self._placement, self._place_clock, self._step, Recent(self._device_buffer + 2)),
+            done_capacity=self._device_buffer,
+            context=self._placement.context,
+            # With a timeout, the consumer's thread must not do work that it cannot leave.
+            consumer_context=self._placement.consumer_context if self._timeout is None else lambda: None,
+        )
+        # The pipeline has no reference to the Feed, so a Feed without references can be collected. At interpreter exit, the
+        # module of the pipelines closes them and waits for their threads.
+        weakref.finalize(self, self._pipeline.close, wait=False).atexit = False
+        return self._pipeline
+
+    def _close(self, why: str) -> None:
+        self._closed = True
+        self._end(why)
+
+    def _end(self, why: str) -> None:
+        self._ended = True
+        self._meter.end()
+        if self._replica_check:
+            self._replica_check.end(why)
+        if self._pipeline:
+            self._pipeline.close()
+
+    def _report(self, change: str) -> None:
+        """Warn of a change of shapes once, or raise ValueError if `strict`."""
+        if self._warned and not self._strict:
+            return
+        message = f"batch {self._step}: {change}; every jitted function that takes it compiles again"
+        if self._strict:
+            raise ValueError(f"{message}, which strict=True refuses")
+        self._warned = True
+        warnings.warn(
+            f"{message}. Make the batches alike (remainder='drop' or 'pad', ps.pad_to), or refuse others with strict=True. "
+            "Later changes are not reported",
+            stacklevel=3,
+        )
+
+
+def later_stats(feed: Feed) -> LaterStats:
+    """Return the statistics of a feed as a function, which does not wait until it is called and has no reference to the feed."""
+    host = Clock()
+    for clock in feed._host_clocks:
+        host.add(dict(clock))
+    place = feed._place_clock.get("place", 0.0)
+    return LaterStats(feed._meter, dict(host), feed._adapter.workers, place, feed._bytes, feed._caller)
+
+
+def interrupt(feed: Feed) -> None:
+    """Let a `next()` of a feed that waits in another thread raise RuntimeError, and every later one. Its `state()` stays."""
+    if feed._pipeline:
+        feed._pipeline.close(wait=False)
+
+
+def has_begun(feed: Feed) -> bool:
+    """Return whether a batch was asked for, after which a feed cannot be moved to another position."""
+    return feed._pipeline is not None or feed._ended
+
+
+def has_no_end(batches: Any) -> bool:
+    """Return whether batches say of themselves that they never end. An iterable that says nothing of it is taken to end."""
+    given = given_to(batches._adapter) if isinstance(batches, Feed) else batches
+    return given.length is None if isinstance(given, Steps) else getattr(given, "epochs", 1) is None
+
+
+def repeatable(feed: Feed) -> Any:
+    """Return what `reopened` can read again from the start; None if there is no such thing, as where an iterator is fed.
+
+    To be asked for before the feed has ended: it then lets go of its batches.
+    """
+    adapter = feed._adapter
+    given = given_to(adapter) if isinstance(feed._placement, Placement) else None
+    return None if isinstance(given, Iterator) else given
+
+
+def reopened(feed: Feed, batches: Any = None) -> Feed:
+    """Return a new feed to the same place, with the same transform.
+
+    Args:
+      feed: a result of `penstock.feed`.
+      batches: what to feed; None for the batches of `feed` from the start.
+
+    Raises:
+      TypeError, ValueError: `batches` cannot be fed, or cannot be read a second time.
+    """
+    placement, adapter = feed._placement, feed._adapter
+    if not isinstance(placement, Placement):
+        raise TypeError("only a feed made by ps.feed can be opened again")
+    return Feed(
+        adapt(given_to(adapter) if batches is None else batches),
+        placement.renewed(),
+        host_buffer=feed._host_buffer,
+        device_buffer=feed._device_buffer,
+        timeout=feed._timeout,
+        strict=feed._strict,
+        caller=feed._caller,
+    )
+
+
+def _placing(
+    adapter: BatchAdapter, placement: BatchPlacement, clock: Clock, first: int, recent: Recent
+) -> Callable[[int, Any], _Item]:
+    """Return the function `finish` of the pipeline. It has no reference to the Feed."""
+
+    def finish(number: int, item: Any) -> _Item:
+        try:
+            batch, position = adapter.split(item)
+            before = clock.get("place", 0.0)
+            with clock.time("place"):
+                placed = placement(batch)
+            item = _Item(placed, position, clock["place"] - before)
+            recent.add(item)
+            return item
+        except Exception as error:
+            error.add_note(f"penstock: while placing batch {first + number}")
+            raise
+
+    return finish
+
+
+def _summary(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _seconds(timeout: Any) -> float | None:
+    """Check a timeout, and return its seconds; None for no limit."""
+    if timeout is None or timeout == math.inf:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.number)) or not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: needs seconds > 0, or None to wait for ever")
+    return min(float(timeout), threading.TIMEOUT_MAX)

@@ -1,0 +1,322 @@
+"""Tell whether there is an NVIDIA GPU, without starting a framework. It imports only the standard library.
+
+Choose the settings with which a program starts: environment variables with which steps of JAX were fastest.
+
+**The allocator**, on a CPU. XLA asks malloc for the temporaries of a step as one block, in every step, and frees it at the end.
+glibc gives a block of this size back to the system, and the next step gets it again page by page: 130,000 page faults in each
+step of ViT-tiny at batch 8, 1.4 million in ViT-small at batch 32. An allocator that keeps what is freed has none. tcmalloc and
+jemalloc also have caches for each thread, which XLA's many small blocks gain from. So one of them is loaded before the C library
+where it is installed. Elsewhere, glibc is told to keep what is freed, and to keep it where XLA's threads find it:
+
+- MALLOC_MMAP_MAX_=0: no block comes from mmap, whose memory goes back when it is freed.
+- MALLOC_TRIM_THRESHOLD_: the end of the heap is not given back.
+- MALLOC_ARENA_MAX=1: one heap for all threads. With several, a block is freed into the heap of one thread and asked for
+  by another, and heaps of threads have at most 64 MB.
+
+The program then keeps the most memory that it ever used. `bench/scripts/launcher_settings.py` compares these, with and without
+huge pages; docs/launcher.md has the figures.
+
+**YNNPACK fusions of XLA**, on a CPU. Some jaxlibs compute wrong values with them, or crash (`penstock._doctor.jaxlib_faults`),
+and a step is faster without them. So they are turned off in these jaxlibs.
+
+On a GPU the allocator stays as it is: of the documented flags, two made no difference to the step that we measured, and one made
+it 3 % faster.
+
+Apply the settings of `penstock run` to this process, where a command of penstock is the program itself.
+
+The command `penstock run`: start a program with the settings that make its steps fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import ctypes.util
+import functools
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock._early import ENVIRONMENT
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")  # has an entry for each
+
+
+@functools.cache
+def nvidia_gpu() -> bool:
+    """Tell whether there is an NVIDIA GPU that programs may use."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    if (smi := shutil.which("nvidia-smi")) is None:  # as in some containers
+        return _DRIVER.is_dir() and any(_DRIVER.iterdir())
+    try:
+        listed = subprocess.run([smi, "-L"], check=False, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return listed.returncode == 0 and "GPU" in listed.stdout
+
+
+# The names by which users choose or tune an allocator themselves.
+_OF_USERS = ("MALLOC_", "TCMALLOC_", "LD_PRELOAD")
+_KEEPS = "MALLOC_MMAP_MAX_"
+PRELOAD = "LD_PRELOAD"
+_TUNABLES = "glibc.malloc."
+_HUGE_PAGES = "glibc.malloc.hugetlb="  # works with any other setting
+_NEVER = 1 << 36  # bytes: 64 GiB
+_HEAD = 512  # bytes of a script that name its interpreter; pip writes two lines if the path is long
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An environment variable.
+
+    Attributes:
+      name, value: as the program gets them.
+      why: the reason, in a few words.
+    """
+
+    name: str
+    value: str
+    why: str
+
+
+_STAYS = "freed blocks stay in the process"
+_TCMALLOC = (
+    Setting("TCMALLOC_RELEASE_RATE", "0", _STAYS),
+    Setting("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", str(_NEVER), "it prints no line for each large block"),
+)
+# The settings of other allocators, by the name of their library. The first one that is installed is used: tcmalloc was as fast as
+# jemalloc or faster, and took less memory, as its threads share the large blocks that are free.
+OTHERS = {
+    "tcmalloc_minimal": _TCMALLOC,
+    "tcmalloc": _TCMALLOC,
+    "jemalloc": (Setting("MALLOC_CONF", "retain:true,dirty_decay_ms:-1,muzzy_decay_ms:-1", _STAYS),),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings for a program on this machine.
+
+    Attributes:
+      settings: what to set; may be empty.
+      left: a line for each group of settings that is left as it is, with the reason.
+    """
+
+    settings: tuple[Setting, ...]
+    left: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the values by the names of the variables."""
+        return {setting.name: setting.value for setting in self.settings}
+
+    @property
+    def same_allocator(self) -> str:
+        """Return the reason why the program gets the allocator that it would have anyway; empty if it gets another one."""
+        return "" if {PRELOAD, _KEEPS} & self.variables.keys() else "; ".join(self.left)
+
+
+def choose(environment: Mapping[str, str] = os.environ, program: str = sys.executable) -> Choice:
+    """Return the settings for a program that is started here.
+
+    Args:
+      environment: the environment that it gets.
+      program: its path, or its name on the search path. XLA's flags are set only if it is this Python or a script of it,
+        because XLA ends a program whose flags it does not know, and another Python may have another version.
+    """
+    groups = (_of_allocator(environment), _of_xla(environment, program))
+    return Choice(
+        tuple(setting for group in groups if isinstance(group, tuple) for setting in group),
+        tuple(group for group in groups if isinstance(group, str)),
+    )
+
+
+def preload(name: str) -> tuple[Setting, ...]:
+    """Return the settings that load an allocator of `OTHERS` and let it keep what is freed; none if it is not installed."""
+    library = _library(name)
+    return (Setting(PRELOAD, library, f"{name} takes the place of glibc's malloc"), *OTHERS[name]) if library else ()
+
+
+@functools.cache
+def _library(name: str) -> str | None:
+    """Return the file name of a library; None if it is not installed, which takes a tenth of a second to find out."""
+    return ctypes.util.find_library(name)
+
+
+def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
+    left = "the allocator is left as it is:"
+    if nvidia_gpu() and environment.get("JAX_PLATFORMS", "") != "cpu":
+        return f"{left} steps run on the GPU, whose memory malloc does not manage"
+    if platform.libc_ver()[0] != "glibc":
+        return f"{left} its settings are those of glibc's malloc, and this system has another C library"
+    if by_user := sorted(name for name in environment if name.startswith(_OF_USERS)):
+        return f"{left} {', '.join(by_user)} chose it or its settings already"
+    tunables = environment.get("GLIBC_TUNABLES", "").split(":")
+    if any(each.startswith(_TUNABLES) and not each.startswith(_HUGE_PAGES) for each in tunables):
+        return f"{left} GLIBC_TUNABLES has settings of malloc already"
+    for name in OTHERS:
+        if settings := preload(name):
+            return settings
+    return (
+        Setting(_KEEPS, "0", _STAYS),
+        Setting("MALLOC_TRIM_THRESHOLD_", str(_NEVER), "the end of the heap stays, too"),
+        Setting("MALLOC_ARENA_MAX", "1", "all threads share what was freed"),
+    )
+
+
+def _of_xla(environment: Mapping[str, str], program: str) -> tuple[Setting, ...] | str:
+    version, flags = _jaxlib(), environment.get("XLA_FLAGS", "").strip()
+    from penstock._doctor.jaxlib_faults import YNNPACK, fails_with_ynnpack  # which needs JAX
+
+    if not fails_with_ynnpack(version) or YNNPACK in flags:
+        return ()
+    if flags and not flags.startswith("-"):
+        return f"XLA_FLAGS are left as they are: they name a file; jaxlib {version} needs {YNNPACK}= in it"
+    if not _is_of_this_python(program, environment):
+        return (
+            f"XLA_FLAGS are left as they are: {program} is not penstock's Python or a script of it, so its jaxlib may not be "
+            f"{version}, which needs {YNNPACK}="
+        )
+    why = f"jaxlib {version} has faults in YNNPACK fusions, and is slower with them"
+    return (Setting("XLA_FLAGS", f"{flags} {YNNPACK}=".strip(), why),)
+
+
+def _jaxlib() -> str:
+    return importlib.metadata.version("jaxlib")
+
+
+def _is_of_this_python(program: str, environment: Mapping[str, str]) -> bool:
+    """Tell whether the program is this Python, or a script beside it whose first line names it."""
+    found, this = shutil.which(program, path=environment.get("PATH")), Path(sys.executable)
+    # The folders are compared and not the files, because the Pythons of two virtual environments may be links to one file.
+    if found is None or Path(found).parent.resolve() != this.parent.resolve():
+        return False
+    if os.path.samefile(found, this):
+        return True
+    with open(found, "rb") as file:
+        head = file.read(_HEAD)
+    return head.startswith(b"#!") and os.fsencode(this.parent) in head
+
+
+# Parameters of mallopt, from glibc's malloc.h.
+_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_MAX_": -4, "MALLOC_ARENA_MAX": -8}
+_LARGEST = 2**31 - 1  # of mallopt's int; the trim threshold takes -1 as "never"
+
+# The settings that were applied, for this process and those that it starts: one of them tells the user.
+_APPLIED = "PENSTOCK_APPLIED"
+
+
+def apply(choice: Choice) -> None:
+    """Apply settings to this process, and to those that it starts. Call it before JAX starts its threads.
+
+    An allocator is loaded only when a process starts. So for another one than glibc's, this process starts again, with the same
+    arguments and the same process id, and gets here with nothing left to apply.
+
+    glibc reads its variables only when a process starts, so here `mallopt` gets the same values. An arena that a thread has
+    already made is not taken back, but XLA's threads get the main one.
+    """
+    variables = choice.variables
+    if not variables:
+        return
+    variables[_APPLIED] = " ".join(f"{name}={value}" for name, value in variables.items())
+    if PRELOAD in variables:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**ENVIRONMENT, **variables})
+    os.environ.update(variables)
+    for name in _MALLOPT.keys() & variables:
+        value = int(variables[name])
+        ctypes.CDLL(None).mallopt(_MALLOPT[name], value if value <= _LARGEST else -1)
+
+
+def say_what_was_applied() -> None:
+    """Print a line to standard error if settings were applied. A command calls it when its arguments have proved usable."""
+    if applied := os.environ.get(_APPLIED):
+        print(f"penstock: started with the settings of penstock run: {applied}", file=sys.stderr)
+
+
+DESCRIPTION = """\
+Start a program with the settings of the C library's allocator and of XLA with which training with JAX was fastest where we
+measured it, and change nothing else. On a CPU, a step gets its memory from the system anew each time without them. Variables
+that you have set stay as they are. It prints what it sets and why, and becomes the program, which keeps its process id."""
+EPILOG = """\
+example:
+  penstock run -- python train.py --steps 1000
+  penstock run --show"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `penstock run`."""
+    parser.usage = "penstock run [--show] [--quiet] -- PROGRAM [ARGUMENTS …]"
+    parser.add_argument("--show", action="store_true", help="print the settings as shell commands, and start nothing")
+    parser.add_argument("--quiet", action="store_true", help="do not print what is set")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="the program and its arguments")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replace this process by the program, or print the settings.
+
+    Returns:
+      0 after --show; 2 without a program; 127 if there is no such program, and 126 if it cannot be started, as shells do. Else it
+      does not return, except on Windows, where it returns the status of the program.
+    """
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    choice = choose(os.environ, *program[:1])
+    if args.show:
+        print("\n".join(shell_lines(choice)))
+        return 0
+    if not program:
+        print("penstock run: error: no program to start; penstock run -- python train.py", file=sys.stderr)
+        return 2
+    if shutil.which(program[0]) is None:
+        return _no_program(program)
+    if not args.quiet:
+        print("\n".join(f"penstock run: {line}" for line in said(choice)), file=sys.stderr, flush=True)
+    return _become(program, choice)
+
+
+def said(choice: Choice) -> list[str]:
+    """Return lines that say what is set and why, and what is left as it is."""
+    return [*(f"{setting.name}={setting.value} ({setting.why})" for setting in choice.settings), *choice.left]
+
+
+def shell_lines(choice: Choice) -> list[str]:
+    """Return the settings as commands of a shell."""
+    exports = (f"export {setting.name}={shlex.quote(setting.value)}  # {setting.why}" for setting in choice.settings)
+    return [*exports, *(f"# {line}" for line in choice.left)]
+
+
+def _no_program(program: Sequence[str]) -> int:
+    """Say why the program cannot be started, and return the status that shells return."""
+    name, there = program[0], Path(program[0]).exists()
+    hint = f"; penstock run -- python {shlex.join(program)}" if name.endswith(".py") else ""
+    reason = "cannot be executed" if there else "is not a program on the search path"
+    print(f"penstock run: error: {name} {reason}{hint}", file=sys.stderr)
+    return 126 if there else 127
+
+
+def _become(program: Sequence[str], choice: Choice) -> int:
+    """Replace this process by the program. On Windows, where no process can be replaced, start it and wait for it."""
+    sys.stdout.flush()
+    environment = {**ENVIRONMENT, **choice.variables}
+    try:
+        if os.name == "nt":
+            return subprocess.call(list(program), env=environment)
+        for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the program would inherit that
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        os.execvpe(program[0], list(program), environment)
+    except FileNotFoundError:  # `which` has found the program
+        print(
+            f"penstock run: error: {program[0]} cannot be started: the interpreter in its first line is missing", file=sys.stderr
+        )
+        return 126
+    except OSError as error:
+        print(f"penstock run: error: {program[0]} cannot be started: {error.strerror}", file=sys.stderr)
+        return 126
