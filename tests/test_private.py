@@ -17,7 +17,8 @@ from jax.extend import core
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from penstock import _jax
-from penstock._versions import JAX, UnsupportedVersionError
+from penstock._versions import JAX
+from penstock.errors import UnsupportedVersionError
 from penstock.shard.trace.flat_program import INLINED
 
 SEEN = f"last seen in JAX {JAX.tested[-1]}, and this is JAX {jax.__version__}"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from penstock import _early as _early  # first: it listens to signals while the others are imported
 from penstock import _versions as _versions  # next: it refuses an old Python or JAX, with which the other imports would fail
 from penstock._doctor import doctor as doctor
-from penstock._versions import UnsupportedVersionError as UnsupportedVersionError
 from penstock.data import Loader as Loader
 from penstock.data import Source as Source
 from penstock.data import Steps as Steps
@@ -31,25 +30,28 @@ from penstock.data.remote.files import remote as remote
 from penstock.data.streams.jsonl import jsonl as jsonl
 from penstock.data.streams.stream import stream as stream
 from penstock.data.streams.webdataset import webdataset as webdataset
+from penstock.errors import CompileError as CompileError
+from penstock.errors import DistributedError as DistributedError
+from penstock.errors import NonfiniteError as NonfiniteError
+from penstock.errors import OtherStateError as OtherStateError
+from penstock.errors import PenstockError as PenstockError
+from penstock.errors import PlanError as PlanError
+from penstock.errors import StepError as StepError
+from penstock.errors import UnsupportedVersionError as UnsupportedVersionError
 from penstock.feed import Feed as Feed
 from penstock.shard import Plan as Plan
-from penstock.shard import PlanError as PlanError
 from penstock.shard.plan import plan as plan
-from penstock.train import CheckpointError as CheckpointError
-from penstock.train import DistributedError as DistributedError
 from penstock.train import EarlyStop as EarlyStop
 from penstock.train import Evaluation as Evaluation
 from penstock.train import Goodput as Goodput
 from penstock.train import Mean as Mean
-from penstock.train import NonfiniteError as NonfiniteError
-from penstock.train import OtherRunError as OtherRunError
-from penstock.train import OtherStateError as OtherStateError
 from penstock.train import Point as Point
-from penstock.train import StepError as StepError
 from penstock.train import Stopped as Stopped
 from penstock.train import log as log
+from penstock.train.checkpoints import CheckpointError as CheckpointError
 from penstock.train.distributed import distributed as distributed
 from penstock.train.fit import fit as fit
+from penstock.train.run_folder import OtherRunError as OtherRunError
 
 if TYPE_CHECKING:  # at run time, `feed` is the package, which can be called
     from penstock.feed import feed as feed

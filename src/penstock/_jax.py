@@ -16,7 +16,8 @@ from typing import Any
 
 import jax
 
-from penstock._versions import JAX, UnsupportedVersionError
+from penstock._versions import JAX
+from penstock.errors import UnsupportedVersionError
 
 TRACE_CONTEXT = ("jax._src.config", "trace_context")
 TRACE_STATE_CLEAN = ("jax._src.core", "trace_state_clean")

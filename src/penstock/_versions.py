@@ -16,16 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import UnsupportedVersionError
+
 if TYPE_CHECKING:
     Version = tuple[int, ...]
-
-
-class UnsupportedVersionError(ImportError):
-    """An error: penstock does not work with this version of Python or of a library.
-
-    The message is one line: the version found, the versions that work, and the command that installs one. An uncaught error is
-    printed without a traceback, which would show only imports.
-    """
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.data import WorkerDiedError
+from penstock.errors import WorkerDiedError
 
 X = np.arange(60)
 

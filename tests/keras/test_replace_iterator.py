@@ -11,7 +11,7 @@ from tests.extras import require
 from tests.keras.training import batches, make_model
 
 import penstock.keras as pk
-from penstock._versions import UnsupportedVersionError
+from penstock.errors import UnsupportedVersionError
 from penstock.keras import replace_iterator, versions
 from penstock.keras._session import Session
 

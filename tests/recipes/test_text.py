@@ -14,9 +14,9 @@ import pytest
 from tests.recipes.commands import metrics, start
 
 import penstock as ps
+from penstock.errors import CannotStartError
 from penstock.recipes import language_model, text
 from penstock.recipes.language_model import Decoder, LanguageModel, Sizes
-from penstock.recipes.run_folder import CannotStartError
 
 pytestmark = pytest.mark.usefixtures("programs_are_compiled_fast")
 

@@ -11,7 +11,8 @@ from tests.shard.limits import COMPILED_HERE, compile_to, count_compilations, pl
 from tests.shard.steps import mlp, mlp_step, rows
 
 import penstock as ps
-from penstock.shard import CompileError, PlanError, compiler
+from penstock.errors import CompileError, PlanError
+from penstock.shard import compiler
 from penstock.shard.hlo import compile_exported
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.shard.limits import DEEP, compile_to, deep_step, plan_of
 
 import penstock as ps
-from penstock.shard import PlanError, compiler
-from penstock.shard.errors import CompilerFailedError
+from penstock.errors import CompilerFailedError, PlanError
+from penstock.shard import compiler
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from tests.shard.limits import (
 from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
 import penstock as ps
-from penstock.shard import CompileError, PlanError, compiler
-from penstock.shard.errors import CompilerFailedError, CompilerMemoryError, compile_error
+from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
+from penstock.shard import compiler
 from penstock.shard.hlo import compile_exported
-from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.analysis import Measured, compile_error
 
 
 def scaled(x):

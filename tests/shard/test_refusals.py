@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec
 from tests.shard.limits import AT_HAND, compile_to, plan_of, unchecked_plan
 from tests.shard.steps import array, sgd
 
-from penstock.shard import PlanError, compiler
+from penstock.errors import PlanError
+from penstock.shard import compiler
 
 
 def block(w, x):

@@ -7,8 +7,8 @@ from tests.shard.plans import collective, cost
 from tests.shard.steps import mlp, mlp_step, rows, while_loop
 
 import penstock as ps
+from penstock.errors import CompileError
 from penstock.shard.compiler import compile_plan
-from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
 from penstock.shard.verify import Verified

@@ -16,8 +16,8 @@ import pytest
 from tests.train.ranks import launch
 
 import penstock as ps
+from penstock.errors import DistributedError
 from penstock.train import distributed
-from penstock.train.distributed import DistributedError
 
 CLUSTER = re.compile("SLURM_|OMPI_|KUBERNETES_|JOB_COMPLETION|TPU_|PENSTOCK_|JAX_COORDINATOR")
 

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from penstock import _jax
 from penstock._doctor import jaxlib_faults, machine
 from penstock._doctor.report import Finding
-from penstock._versions import JAX, KERAS, PYTHON, Supported, UnsupportedVersionError, installed, keras_version, python_version
+from penstock._versions import JAX, KERAS, PYTHON, Supported, installed, keras_version, python_version
+from penstock.errors import UnsupportedVersionError
 
 _DEVICES = """
 import json, jax

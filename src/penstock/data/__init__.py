@@ -19,4 +19,3 @@ from penstock.data.source import Source as Source
 from penstock.data.source import as_source as as_source
 from penstock.data.steps import Steps as Steps
 from penstock.data.transform import per_record as per_record
-from penstock.data.worker_processes import WorkerDiedError as WorkerDiedError

@@ -38,12 +38,9 @@ import numpy as np
 
 from penstock._clock import Clock
 from penstock.data.tree import Batch
+from penstock.errors import WorkerDiedError
 
 ReadBatch = Callable[[int, Clock], Batch]  # from a step to its batch; adds the seconds of each part to the clock
-
-
-class WorkerDiedError(RuntimeError):
-    """An error: a worker process ended by itself. It crashed, was killed for memory, or could not start."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from keras.src.distribution.distribution_lib import DEFAULT_BATCH_DIM_NAME, Devi
 
 from penstock._arguments import brief
 from penstock._bytes import parse_bytes
+from penstock.errors import FirstProcessError, PlanError
 from penstock.keras.hooks import install
 from penstock.keras.model_step import (
     ModelStep,
@@ -41,7 +42,7 @@ from penstock.keras.model_step import (
 )
 from penstock.keras.planned_function import Layouts, PlannedFunction
 from penstock.keras.variables import PlannedLayout, ProvisionalLayouts, keras_mesh, planned_layout, put, rows_layout
-from penstock.shard import Hardware, Plan, PlanError
+from penstock.shard import Hardware, Plan
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
 from penstock.shard.compiler import read_check
 from penstock.shard.mesh.explicit_axes import automatic_axes
@@ -53,7 +54,7 @@ from penstock.shard.remarks import nearest_sizes
 from penstock.shard.serialization import from_json, to_json
 from penstock.shard.trace.fingerprint import describe_difference
 from penstock.shard.trace.step import TracedStep, trace
-from penstock.train.agreement import FirstProcessError, decide
+from penstock.train.agreement import decide
 
 
 def read_mesh(given: Any) -> Mesh | None:

@@ -26,7 +26,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._versions import KERAS, UnsupportedVersionError, keras_version, numbers, without_traceback
+from penstock._versions import KERAS, keras_version, numbers, without_traceback
+from penstock.errors import UnsupportedVersionError
 
 
 @dataclass(frozen=True)

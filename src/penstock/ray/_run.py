@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._arguments import at_least
+from penstock.errors import DistributedError, NonfiniteError
 from penstock.ray._versions import require_ray
 from penstock.ray._worker import Job, Outcome, usable, work
-from penstock.train.distributed import DistributedError
-from penstock.train.metrics import NonfiniteError
 
 _FINAL = (TypeError, ValueError, LookupError, NameError, AttributeError, ImportError, AssertionError, NonfiniteError)
 _SILENCE = 15.0  # seconds after which a line says what the run waits for

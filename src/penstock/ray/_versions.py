@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock._versions import RAY, UnsupportedVersionError, installed
+from penstock._versions import RAY, installed
+from penstock.errors import UnsupportedVersionError
 
 
 def require_ray() -> None:

@@ -29,9 +29,9 @@ import penstock as ps
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.data.tree import Batch
+from penstock.errors import CannotStartError, FirstProcessError
 from penstock.recipes.processes import add_process_arguments, run_as_processes, run_on_ray
 from penstock.recipes.run_folder import (
-    CannotStartError,
     add_run_arguments,
     check_at_least_one,
     check_divides_over_devices,
@@ -45,7 +45,7 @@ from penstock.recipes.run_folder import (
     validation_batch_size,
 )
 from penstock.run_command import say_what_was_applied
-from penstock.train.agreement import FirstProcessError, decide
+from penstock.train.agreement import decide
 
 TRAINING_IMAGES = 1437  # a constant, so that a batch size can be checked before scikit-learn is imported
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from penstock._heartbeat import is_launched
 from penstock._stopping import Stopping
-from penstock._versions import UnsupportedVersionError
-from penstock.recipes.run_folder import CannotStartError, choose_folder, say_how_to_continue
-from penstock.train.distributed import DistributedError
+from penstock.errors import CannotStartError, DistributedError, UnsupportedVersionError
+from penstock.recipes.run_folder import choose_folder, say_how_to_continue
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,13 +22,10 @@ import jax
 
 import penstock as ps
 from penstock._stopping import Stopping
+from penstock.errors import CannotStartError
 
 LARGEST_SEED = 2**32 - 1  # JAX keeps 32 bits of a seed
 _RUN = "run.json"  # is in the folder of a run
-
-
-class CannotStartError(ValueError):
-    """An error before a run begins: one line with the reason and the remedy."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, recipe: str) -> None:

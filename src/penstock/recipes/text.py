@@ -27,8 +27,8 @@ import penstock as ps
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
 from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.data.sliding_windows import WindowSource
+from penstock.errors import CannotStartError
 from penstock.recipes.run_folder import (
-    CannotStartError,
     add_run_arguments,
     check_at_least_one,
     check_divides_over_devices,

@@ -4,8 +4,6 @@ In: a step function, abstract arguments, a mesh and a memory limit. Out: a `Plan
 subpackages, in the order in which they import each other: `mesh/`, `trace/`, `graph/`, `search/`, `apply/`, `hlo/`, `present/`.
 """
 
-from penstock.shard.errors import CompileError as CompileError
-from penstock.shard.errors import PlanError as PlanError
 from penstock.shard.hlo.analysis import Measured as Measured
 from penstock.shard.hlo.collectives import Collective as Collective
 from penstock.shard.mesh.hardware import Hardware as Hardware

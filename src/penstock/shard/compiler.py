@@ -20,8 +20,8 @@ from typing import Any
 
 import jax
 
-from penstock.shard.errors import CompileError, compile_error
-from penstock.shard.hlo.analysis import Measured, measure
+from penstock.errors import CompileError
+from penstock.shard.hlo.analysis import Measured, compile_error, measure
 from penstock.shard.hlo.compile_exported import FAST_COMPILE, export_program, measure_exported
 from penstock.shard.hlo.topologies import (
     OWN_HARDWARE,

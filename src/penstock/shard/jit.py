@@ -14,24 +14,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from penstock.errors import ExplicitAxesError, OtherStepError
 from penstock.shard.apply.sharding_constraints import insert_constraints
-from penstock.shard.mesh.explicit_axes import (
-    ExplicitAxesError,
-    automatic_axes,
-    refuse_explicit,
-    to_automatic,
-    to_explicit,
-)
+from penstock.shard.mesh.explicit_axes import automatic_axes, refuse_explicit, to_automatic, to_explicit
 from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.trace.fingerprint import describe_arguments, describe_difference
 from penstock.shard.trace.modules import has_equinox_module, has_variables, unmark_static, write_back
 from penstock.shard.trace.step import CallForm, TracedStep, argument_leaves, read_call, trace_form
 
 _LOGGER = logging.getLogger("penstock.shard")
-
-
-class OtherStepError(ValueError):
-    """The error raised if a step or its arguments are not those of a plan. Its message says what differs."""
 
 
 class ResultForm(NamedTuple):

@@ -32,9 +32,9 @@ from typing import Any
 
 from penstock._bytes import counted, format_bytes
 from penstock._jax import source_frames
+from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard.apply.sharding_constraints import ShardingConstraints
 from penstock.shard.compiler import Compiler
-from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard.graph.primitives import ALIASES
 from penstock.shard.graph.roles import find_batch_dims
 from penstock.shard.hlo.analysis import Measured

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 import penstock
 from penstock._bytes import parse_bytes
 from penstock._doctor.jaxlib_faults import warn_of_known_faults
-from penstock.shard.errors import CompileError, PlanError
+from penstock.errors import CannotStartError, CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
 from penstock.shard.hlo.topologies import find_topology
 from penstock.shard.memory import UNCHECKED
@@ -53,10 +53,6 @@ examples:
   penstock plan train:job --check v5e:2x4 --memory 12GiB
   penstock plan train:job --mesh data=2,model=4 --hardware tpu-v5e --memory 12GiB --html plan.html
   penstock plan train:job --devices 8 --hardware tpu-v5e --constraint 'params/embed=P("model", None)' --verify v5e:2x4"""
-
-
-class CannotStartError(ValueError):
-    """The error raised if a name on the command line does not exist, or names something of another kind."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock._bytes import format_bytes
+from penstock.errors import CompileError
 from penstock.shard.compiler import compile_plan
-from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.cost import Cost

@@ -6,13 +6,9 @@ A step function, a state and a feed go in; the trained state comes out, and a ru
 from penstock._stopping import Stopped as Stopped
 from penstock.train import log as log
 from penstock.train.checkpoints import CheckpointError as CheckpointError
-from penstock.train.distributed import DistributedError as DistributedError
 from penstock.train.goodput import Goodput as Goodput
 from penstock.train.metrics import Mean as Mean
-from penstock.train.metrics import NonfiniteError as NonfiniteError
 from penstock.train.metrics import Point as Point
-from penstock.train.metrics import StepError as StepError
 from penstock.train.run_folder import OtherRunError as OtherRunError
 from penstock.train.schedule import EarlyStop as EarlyStop
 from penstock.train.schedule import Evaluation as Evaluation
-from penstock.train.state import OtherStateError as OtherStateError

@@ -33,24 +33,12 @@ import jax
 
 from penstock._jax import process_messages, wait_for_message
 from penstock._stopping import Stopping
+from penstock.errors import FirstProcessError
 
 _LOGGER = logging.getLogger("penstock.train")
 _LOOK = 60.0  # seconds after which a process says that it waits
 _PART = 1 << 20  # characters of a part; the service refuses several megabytes
 _calls = itertools.count()
-
-
-class FirstProcessError(RuntimeError):
-    """The error raised in the other processes where process 0 has failed. Its message is that of process 0.
-
-    Attributes:
-      kind: the name of the class of the error in process 0.
-      reason: the message of that error.
-    """
-
-    def __init__(self, kind: str, reason: str):
-        super().__init__(f"process 0 failed: {kind}: {reason}")
-        self.kind, self.reason = kind, reason
 
 
 def decide(make: Callable[[], Any], name: str | None = None) -> Any:

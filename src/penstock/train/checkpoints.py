@@ -27,8 +27,9 @@ from typing import Any
 
 import jax
 
+from penstock.errors import FirstProcessError
 from penstock.train import checkpoint_folder, manifest
-from penstock.train.agreement import FirstProcessError, decide
+from penstock.train.agreement import decide
 from penstock.train.array_files import ArrayFiles, snapshot
 from penstock.train.checkpoint_folder import Checkpoint
 from penstock.train.schedule import Goal

@@ -47,15 +47,7 @@ import jax
 from penstock import _heartbeat
 from penstock._arguments import at_least
 from penstock._jax import backends_started, clusters, joined_processes
-
-
-class DistributedError(RuntimeError):
-    """An error: the processes of this run could not join.
-
-    The message says which process this is, of how many, where it looked for the others, which of them did not come as far as
-    that is known, and what to do.
-    """
-
+from penstock.errors import DistributedError
 
 COORDINATOR, COUNT, INDEX = "PENSTOCK_COORDINATOR", "PENSTOCK_PROCESS_COUNT", "PENSTOCK_PROCESS_INDEX"
 """The environment variables by which `penstock launch` tells each process its place."""

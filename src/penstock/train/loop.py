@@ -20,12 +20,13 @@ import jax
 from penstock._heartbeat import beat
 from penstock._stopping import Stopped, Stopping
 from penstock.data.tree import Batch
+from penstock.errors import NonfiniteError
 from penstock.feed import Feed
 from penstock.feed.device_feed import interrupt
 from penstock.train.agreement import Agreement, decide
 from penstock.train.checkpoints import CheckpointError, Checkpoints
 from penstock.train.goodput import Meter
-from penstock.train.metrics import Intervals, Logger, Nonfinite, NonfiniteError, Point, Totals, read
+from penstock.train.metrics import Intervals, Logger, Nonfinite, Point, Totals, read
 from penstock.train.schedule import EarlyStop, Goal, Progress, Schedule
 from penstock.train.state import named_leaves
 

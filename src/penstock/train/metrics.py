@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.data.tree import Batch, describe, describe_array
+from penstock.errors import NonfiniteError, StepError
 from penstock.feed import Feed
 from penstock.train.goodput import Goodput, Meter
 from penstock.train.state import describe_leaves, named_leaves
@@ -190,10 +191,6 @@ def check_metrics(metrics: Any, of: str) -> None:
 Nonfinite = Literal["stop", "skip", "ignore"]
 
 
-class StepError(TypeError):
-    """The error raised before training if a step does not return (state, metrics), with a state like the one it was given."""
-
-
 def check_step(step: Callable, state: Any, batch: Batch) -> tuple[Any, dict[str, Any]]:
     """Trace a step with abstract arguments.
 
@@ -339,20 +336,6 @@ Logger = Callable[[Point], None]
 
 
 _MOST_SKIPPED = 100  # steps in a row after which a training that skips them ends
-
-
-class NonfiniteError(ArithmeticError):
-    """The error raised if a metric or the state is not finite any more.
-
-    Attributes:
-      step: number of the step, from 0, whose metrics were the first that were not finite. If only the state is not finite, the
-        number of steps that it had.
-      checkpoint: the step of the last good checkpoint; None if there is none.
-    """
-
-    def __init__(self, message: str, step: int, checkpoint: int | None):
-        super().__init__(message)
-        self.step, self.checkpoint = step, checkpoint
 
 
 class _Pending(NamedTuple):

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from penstock.data.tree import Batch, leaf_name, leaves_with_names
+from penstock.errors import OtherStateError
 from penstock.shard import Plan
 from penstock.shard.arguments import put_copy
 
@@ -37,10 +38,6 @@ class Leaf(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
-
-
-class OtherStateError(ValueError):
-    """The error raised if a checkpoint does not hold the state of this model. Its message lists the leaves that differ."""
 
 
 def named_leaves(state: Any) -> dict[str, Any]:

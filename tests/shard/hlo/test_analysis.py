@@ -7,7 +7,7 @@ import pytest
 from tests.shard.hlo.train_step import PARAMETERS, directly
 
 from penstock._jax import program_text
-from penstock.shard.errors import CompileError
+from penstock.errors import CompileError
 from penstock.shard.hlo.analysis import Measured, measure
 from penstock.shard.hlo.collectives import Collective
 from penstock.shard.mesh.hardware import Hardware

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from tests.shard.hlo.train_step import MESH, PARAMETERS, directly, elsewhere, here, train
 
-from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError
+from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError
 from penstock.shard.hlo import compile_exported, compile_worker
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.compile_exported import export_program, measure_exported

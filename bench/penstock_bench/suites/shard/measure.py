@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax
 from jax.sharding import AxisType, Mesh
 
+from penstock.errors import CompileError
 from penstock.shard import Plan
-from penstock.shard.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.shapes import abstract_mesh

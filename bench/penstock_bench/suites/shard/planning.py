@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.shard import CompileError, Hardware, Plan, PlanError
+from penstock.errors import CompileError, PlanError
+from penstock.shard import Hardware, Plan
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.hardware import find_hardware

@@ -6,12 +6,13 @@ In: a `jax.stages.Compiled` and the sizes of its mesh. Out: `Measured`: memory, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock._jax import program_text
-from penstock.shard.errors import CompileError
+from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError
 from penstock.shard.hlo.collectives import Collective, find_collectives
 from penstock.shard.hlo.flops import count_flops, describe_unknown_costs
 from penstock.shard.mesh.hardware import Hardware, find_hardware
@@ -128,3 +129,27 @@ def measure(compiled: Any, mesh: Mapping[str, int], *, seconds_to_compile: float
         seconds_to_compile=seconds_to_compile,
         unknown=(*describe_unknown_costs(text), *about_collectives(sum(each.guessed for each in found))),
     )
+
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def compile_error(message: str) -> CompileError:
+    """Return the error for a message of a compiler.
+
+    Args:
+      message: the message.
+
+    >>> compile_error("RESOURCE_EXHAUSTED: the total memory required (34.50G) exceeds available HBM (15.75G).").needed / 2**30
+    34.5
+    """
+    if "libtpu multi-process lockfile" in message or "TPU is already in use" in message:
+        return CompilerFailedError(
+            "the TPU compiler is in use by another process, which holds /tmp/libtpu_lockfile: plan again when that has ended, or "
+            f"remove the file if no process has it ({message.splitlines()[0][:200]})"
+        )
+    if "RESOURCE_EXHAUSTED" in message and re.search(r"ran out of memory|exceeds", message, re.IGNORECASE):
+        size = re.search(r"\(([\d.]+)([KMGT])i?B?\) exceeds|Used ([\d.]+)([KMGT])i?B? of", message)
+        number, unit = [part for part in size.groups() if part] if size else ("", "")
+        return CompilerMemoryError(message, int(float(number) * _UNITS[unit]) if number else None)
+    return CompileError(message)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.shard.errors import CompileError, CompilerFailedError, CompilerMemoryError
+from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError
 from penstock.shard.hlo.analysis import Measured
 
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

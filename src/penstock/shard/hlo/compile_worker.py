@@ -22,8 +22,8 @@ import jax.export
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from penstock.shard.errors import CompileError, compile_error
-from penstock.shard.hlo.analysis import Measured, measure
+from penstock.errors import CompileError
+from penstock.shard.hlo.analysis import Measured, compile_error, measure
 from penstock.shard.hlo.compile_exported import COMPILING, FAST_COMPILE, write_result
 from penstock.shard.mesh.shapes import describe_mesh
 

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from penstock.errors import ExplicitAxesError
+
 _INSIDE = (
     "a plan is made or used inside of jax.jit or scan, on a mesh with explicit axes: do it outside, or make the mesh with "
     "axis_types=(jax.sharding.AxisType.Auto, ...)"
@@ -26,10 +28,6 @@ _PRESCRIBED = re.compile(
     re.IGNORECASE,
 )
 """Messages of JAX about a layout that can only be prescribed where axes are explicit."""
-
-
-class ExplicitAxesError(ValueError):
-    """The error raised if a planned step is traced with arrays on a mesh with explicit axes, or prescribes layouts of them."""
 
 
 def has_explicit_axes(mesh: Any) -> bool:

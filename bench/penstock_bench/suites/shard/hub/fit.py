@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from penstock._bytes import format_bytes
-from penstock.shard import Plan, PlanError
+from penstock.errors import PlanError
+from penstock.shard import Plan
 from penstock_bench.model import Measurement, Remarks
 from penstock_bench.suites.shard import measure
 from penstock_bench.suites.shard.hub import trained

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from penstock.shard.errors import CompileError
+from penstock.errors import CompileError
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.shapes import abstract_mesh
 from penstock_bench.suites.shard.flat_step import FlatStep, compile_elsewhere, flat_step
