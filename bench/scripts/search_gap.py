@@ -44,7 +44,7 @@ def main() -> None:
         shape = " × ".join(map(str, mesh.values()))
         for kind, name, case in _cases(mesh, args.seeds):
             try:
-                every = Exhaustive(case.problem)
+                every = Exhaustive(case.costs)
                 limits = [float("inf"), *limits_of(case, every)]
                 gaps = [gap(case, every, limit, args.most) for limit in limits]
             except TooLarge:

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.plan import Plan
 from penstock.shard.record import LeafLayout
-from penstock.shard.search.cost import Cost, Memory, PlannedCollective
+from penstock.shard.search.costs import Cost, Memory, PlannedCollective
 
 GIB = 2**30
 BATCH = {"batch": 1.0, "tensor": 0.0, "idle": 0.0}

@@ -10,7 +10,7 @@ from penstock.shard.mesh.hardware import Hardware as Hardware
 from penstock.shard.mesh.hardware import find_hardware as find_hardware
 from penstock.shard.plan import Plan as Plan
 from penstock.shard.record import LeafLayout as LeafLayout
-from penstock.shard.search.cost import Cost as Cost
-from penstock.shard.search.cost import Memory as Memory
-from penstock.shard.search.cost import PlannedCollective as PlannedCollective
+from penstock.shard.search.costs import Cost as Cost
+from penstock.shard.search.costs import Memory as Memory
+from penstock.shard.search.costs import PlannedCollective as PlannedCollective
 from penstock.shard.verify import Verified as Verified

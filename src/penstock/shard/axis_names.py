@@ -17,7 +17,7 @@ from typing import Any
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.record import LeafLayout, PlanRecord
-from penstock.shard.search.cost import Cost
+from penstock.shard.search.costs import Cost
 
 _TENSOR = 0.25
 """The share of other dimensions than the batch in the compute that an axis shards, from which it is a model axis."""

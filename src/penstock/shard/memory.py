@@ -43,8 +43,7 @@ from penstock.shard.mesh.resharding import sent_times, union
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, by_largest_dim, split_storage
-from penstock.shard.search.cost import PlannedCollective, largest_live_values
-from penstock.shard.search.cost_model import Assignment
+from penstock.shard.search.costs import Assignment, PlannedCollective, largest_live_values
 from penstock.shard.search.solver import MeshPlan, PreparedMesh
 from penstock.shard.trace.flat_program import FlatProgram, Op
 from penstock.shard.trace.step import TracedStep
@@ -70,10 +69,10 @@ def stored_layouts(baselines: Mapping[str, MeshPlan]) -> Iterator[tuple[Prepared
             prepared = baselines[name].prepared
             yield prepared, baselines[name].candidate.assignment
             if name == FSDP:
-                yield prepared, by_largest_dim(prepared.problem, prepared.model, prepared.roles)
+                yield prepared, by_largest_dim(prepared.costs, prepared.model, prepared.roles)
     if FSDP in baselines:
         prepared = baselines[FSDP].prepared
-        for assignment in split_storage(prepared.problem, prepared.model, prepared.roles):
+        for assignment in split_storage(prepared.costs, prepared.model, prepared.roles):
             yield prepared, assignment
 
 
@@ -101,11 +100,11 @@ def leave_to_compiler(plan: PlanRecord, prepared: PreparedMesh, assignment: Assi
 
 def _axes_of_rows(prepared: PreparedMesh, assignment: Assignment) -> set[str]:
     """Return the mesh axes that shard the batch inside of the step."""
-    problem, axes = prepared.problem, 0
-    for node, dims in find_batch_dims(problem.graph, prepared.batch).items():
-        if node not in problem.pinned:
+    costs, axes = prepared.costs, 0
+    for node, dims in find_batch_dims(costs.graph, prepared.batch).items():
+        if node not in costs.pinned:
             axes |= union(tuple(assignment[node][dim] for dim in dims))
-    return set(problem.links.axes(axes))
+    return set(costs.links.axes(axes))
 
 
 def _brought(leaf: LeafLayout, rows: set[str], gathered: bool) -> LeafLayout:
@@ -168,7 +167,7 @@ def describe_arguments(prepared: PreparedMesh, assignment: Assignment, traced: T
     """Describe that the stored arguments alone exceed the limit, whatever the layout.
 
     Args:
-      prepared: the mesh, with its search problem.
+      prepared: the mesh, with its search costs.
       assignment: the layouts of least memory.
       traced: the step.
       limit: bytes that one device may hold.
@@ -236,7 +235,7 @@ def _describe_prediction(prepared: PreparedMesh, assignment: Assignment, plan: P
 
     The vector memory of a TPU counts here too, because some of these activations are in it.
     """
-    held = prepared.problem.vector_memory(assignment)
+    held = prepared.costs.vector_memory(assignment)
     also = f", and {format_bytes(held)} of the chip's vector memory" if held else ""
     activations = "; ".join(_largest_activations(prepared, assignment, traced))
     largest = f". The largest activations of this prediction: {activations}" if activations else ""
@@ -245,11 +244,11 @@ def _describe_prediction(prepared: PreparedMesh, assignment: Assignment, plan: P
 
 def _largest_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:
     """Return the arguments that take the most memory of a device, in words."""
-    problem = prepared.problem
+    costs = prepared.costs
     stored = sorted(
         (
-            (problem.stored_bytes(node, size, assignment[node]), leaf)
-            for leaf, (node, size) in zip(traced.inputs, problem.stored, strict=True)
+            (costs.stored_bytes(node, size, assignment[node]), leaf)
+            for leaf, (node, size) in zip(traced.inputs, costs.stored, strict=True)
         ),
         key=lambda each: -each[0],
     )
@@ -262,12 +261,12 @@ def _largest_activations(prepared: PreparedMesh, assignment: Assignment, traced:
     A value, its other shapes and its resharded copies are one activation. Activations of one shape that one line makes, as those
     of all layers, are named together.
     """
-    program, problem = prepared.model.program, prepared.problem
+    program, costs = prepared.model.program, prepared.costs
     roots = _find_roots(program)
     makers = _find_makers(program, roots)
     arguments = dict(zip(program.inputs, traced.inputs, strict=True))
     bytes_of: dict[int, float] = defaultdict(float)
-    for value, size in largest_live_values(problem, assignment, len(problem.live_ranges.value)):
+    for value, size in largest_live_values(costs, assignment, len(costs.live_ranges.value)):
         bytes_of[roots.get(value, value)] += size
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for value, size in bytes_of.items():
@@ -448,11 +447,11 @@ def least_arguments(prepared: PreparedMesh) -> float:
     """Return the fewest bytes of stored arguments that a device has in any layout on a mesh.
 
     Args:
-      prepared: the mesh, with its search problem.
+      prepared: the mesh, with its search costs.
     """
-    problem = prepared.problem
-    names, lengths, nodes = problem.links.names, problem.links.sizes, problem.graph.nodes
-    return sum(size / _most_shards(nodes[node].sizes, nodes[node].fixed, names, lengths) for node, size in problem.stored)
+    costs = prepared.costs
+    names, lengths, nodes = costs.links.names, costs.links.sizes, costs.graph.nodes
+    return sum(size / _most_shards(nodes[node].sizes, nodes[node].fixed, names, lengths) for node, size in costs.stored)
 
 
 @dataclass(frozen=True)
@@ -642,7 +641,7 @@ class _Trials:
 
 def _with_cost_of_program(trial: _Trial) -> _Trial:
     """Return a trial whose plan costs what its compiled program says, if the compiler made one."""
-    plan, hardware = trial.plan, trial.prepared.problem.hardware
+    plan, hardware = trial.plan, trial.prepared.costs.hardware
     return trial if plan.checked is None else replace(trial, plan=with_cost_of(plan, plan.checked, hardware))
 
 

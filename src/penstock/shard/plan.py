@@ -49,8 +49,7 @@ from penstock.shard.mesh.hardware import Hardware, detect_hardware, find_hardwar
 from penstock.shard.present.text import plan_line, plan_text
 from penstock.shard.record import LeafLayout, PlanRecord, named_shardings
 from penstock.shard.remarks import describe_lost_gradients, describe_uneven_batch
-from penstock.shard.search.cost import Cost, axis_work, predict_cost
-from penstock.shard.search.cost_model import Assignment
+from penstock.shard.search.costs import Assignment, Cost, axis_work, predict_cost
 from penstock.shard.search.solver import MeshPlan, PreparedMesh, best_baselines, prepare_meshes, search_meshes
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.flatten import find_meshes
@@ -464,12 +463,12 @@ def write_record(
       hardware: the device.
       limit: bytes that one device may hold.
     """
-    model, problem, roles = prepared.model, prepared.problem, prepared.roles
-    split_from = problem.compiler.split_from
-    layouts = write_layouts(model.program, model.groups, model.graph, problem.links, assignment, traced.state, split_from)
+    model, costs, roles = prepared.model, prepared.costs, prepared.roles
+    split_from = costs.compiler.split_from
+    layouts = write_layouts(model.program, model.groups, model.graph, costs.links, assignment, traced.state, split_from)
 
     def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
-        return predict_cost(mesh.problem, decisions, roles, mesh.model.inputs, model.program.unknown)
+        return predict_cost(mesh.costs, decisions, roles, mesh.model.inputs, model.program.unknown)
 
     uses = [(layouts.used.get(value), layouts.slices[value]) for value in model.program.inputs]
     inputs = tuple(
@@ -483,14 +482,14 @@ def write_record(
     return PlanRecord(
         mesh_shape=dict(prepared.mesh_shape),
         hardware=hardware.name,
-        platform=problem.compiler.name,
+        platform=costs.compiler.name,
         limit=limit,
         inputs=inputs,
         outputs=outputs,
         state=dict(traced.state),
         sharding_constraints=layouts.sharding_constraints,
         cost=cost(prepared, assignment),
-        axis_work=axis_work(problem, assignment, prepared.batch),
+        axis_work=axis_work(costs, assignment, prepared.batch),
         baselines={name: cost(each.prepared, each.candidate.assignment) for name, each in baselines.items()},
         fingerprint=traced.fingerprint(),
         numbers=traced.numbers(),

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS, tiled_bytes
-from penstock.shard.search.cost import Cost
+from penstock.shard.search.costs import Cost
 
 _KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
 """Bytes of one key of each of JAX's random number generators."""

@@ -133,7 +133,7 @@ def describe_uneven_batch(prepared: Sequence[PreparedMesh], traced: TracedStep) 
       prepared: the meshes to search; each stores the batch by its rows over the axes that divide them.
       traced: the step.
     """
-    devices, graph = math.prod(prepared[0].mesh_shape.values()), prepared[0].problem.graph
+    devices, graph = math.prod(prepared[0].mesh_shape.values()), prepared[0].costs.graph
     found: list[tuple[int, int, int]] = []  # the number of rows of each leaf of the batch, the leaf, and the dimension
     for index, role in enumerate(prepared[0].roles):
         node = prepared[0].model.inputs[index]
@@ -147,7 +147,7 @@ def describe_uneven_batch(prepared: Sequence[PreparedMesh], traced: TracedStep) 
     if rows % devices == 0:
         return None
     leaf, node = traced.inputs[index], prepared[0].model.inputs[index]
-    used = max(each.problem.links.shards(each.problem.pinned[node][dim]) for each in prepared)
+    used = max(each.costs.links.shards(each.costs.pinned[node][dim]) for each in prepared)
     nearest = nearest_sizes(rows, devices)
     count = f"the batch of {rows} rows" if rows > 1 else "the batch of one row"
     idle = f"shard it over only {used} of them, and the others" if used > 1 else "cannot shard it, and all devices"

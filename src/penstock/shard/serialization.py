@@ -17,7 +17,7 @@ from penstock.shard.graph.constraints import ROLES
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
-from penstock.shard.search.cost import Cost, Memory, PlannedCollective
+from penstock.shard.search.costs import Cost, Memory, PlannedCollective
 from penstock.shard.wording import format_spec
 
 FORMAT = "penstock plan"

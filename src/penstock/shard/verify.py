@@ -15,7 +15,7 @@ from penstock.errors import CompileError
 from penstock.shard.compiler import compile_plan
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.record import PlanRecord
-from penstock.shard.search.cost import Cost
+from penstock.shard.search.costs import Cost
 from penstock.shard.trace.step import TracedStep
 from penstock.shard.wording import format_seconds
 

@@ -14,25 +14,26 @@ from tests.shard.steps import STEPS
 from penstock.shard.apply.partition_specs import write_layouts
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU
-from penstock.shard.search.problem import build_problem
+from penstock.shard.search.costs import build_costs
+from penstock.shard.search.problem import Problem
 from penstock.shard.search.solver import solve
 from penstock.shard.trace.step import trace
 
 
-def written(model, problem, assignment, state=None):
-    return write_layouts(model.program, model.groups, model.graph, problem.links, assignment, state or {})
+def written(model, costs, assignment, state=None):
+    return write_layouts(model.program, model.groups, model.graph, costs.links, assignment, state or {})
 
 
-def anything(problem, seed):
+def anything(costs, seed):
     """Any assignment that gives nodes of a class the same layout."""
     rng = np.random.default_rng(seed)
-    classes = [all_layouts(problem.graph.nodes[first], problem.links) for first in problem.folded.first]
+    classes = [all_layouts(costs.graph.nodes[first], costs.links) for first in costs.folded.first]
     chosen = [layouts[rng.integers(len(layouts))] for layouts in classes]
-    return [chosen[number] for number in problem.folded.of_node]
+    return [chosen[number] for number in costs.folded.of_node]
 
 
-def found(problem):
-    return solve(problem, float("inf"), []).assignment
+def found(costs):
+    return solve(Problem(costs), float("inf"), []).assignment
 
 
 def shapes_and_specs(model, layouts):
@@ -67,8 +68,8 @@ def assert_are_layouts(model, layouts, mesh):
 @given(st.integers(0, 2**16), st.sampled_from(MESHES), st.booleans())
 def test_every_spec_divides_its_shape_and_names_no_axis_twice(seed, mesh, searched):
     model = model_of(random_step(seed, 4))
-    problem = build_problem(model, mesh, FAST_LINKS)
-    assert_are_layouts(model, written(model, problem, found(problem) if searched else anything(problem, seed)), mesh)
+    costs = build_costs(model, mesh, FAST_LINKS)
+    assert_are_layouts(model, written(model, costs, found(costs) if searched else anything(costs, seed)), mesh)
 
 
 @pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
@@ -76,9 +77,9 @@ def test_the_specs_of_steps_of_all_forms_divide_their_shapes(make):
     step, state, batch = make()
     traced = trace(step, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (*state, batch)))
     model, mesh = build_step_model(traced, {}, CPU), MESHES[STEPS.index(make) % 3]
-    problem = build_problem(model, mesh, FAST_LINKS)
-    for assignment in (found(problem), anything(problem, 0)):
-        layouts = written(model, problem, assignment, traced.state)
+    costs = build_costs(model, mesh, FAST_LINKS)
+    for assignment in (found(costs), anything(costs, 0)):
+        layouts = written(model, costs, assignment, traced.state)
         assert_are_layouts(model, layouts, mesh)
         for output, replaced in traced.state.items():
             assert layouts.outputs[output] == layouts.inputs[replaced]
@@ -88,56 +89,56 @@ def test_the_specs_of_steps_of_all_forms_divide_their_shapes(make):
 @given(st.integers(0, 2**16), st.sampled_from(MESHES))
 def test_inputs_are_stored_as_was_decided(seed, mesh):
     model = model_of(random_step(seed, 3))
-    problem = build_problem(model, mesh, FAST_LINKS)
-    assignment = anything(problem, seed)
-    for node, spec in zip(model.inputs, written(model, problem, assignment).inputs, strict=True):
-        assert tuple(problem.links.bits(entry) for entry in spec) == assignment[node]
+    costs = build_costs(model, mesh, FAST_LINKS)
+    assignment = anything(costs, seed)
+    for node, spec in zip(model.inputs, written(model, costs, assignment).inputs, strict=True):
+        assert tuple(costs.links.bits(entry) for entry in spec) == assignment[node]
 
 
 def two_readers():
     """A value that two products read: the first product, and the nodes of the value, of its shared reshard and of the product."""
     step = lambda x, w: ((y := jax.numpy.sort(x)) @ w, y @ (w * 2))  # noqa: E731
     model = model_of((step, (jax.ShapeDtypeStruct((6, 64), "float32"), jax.ShapeDtypeStruct((64, 64), "float32"))))
-    problem = build_problem(model, MESHES[0], FAST_LINKS)
+    costs = build_costs(model, MESHES[0], FAST_LINKS)
     op, node = next(
         (op, node) for op, node in zip(model.groups.non_elementwise, model.graph.op, strict=True) if op.primitive == "dot_general"
     )
     value = op.operands[0]
-    return model, problem, op, (model.graph.group[value], model.graph.shared_reshard[value, 1.0, ()], node)
+    return model, costs, op, (model.graph.group[value], model.graph.shared_reshard[value, 1.0, ()], node)
 
 
 def test_an_operand_goes_from_its_group_by_way_of_the_shared_reshard_to_the_operation():
-    model, problem, op, (group, shared, node) = two_readers()
-    assignment = problem.start()
+    model, costs, op, (group, shared, node) = two_readers()
+    assignment = costs.start()
     assignment[group], assignment[shared] = (0, 1), (0, 3)
     assignment[node] = tuple(2 if factor == op.rule.operands[0][1] else 0 for factor in range(3))
-    chain = written(model, problem, assignment).sharding_constraints.operands[op.path][0]
+    chain = written(model, costs, assignment).sharding_constraints.operands[op.path][0]
     assert (chain[0], chain[-1]) == (((), ("data",)), ((), ("model",)))
     assert ((), ("data", "model")) in chain or ((), ("model", "data")) in chain
 
 
 @pytest.mark.xfail(strict=True, reason="a chain of layouts that comes back to an earlier one loses its end")
 def test_an_operand_ends_in_the_layout_of_the_operation_also_if_that_is_the_one_of_its_group():
-    model, problem, op, (_, shared, _) = two_readers()
-    assignment = problem.start()
+    model, costs, op, (_, shared, _) = two_readers()
+    assignment = costs.start()
     assignment[shared] = (0, 1)
-    chain = written(model, problem, assignment).sharding_constraints.operands[op.path][0]
+    chain = written(model, costs, assignment).sharding_constraints.operands[op.path][0]
     assert chain[-1] == ((), ())
 
 
 @pytest.mark.xfail(strict=True, reason="a reduce-scatter before an all-gather cuts a dimension over the axes of both")
 def test_layouts_on_the_way_divide_the_shape():
-    model, problem, op, (*_, node) = two_readers()
+    model, costs, op, (*_, node) = two_readers()
     rows, summed = op.rule.operands[0]
-    assignment = problem.start()
+    assignment = costs.start()
     assignment[node] = tuple({rows: 2, summed: 1}.get(factor, 0) for factor in range(3))
     assignment[model.graph.group[op.results[0]]] = (1, 0)
-    chain = written(model, problem, assignment).sharding_constraints.results[op.path][0]
+    chain = written(model, costs, assignment).sharding_constraints.results[op.path][0]
     assert all(6 % math.prod(MESHES[0][axis] for axis in spec[0]) == 0 for spec in chain)
 
 
 def test_where_nothing_is_sharded_no_spec_names_an_axis():
     model = model_of(random_step(0, 4))
-    problem = build_problem(model, MESHES[0], FAST_LINKS)
-    layouts = written(model, problem, problem.start())
+    costs = build_costs(model, MESHES[0], FAST_LINKS)
+    layouts = written(model, costs, costs.start())
     assert not any(any(spec) for _, spec in shapes_and_specs(model, layouts))

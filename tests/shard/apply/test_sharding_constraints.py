@@ -16,7 +16,7 @@ from penstock.shard.apply.sharding_constraints import ShardingConstraints, inser
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.shapes import concrete_mesh
-from penstock.shard.search.problem import build_problem
+from penstock.shard.search.costs import build_costs
 from penstock.shard.trace.step import trace
 
 SMALL = (4, 8, 6, 5)
@@ -26,8 +26,8 @@ def planned(step, args, mesh, seed):
     """The traced step, and any constraints for it."""
     traced = trace(step, args)
     model = build_step_model(traced, {}, CPU)
-    problem = build_problem(model, mesh, FAST_LINKS)
-    return traced, written(model, problem, anything(problem, seed), traced.state).sharding_constraints
+    costs = build_costs(model, mesh, FAST_LINKS)
+    return traced, written(model, costs, anything(costs, seed), traced.state).sharding_constraints
 
 
 def arrays(args, seed=0):

@@ -8,7 +8,7 @@ from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.search.baselines import DATA_PARALLEL, FSDP
-from penstock.shard.search.cost import predict_cost
+from penstock.shard.search.costs import predict_cost
 from penstock.shard.search.solver import prepare_meshes
 from penstock.shard.trace.step import trace
 

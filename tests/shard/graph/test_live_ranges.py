@@ -12,7 +12,7 @@ from jax import lax
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
 from penstock.shard.mesh.hardware import find_hardware
-from penstock.shard.search.problem import build_problem
+from penstock.shard.search.costs import build_costs
 from penstock.shard.trace.step import trace
 
 MB = 1 << 20
@@ -24,7 +24,7 @@ def square(dtype=jnp.float32):
 
 
 def build(step, *args):
-    return build_problem(build_step_model(trace(step, args), {}, CPU), {"data": 2}, find_hardware("tpu-v5e"))
+    return build_costs(build_step_model(trace(step, args), {}, CPU), {"data": 2}, find_hardware("tpu-v5e"))
 
 
 def temporary_peak(step, *args):

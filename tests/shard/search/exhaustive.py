@@ -19,8 +19,7 @@ from scipy.optimize import linprog
 
 from penstock.shard.graph.decisions import Node
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union
-from penstock.shard.search.cost_model import Assignment, project
-from penstock.shard.search.problem import Problem
+from penstock.shard.search.costs import Assignment, CostModel, project
 
 _LARGEST_TABLE = 1 << 23
 _CHUNK = 1 << 14
@@ -75,11 +74,11 @@ class Exhaustive:
       count: how many assignments there are.
     """
 
-    def __init__(self, problem: Problem):
-        self.problem = problem
-        nodes, links = problem.graph.nodes, problem.links
-        self._class = [int(number) for number in problem.folded.of_node]
-        self.layouts = [all_layouts(nodes[first], links) for first in problem.folded.first]
+    def __init__(self, costs: CostModel):
+        self.model = costs
+        nodes, links = costs.graph.nodes, costs.links
+        self._class = [int(number) for number in costs.folded.of_node]
+        self.layouts = [all_layouts(nodes[first], links) for first in costs.folded.first]
         self.states = [len(each) for each in self.layouts]
         self.count = math.prod(self.states)
         self._seconds = self._node_factors()
@@ -94,7 +93,7 @@ class Exhaustive:
     def state(self, assignment: Assignment) -> np.ndarray:
         """Return the state of each class of an assignment."""
         return np.array(
-            [layouts.index(assignment[first]) for layouts, first in zip(self.layouts, self.problem.folded.first, strict=True)]
+            [layouts.index(assignment[first]) for layouts, first in zip(self.layouts, self.model.folded.first, strict=True)]
         )
 
     def enumerate(self, most: int) -> Iterator[np.ndarray]:
@@ -197,12 +196,12 @@ class Exhaustive:
         return prices
 
     def _shards(self, number: int) -> np.ndarray:
-        return np.array([self.problem.links.shards(union(layout)) for layout in self.layouts[number]], dtype=float)
+        return np.array([self.model.links.shards(union(layout)) for layout in self.layouts[number]], dtype=float)
 
     def _node_factors(self) -> list[Factor]:
         seconds, members = [], np.bincount(self._class, minlength=len(self.states))
-        for number, (layouts, first) in enumerate(zip(self.layouts, self.problem.folded.first, strict=True)):
-            each = [self.problem.node_seconds(int(first), layout) for layout in layouts]
+        for number, (layouts, first) in enumerate(zip(self.layouts, self.model.folded.first, strict=True)):
+            each = [self.model.node_seconds(int(first), layout) for layout in layouts]
             seconds.append(((number,), members[number] * np.array(each)))
         return seconds
 
@@ -210,7 +209,7 @@ class Exhaustive:
         """Make tables of the collectives of each array; what is brought into one layout twice is counted once."""
         arrays: dict[tuple, list[int]] = {}
         self._tables = []
-        for number, edge in enumerate(self.problem.graph.edges):
+        for number, edge in enumerate(self.model.graph.edges):
             reader = edge.b if edge.kind in ("operand", "shared_reshard") else None
             arrays.setdefault((edge.value, edge.count, edge.kind == "result", reader), []).append(number)
             self._tables.append(self._edge_tables(number))
@@ -230,12 +229,12 @@ class Exhaustive:
             self._seconds.append((scope, totals))
 
     def _ends(self, number: int) -> tuple[int, int]:
-        edge = self.problem.graph.edges[number]
+        edge = self.model.graph.edges[number]
         return self._class[edge.a], self._class[edge.b]
 
     def _edge_tables(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return seconds and the first collective or "" [states, states], and a number of each target."""
-        edge, links = self.problem.graph.edges[number], self.problem.links
+        edge, links = self.model.graph.edges[number], self.model.links
         sources, targets = (self.layouts[end] for end in self._ends(number))
         seconds = np.zeros((len(sources), len(targets)))
         moves = np.full(seconds.shape, "", "U16")
@@ -243,7 +242,7 @@ class Exhaustive:
             partial = union(tuple(source[dim] for dim in edge.partial))
             steps = links.reshard_steps(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
             moves[row, column] = steps[0].kind if steps else ""
-            seconds[row, column] = self.problem.edge_seconds(edge, steps)
+            seconds[row, column] = self.model.edge_seconds(edge, steps)
         return seconds, moves, np.array([_number(project(edge.target, target)) for target in targets])
 
     def _spread(self, number: int) -> Iterator[tuple[np.ndarray, Scope]]:
@@ -253,17 +252,17 @@ class Exhaustive:
         yield self._tables[number][2], (b,)
 
     def _add_memory(self) -> None:
-        live, links = self.problem.live_ranges, self.problem.links
+        live, links = self.model.live_ranges, self.model.links
         times = np.unique(live.start)
         self._alive = (live.start[:, None] <= times) & (live.end[:, None] >= times)
-        self._stored = [((self._class[node],), size / self._shards(self._class[node])) for node, size in self.problem.stored]
+        self._stored = [((self._class[node],), size / self._shards(self._class[node])) for node, size in self.model.stored]
         self._rows: list[Factor] = []
         for node, size, number, form in zip(live.node, live.bytes, live.edge, live.form, strict=True):
             kept = self._class[node]
             if number < 0:
                 self._rows.append(((kept,), size / self._shards(kept)))
                 continue
-            edge, (a, b) = self.problem.graph.edges[number], self._ends(number)
+            edge, (a, b) = self.model.graph.edges[number], self._ends(number)
             dims = {"operand": edge.target, "result": edge.source}.get(edge.kind)
             shards = np.array(
                 [links.shards(union(layout if dims is None else project(dims, layout))) for layout in self.layouts[kept]]

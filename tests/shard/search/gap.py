@@ -14,8 +14,8 @@ from tests.shard.search.programs import Recorded, random_problem
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.search.baselines import find_baselines
-from penstock.shard.search.cost_model import Assignment
-from penstock.shard.search.problem import Problem, build_problem
+from penstock.shard.search.costs import Assignment, CostModel, build_costs
+from penstock.shard.search.problem import Problem
 from penstock.shard.search.solver import Candidate, solve
 
 LIMITS = (0.2, 0.6)
@@ -24,9 +24,9 @@ LIMITS = (0.2, 0.6)
 
 @dataclass(frozen=True)
 class Case:
-    """A problem with its baselines."""
+    """Costs on a mesh, with the baselines."""
 
-    problem: Problem
+    costs: CostModel
     baselines: tuple[Assignment, ...]
 
 
@@ -47,21 +47,21 @@ class Gap:
 
 def case_of(model: StepModel, mesh: dict[str, int], hardware: Hardware) -> Case:
     """Return the problem of a step on a mesh; its last input is the batch."""
-    problem = build_problem(model, mesh, hardware)
+    costs = build_costs(model, mesh, hardware)
     roles = [*["parameters"] * (len(model.inputs) - 1), "batch"]
-    return Case(problem, tuple(find_baselines(problem, model, roles).values()))
+    return Case(costs, tuple(find_baselines(costs, model, roles).values()))
 
 
 def random_case(seed: int, mesh: dict[str, int], nodes: int = 4) -> Case:
     """Return the problem of a random graph, whose only baseline is that nothing is sharded."""
-    problem = random_problem(seed, mesh, nodes)
-    return Case(problem, (problem.start(),))
+    costs = random_problem(seed, mesh, nodes)
+    return Case(costs, (costs.start(),))
 
 
 def search(case: Case, limit: float) -> tuple[Candidate, list[Assignment]]:
     """Return the plan that is found, and all that were looked at on the way."""
-    recorded = Recorded.of(case.problem)
-    found = solve(recorded, limit, case.baselines)
+    recorded = Recorded.of(case.costs)
+    found = solve(Problem(recorded), limit, case.baselines)
     return found, list({tuple(each): each for each in recorded.asked}.values())
 
 

@@ -16,8 +16,7 @@ from penstock.shard.graph.step_model import StepModel, build_step_model
 from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.hardware import Hardware, find_hardware
 from penstock.shard.mesh.resharding import MeshLinks
-from penstock.shard.search.cost_model import Assignment
-from penstock.shard.search.problem import Problem
+from penstock.shard.search.costs import Assignment, CostModel
 from penstock.shard.trace.step import trace
 
 ONE_AXIS = {"data": 8}
@@ -181,7 +180,7 @@ def model_of(step: Step) -> StepModel:
     return build_step_model(trace(*step), {}, CPU)
 
 
-def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> Problem:
+def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> CostModel:
     """Return a random graph of decisions, of which no program is known: a chain of arrays with some shortcuts.
 
     Args:
@@ -213,7 +212,7 @@ def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> Problem:
     )
     bandwidth, latency = 10 ** rng.uniform(9.5, 11.5, len(mesh)), rng.choice([0, 1e-5], len(mesh))
     links = MeshLinks(tuple(mesh), tuple(mesh.values()), tuple(bandwidth), tuple(latency))
-    return Problem(graph, fold_layers(graph), links, SLOW_LINKS, live, stored, CPU)
+    return CostModel(graph, fold_layers(graph), links, SLOW_LINKS, live, stored, CPU)
 
 
 def _random_work(rng: np.random.Generator, rank: int) -> Work:
@@ -232,13 +231,13 @@ def _random_edge(rng: np.random.Generator, nodes: Sequence[Node], a: int, b: int
     return Edge(a, b, source, target, partial, int(rng.integers(1, 100)) << 20, float(rng.integers(1, 4)), value, kind)
 
 
-class Recorded(Problem):
-    """A problem that remembers the assignments that it was asked about."""
+class Recorded(CostModel):
+    """Costs that remember the assignments that they were asked about."""
 
     @classmethod
-    def of(cls, problem: Problem) -> Recorded:
-        """Return the same problem, with nothing remembered."""
-        made = cls(**{each.name: getattr(problem, each.name) for each in dataclasses.fields(Problem) if each.init})
+    def of(cls, costs: CostModel) -> Recorded:
+        """Return the same costs, with nothing remembered."""
+        made = cls(**{each.name: getattr(costs, each.name) for each in dataclasses.fields(CostModel) if each.init})
         made.asked = []
         return made
 

@@ -10,8 +10,7 @@ from tests.shard.search.test_problem import anything
 
 from penstock.shard.graph.roles import find_batch_dims
 from penstock.shard.search.baselines import data_parallel
-from penstock.shard.search.cost import axis_work, largest_live_values, predict_cost
-from penstock.shard.search.problem import build_problem
+from penstock.shard.search.costs import axis_work, build_costs, largest_live_values, predict_cost
 
 
 @st.composite
@@ -19,20 +18,20 @@ def plans(draw):
     """A problem of a random program with any assignment, and the role and node of each of its inputs."""
     seed, mesh = draw(st.integers(0, 2**16)), draw(st.sampled_from(MESHES))
     model = model_of(random_step(seed, 3))
-    problem = build_problem(model, mesh, FAST_LINKS)
+    costs = build_costs(model, mesh, FAST_LINKS)
     roles = draw(st.lists(st.sampled_from(["parameters", "optimizer", "batch", "other"]), min_size=2, max_size=2))
-    return problem, anything(problem, np.random.default_rng(seed)), roles, model.inputs
+    return costs, anything(costs, np.random.default_rng(seed)), roles, model.inputs
 
 
 @settings(max_examples=15)
 @given(plans())
 def test_the_parts_add_up_to_the_seconds_and_bytes_of_the_search(plan):
-    problem, assignment, roles, inputs = plan
-    cost = predict_cost(problem, assignment, roles, inputs, ("a loop",))
-    assert cost.compute == problem.compute_seconds(assignment)
+    costs, assignment, roles, inputs = plan
+    cost = predict_cost(costs, assignment, roles, inputs, ("a loop",))
+    assert cost.compute == costs.compute_seconds(assignment)
     assert cost.communication == pytest.approx(sum(each.seconds for each in cost.collectives))
-    assert cost.seconds == pytest.approx(problem.seconds(assignment), rel=1e-9)
-    assert cost.memory.total == pytest.approx(problem.memory(assignment)[0], rel=1e-6, abs=8)
+    assert cost.seconds == pytest.approx(costs.seconds(assignment), rel=1e-9)
+    assert cost.memory.total == pytest.approx(costs.memory(assignment)[0], rel=1e-6, abs=8)
     assert cost.memory.total == cost.memory.arguments + cost.memory.activations
     assert 0 <= cost.hidden <= cost.communication
     assert cost.unknown == ("a loop",)
@@ -41,24 +40,24 @@ def test_the_parts_add_up_to_the_seconds_and_bytes_of_the_search(plan):
 @settings(max_examples=15)
 @given(plans())
 def test_collectives_are_one_for_each_kind_and_axes_the_longest_first(plan):
-    problem, assignment, roles, inputs = plan
-    found = predict_cost(problem, assignment, roles, inputs, ()).collectives
+    costs, assignment, roles, inputs = plan
+    found = predict_cost(costs, assignment, roles, inputs, ()).collectives
     assert len({(each.kind, each.axes) for each in found}) == len(found)
     assert [each.seconds for each in found] == sorted((each.seconds for each in found), reverse=True)
     sent = sum(
-        times * edge.count * step.bytes_on_wire for edge, way, times in problem.all_reshard_steps(assignment) for step in way
+        times * edge.count * step.bytes_on_wire for edge, way, times in costs.all_reshard_steps(assignment) for step in way
     )
     assert sum(each.bytes_on_wire for each in found) == pytest.approx(sent, rel=1e-9)
-    assert {axis for each in found for axis in each.axes} <= set(problem.links.names)
+    assert {axis for each in found for axis in each.axes} <= set(costs.links.names)
 
 
 @settings(max_examples=15)
 @given(plans())
 def test_the_largest_values_live_at_the_peak_and_none_of_them_is_larger(plan):
-    problem, assignment, *_ = plan
-    found = largest_live_values(problem, assignment, 4)
-    _, peak = problem.memory(assignment)
-    alive = set(problem.live_ranges.value[(problem.live_ranges.start <= peak) & (problem.live_ranges.end >= peak)].tolist())
+    costs, assignment, *_ = plan
+    found = largest_live_values(costs, assignment, 4)
+    _, peak = costs.memory(assignment)
+    alive = set(costs.live_ranges.value[(costs.live_ranges.start <= peak) & (costs.live_ranges.end >= peak)].tolist())
     assert {value for value, _ in found} <= alive
     assert [size for _, size in found] == sorted((size for _, size in found), reverse=True)
 
@@ -66,21 +65,21 @@ def test_the_largest_values_live_at_the_peak_and_none_of_them_is_larger(plan):
 @settings(max_examples=15)
 @given(plans())
 def test_what_each_axis_does_are_parts_of_one(plan):
-    problem, assignment, _, inputs = plan
-    for parts in axis_work(problem, assignment, inputs[:1]).values():
+    costs, assignment, _, inputs = plan
+    for parts in axis_work(costs, assignment, inputs[:1]).values():
         assert set(parts) == {"batch", "tensor", "state", "idle"}
         assert all(0 <= part <= 1 + 1e-9 for part in parts.values())
-        assert sum(parts.values()) == pytest.approx(1) or not problem.compute_seconds(problem.start())
+        assert sum(parts.values()) == pytest.approx(1) or not costs.compute_seconds(costs.start())
 
 
 def test_where_nothing_is_sharded_all_axes_are_idle_and_with_data_parallelism_none_is():
     model = model_of(steps(MESHES[0])["two_layers"])
-    problem = build_problem(model, MESHES[0], FAST_LINKS)
+    costs = build_costs(model, MESHES[0], FAST_LINKS)
     batch = [model.inputs[-1]]
-    idle = axis_work(problem, problem.start(), batch)
+    idle = axis_work(costs, costs.start(), batch)
     assert all(parts == {"batch": 0, "tensor": 0, "state": 0, "idle": 1} for parts in idle.values())
-    every = (1 << len(problem.links.sizes)) - 1
-    parallel = axis_work(problem, data_parallel(problem, find_batch_dims(problem.graph, batch), every), batch)
+    every = (1 << len(costs.links.sizes)) - 1
+    parallel = axis_work(costs, data_parallel(costs, find_batch_dims(costs.graph, batch), every), batch)
     assert all(parts["batch"] > 0.9 for parts in parallel.values())
 
 
@@ -93,9 +92,9 @@ def test_gradients_are_summed_in_one_collective_and_what_a_product_waits_for_in_
         return jnp.mean(((hidden - jnp.mean(hidden, 0) if normalised else hidden) @ w[1]) ** 2)
 
     model = model_of((training(loss), ((array(256, 512), array(512, 256)), array(1024, 256))))
-    problem = build_problem(model, {"data": 8}, SLOW_LINKS)
-    parallel = data_parallel(problem, find_batch_dims(problem.graph, model.inputs[2:]), 1)
-    cost = predict_cost(problem, parallel, ["parameters"] * 2 + ["batch"], model.inputs, ())
+    costs = build_costs(model, {"data": 8}, SLOW_LINKS)
+    parallel = data_parallel(costs, find_batch_dims(costs.graph, model.inputs[2:]), 1)
+    cost = predict_cost(costs, parallel, ["parameters"] * 2 + ["batch"], model.inputs, ())
     (summed,) = cost.collectives
     assert summed.kind == "all-reduce"
     latency = summed.seconds - summed.bytes_on_wire / SLOW_LINKS.link_bandwidth

@@ -11,7 +11,8 @@ from tests.shard.search.exhaustive import Exhaustive, TooLarge
 from tests.shard.search.gap import case_of, gap, limits_of, random_case, search
 from tests.shard.search.programs import FAST_LINKS, HARDWARE, MESHES, ONE_AXIS, model_of, random_problem, random_step, steps
 
-from penstock.shard.search.problem import build_problem
+from penstock.shard.search.costs import build_costs
+from penstock.shard.search.problem import Problem
 from penstock.shard.search.solver import solve
 
 FREE = float("inf")
@@ -39,7 +40,7 @@ def gaps(mesh, limited):
     found = []
     for case in cases(mesh):
         try:
-            every = Exhaustive(case.problem)
+            every = Exhaustive(case.costs)
         except TooLarge:
             continue
         for limit in limits_of(case, every) if limited else [FREE]:
@@ -62,7 +63,7 @@ def test_the_best_of_all_is_the_least_of_every_assignment(seed, mesh):
 @given(seeds, st.sampled_from(MESHES), st.floats(0.05, 1))
 def test_the_best_within_a_limit_is_the_least_of_every_assignment_within_it(seed, mesh, part):
     case = random_case(seed, mesh, 3)
-    every = Exhaustive(case.problem)
+    every = Exhaustive(case.costs)
     if every.count > 20_000:
         return
     costs = [every.costs(states) for states in every.enumerate(20_000)]
@@ -81,24 +82,24 @@ def _smallest(every):
 @settings(max_examples=8)
 @given(seeds, st.sampled_from(MESHES))
 def test_costs_of_many_assignments_are_those_of_the_problem(seed, mesh):
-    problem, rng = program_case(seed, mesh, 2).problem, np.random.default_rng(seed)
+    model, rng = program_case(seed, mesh, 2).costs, np.random.default_rng(seed)
     try:
-        every = Exhaustive(problem)
+        every = Exhaustive(model)
     except TooLarge:
         return
     states = np.stack([rng.integers(0, count, 4) for count in every.states], axis=1)
     costs = every.costs(states)
     for row, state in enumerate(states):
         assignment = every.assignment(state)
-        assert costs.seconds[row] == pytest.approx(problem.seconds(assignment), rel=1e-9)
-        assert costs.memory[row] == pytest.approx(problem.memory(assignment)[0], rel=1e-9)
+        assert costs.seconds[row] == pytest.approx(model.seconds(assignment), rel=1e-9)
+        assert costs.memory[row] == pytest.approx(model.memory(assignment)[0], rel=1e-9)
         np.testing.assert_array_equal(every.state(assignment), state)
 
 
 def test_on_one_axis_the_fastest_plan_is_found():
     for case in [*cases(ONE_AXIS), *(case_of(model_of(step), ONE_AXIS, FAST_LINKS) for step in steps(ONE_AXIS).values())]:
         _, seen = search(case, FREE)
-        assert min(map(case.problem.seconds, seen)) <= BEST * Exhaustive(case.problem).cheapest().least
+        assert min(map(case.costs.seconds, seen)) <= BEST * Exhaustive(case.costs).cheapest().least
 
 
 @meshes
@@ -124,9 +125,9 @@ def test_the_fastest_plan_of_small_steps_is_found(mesh):
     for name in ("one_layer", "forward", "embedding", "residual", "elementwise"):
         case = case_of(model_of(steps(mesh)[name]), mesh, FAST_LINKS)
         with contextlib.suppress(TooLarge):  # on three axes, one of them
-            best = Exhaustive(case.problem).cheapest().least
+            best = Exhaustive(case.costs).cheapest().least
             _, seen = search(case, FREE)
-            assert min(map(case.problem.seconds, seen)) <= 1.15 * best, name
+            assert min(map(case.costs.seconds, seen)) <= 1.15 * best, name
             compared += 1
     assert compared >= 4
 
@@ -135,12 +136,12 @@ def test_the_fastest_plan_of_small_steps_is_found(mesh):
 @given(seeds, st.sampled_from(MESHES), st.floats(0.1, 1.2))
 def test_no_baseline_within_the_limit_is_faster(seed, mesh, part):
     case = program_case(seed, mesh)
-    limit = part * case.problem.memory(case.problem.start())[0]
-    found = solve(case.problem, limit, case.baselines)
+    limit = part * case.costs.memory(case.costs.start())[0]
+    found = solve(Problem(case.costs), limit, case.baselines)
     for each in case.baselines:
-        if case.problem.memory(each)[0] <= limit:
+        if case.costs.memory(each)[0] <= limit:
             assert found.memory <= limit
-            assert found.seconds <= NEAR * case.problem.seconds(each)
+            assert found.seconds <= NEAR * case.costs.seconds(each)
 
 
 @meshes
@@ -148,13 +149,13 @@ def test_no_plan_that_takes_one_axis_at_a_time_is_faster(mesh):
     for seed in range(8):
         case = program_case(seed, mesh)
         _, seen = search(case, FREE)
-        fastest, problem = min(map(case.problem.seconds, seen)), case.problem
-        free = np.zeros(problem.live_ranges.steps)
-        for start, order in itertools.product([problem.start(), *case.baselines], itertools.permutations(range(len(mesh)))):
+        fastest, costs = min(map(case.costs.seconds, seen)), case.costs
+        free = np.zeros(costs.live_ranges.steps)
+        for start, order in itertools.product([costs.start(), *case.baselines], itertools.permutations(range(len(mesh)))):
             assignment = start
             for axis in order:
-                assignment = problem.improve(assignment, axis, free)
-            assert fastest <= BEST * problem.seconds(assignment)
+                assignment = Problem(costs).improve(assignment, axis, free)
+            assert fastest <= BEST * costs.seconds(assignment)
 
 
 @settings(max_examples=6)
@@ -162,14 +163,14 @@ def test_no_plan_that_takes_one_axis_at_a_time_is_faster(mesh):
 def test_the_same_plan_is_found_every_time(seed, mesh, part):
     model = model_of(random_step(seed, 3))
     one, other = (case_of(model, mesh, FAST_LINKS) for _ in range(2))
-    limit = part * one.problem.memory(one.problem.start())[0]
-    assert solve(one.problem, limit, one.baselines) == solve(other.problem, limit, other.baselines)
+    limit = part * one.costs.memory(one.costs.start())[0]
+    assert solve(Problem(one.costs), limit, one.baselines) == solve(Problem(other.costs), limit, other.baselines)
 
 
 @settings(max_examples=8)
 @given(seeds, st.sampled_from(MESHES))
 def test_what_is_returned_is_the_cost_of_the_plan(seed, mesh):
-    problem = build_problem(model_of(random_step(seed, 3)), mesh, FAST_LINKS)
-    found = solve(problem, FREE, [])
-    assert found.seconds == pytest.approx(problem.seconds(found.assignment), rel=1e-12)
-    assert (found.memory, found.peak_op) == problem.memory(found.assignment)
+    costs = build_costs(model_of(random_step(seed, 3)), mesh, FAST_LINKS)
+    found = solve(Problem(costs), FREE, [])
+    assert found.seconds == pytest.approx(costs.seconds(found.assignment), rel=1e-12)
+    assert (found.memory, found.peak_op) == costs.memory(found.assignment)

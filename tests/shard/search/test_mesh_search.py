@@ -24,7 +24,7 @@ def alone(each, limit):
 @pytest.mark.parametrize("part", [1.0, 0.3])
 def test_the_plan_is_the_best_of_the_meshes_within_the_limit(part):
     meshes = prepared()
-    limit = part * meshes[0].problem.memory(meshes[0].problem.start())[0]
+    limit = part * meshes[0].costs.memory(meshes[0].costs.start())[0]
     found = search_meshes(meshes, limit)
     single = [alone(each, limit) for each in meshes]
     fitting = [each.seconds for each in single if each.memory <= limit]
@@ -50,7 +50,7 @@ def test_each_mesh_has_the_batch_and_the_baselines_and_the_same_model():
     meshes = prepared()
     assert len({id(each.model) for each in meshes}) == 1
     for each, shape in zip(meshes, SHAPES, strict=True):
-        assert each.problem.links.names == tuple(shape)
+        assert each.costs.links.names == tuple(shape)
         assert each.roles == ["parameters", "parameters", "batch"]
         assert each.batch == [each.model.inputs[-1]]
         assert list(each.baselines)[:2] == ["data parallel", "FSDP"]

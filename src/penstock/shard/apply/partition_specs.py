@@ -26,7 +26,7 @@ from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.graph.decisions import Graph, reading
 from penstock.shard.graph.first_use import FirstUse, find_uses
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union
-from penstock.shard.search.cost_model import Assignment, project
+from penstock.shard.search.costs import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
 _AGREEMENT_ROUNDS = 4

@@ -19,7 +19,7 @@ from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.present.text import about_check, is_over, memory_parts
 from penstock.shard.record import PlanRecord
-from penstock.shard.search.cost import Cost
+from penstock.shard.search.costs import Cost
 from penstock.shard.wording import format_seconds, format_share, format_spec
 
 _BAR = 1000.0  # width of a bar in its own units

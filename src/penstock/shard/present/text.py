@@ -16,7 +16,7 @@ from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.leaf_table import LeafGroup, group_layers
 from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.record import PlanRecord
-from penstock.shard.search.cost import Cost
+from penstock.shard.search.costs import Cost
 from penstock.shard.wording import format_seconds, format_share, format_spec
 
 _LINES, _COLUMNS = 40, 130

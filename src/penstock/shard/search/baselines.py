@@ -10,7 +10,7 @@ sharded, each weight is sharded once, and pairs of weights need no collective be
 
 Baselines: the layouts that people write by hand, as assignments.
 
-In: a search problem and the roles of the inputs. Out: an assignment for each name. Data parallelism; ZeRO-1 and FSDP (ZeRO-3),
+In: the costs on a mesh and the roles of the inputs. Out: an assignment for each name. Data parallelism; ZeRO-1 and FSDP (ZeRO-3),
 which shard stored state (Rajbhandari et al., arXiv:1910.02054; Zhao et al., arXiv:2304.11277); Megatron (Shoeybi et al.,
 arXiv:1909.08053), which shards pairs of weights; and Megatron with FSDP over the other axes. The search starts from the
 baselines, the text of a plan compares with them, and each can be taken instead.
@@ -30,8 +30,7 @@ from penstock.shard.graph.roles import find_batch_dims
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.compiler_models import LANES, SUBLANES
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes
-from penstock.shard.search.cost_model import Assignment
-from penstock.shard.search.problem import Problem
+from penstock.shard.search.costs import Assignment, CostModel
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ DATA_PARALLEL, ZERO_1, FSDP, MEGATRON, MEGATRON_FSDP = "data parallel", "ZeRO-1"
 
 
 def find_baselines(
-    problem: Problem, model: StepModel, roles: Sequence[str], pairs: WeightPairs | None = None
+    costs: CostModel, model: StepModel, roles: Sequence[str], pairs: WeightPairs | None = None
 ) -> dict[str, Assignment]:
     """Return the baselines of a step on a mesh, by name.
 
@@ -146,7 +145,7 @@ def find_baselines(
     takes the mesh axis that is best by prediction.
 
     Args:
-      problem: the search problem.
+      costs: the costs of layouts on the mesh.
       model: the step.
       roles: the role of each input.
       pairs: the pairs of weights, which are the same on each mesh; None finds them.
@@ -154,81 +153,81 @@ def find_baselines(
     nodes = {role: [node for node, each in zip(model.inputs, roles, strict=True) if each == role] for role in set(roles)}
     batch, optimizer = nodes.get("batch", []), nodes.get("optimizer", [])
     state = [*nodes.get("parameters", []), *optimizer, *nodes.get("other", [])]
-    batch_dims, every = find_batch_dims(problem.graph, batch), (1 << len(problem.links.sizes)) - 1
+    batch_dims, every = find_batch_dims(costs.graph, batch), (1 << len(costs.links.sizes)) - 1
     pairs = find_weight_pairs(model, batch) if pairs is None else pairs
-    found = {DATA_PARALLEL: data_parallel(problem, batch_dims, every)}
+    found = {DATA_PARALLEL: data_parallel(costs, batch_dims, every)}
 
     def sharded(leaves: Sequence[int], assignment: Assignment, axes: int) -> Assignment:
-        return shard_storage(problem, model, batch_dims, leaves, assignment, axes)
+        return shard_storage(costs, model, batch_dims, leaves, assignment, axes)
 
     if optimizer:
         found[ZERO_1] = sharded(optimizer, found[DATA_PARALLEL], every)
     if state:
         found[FSDP] = sharded(state, found[DATA_PARALLEL], every)
     if pairs.weights:
-        by_axis = [(megatron(problem, pairs, batch_dims, 1 << axis), 1 << axis) for axis in range(len(problem.links.sizes))]
-        found[MEGATRON] = min((assignment for assignment, _ in by_axis), key=problem.seconds)
+        by_axis = [(megatron(costs, pairs, batch_dims, 1 << axis), 1 << axis) for axis in range(len(costs.links.sizes))]
+        found[MEGATRON] = min((assignment for assignment, _ in by_axis), key=costs.seconds)
         if every.bit_count() > 1:
             both = (sharded(state, assignment, every & ~axis) for assignment, axis in by_axis)
-            found[MEGATRON_FSDP] = min(both, key=problem.seconds)
-    return {name: problem.fold(assignment) for name, assignment in found.items()}
+            found[MEGATRON_FSDP] = min(both, key=costs.seconds)
+    return {name: costs.fold(assignment) for name, assignment in found.items()}
 
 
-def split_storage(problem: Problem, model: StepModel, roles: Sequence[str]) -> Iterator[Assignment]:
+def split_storage(costs: CostModel, model: StepModel, roles: Sequence[str]) -> Iterator[Assignment]:
     """Yield layouts in which some mesh axes shard each leaf of the state, along its largest dimension, and the others the batch.
 
     The one in which all axes shard both is FSDP, and not among them.
 
     Args:
-      problem: the search problem.
+      costs: the costs of layouts on the mesh.
       model: the step.
       roles: the role of each input.
     """
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
     state = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
-    batch_dims, every = find_batch_dims(problem.graph, batch), (1 << len(problem.links.sizes)) - 1
+    batch_dims, every = find_batch_dims(costs.graph, batch), (1 << len(costs.links.sizes)) - 1
     for axes in range(1, every + 1):
-        assignment = data_parallel(problem, batch_dims, every & ~axes)
-        yield shard_storage(problem, model, batch_dims, state, assignment, axes)
+        assignment = data_parallel(costs, batch_dims, every & ~axes)
+        yield shard_storage(costs, model, batch_dims, state, assignment, axes)
 
 
-def by_largest_dim(problem: Problem, model: StepModel, roles: Sequence[str]) -> Assignment:
+def by_largest_dim(costs: CostModel, model: StepModel, roles: Sequence[str]) -> Assignment:
     """Return the layout in which all mesh axes shard each leaf of the state along its largest dimension that they divide.
 
     FSDP differs for small leaves, which it replicates, and where values around a leaf are sharded better along another dimension.
 
     Args:
-      problem: the search problem.
+      costs: the costs of layouts on the mesh.
       model: the step.
       roles: the role of each input.
     """
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
-    every = (1 << len(problem.links.sizes)) - 1
-    assignment, n = data_parallel(problem, find_batch_dims(problem.graph, batch), every), problem.links.shards(every)
+    every = (1 << len(costs.links.sizes)) - 1
+    assignment, n = data_parallel(costs, find_batch_dims(costs.graph, batch), every), costs.links.shards(every)
     for leaf in set(model.inputs) - set(batch):
-        sizes, layout = problem.graph.nodes[leaf].sizes, assignment[leaf]
+        sizes, layout = costs.graph.nodes[leaf].sizes, assignment[leaf]
         dims = [dim for dim, size in enumerate(sizes) if size > 1 and size % n == 0]
-        if dims and problem.graph.nodes[leaf].fixed is None and not union(layout):
+        if dims and costs.graph.nodes[leaf].fixed is None and not union(layout):
             assignment[leaf] = with_axes(layout, max(dims, key=lambda dim: (sizes[dim], -dim)), every)
-    return problem.fold(assignment)
+    return costs.fold(assignment)
 
 
-def data_parallel(problem: Problem, batch_dims: Mapping[int, Sequence[int]], axes: int) -> Assignment:
+def data_parallel(costs: CostModel, batch_dims: Mapping[int, Sequence[int]], axes: int) -> Assignment:
     """Return the decisions of data parallelism: mesh axes shard the batch, and everything else is replicated.
 
     Args:
-      problem: the search problem.
+      costs: the costs of layouts on the mesh.
       batch_dims: the batch dimensions of each node (`find_batch_dims`).
       axes: the mesh axes, as bits.
     """
-    assignment = problem.start()
+    assignment = costs.start()
     layouts: dict[tuple, Layout] = {}
     for node, candidates in batch_dims.items():
-        if problem.graph.nodes[node].fixed is not None or node in problem.pinned:
+        if costs.graph.nodes[node].fixed is not None or node in costs.pinned:
             continue
-        key = (problem.graph.nodes[node].sizes, tuple(candidates))
+        key = (costs.graph.nodes[node].sizes, tuple(candidates))
         if key not in layouts:
-            layouts[key] = _batch_layout(problem.links, *key, axes)
+            layouts[key] = _batch_layout(costs.links, *key, axes)
         assignment[node] = layouts[key]
     return assignment
 
@@ -245,7 +244,7 @@ def _batch_layout(links: MeshLinks, sizes: tuple[int, ...], candidates: tuple[in
     return tuple(layout)
 
 
-def megatron(problem: Problem, pairs: WeightPairs, batch_dims: Mapping[int, Sequence[int]], axis: int) -> Assignment:
+def megatron(costs: CostModel, pairs: WeightPairs, batch_dims: Mapping[int, Sequence[int]], axis: int) -> Assignment:
     """Return the decisions of Megatron: one axis shards pairs of weights, and the others the batch.
 
     The first weight of a pair is sharded along its outputs, the second along its inputs, and the activations between them along
@@ -255,34 +254,34 @@ def megatron(problem: Problem, pairs: WeightPairs, batch_dims: Mapping[int, Sequ
     is faster by prediction is taken.
 
     Args:
-      problem: the search problem.
+      costs: the costs of layouts on the mesh.
       pairs: the pairs of weights.
       batch_dims: the batch dimensions of each node (`find_batch_dims`).
       axis: the mesh axis that shards weights, as a bit.
     """
-    every = (1 << len(problem.links.sizes)) - 1
-    assignment = data_parallel(problem, batch_dims, every & ~axis)
+    every = (1 << len(costs.links.sizes)) - 1
+    assignment = data_parallel(costs, batch_dims, every & ~axis)
     for both in sides(pairs):
         most = max(len(side & pairs.joined) for side in both)
         chosen = [side for side in both if len(side & pairs.joined) == most]
-        tried = [problem.fold(_shard_dims(problem, pairs, side, assignment, axis)) for side in chosen]
-        assignment = min(tried, key=problem.seconds)
+        tried = [costs.fold(_shard_dims(costs, pairs, side, assignment, axis)) for side in chosen]
+        assignment = min(tried, key=costs.seconds)
     return assignment
 
 
-def _shard_dims(problem: Problem, pairs: WeightPairs, chosen: set[int], assignment: Assignment, axis: int) -> Assignment:
+def _shard_dims(costs: CostModel, pairs: WeightPairs, chosen: set[int], assignment: Assignment, axis: int) -> Assignment:
     """Return an assignment in which an axis also shards the dimensions of some components, wherever it divides them."""
-    sharded, n = list(assignment), problem.links.shards(axis)
+    sharded, n = list(assignment), costs.links.shards(axis)
     for node, dim in sorted(pair for number in chosen for pair in pairs.members[number]):
-        layout, given = sharded[node], problem.graph.nodes[node]
-        fits = given.sizes[dim] > 1 and given.sizes[dim] % (n * problem.links.shards(layout[dim])) == 0
-        if fits and given.fixed is None and node not in problem.pinned and not union(layout) & axis:
+        layout, given = sharded[node], costs.graph.nodes[node]
+        fits = given.sizes[dim] > 1 and given.sizes[dim] % (n * costs.links.shards(layout[dim])) == 0
+        if fits and given.fixed is None and node not in costs.pinned and not union(layout) & axis:
             sharded[node] = with_axes(layout, dim, axis)
     return sharded
 
 
 def shard_storage(
-    problem: Problem,
+    costs: CostModel,
     model: StepModel,
     batch_dims: Mapping[int, Sequence[int]],
     leaves: Iterable[int],
@@ -297,14 +296,14 @@ def shard_storage(
     the update of the optimizer. Products read gathered weights, in the layouts of the given assignment.
 
     Args:
-      problem: the search problem.
+      costs: the costs of layouts on the mesh.
       model: the step.
       batch_dims: the batch dimensions of each node (`find_batch_dims`).
       leaves: nodes of the inputs to shard.
       assignment: the decisions before.
       axes: the mesh axes, as bits.
     """
-    return problem.fold(_Storage(problem, model, batch_dims, leaves, assignment, axes).assignment)
+    return costs.fold(_Storage(costs, model, batch_dims, leaves, assignment, axes).assignment)
 
 
 class _Storage:
@@ -316,7 +315,7 @@ class _Storage:
 
     def __init__(
         self,
-        problem: Problem,
+        costs: CostModel,
         model: StepModel,
         batch_dims: Mapping[int, Sequence[int]],
         leaves: Iterable[int],
@@ -324,13 +323,13 @@ class _Storage:
         axes: int,
     ):
         self.assignment = list(assignment)
-        self._problem, self._axes, self._leaves = problem, axes, dict.fromkeys(leaves)
+        self._costs, self._axes, self._leaves = costs, axes, dict.fromkeys(leaves)
         self._batch_dims = batch_dims
         self._products = model.products
         self._gathered = {node for node, readers in model.operand_readers.items() if any(map(self._gathers, readers))}
         self._done: set[int] = set()
         for leaf in self._leaves:
-            if leaf not in self._done and problem.graph.nodes[leaf].fixed is None:
+            if leaf not in self._done and costs.graph.nodes[leaf].fixed is None:
                 self._shard(leaf)
 
     def _gathers(self, op: int) -> bool:
@@ -339,13 +338,13 @@ class _Storage:
 
     def _shard(self, leaf: int) -> None:
         """Shard a leaf and all that is sharded like it."""
-        sizes, layout = self._problem.graph.nodes[leaf].sizes, self.assignment[leaf]
+        sizes, layout = self._costs.graph.nodes[leaf].sizes, self.assignment[leaf]
         if math.prod(sizes) < _FEW or union(layout) & self._axes:
             return
         dims = [dim for dim in range(len(sizes)) if self._divides(leaf, layout, dim)]
-        local = [size // self._problem.links.shards(mask) for size, mask in zip(sizes, layout, strict=True)]
-        n = self._problem.links.shards(self._axes)
-        last, tiles = max(dim for dim, size in enumerate(sizes) if size > 1), self._problem.compiler.tiles
+        local = [size // self._costs.links.shards(mask) for size, mask in zip(sizes, layout, strict=True)]
+        n = self._costs.links.shards(self._axes)
+        last, tiles = max(dim for dim, size in enumerate(sizes) if size > 1), self._costs.compiler.tiles
         # Shards that do not fill tiles are padded, and the TPU compiler makes an all-reduce of a reduce-scatter into them.
         dims.sort(key=lambda dim: (tiles and local[dim] // n % (LANES if dim == last else SUBLANES) != 0, -local[dim], dim))
         if dims:
@@ -353,12 +352,12 @@ class _Storage:
             self._spread(leaf, with_axes(layout, best, self._axes))
 
     def _divides(self, node: int, layout: Layout, dim: int) -> bool:
-        links = self._problem.links
-        return self._problem.graph.nodes[node].sizes[dim] % links.shards(layout[dim] | self._axes) == 0
+        links = self._costs.links
+        return self._costs.graph.nodes[node].sizes[dim] % links.shards(layout[dim] | self._axes) == 0
 
     def _fits_around(self, leaf: int, dim: int) -> bool:
         """Return whether the values next to a leaf can be sharded like it along a dimension."""
-        for edge in self._problem.graph.edges_of[leaf]:
+        for edge in self._costs.graph.edges_of[leaf]:
             other, own, its = edge.seen_from(leaf)
             if self._follows(other) and dim in own:
                 at = its[own.index(dim)]
@@ -368,7 +367,7 @@ class _Storage:
 
     def _follows(self, node: int) -> bool:
         """Return whether a node is sharded like the stored leaves around it."""
-        given = self._problem.graph.nodes[node]
+        given = self._costs.graph.nodes[node]
         if given.fixed is not None or node in self._batch_dims or node in self._done or union(self.assignment[node]) & self._axes:
             return False
         if given.kind == "leaf":
@@ -382,7 +381,7 @@ class _Storage:
         queue = deque([start])
         while queue:
             node = queue.popleft()
-            for edge in self._problem.graph.edges_of[node]:
+            for edge in self._costs.graph.edges_of[node]:
                 other, own, its = edge.seen_from(node)
                 if not self._follows(other):
                     continue

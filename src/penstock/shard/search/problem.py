@@ -6,42 +6,41 @@ enters as a price on each byte that is live at an operation; `solver.py` raises 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.shard.graph.decisions import Bundle, Graph, Node
-from penstock.shard.graph.roles import first_shardable_dim
-from penstock.shard.graph.step_model import StepModel
-from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes
+from penstock.shard.graph.decisions import Bundle, Node
+from penstock.shard.mesh.resharding import Layout, union, with_axes
 from penstock.shard.search.bucket_elimination import bucket_eliminate, find_kept
-from penstock.shard.search.cost_model import Assignment, CostModel, project
+from penstock.shard.search.costs import Assignment, CostModel, project
 
 _STORAGE_PRICE = 1e-3
 """Cost of storing all inputs replicated, as a fraction of the compute seconds. It breaks ties in favour of less memory."""
 
 
-@dataclass
-class Problem(CostModel):
-    """A search over the layouts of a step on one mesh."""
+class Problem:
+    """The search problem of a step on one mesh. It keeps the tables that it computes, so it is solved again faster.
 
-    _tables: dict = field(default_factory=dict, repr=False)
-    _choices: dict = field(default_factory=dict, repr=False)
-    _layouts: dict = field(default_factory=dict, repr=False)
-    _unpriced: dict = field(default_factory=dict, repr=False)
+    Args:
+      costs: the costs of layouts on the mesh.
+    """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, costs: CostModel):
+        self.costs = costs
+        self._tables: dict = {}
+        self._choices: dict = {}
+        self._layouts: dict = {}
+        self._unpriced: dict = {}
         kinds: dict[tuple, int] = {}
-        self._bundle_kind = [kinds.setdefault(_cost_kind(bundle), len(kinds)) for bundle in self.folded.bundles]
-        total = sum(size for _, size in self.stored)
+        self._bundle_kind = [kinds.setdefault(_cost_kind(bundle), len(kinds)) for bundle in self.costs.folded.bundles]
+        total = sum(size for _, size in self.costs.stored)
         self._stored_sizes: dict[int, tuple[int, int]] = {}  # by class: bytes of the global array, and how many there are
-        for node, size in self.stored:
-            number = self._class[node]
+        for node, size in self.costs.stored:
+            number = self.costs.class_of[node]
             self._stored_sizes[number] = (size, self._stored_sizes.get(number, (0, 0))[1] + 1)
-        self._storage_price = _STORAGE_PRICE * self.compute_seconds(self.start()) / total if total else 0.0
+        self._storage_price = _STORAGE_PRICE * self.costs.compute_seconds(self.costs.start()) / total if total else 0.0
 
     def improve(self, assignment: Assignment, axis: int, prices: np.ndarray) -> Assignment:
         """Find the best use of one mesh axis, given how the others are used.
@@ -56,7 +55,7 @@ class Problem(CostModel):
         Returns:
           An assignment.
         """
-        options = [self._options(number, assignment[node], axis) for number, node in enumerate(self._first)]
+        options = [self._options(number, assignment[node], axis) for number, node in enumerate(self.costs.first_of)]
         if prices.any():
             chosen, _ = self._decide(options, prices)
         else:
@@ -67,7 +66,7 @@ class Problem(CostModel):
                 known = self._unpriced[key] = self._decide(options, prices)
             chosen = known[0]
         layouts = [each.layouts[state] for each, state in zip(options, chosen, strict=True)]
-        return [layouts[number] for number in self._class]
+        return [layouts[number] for number in self.costs.class_of]
 
     def _decide(self, options: Sequence[_Options], prices: np.ndarray) -> tuple[list[int], list[int]]:
         """Return the best option of each class of nodes, and the classes that had to keep their current layout."""
@@ -75,10 +74,10 @@ class Problem(CostModel):
         everywhere = float(prices.sum()) + self._storage_price
         unary = [
             members * each.seconds + cost / each.shards + everywhere * each.stored
-            for members, each, cost in zip(self._members, options, own, strict=True)
+            for members, each, cost in zip(self.costs.members, options, own, strict=True)
         ]
         pairs: dict[tuple[int, int], np.ndarray] = {}
-        for number, (bundle, price) in enumerate(zip(self.folded.bundles, reshard_prices.tolist(), strict=True)):
+        for number, (bundle, price) in enumerate(zip(self.costs.folded.bundles, reshard_prices.tolist(), strict=True)):
             seconds, fraction = self._tables_of(number, options[bundle.a], options[bundle.b])
             if seconds is None:
                 continue
@@ -101,9 +100,9 @@ class Problem(CostModel):
         """
         key = (number, layout, axis)
         if key not in self._choices:
-            index, bit = self._first[number], 1 << axis
-            node, without = self.graph.nodes[index], tuple(mask & ~bit for mask in layout)
-            if index in self.pinned or (node.fixed is not None and all(entry is not None for entry in node.fixed)):
+            index, bit = self.costs.first_of[number], 1 << axis
+            node, without = self.costs.graph.nodes[index], tuple(mask & ~bit for mask in layout)
+            if index in self.costs.pinned or (node.fixed is not None and all(entry is not None for entry in node.fixed)):
                 layouts = [layout]
             else:
                 layouts = [
@@ -112,10 +111,10 @@ class Problem(CostModel):
             # The same layouts are reached from each of them.
             same = (number, tuple(layouts))
             if same not in self._choices:
-                shards = np.array([self.links.shards(union(each)) for each in layouts], dtype=np.float64)
-                seconds = np.array([self.node_seconds(index, each) for each in layouts], dtype=np.float64)
+                shards = np.array([self.costs.links.shards(union(each)) for each in layouts], dtype=np.float64)
+                seconds = np.array([self.costs.node_seconds(index, each) for each in layouts], dtype=np.float64)
                 size, count = self._stored_sizes.get(number, (0, 0))
-                stored = np.array([count * self.stored_bytes(index, size, each) if count else 0.0 for each in layouts])
+                stored = np.array([count * self.costs.stored_bytes(index, size, each) if count else 0.0 for each in layouts])
                 alike = self._layouts.setdefault(tuple(layouts), len(self._layouts))
                 self._choices[same] = _Options(len(self._choices), alike, tuple(layouts), shards, seconds, stored)
             current = layouts.index(layout) if layout in layouts else 0
@@ -124,26 +123,26 @@ class Problem(CostModel):
 
     def _memory_prices(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the price of live arrays in seconds: of each folded node, replicated, and of the copies of each edge bundle."""
-        live_ranges, folded = self.live_ranges, self.folded
+        live_ranges, folded = self.costs.live_ranges, self.costs.folded
         running = np.concatenate([[0.0], np.cumsum(prices)])
         cost = (running[live_ranges.end + 1] - running[live_ranges.start]) * live_ranges.bytes
         materialized = live_ranges.edge < 0
         of_class = folded.of_node[live_ranges.node[materialized]]
         own = np.bincount(of_class, cost[materialized], minlength=len(folded.first))
-        of_bundle = self._bundle_of[live_ranges.edge[~materialized]]
+        of_bundle = self.costs.bundle_of[live_ranges.edge[~materialized]]
         return own, np.bincount(of_bundle, cost[~materialized], minlength=len(folded.bundles))
 
     def _candidate_dims(self, node: Node, without: Layout, axis: int) -> list[int]:
         """Return the dimensions of a node that the axis may shard; -1 means that it shards none."""
         if node.fixed is not None:
-            given = [dim for dim, entry in enumerate(node.fixed) if entry and self.links.names[axis] in entry]
+            given = [dim for dim, entry in enumerate(node.fixed) if entry and self.costs.links.names[axis] in entry]
             if given:
                 return [given[0]]
-        n = self.links.sizes[axis]
+        n = self.costs.links.sizes[axis]
         states = [-1]
         for dim, size in enumerate(node.sizes):
             open_ = node.fixed is None or node.fixed[dim] is None
-            if open_ and size > 1 and size % (n * self.links.shards(without[dim])) == 0:
+            if open_ and size > 1 and size % (n * self.costs.links.shards(without[dim])) == 0:
                 states.append(dim)
         return states
 
@@ -155,7 +154,7 @@ class Problem(CostModel):
         """
         key = (self._bundle_kind[number], a.alike, b.alike)
         if key not in self._tables:
-            bundle = self.folded.bundles[number]
+            bundle = self.costs.folded.bundles[number]
             edge = bundle.edge
             seconds, fraction = np.zeros((2, len(a.layouts), len(b.layouts)))
             ends = [project(edge.target, target) for target in b.layouts]
@@ -163,10 +162,10 @@ class Problem(CostModel):
                 start = project(edge.source, source)
                 partial = union(tuple(source[dim] for dim in edge.partial))
                 for column, end in enumerate(ends):
-                    reshard_steps = self.links.reshard_steps(start, end, partial, edge.bytes)
+                    reshard_steps = self.costs.links.reshard_steps(start, end, partial, edge.bytes)
                     if reshard_steps:
-                        seconds[row, column] = len(bundle.edges) * self.edge_seconds(edge, reshard_steps)
-                        fraction[row, column] = 1 / self.links.shards(union(start if edge.kind == "result" else end))
+                        seconds[row, column] = len(bundle.edges) * self.costs.edge_seconds(edge, reshard_steps)
+                        fraction[row, column] = 1 / self.costs.links.shards(union(start if edge.kind == "result" else end))
             self._tables[key] = (seconds, fraction) if seconds.any() else (None, fraction)
         return self._tables[key]
 
@@ -200,38 +199,3 @@ class _Options:
     seconds: np.ndarray
     stored: np.ndarray
     current: int = 0
-
-
-def build_problem(model: StepModel, mesh: Mapping[str, int], hardware: Hardware, batch: Sequence[int] = ()) -> Problem:
-    """Build the search problem of a step on one mesh.
-
-    Args:
-      model: the step.
-      mesh: sizes of the mesh axes.
-      hardware: the device.
-      batch: nodes of the inputs that are a batch. Each is stored along its batch dimension over all axes that divide it, so that
-        each process reads only its own rows.
-    """
-    names: Sequence[str] = tuple(mesh)
-    links = MeshLinks(
-        tuple(names),
-        tuple(mesh.values()),
-        tuple(hardware.bandwidth([name]) for name in names),
-        tuple(hardware.latency([name]) for name in names),
-        model.compiler.scatters,
-        hardware.reduce_scatters,
-    )
-    program = model.program
-    stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
-    pinned = {node: _rows_layout(model.graph, node, links) for node in batch if model.graph.nodes[node].fixed is None}
-    return Problem(model.graph, model.folded, links, hardware, model.live_ranges, stored, model.compiler, pinned)
-
-
-def _rows_layout(graph: Graph, leaf: int, links: MeshLinks) -> Layout:
-    """Return the layout of an input of the batch whose rows are sharded over all mesh axes that divide them."""
-    sizes, dim = graph.nodes[leaf].sizes, first_shardable_dim(graph, leaf)
-    layout = [0] * len(sizes)
-    for axis, n in enumerate(links.sizes):
-        if n > 1 and sizes and sizes[dim] % (n * links.shards(layout[dim])) == 0:
-            layout[dim] |= 1 << axis
-    return tuple(layout)

@@ -25,8 +25,8 @@ from penstock.shard.graph.step_model import StepModel, build_step_model
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.search.baselines import WeightPairs, find_baselines, find_weight_pairs
-from penstock.shard.search.cost_model import Assignment
-from penstock.shard.search.problem import Problem, build_problem
+from penstock.shard.search.costs import Assignment, CostModel, build_costs
+from penstock.shard.search.problem import Problem
 from penstock.shard.trace.step import TracedStep
 
 _DESCENT_ROUNDS = 6
@@ -65,19 +65,19 @@ class Candidate:
     baseline: bool = False
 
 
-def evaluate(problem: Problem, assignment: Assignment, baseline: bool = False) -> Candidate:
+def evaluate(costs: CostModel, assignment: Assignment, baseline: bool = False) -> Candidate:
     """Return an assignment with its predicted cost.
 
     Args:
-      problem: the search problem.
+      costs: the costs of layouts on the mesh.
       assignment: the layout of each node.
       baseline: whether it is a baseline.
     """
-    seconds, collectives = problem.compute_seconds(assignment), 0.0
-    for edge, steps, times in problem.all_reshard_steps(assignment):
-        seconds += times * problem.edge_seconds(edge, steps)
+    seconds, collectives = costs.compute_seconds(assignment), 0.0
+    for edge, steps, times in costs.all_reshard_steps(assignment):
+        seconds += times * costs.edge_seconds(edge, steps)
         collectives += times * edge.times(steps) * len(steps)
-    return Candidate(assignment, seconds, collectives, *problem.memory(assignment), baseline)
+    return Candidate(assignment, seconds, collectives, *costs.memory(assignment), baseline)
 
 
 def choose(candidates: Sequence[Candidate], limit: float) -> int:
@@ -126,7 +126,7 @@ def solve(problem: Problem, limit: float, starts: Sequence[Assignment], to_beat:
     def evaluated(assignment: Assignment) -> Candidate:
         key = tuple(assignment)
         if key not in candidates:
-            candidates[key] = evaluate(problem, assignment)
+            candidates[key] = evaluate(problem.costs, assignment)
         return candidates[key]
 
     def search(starts: Iterable[Assignment], price: float) -> bool:
@@ -138,12 +138,12 @@ def solve(problem: Problem, limit: float, starts: Sequence[Assignment], to_beat:
         return [min(candidates.values(), key=lambda each: each.seconds + price * each.memory).assignment]
 
     for start in starts:
-        candidates[tuple(start)] = evaluate(problem, start, baseline=True)
+        candidates[tuple(start)] = evaluate(problem.costs, start, baseline=True)
     given = sorted(candidates.values(), key=lambda each: each.seconds)
     smallest_start = min(given[_STARTS:], key=lambda each: each.memory, default=None)
     starts = [each.assignment for each in (*given[:_STARTS], *([smallest_start] if smallest_start else []))]
     price = 0.0
-    search([problem.start(), *starts], price)
+    search([problem.costs.start(), *starts], price)
     fastest = min(candidates.values(), key=lambda each: each.seconds)
     if fastest.memory > limit and fastest.seconds < to_beat:
         low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
@@ -182,7 +182,7 @@ def descend(
       price: seconds that one byte of peak memory costs.
       evaluate: returns the candidate of an assignment.
     """
-    links = problem.links
+    links = problem.costs.links
     orders = {
         tuple((links.sizes[axis], links.bandwidth[axis]) for axis in order): order
         for order in itertools.permutations(reversed(range(len(links.sizes))))
@@ -192,7 +192,7 @@ def descend(
         assignment, peaks = start, []
         best, stale = math.inf, 0
         for _ in range(_DESCENT_ROUNDS):
-            prices = np.zeros(problem.live_ranges.steps)
+            prices = np.zeros(problem.costs.live_ranges.steps)
             if price:
                 peaks.append(evaluate(assignment).peak_op)
                 np.add.at(prices, peaks, price / len(peaks))
@@ -229,6 +229,11 @@ class PreparedMesh:
     roles: Sequence[str]
     batch: Sequence[int]
     baselines: dict[str, Assignment]
+
+    @property
+    def costs(self) -> CostModel:
+        """Return the costs of layouts on this mesh."""
+        return self.problem.costs
 
 
 @dataclass(frozen=True)
@@ -286,9 +291,9 @@ def prepare_meshes(
             roles = [given_roles.get(index, role) for index, role in enumerate(inferred)]
             batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
             pairs = find_weight_pairs(model, batch)
-        problem = build_problem(model, shape, hardware, batch)
-        baselines = find_baselines(problem, model, roles, pairs)
-        prepared.append(PreparedMesh(model, problem, shape, roles, batch, baselines))
+        costs = build_costs(model, shape, hardware, batch)
+        baselines = find_baselines(costs, model, roles, pairs)
+        prepared.append(PreparedMesh(model, Problem(costs), shape, roles, batch, baselines))
     if not prepared:
         raise errors[0]
     return prepared
@@ -321,5 +326,5 @@ def best_baselines(prepared: Sequence[PreparedMesh], limit: float) -> dict[str, 
     by_name: dict[str, list[MeshPlan]] = {}
     for each in prepared:
         for name, assignment in each.baselines.items():
-            by_name.setdefault(name, []).append(MeshPlan(each, evaluate(each.problem, assignment)))
+            by_name.setdefault(name, []).append(MeshPlan(each, evaluate(each.costs, assignment)))
     return {name: plans[choose([plan.candidate for plan in plans], limit)] for name, plans in by_name.items()}

@@ -5,6 +5,11 @@ Patterson 2009). An edge costs the time of its collectives, less what is hidden 
 the largest sum of live bytes, with the stored inputs.
 
 Equivalent nodes have one layout (`graph/folding.py`), so costs are summed over classes of nodes and bundles of edges.
+
+Predict what a plan costs: time, FLOPs, collectives and peak memory of one device.
+
+Compute time is a roofline (Williams, Waterman, Patterson 2009), and the
+time of collectives is the α–β model of Thakur et al. (2005).
 """
 
 from __future__ import annotations
@@ -19,6 +24,8 @@ import numpy as np
 
 from penstock.shard.graph.decisions import Edge, FoldedGraph, Graph, Traffic
 from penstock.shard.graph.live_ranges import LiveRanges
+from penstock.shard.graph.roles import find_batch_dims, find_state_work, first_shardable_dim
+from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.compiler_models import CompilerModel, tiled_bytes
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
@@ -49,6 +56,8 @@ class CostModel:
       stored: (node, bytes of the global array) of each stored input.
       compiler: how the compiler uses memory.
       pinned: the layouts of nodes that the search leaves as they are: how the inputs of the batch are stored.
+      class_of, first_of, members: the class of each node; the first node and the number of nodes of each class.
+      bundle_of: the bundle of each edge.
     """
 
     graph: Graph
@@ -65,12 +74,12 @@ class CostModel:
 
     def __post_init__(self) -> None:
         folded, live = self.folded, self.live_ranges
-        self._class = folded.of_node.tolist()
-        self._first = folded.first.tolist()
-        dtypes = {dtype for node in self._first for dtype, _, _ in self.graph.nodes[node].work}
+        self.class_of = folded.of_node.tolist()
+        self.first_of = folded.first.tolist()
+        dtypes = {dtype for node in self.first_of for dtype, _, _ in self.graph.nodes[node].work}
         self._peaks |= {dtype: self.hardware.peak(dtype) for dtype in dtypes}
-        self._members = np.bincount(folded.of_node, minlength=len(folded.first))
-        self._bundle_of = bundle_of = np.zeros(len(self.graph.edges), dtype=np.int64)
+        self.members = np.bincount(folded.of_node, minlength=len(folded.first))
+        self.bundle_of = bundle_of = np.zeros(len(self.graph.edges), dtype=np.int64)
         for number, bundle in enumerate(folded.bundles):
             bundle_of[bundle.edges] = number
         arrays: dict[tuple, list[int]] = defaultdict(list)
@@ -92,7 +101,7 @@ class CostModel:
         Args:
           assignment: the layout of each node.
         """
-        return [assignment[self._first[number]] for number in self._class]
+        return [assignment[self.first_of[number]] for number in self.class_of]
 
     def start(self) -> Assignment:
         """Return the assignment that shards nothing except the dimensions that the user fixed, and the stored batch."""
@@ -174,7 +183,7 @@ class CostModel:
         Args:
           assignment: the layout of each node.
         """
-        each = zip(self._first, self._members.tolist(), strict=True)
+        each = zip(self.first_of, self.members.tolist(), strict=True)
         return float(sum(members * self.node_seconds(node, assignment[node]) for node, members in each))
 
     def node_seconds(self, node: int, layout: Layout) -> float:
@@ -187,7 +196,7 @@ class CostModel:
           node: index of the node.
           layout: its layout.
         """
-        key = (self._class[node], layout)
+        key = (self.class_of[node], layout)
         if key not in self._work:
             kind, sizes = self.graph.nodes[node].kind, self.graph.nodes[node].sizes
             short = kind == "group" and len(sizes) > 1 and sizes[-1] < _ROW_ELEMENTS
@@ -247,7 +256,7 @@ class CostModel:
           assignment: the layout of each node.
         """
         live_ranges = self.live_ranges
-        shards = np.array([self.links.shards(union(assignment[node])) for node in self._first], dtype=np.float64)
+        shards = np.array([self.links.shards(union(assignment[node])) for node in self.first_of], dtype=np.float64)
         each = live_ranges.bytes / shards[self.folded.of_node[live_ranges.node]]
         fractions = np.array(
             [self._copied_fraction(number, form, assignment) for number, form in self._copy_kinds], dtype=np.float64
@@ -278,7 +287,7 @@ class CostModel:
         """
         if not self.compiler.tiles:
             return size / self.links.shards(union(layout))
-        key = (self._class[node], layout)
+        key = (self.class_of[node], layout)
         if key not in self._stored_bytes:
             shape = self.graph.nodes[node].sizes
             elements = math.prod(shape)
@@ -329,3 +338,235 @@ def project(dims: Sequence[int | None], layout: Layout) -> Layout:
     (2, 0)
     """
     return tuple(0 if dim is None else layout[dim] for dim in dims)
+
+
+def build_costs(model: StepModel, mesh: Mapping[str, int], hardware: Hardware, batch: Sequence[int] = ()) -> CostModel:
+    """Build the costs of the layouts of a step on one mesh.
+
+    Args:
+      model: the step.
+      mesh: sizes of the mesh axes.
+      hardware: the device.
+      batch: nodes of the inputs that are a batch. Each is stored along its batch dimension over all axes that divide it, so that
+        each process reads only its own rows.
+    """
+    names: Sequence[str] = tuple(mesh)
+    links = MeshLinks(
+        tuple(names),
+        tuple(mesh.values()),
+        tuple(hardware.bandwidth([name]) for name in names),
+        tuple(hardware.latency([name]) for name in names),
+        model.compiler.scatters,
+        hardware.reduce_scatters,
+    )
+    program = model.program
+    stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
+    pinned = {node: _rows_layout(model.graph, node, links) for node in batch if model.graph.nodes[node].fixed is None}
+    return CostModel(model.graph, model.folded, links, hardware, model.live_ranges, stored, model.compiler, pinned)
+
+
+def _rows_layout(graph: Graph, leaf: int, links: MeshLinks) -> Layout:
+    """Return the layout of an input of the batch whose rows are sharded over all mesh axes that divide them."""
+    sizes, dim = graph.nodes[leaf].sizes, first_shardable_dim(graph, leaf)
+    layout = [0] * len(sizes)
+    for axis, n in enumerate(links.sizes):
+        if n > 1 and sizes and sizes[dim] % (n * links.shards(layout[dim])) == 0:
+            layout[dim] |= 1 << axis
+    return tuple(layout)
+
+
+@dataclass(frozen=True)
+class PlannedCollective:
+    """All collectives of one kind over the same mesh axes in one step, as predicted.
+
+    Attributes:
+      kind: the name that XLA gives it, "all-reduce" for example.
+      axes: the mesh axes that it runs over.
+      count: the number of such collectives in a step.
+      bytes_on_wire: bytes that one device sends for all of them.
+      seconds: the time of all of them, if nothing else runs.
+      hidden: the seconds of it that are saved, as they run behind products.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    count: float
+    bytes_on_wire: float
+    seconds: float
+    hidden: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The predicted peak memory of one device, in bytes. The state is donated: the new state takes no further memory.
+
+    Attributes:
+      parameters, optimizer, batch, other: the arguments with that role.
+      activations: everything else that is live at the peak.
+    """
+
+    parameters: int
+    optimizer: int
+    batch: int
+    other: int
+    activations: int
+
+    @property
+    def arguments(self) -> int:
+        """Return the bytes of all arguments."""
+        return self.parameters + self.optimizer + self.batch + self.other
+
+    @property
+    def total(self) -> int:
+        """Return the peak memory."""
+        return self.arguments + self.activations
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The predicted cost of one step on one device.
+
+    Attributes:
+      compute: seconds of compute. An operation takes the longer of its FLOPs at the peak and its HBM traffic at the bandwidth.
+      flops: FLOPs of one device.
+      flops_seconds: seconds that the FLOPs alone would take at the peak.
+      collectives: collectives by kind and mesh axes, the slowest first.
+      memory: peak memory.
+      unknown: sentences about unknown costs, such as a loop of unknown length; () if all costs are known.
+
+    Examples:
+      >>> import jax
+      >>> step = lambda w, x: w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+      >>> w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ([512, 512], [65536, 512]))
+      >>> cost = ps.plan(step, w, x, mesh={"data": 2}, hardware="tpu-v5e", check=False).cost
+      >>> {each.axes for each in cost.collectives}
+      {('data',)}
+      >>> cost.seconds == cost.compute + cost.communication - cost.hidden
+      True
+    """
+
+    compute: float
+    flops: float
+    flops_seconds: float
+    collectives: tuple[PlannedCollective, ...]
+    memory: Memory
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def communication(self) -> float:
+        """Return the seconds of all collectives, if nothing else runs."""
+        return sum(each.seconds for each in self.collectives)
+
+    @property
+    def hidden(self) -> float:
+        """Return the seconds of collectives that are saved, as they run behind products (`CostModel.hidden_seconds`)."""
+        return sum(each.hidden for each in self.collectives)
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of one step: compute, then collectives, without what is hidden of them."""
+        return self.compute + self.communication - self.hidden
+
+    @property
+    def bytes_on_wire(self) -> float:
+        """Return the bytes that one device sends in a step."""
+        return sum(each.bytes_on_wire for each in self.collectives)
+
+
+def predict_cost(
+    costs: CostModel, assignment: Assignment, roles: Sequence[str], inputs: Sequence[int], unknown: tuple[str, ...]
+) -> Cost:
+    """Predict the cost of an assignment.
+
+    Args:
+      problem: the search costs.
+      assignment: the layout of each node.
+      roles: the role of each input.
+      inputs: the node of each input.
+      unknown: sentences about the unknown costs of the step (`FlatProgram.unknown`).
+
+    Returns:
+      The cost of one step on one device.
+    """
+    totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+    for edge, steps, times in costs.all_reshard_steps(assignment):
+        count = times * edge.times(steps)
+        each = zip(steps, costs.step_seconds(edge, steps), costs.hidden_seconds(edge, steps), strict=True)
+        for step, seconds, hidden in each:
+            entry = totals.setdefault((step.kind, costs.links.axes(step.axes)), [0.0, 0.0, 0.0, 0.0])
+            entry[0] += count
+            entry[1] += count * step.bytes_on_wire
+            entry[2] += count * seconds
+            entry[3] += count * hidden
+    flops = flops_seconds = 0.0
+    for node, layout in zip(costs.graph.nodes, assignment, strict=True):
+        shards = costs.links.shards(union(layout))
+        for dtype, number, _ in node.work:
+            flops += number / shards
+            flops_seconds += number / shards / costs.hardware.peak(dtype)
+    total = costs.memory(assignment)[0]
+    stored = dict.fromkeys(("parameters", "optimizer", "batch", "other"), 0.0)
+    for role, leaf, (_, size) in zip(roles, inputs, costs.stored, strict=True):
+        stored[role] += costs.stored_bytes(leaf, size, assignment[leaf])
+    sizes = {role: int(size) for role, size in stored.items()}
+    memory = Memory(**sizes, activations=max(0, int(total) - sum(sizes.values())))
+    collectives = [PlannedCollective(kind, axes, *entry) for (kind, axes), entry in totals.items()]
+    return Cost(
+        costs.compute_seconds(assignment),
+        flops,
+        flops_seconds,
+        tuple(sorted(collectives, key=lambda each: -each.seconds)),
+        memory,
+        unknown,
+    )
+
+
+def largest_live_values(costs: CostModel, assignment: Assignment, count: int) -> list[tuple[int, float]]:
+    """Return the largest values that are live at the peak, the largest first.
+
+    Args:
+      problem: the search costs.
+      assignment: the layout of each node.
+      count: the most values to return.
+
+    Returns:
+      Pairs (index of the value in the program, bytes on one device).
+    """
+    each, _ = costs.local_bytes(assignment)
+    _, time = costs.memory(assignment)
+    alive = np.flatnonzero((costs.live_ranges.start <= time) & (costs.live_ranges.end >= time))
+    order = alive[np.argsort(-each[alive], kind="stable")][:count]
+    return [(int(costs.live_ranges.value[row]), float(each[row]) / costs.compiler.packing) for row in order]
+
+
+def axis_work(costs: CostModel, assignment: Assignment, batch: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Return the fractions of the compute time for which each mesh axis shards the batch, another dimension, or nothing.
+
+    An axis that shards a batch dimension of an operation counts as "batch" for it. One that shards another dimension counts as
+    "state" for updates and casts of the state, and else as "tensor". If it shards none, all devices along the axis compute the
+    same: "idle".
+
+    Args:
+      problem: the search costs.
+      assignment: the layout of each node.
+      batch: nodes of the inputs that are batches.
+
+    Returns:
+      The fractions for each mesh axis: {"data": {"batch": 0.9, "tensor": 0.1, "state": 0.0, "idle": 0.0}}.
+    """
+    batch_dims = find_batch_dims(costs.graph, batch)
+    of_state = find_state_work(costs.graph, batch, batch_dims)
+    work = {name: dict.fromkeys(("batch", "tensor", "state", "idle"), 0.0) for name in costs.links.names}
+    for number, layout in enumerate(assignment):
+        seconds = costs.node_seconds(number, (0,) * len(layout))
+        if not seconds:
+            continue
+        for axis, name in enumerate(costs.links.names):
+            sharded = {dim for dim, mask in enumerate(layout) if mask >> axis & 1}
+            other = "state" if number in of_state else "tensor"
+            kind = "idle" if not sharded else "batch" if sharded & set(batch_dims.get(number, ())) else other
+            work[name][kind] += seconds
+    for parts in work.values():
+        total = sum(parts.values()) or 1.0
+        parts.update({kind: seconds / total for kind, seconds in parts.items()})
+    return work
