@@ -13,7 +13,6 @@ from tests.shard.steps import mlp, mlp_step, rows
 import penstock as ps
 from penstock.errors import CompileError, PlanError
 from penstock.shard import compiler
-from penstock.shard.hlo import compile_exported
 
 
 def forward(w, x):
@@ -126,7 +125,7 @@ def test_a_tpu_compiler_in_use_by_another_process_leaves_the_plan_unchecked(monk
         "    fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "print(1, flush=True); sys.stdin.read()"
     )
-    monkeypatch.setattr(compile_exported, "_WITHOUT_TPU", {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"})
+    monkeypatch.setattr(compiler, "_WITHOUT_TPU", {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"})
     monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD", raising=False)
     command = [sys.executable, "-c", lock]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -27,7 +27,6 @@ from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 import penstock as ps
 from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard import compiler
-from penstock.shard.hlo import compile_exported
 from penstock.shard.hlo.analysis import Measured, compile_error
 
 
@@ -334,7 +333,7 @@ def test_a_compiler_that_is_killed_leaves_the_plan_unchecked(monkeypatch):
         threading.Timer(0.5, os.killpg, (process.pid, signal.SIGKILL)).start()
         return process
 
-    monkeypatch.setattr(compile_exported.subprocess, "Popen", start_and_kill)
+    monkeypatch.setattr(compiler.subprocess, "Popen", start_and_kill)
     _, said = unchecked_plan(mesh={"data": 16}, check=True, memory="40KiB")
     assert "was killed (signal 9)" in said
     assert "plan again" in said

@@ -35,7 +35,6 @@ from penstock._jax import source_frames
 from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard.apply.sharding_constraints import ShardingConstraints
 from penstock.shard.compiler import Compiler
-from penstock.shard.graph.primitives import ALIASES
 from penstock.shard.graph.roles import find_batch_dims
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.hardware import Hardware
@@ -45,7 +44,7 @@ from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, by_largest_dim, split_storage
 from penstock.shard.search.costs import Assignment, PlannedCollective, largest_live_values
 from penstock.shard.search.solver import MeshPlan, PreparedMesh
-from penstock.shard.trace.flat_program import FlatProgram, Op
+from penstock.shard.trace.flat_program import ALIASES, FlatProgram, Op
 from penstock.shard.trace.step import TracedStep
 from penstock.shard.wording import format_share
 

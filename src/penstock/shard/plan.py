@@ -52,7 +52,6 @@ from penstock.shard.remarks import describe_lost_gradients, describe_uneven_batc
 from penstock.shard.search.costs import Assignment, Cost, axis_work, predict_cost
 from penstock.shard.search.solver import MeshPlan, PreparedMesh, best_baselines, prepare_meshes, search_meshes
 from penstock.shard.serialization import load, save
-from penstock.shard.trace.flatten import find_meshes
 from penstock.shard.trace.modules import Shared, drop_static, mark_static, put_shared_back, take_shared_out, unmark_static
 from penstock.shard.trace.step import TracedStep, refuse_option_names, trace, tree_leaves
 from penstock.shard.verify import Verified, verify
@@ -663,7 +662,7 @@ def _mesh_shapes(
     traced: TracedStep, mesh: Any, devices: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
     """Return the mesh shapes to search, and the devices if they were given."""
-    axes, inner = axes_in_constraints(constraints, traced.inputs), find_meshes(traced.closed.jaxpr)
+    axes, inner = axes_in_constraints(constraints, traced.inputs), traced.meshes()
     machine = {axis: hardware.axis_size.get(axis) for axis in hardware.named_axes}
     shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, machine)
     shapes, given = mesh_shapes.match_step_meshes(shapes, given, inner, mesh is None)
@@ -677,6 +676,6 @@ def _named_axes(
     traced: TracedStep, mesh: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
 ) -> Collection[str] | None:
     """Return the mesh axes that the user or the hardware names; None if these name all, with the mesh."""
-    if mesh is not None or find_meshes(traced.closed.jaxpr):
+    if mesh is not None or traced.meshes():
         return None
     return {*axes_in_constraints(constraints, traced.inputs), *hardware.named_axes}

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from penstock.shard.graph.loops import find_accumulated
+from penstock.shard.graph.scheduling import find_accumulated
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
 from penstock.shard.mesh.hardware import find_hardware

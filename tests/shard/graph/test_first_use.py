@@ -7,8 +7,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.shard.steps import array
 
-from penstock.shard.graph.axis_groups import find_axis_groups
-from penstock.shard.graph.first_use import find_uses
+from penstock.shard.graph.axis_groups import find_axis_groups, find_uses
 from penstock.shard.trace.step import trace
 
 MESH = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec())

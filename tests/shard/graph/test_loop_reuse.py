@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import penstock as ps
-from penstock.shard.graph.loops import find_reuse
+from penstock.shard.graph.scheduling import find_reuse
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.trace.step import trace
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from penstock.shard.graph.overlap import find_early_values, find_late_values
+from penstock.shard.graph.scheduling import find_early_values, find_late_values
 from penstock.shard.trace.step import trace
 
 W, STACK, X = (jax.ShapeDtypeStruct(shape, "float32") for shape in ([16, 16], [3, 16, 16], [8, 16]))

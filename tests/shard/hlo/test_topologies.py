@@ -95,7 +95,7 @@ for name in sys.argv[1:]:
         print(0)
 """
 
-# As in test_compile_exported.py.
+# As in test_compile_worker.py.
 if importlib.util.find_spec("libtpu"):
 
     def test_the_tpu_compiler_accepts_the_names_and_refuses_others():

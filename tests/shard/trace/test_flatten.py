@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from tests.shard.steps import STEPS, array
 
-from penstock.shard.trace.flatten import flatten
+from penstock.shard.trace.flat_program import flatten
 from penstock.shard.trace.step import trace
 
 

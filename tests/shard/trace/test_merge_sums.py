@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from penstock.shard.trace.flatten import merge_sums
+from penstock.shard.trace.flat_program import merge_sums
 from penstock.shard.trace.step import trace
 
 X = jnp.arange(4 * 6 * 2 * 3, dtype=jnp.float32).reshape(4, 6, 2, 3)

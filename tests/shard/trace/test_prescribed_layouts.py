@@ -6,7 +6,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tests.shard.steps import array
 
-from penstock.shard.trace.flatten import find_meshes, prescribed_layouts
+from penstock.shard.trace.flat_program import find_meshes, prescribed_layouts
 
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 

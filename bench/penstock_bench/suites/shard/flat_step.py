@@ -20,9 +20,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock.errors import CompileError, CompilerFailedError
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
+from penstock.shard.compiler import export_program, measure_exported, read_result, write_result
 from penstock.shard.hlo import analysis, collectives, flops, parse
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.hlo.compile_exported import export_program, measure_exported, read_result, write_result
 from penstock_bench.suites.shard.zoo.model import PyTree
 
 _READERS = (analysis, collectives, flops, parse, collectives)

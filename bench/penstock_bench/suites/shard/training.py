@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from penstock.shard import Plan
-from penstock.shard.hlo.compile_exported import FAST_COMPILE
+from penstock.shard.compiler import FAST_COMPILE
 from penstock.shard.mesh.hardware import find_hardware
 from penstock_bench.suites.shard import measure, steps
 from penstock_bench.suites.shard.baselines import baselines

@@ -105,7 +105,7 @@ def test_a_task_has_three_limits_and_saves_its_plans(tmp_path):
         assert Plan.load(plan_path(tmp_path, task, plan.limit)).mesh_shape == task.axes
 
 
-# As in tests/shard/hlo/test_compile_exported.py.
+# As in tests/shard/test_compile_worker.py.
 if importlib.util.find_spec("libtpu"):
 
     def test_the_tpu_compiler_judges_plans_and_layouts_by_hand(tmp_path):

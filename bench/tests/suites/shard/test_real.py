@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock._jax import program_text
+from penstock.shard.compiler import FAST_COMPILE
 from penstock.shard.hlo.analysis import measure
-from penstock.shard.hlo.compile_exported import FAST_COMPILE
 from penstock.shard.hlo.parse import parse_hlo
 from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh
 from penstock_bench.suites.shard.real import REAL, Size, jit_layout, load, measure_layout

@@ -22,9 +22,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
-from penstock.shard.graph.axis_groups import AxisGroups
+from penstock.shard.graph.axis_groups import AxisGroups, FirstUse, find_uses
 from penstock.shard.graph.decisions import Graph, reading
-from penstock.shard.graph.first_use import FirstUse, find_uses
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union
 from penstock.shard.search.costs import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op

@@ -28,12 +28,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.shard.graph.axis_groups import AxisGroups
-from penstock.shard.graph.loops import Reuse, find_accumulated, find_reuse
-from penstock.shard.graph.overlap import find_early_values, find_late_values
-from penstock.shard.graph.primitives import CONTRACTIONS
+from penstock.shard.graph.scheduling import Reuse, find_accumulated, find_early_values, find_late_values, find_reuse
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.resharding import ReshardStep
-from penstock.shard.trace.flat_program import FlatProgram, Op, Path
+from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op, Path
 
 Dims = tuple[int | None, ...]
 

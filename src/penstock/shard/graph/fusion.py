@@ -20,8 +20,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from penstock.shard.graph.overlap import find_early_values, find_late_values
-from penstock.shard.graph.primitives import (
+from penstock.shard.graph.scheduling import find_early_values, find_late_values
+from penstock.shard.mesh.compiler_models import CPU, CompilerModel
+from penstock.shard.trace.flat_program import (
     ALIASES,
     CONTRACTIONS,
     EXPENSIVE,
@@ -29,12 +30,15 @@ from penstock.shard.graph.primitives import (
     LOOKUPS,
     MOVES,
     REDUCTIONS,
+    Conditional,
+    FlatProgram,
+    Loop,
+    Op,
+    Value,
     is_one_hot,
     is_outer_product,
     is_product,
 )
-from penstock.shard.mesh.compiler_models import CPU, CompilerModel
-from penstock.shard.trace.flat_program import Conditional, FlatProgram, Loop, Op, Value
 
 
 @dataclass(frozen=True)

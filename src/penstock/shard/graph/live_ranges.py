@@ -21,9 +21,8 @@ import numpy as np
 
 from penstock.shard.graph.decisions import Graph
 from penstock.shard.graph.fusion import Fusion
-from penstock.shard.graph.primitives import ALIASES, CONTRACTIONS, IN_PLACE, is_product
 from penstock.shard.mesh.compiler_models import keeps_order
-from penstock.shard.trace.flat_program import FlatProgram, Op, Value
+from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, IN_PLACE, FlatProgram, Op, Value, is_product
 
 _INDEX_BYTES = 4
 """Bytes of an index of a maximum, which is int32."""

@@ -27,11 +27,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 
+from penstock.shard.graph.axis_groups import SELECT_ELEMENTS, FirstUse, find_uses
 from penstock.shard.graph.decisions import Graph
-from penstock.shard.graph.first_use import SELECT_ELEMENTS, FirstUse, find_uses
-from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.graph.step_model import StepModel
-from penstock.shard.trace.flat_program import FlatProgram, Op
+from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op
 
 
 def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:

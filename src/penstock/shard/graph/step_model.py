@@ -12,9 +12,8 @@ from penstock.shard.graph.constraints import FixedLayout
 from penstock.shard.graph.decisions import FoldedGraph, Graph, build_graph, fold_layers
 from penstock.shard.graph.fusion import fuse, hbm_traffic
 from penstock.shard.graph.live_ranges import LiveRanges, find_live_ranges
-from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.mesh.compiler_models import CompilerModel
-from penstock.shard.trace.flat_program import FlatProgram
+from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram
 from penstock.shard.trace.step import TracedStep
 
 

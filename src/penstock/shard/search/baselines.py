@@ -24,13 +24,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.shard.graph.overlap import find_early_values
-from penstock.shard.graph.primitives import CONTRACTIONS
 from penstock.shard.graph.roles import find_batch_dims
+from penstock.shard.graph.scheduling import find_early_values
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.mesh.compiler_models import LANES, SUBLANES
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes
 from penstock.shard.search.costs import Assignment, CostModel
+from penstock.shard.trace.flat_program import CONTRACTIONS
 
 
 @dataclass(frozen=True)

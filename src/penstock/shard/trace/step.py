@@ -27,8 +27,7 @@ import numpy as np
 
 from penstock._jax import ClosedJaxpr
 from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
-from penstock.shard.trace.flat_program import FlatProgram
-from penstock.shard.trace.flatten import flatten, merge_sums
+from penstock.shard.trace.flat_program import FlatProgram, find_meshes, flatten, merge_sums
 from penstock.shard.trace.modules import (
     Shared,
     explain_closure,
@@ -332,6 +331,10 @@ class TracedStep:
     def arguments(self) -> list[int]:
         """Return the number of the argument that each input belongs to."""
         return [number for number, argument in enumerate(self.tree.children()) for _ in range(argument.num_leaves)]
+
+    def meshes(self) -> list[Any]:
+        """Return the meshes that the step itself names in `with_sharding_constraint` and `shard_map`."""
+        return find_meshes(self.closed.jaxpr)
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the arguments and the program (`penstock.shard.trace.fingerprint`)."""

@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec as P
 from tests.shard.hlo.train_step import MESH, PARAMETERS, directly, elsewhere, here, train
 
 from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError
-from penstock.shard.hlo import compile_exported, compile_worker
+from penstock.shard import compile_worker, compiler
+from penstock.shard.compiler import export_program, measure_exported
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.hlo.compile_exported import export_program, measure_exported
 
 
 def exported(mesh=None, **options):
@@ -88,19 +88,19 @@ def test_meshes_of_several_sizes_and_dtypes_in_one_process_that_imports_nothing_
     ],
 )
 def test_the_end_of_a_process_says_what_to_do(status, said):
-    assert re.search(said, compile_exported._describe_end(status))
+    assert re.search(said, compiler._describe_end(status))
 
 
 def test_a_crash_of_the_compiler_affects_one_program_only(monkeypatch):
-    start = compile_exported._start
+    start = compiler._start
 
     def dies_first(folder, share, topology):
-        monkeypatch.setattr(compile_exported, "_start", start)
+        monkeypatch.setattr(compiler, "_start", start)
         script = "import os, sys; print('last words', file=sys.stderr, flush=True); os.abort()"
         with (folder / f"{share[0]}.log").open("wb") as log:
             return subprocess.Popen([sys.executable, "-c", script], stderr=log, start_new_session=True)
 
-    monkeypatch.setattr(compile_exported, "_start", dies_first)
+    monkeypatch.setattr(compiler, "_start", dies_first)
     dead, alive = measure_exported([doubled()] * 2)
     assert isinstance(dead, CompilerFailedError)
     first, last = str(dead).splitlines()
@@ -118,8 +118,8 @@ def test_a_compiler_that_takes_too_long_is_ended():
     "error", [CompileError("no"), CompilerFailedError("killed"), CompilerMemoryError("full", 17), CompilerMemoryError("full")]
 )
 def test_errors_cross_processes(error, tmp_path):
-    compile_exported.write_result(tmp_path, 0, error)
-    found = compile_exported.read_result(tmp_path / "0.json")
+    compiler.write_result(tmp_path, 0, error)
+    found = compiler.read_result(tmp_path / "0.json")
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
@@ -139,7 +139,7 @@ def measuring(tmp_path):
     script = f"""
     import signal, subprocess
     from pathlib import Path
-    from penstock.shard.hlo import compile_exported
+    from penstock.shard import compiler
 
     class Told(subprocess.Popen):
         def wait(self, *arguments):
@@ -148,7 +148,7 @@ def measuring(tmp_path):
 
     subprocess.Popen = Told
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    compile_exported.measure_exported([Path({str(tmp_path / "program")!r}).read_bytes()] * 100)
+    compiler.measure_exported([Path({str(tmp_path / "program")!r}).read_bytes()] * 100)
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
@@ -194,7 +194,7 @@ def test_a_topology_without_its_compiler_says_what_to_install(monkeypatch, tmp_p
 
 
 @pytest.fixture
-def compiler(monkeypatch):
+def requested(monkeypatch):
     """Replace libtpu by topologies of 8 devices; return the list of requested topologies."""
     asked = []
 
@@ -206,17 +206,17 @@ def compiler(monkeypatch):
     return asked
 
 
-def test_a_topology_of_another_size_is_refused_with_both_sizes(compiler):
+def test_a_topology_of_another_size_is_refused_with_both_sizes(requested):
     with pytest.raises(CompileError, match=r"v5e:2x4 has 8 devices.*name a topology of 16 devices"):
         compile_worker.tpu_mesh({"data": 4, "model": 4}, "v5e:2x4")
 
 
 @pytest.mark.parametrize("name", ["v4:2x2x1", "TPU v4:2x2x1", "V4:2x2", "v4-8", "v5e:2x4"])
-def test_a_chip_of_v4_is_one_device(compiler, name):
+def test_a_chip_of_v4_is_one_device(requested, name):
     with pytest.raises(CompileError):
         compile_worker.tpu_mesh({"data": 4}, name)
     megacore = {"chip_config_name": "megacore"} if "v4" in name.lower() else {}
-    assert compiler == [{"platform": "tpu", "topology_name": name, **megacore}]
+    assert requested == [{"platform": "tpu", "topology_name": name, **megacore}]
 
 
 _GATHERED_LAYERS = """

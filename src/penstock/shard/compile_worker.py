@@ -1,4 +1,4 @@
-"""Compile exported programs in this process: `python -m penstock.shard.hlo.compile_worker FOLDER TOPOLOGY PROGRAM…`.
+"""Compile exported programs in this process: `python -m penstock.shard.compile_worker FOLDER TOPOLOGY PROGRAM…`.
 
 In: FOLDER/7.program and so on, with the bytes of `export_program`. Out: FOLDER/7.json, with the compiler's figures or an error.
 `measure_exported` starts these processes.
@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from penstock.errors import CompileError
+from penstock.shard.compiler import COMPILING, FAST_COMPILE, write_result
 from penstock.shard.hlo.analysis import Measured, compile_error, measure
-from penstock.shard.hlo.compile_exported import COMPILING, FAST_COMPILE, write_result
 from penstock.shard.mesh.shapes import describe_mesh
 
 _Meshes = Callable[[Mapping[str, int]], Mesh]
