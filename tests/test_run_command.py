@@ -276,3 +276,14 @@ def test_a_program_computes_right_what_this_jaxlib_computes_wrong():
     flag = f"{YNNPACK}=" if fails_with_ynnpack(importlib.metadata.version("jaxlib")) else ""
     done = run("--quiet", "--", sys.executable, "-c", f"import os; assert os.environ.get('XLA_FLAGS', '') == {flag!r}\n{code}")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_gpu_without_nvidia_smi_is_found_by_its_driver(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(run_command.shutil, "which", lambda program: None)
+    monkeypatch.setattr(run_command, "_DRIVER", tmp_path)
+    assert not run_command.nvidia_gpu.__wrapped__()
+    (tmp_path / "0000:01:00.0").mkdir()
+    assert run_command.nvidia_gpu.__wrapped__()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not run_command.nvidia_gpu.__wrapped__()
