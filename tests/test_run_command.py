@@ -157,9 +157,9 @@ def test_a_step_has_few_page_faults_with_them(faults_as_it_comes):
 @pytest.mark.parametrize("other", [True, False])
 def test_a_step_has_few_page_faults_where_a_command_applies_them_to_itself(faults_as_it_comes, other):
     """It starts again for another allocator."""
-    within = "from penstock._launcher import settings, within; import jax; "
-    without = "" if other else "settings.preload = lambda name: (); "
-    applied = faults(sys.executable, "-c", f"{within}{without}within.apply(settings.choose())\n{FAULTS}")
+    within = "from penstock import run_command; import jax; "
+    without = "" if other else "run_command.preload = lambda name: (); "
+    applied = faults(sys.executable, "-c", f"{within}{without}run_command.apply(run_command.choose())\n{FAULTS}")
     assert applied < FEW * faults_as_it_comes
 
 

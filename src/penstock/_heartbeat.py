@@ -23,6 +23,8 @@ import mmap
 import os
 import signal
 
+COORDINATOR, COUNT, INDEX = "PENSTOCK_COORDINATOR", "PENSTOCK_PROCESS_COUNT", "PENSTOCK_PROCESS_INDEX"
+"""The environment variables by which the launcher tells each process its place."""
 FILE = "PENSTOCK_HEARTBEAT"
 """The environment variable with the path of the counters. The stacks go to the same path with `STACKS` at its end."""
 LAUNCHER = "PENSTOCK_LAUNCHER"

@@ -19,7 +19,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its b
 for name, path in (("penstock", {str(PACKAGE)!r}), ("penstock.train", {str(PACKAGE / "train")!r}), ("penstock._jax", "")):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-sys.modules["penstock._jax"].clusters = None
 """
 """The beginning of a script that imports parts of penstock which do not need JAX, without JAX, which takes more than a second."""
 
@@ -27,10 +26,10 @@ _LAUNCHER = (
     BARE
     + """
 import argparse
-from penstock.train.launch import command
+from penstock.train.launch import launch_command
 parser = argparse.ArgumentParser()
-command.add_arguments(parser)
-sys.exit(command.run(parser.parse_args()))
+launch_command.add_arguments(parser)
+sys.exit(launch_command.run(parser.parse_args()))
 """
 )
 

@@ -49,8 +49,6 @@ from penstock._arguments import at_least
 from penstock._jax import backends_started, clusters, joined_processes
 from penstock.errors import DistributedError
 
-COORDINATOR, COUNT, INDEX = "PENSTOCK_COORDINATOR", "PENSTOCK_PROCESS_COUNT", "PENSTOCK_PROCESS_INDEX"
-"""The environment variables by which `penstock launch` tells each process its place."""
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 """The variables that JAX needs all of. `srun` sets them; `salloc`, `sbatch` and a hook of ssh set some."""
 _NAMES = {"slurm": "SLURM", "ompi": "Open MPI", "gcetpu": "TPU pod", "gketpu": "TPU pod", "tpu": "TPU pod", "": "Kubernetes"}
@@ -117,9 +115,14 @@ def _around(timeout: float, complete: bool) -> tuple[dict[str, Any], str, bool]:
       timeout: see `find_place`.
       complete: whether nothing has to be known, so that a cluster is not asked for it.
     """
-    if _heartbeat.is_launched() and COORDINATOR in os.environ:
-        address = os.environ[COORDINATOR]
-        place = {"coordinator": address, "count": int(os.environ[COUNT]), "index": int(os.environ[INDEX]), "bind": address}
+    if _heartbeat.is_launched() and _heartbeat.COORDINATOR in os.environ:
+        address = os.environ[_heartbeat.COORDINATOR]
+        place = {
+            "coordinator": address,
+            "count": int(os.environ[_heartbeat.COUNT]),
+            "index": int(os.environ[_heartbeat.INDEX]),
+            "bind": address,
+        }
         return place, "penstock launch", False
     for cluster in clusters():
         name = _NAMES.get(cluster.name, cluster.name)

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import _heartbeat
-from penstock.train.distributed import COORDINATOR, COUNT, INDEX
+from penstock._heartbeat import COORDINATOR, COUNT, INDEX
 from penstock.train.launch.stall import Progress
 
 _AT_ONCE = 4096  # bytes that a pipe takes if `select` says that it is ready (PIPE_BUF on Linux)
