@@ -124,7 +124,7 @@ def test_the_loss_is_the_mean_of_minus_the_log_of_the_probability_of_targets(mod
     batch = {"tokens": np.random.default_rng(0).integers(0, 256, (3, 9), np.uint8)}
     metrics = evaluate(state, batch)
     whole = model._decoder(jax.random.key(0))  # the parameters of `state`
-    logits = jax.jit(lambda tokens: jax.nn.log_softmax(whole(text)))(batch["tokens"][:, :-1].astype(np.int32))
+    logits = jax.jit(lambda tokens: jax.nn.log_softmax(whole(tokens)))(batch["tokens"][:, :-1].astype(np.int32))
     chosen = np.take_along_axis(np.asarray(logits), batch["tokens"][:, 1:, None].astype(int), axis=2)
     assert metrics["bits_per_byte"].count == 24
     assert _bits(metrics) == pytest.approx(-chosen.mean() / math.log(2), rel=1e-5)
