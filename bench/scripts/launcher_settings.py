@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock._doctor.jaxlib_faults import YNNPACK
 from penstock._gpu import nvidia_gpu
+from penstock._jaxlib_faults import YNNPACK
 from penstock._launcher.settings import OTHERS, Choice, preload
 from penstock_bench.model import Metric, Variant, Workload
 from penstock_bench.suites.frameworks import measure

@@ -10,7 +10,6 @@ plan = ps.plan(step, state, batch, devices=8, hardware="tpu-v5e")
 
 from penstock import _early as _early  # first: it listens to signals while the others are imported
 from penstock import _versions as _versions  # next: it refuses an old Python or JAX, with which the other imports would fail
-from penstock._doctor import doctor as doctor
 from penstock._feed import Feed as Feed
 from penstock._feed import feed as feed
 from penstock._versions import UnsupportedVersionError as UnsupportedVersionError
@@ -31,6 +30,7 @@ from penstock.data.remote.files import remote as remote
 from penstock.data.streams.jsonl import jsonl as jsonl
 from penstock.data.streams.stream import stream as stream
 from penstock.data.streams.webdataset import webdataset as webdataset
+from penstock.environment.doctor import doctor as doctor
 from penstock.shard import Plan as Plan
 from penstock.shard import PlanError as PlanError
 from penstock.shard import plan as plan

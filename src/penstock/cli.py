@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import penstock
-from penstock._doctor import command as examination
 from penstock._launcher import command as starting
 from penstock._launcher import within
 from penstock._launcher.settings import choose
+from penstock.environment import doctor as examination
 from penstock.recipes import digits, text
 from penstock.shard import command as planning
 from penstock.train.launch import command as launching

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._doctor.jaxlib_faults import CASES, YNNPACK, fails_with_ynnpack
+from penstock._jaxlib_faults import CASES, YNNPACK, fails_with_ynnpack
 from penstock._launcher import settings
 from penstock._launcher.command import said, shell_lines
 from penstock._launcher.settings import Choice, Setting, choose

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import penstock as ps
-from penstock._doctor.jaxlib_faults import warn_of_known_faults
+from penstock._jaxlib_faults import warn_of_known_faults
 from penstock._launcher.within import say_what_was_applied
 from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.recipes import images
