@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from penstock._bytes import format_bytes
-from penstock.page import Content, Markup, asset, html_page, tag
-from penstock.page.table import Cell, Column, of_text, table
+from penstock.page import Cell, Column, Content, Markup, asset, html_page, of_text, table, tag
 from penstock.shard.apply.sharding_constraints import Spec
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.drawing import layout_drawing
