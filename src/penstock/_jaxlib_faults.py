@@ -63,7 +63,7 @@ class Outcome:
     """The outcome of a case.
 
     Attributes:
-      name, link, remedy: those of the case.
+      name, link, remedy: as in the case.
       verdict: "right", "wrong", "crash", or "unknown" if it did not end in time or could not be run.
       detail: the largest relative difference, the signal, or the reason for an unknown verdict.
     """

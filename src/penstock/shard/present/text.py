@@ -27,7 +27,7 @@ _LEAST = 0.005  # the least share of the bytes of all arguments for which leaves
 
 
 def plan_text(plan: PlanRecord) -> str:
-    """Return a plan as text: mesh axes, time and memory beside those of the baselines, collectives, and the largest leaves.
+    """Return a plan as text: mesh axes, time and memory beside the baselines, collectives, and the largest leaves.
 
     Args:
       plan: the plan.
