@@ -129,7 +129,6 @@ def run(cases: Sequence[Case] = CASES, seconds: float = _SECONDS) -> list[Outcom
     """Run cases in parallel on the CPU, each in a process of its own.
 
     Args:
-      cases: the cases.
       seconds: time after which a case that has not ended is stopped, and its verdict is unknown.
     """
     deadline = time.monotonic() + seconds

@@ -147,7 +147,6 @@ def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int], platform: str) 
     """Return the bytes that one device stores of a leaf.
 
     Args:
-      leaf: the leaf.
       mesh_shape: sizes of the mesh axes.
       platform: the platform of the device: TPUs pad arrays to tiles.
     """
@@ -162,7 +161,6 @@ def named_shardings(leaves: Sequence[LeafLayout], mesh: Any) -> list[NamedShardi
     """Return the sharding of each leaf between steps.
 
     Args:
-      leaves: the leaves.
       mesh: a `Mesh` or an `AbstractMesh`.
     """
     return [NamedSharding(mesh, leaf.partition_spec) for leaf in leaves]

@@ -40,18 +40,13 @@ def save(plan: PlanRecord, path: Path) -> None:
     """Write a plan to a file, atomically.
 
     Args:
-      plan: the plan.
       path: the file, which is replaced if it exists.
     """
     _atomic_write.replace(path, to_json(plan))
 
 
 def to_json(plan: PlanRecord) -> str:
-    """Return a plan as the text of its file.
-
-    Args:
-      plan: the plan.
-    """
+    """Return a plan as the text of its file."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -80,9 +75,6 @@ def to_json(plan: PlanRecord) -> str:
 def load(path: Path) -> PlanRecord:
     """Read a plan from a file.
 
-    Args:
-      path: the file.
-
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: the file is not a plan, has another version of the format, or contradicts itself.
@@ -94,7 +86,6 @@ def from_json(text: str | bytes, path: Path | str) -> PlanRecord:
     """Read a plan from the text of its file.
 
     Args:
-      text: the text.
       path: the file, or another name for it in errors.
 
     Raises:

@@ -27,11 +27,7 @@ _Part = tuple[str, float, str]  # name, size, and the size in words
 
 
 def plan_page(plan: PlanRecord) -> str:
-    """Return the page of a plan as HTML. Paths of leaves and names of axes may contain any characters, and are escaped.
-
-    Args:
-      plan: the plan.
-    """
+    """Return the page of a plan as HTML. Paths of leaves and names of axes may contain any characters, and are escaped."""
     title = f"{plan.device_count} × {plan.hardware}"
     return html_page(
         f"penstock plan, {title}",

@@ -33,10 +33,6 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
     - *ZeRO-3* (FSDP): the axis shards stored parameters, which are gathered for use. *ZeRO-1*: it shards optimizer leaves, and
       not the parameters that they belong to (arXiv:1910.02054). The share of the leaves follows, unless it is all of them.
     - The collectives that send the most bytes along it.
-
-    Args:
-      plan: the plan.
-      axis: the name of a mesh axis.
     """
     if plan.mesh_shape[axis] == 1:
         return ["one device, shards nothing"]
@@ -142,7 +138,7 @@ def _unless_all(share: float, name: str) -> str:
     return "" if share > 1 - _SOME else f" for {share:.0%} of the {name}"
 
 
-def parameters_of(leaves: Iterable[LeafLayout]) -> dict[str, LeafLayout]:
+def parameters_of(leaves: Sequence[LeafLayout]) -> dict[str, LeafLayout]:
     """Return the parameter that each optimizer leaf belongs to, by the path of the optimizer leaf.
 
     It is the parameter of the same shape whose path has the longest common end. A leaf without such a parameter is left out.
@@ -151,22 +147,21 @@ def parameters_of(leaves: Iterable[LeafLayout]) -> dict[str, LeafLayout]:
       leaves: parameters and optimizer leaves.
     """
     named: dict[tuple[str, tuple[int, ...]], list[LeafLayout]] = defaultdict(list)
-    leaves = list(leaves)
     for leaf in leaves:
         if leaf.role == "parameters":
             named[leaf.path.rpartition("/")[2], leaf.shape].append(leaf)
     found = {}
     for leaf in leaves:
-        candidates = named.get((leaf.path.rpartition("/")[2], leaf.shape), ())
+        backwards = leaf.path.split("/")[::-1]
+        candidates = named.get((backwards[0], leaf.shape), ())
         if leaf.role == "optimizer" and candidates:
-            found[leaf.path] = max(candidates, key=lambda each: _common_end(each.path, leaf.path))
+            found[leaf.path] = max(candidates, key=lambda each: len(_common_start(each.path.split("/")[::-1], backwards)))
     return found
 
 
-def _common_end(one: str, other: str) -> int:
-    """Return how many parts at the end of two paths are equal."""
-    pairs = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
-    return next((count for count, (a, b) in enumerate(pairs) if a != b), min(one.count("/"), other.count("/")))
+def _common_start(*paths: Sequence[str]) -> list[str]:
+    """Return the parts that all paths begin with."""
+    return [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
 
 
 def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
@@ -174,9 +169,6 @@ def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
 
     Layers are the slices that loops take of stacked parameters, or they are numbered in the paths of the parameters. Numbered
     layers have leaves of the same names and shapes. Both have at least one matrix.
-
-    Args:
-      plan: the plan.
 
     Returns:
       None if there are no such layers, if they are not all equal, or if there are several kinds of them. In these cases, a count
@@ -190,7 +182,7 @@ def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
         equal = len({tuple(sorted(leaves)) for leaves in members.values()}) == 1
         return (len(members), _layer_name(family)) if equal else None
     if len(counts) == 1 and not numbered:
-        return counts.pop(), _layer_name("/".join(_common_start([leaf.path for leaf in stacked])))
+        return counts.pop(), _layer_name("/".join(_common_start(*(leaf.path.split("/")[:-1] for leaf in stacked))))
     return None
 
 
@@ -204,9 +196,9 @@ def _numbered_layers(leaves: Iterable[LeafLayout]) -> dict[str, dict[str, list[t
     """Return the leaves, as names and shapes, of each number of each kind of layers that paths number, if it has matrices."""
     parts: dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]] = defaultdict(lambda: defaultdict(list))
     for leaf in leaves:
-        split = _outermost_number(leaf.path)
-        if split:
-            family, number, rest = split
+        # "params/layers/3/mlp/w": the text before the first number, the number, and the rest.
+        if match := re.match(r"((?:[^/]*/)*?[^/]*?)(\d+)(?:/(.*))?$", leaf.path):
+            family, number, rest = match.groups(default="")
             parts[family][number].append((rest, leaf.shape))
     return {
         family: members
@@ -223,19 +215,3 @@ def _layer_name(path: str) -> str:
     """
     name = path.strip("/").rpartition("/")[2].rstrip("_-").removesuffix("s")
     return name if name in ("block", "stage", "cell") else "layer"
-
-
-def _common_start(paths: Sequence[str]) -> list[str]:
-    """Return the parts that all paths begin with, without their last."""
-    parts = zip(*(path.split("/")[:-1] for path in paths), strict=False)
-    return [part[0] for part in itertools.takewhile(lambda part: len(set(part)) == 1, parts)]
-
-
-def _outermost_number(path: str) -> tuple[str, str, str] | None:
-    """Split a path at its first number: what is before it, the number, and the rest.
-
-    >>> _outermost_number("params/layers/3/mlp/w")
-    ('params/layers/', '3', 'mlp/w')
-    """
-    match = re.match(r"((?:[^/]*/)*?[^/]*?)(\d+)(?:/(.*))?$", path)
-    return (match[1], match[2], match[3] or "") if match else None

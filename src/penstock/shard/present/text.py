@@ -6,7 +6,6 @@ layers has one row for all of them (`LeafGroup`), which also has its optimizer s
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,13 +26,9 @@ _LEAST = 0.005  # the least share of the bytes of all arguments for which leaves
 
 
 def plan_text(plan: PlanRecord) -> str:
-    """Return a plan as text: mesh axes, time and memory beside the baselines, collectives, and the largest leaves.
-
-    Args:
-      plan: the plan.
-    """
+    """Return a plan as text: mesh axes, time and memory beside the baselines, collectives, and the largest leaves."""
     lines = [
-        f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
+        f"{plan.device_count} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
         f"limit {format_bytes(plan.limit)} a device",
         *(
             line
@@ -54,11 +49,7 @@ def plan_text(plan: PlanRecord) -> str:
 
 
 def plan_line(plan: PlanRecord) -> str:
-    """Return a plan as one line: devices, mesh, memory and time, and whether it is unchecked.
-
-    Args:
-      plan: the plan.
-    """
+    """Return a plan as one line: devices, mesh, memory and time, and whether it is unchecked."""
     memory = f"{format_bytes(plan.cost.memory.total)} of {format_bytes(plan.limit)} a device"
     mesh = describe_mesh(plan.mesh_shape)
     end = ", unchecked" if plan.unchecked else ""
@@ -66,22 +57,14 @@ def plan_line(plan: PlanRecord) -> str:
 
 
 def memory_parts(cost: Cost) -> list[tuple[str, int]]:
-    """Return the parts of the peak memory, each as a name and bytes.
-
-    Args:
-      cost: the cost of a plan.
-    """
+    """Return the parts of the peak memory, each as a name and bytes."""
     memory = cost.memory
     kinds = ("parameters", "optimizer", "batch", "other", "activations")
     return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
 
 
 def about_check(plan: PlanRecord) -> str:
-    """Return the compiler's figure for the memory in words; "unchecked" if the plan needs one and has none; else "".
-
-    Args:
-      plan: the plan.
-    """
+    """Return the compiler's figure for the memory in words; "unchecked" if the plan needs one and has none; else ""."""
     made = plan.checked
     if made is not None:
         took = format_seconds(made.seconds_to_compile)
@@ -99,7 +82,6 @@ def is_over(plan: PlanRecord, cost: Cost) -> bool:
     """Return whether a row of the table is over the limit: by prediction, unless the compiler has shown that the plan fits.
 
     Args:
-      plan: the plan.
       cost: the cost of the plan or of a baseline.
     """
     fits = cost is plan.cost and plan.checked is not None and plan.checked.memory <= plan.limit
@@ -213,7 +195,6 @@ class LeafGroup:
 
     Attributes:
       path: their common path, with a star where they differ: "state/params/layers/*/w".
-      leaves: the leaves.
       moments: the layouts of their optimizer leaves, which have the same shape and the same end of the path.
       bytes: bytes on one device, for all leaves and their optimizer leaves.
     """
@@ -235,11 +216,7 @@ class LeafGroup:
 
 
 def group_layers(plan: PlanRecord) -> list[LeafGroup]:
-    """Return all leaves of the arguments in groups, those with the most bytes on a device first.
-
-    Args:
-      plan: the plan.
-    """
+    """Return all leaves of the arguments in groups, those with the most bytes on a device first."""
     owner = parameters_of(plan.inputs)
     moments: dict[str, list[LeafLayout]] = defaultdict(list)
     for leaf in plan.inputs:
