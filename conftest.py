@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.extras import in_an_extra, remedy, require
 
-from penstock._doctor import jaxlib_faults
+from penstock._jaxlib_faults import CASES, Outcome, keep
 
 jax.config.update("jax_num_cpu_devices", 8)
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before any test imports Keras, in whichever order tests are given
@@ -120,9 +120,7 @@ def _commands_take_this_jaxlib_for_right(tmp_path_factory: pytest.TempPathFactor
     """Tests of commands read what they print, which has a line more on a jaxlib with known faults. Theirs is in tests/doctor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        jaxlib_faults.keep(
-            [jaxlib_faults.Outcome(case.name, case.link, case.remedy, "right", "taken for right") for case in jaxlib_faults.CASES]
-        )
+        keep([Outcome(case.name, case.link, case.remedy, "right", "taken for right") for case in CASES])
         yield
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock import run_command
-from penstock._doctor.jaxlib_faults import CASES, YNNPACK, fails_with_ynnpack
+from penstock._jaxlib_faults import CASES, YNNPACK, fails_with_ynnpack
 from penstock.cli import main
 from penstock.run_command import Choice, Setting, choose, said, shell_lines
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock._doctor import cgroup
+from penstock.environment.machine import cgroup_folders, cgroup_limits, cgroup_memory_limit, read
 
 _PROC = Path("/proc")
 
@@ -93,7 +93,7 @@ def cores() -> int:
 
 def total_memory() -> int | None:
     """Return the bytes of memory of the machine, or of its cgroup; None where the system does not say."""
-    found = [cgroup.limits().memory]
+    found = [cgroup_limits().memory]
     with contextlib.suppress(AttributeError, ValueError, OSError):
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return min((each for each in found if each is not None), default=None)
@@ -111,11 +111,11 @@ def available_memory() -> int | None:
 def free_in_cgroup(proc: Path = _PROC) -> int | None:
     """Return the bytes that this process's cgroups may still use, where the page cache is free; None without a limit."""
     found = []
-    for folder in cgroup.folders("memory", proc):
-        limit = cgroup.memory_limit(folder)
-        used = cgroup.read(folder / "memory.current").strip() or cgroup.read(folder / "memory.usage_in_bytes").strip()
+    for folder in cgroup_folders("memory", proc):
+        limit = cgroup_memory_limit(folder)
+        used = read(folder / "memory.current").strip() or read(folder / "memory.usage_in_bytes").strip()
         if limit is not None and used.isdigit():
-            counts = dict(line.split(maxsplit=1) for line in cgroup.read(folder / "memory.stat").splitlines() if line)
+            counts = dict(line.split(maxsplit=1) for line in read(folder / "memory.stat").splitlines() if line)
             cached = int(counts.get("total_inactive_file", counts.get("inactive_file", "0")))
             found.append(max(0, limit - int(used) + cached))
     return min(found, default=None)

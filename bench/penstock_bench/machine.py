@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock._doctor import jaxlib_faults as cases
+from penstock import _jaxlib_faults as cases
 from penstock._versions import installed, keras_version
 from penstock_bench import activity
 

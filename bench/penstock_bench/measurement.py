@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock._atomic_write import replace
-from penstock._doctor.jaxlib_faults import warn_of_known_faults
+from penstock._jaxlib_faults import warn_of_known_faults
 from penstock_bench import machine, report, writable
 from penstock_bench.budget import Budget, miss_rounds, that_fit_in_time, too_late, turns, unfinished
 from penstock_bench.interrupt import signals_as_ctrl_c

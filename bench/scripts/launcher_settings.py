@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock._doctor.jaxlib_faults import YNNPACK
+from penstock._jaxlib_faults import YNNPACK
 from penstock.run_command import OTHERS, Choice, nvidia_gpu, preload
 from penstock_bench.model import Metric, Variant, Workload
 from penstock_bench.suites.frameworks import measure

@@ -1,7 +1,7 @@
 """The memory that is free, as the files of cgroups say."""
 
 import pytest
-from tests.doctor.test_doctor import hierarchy
+from tests.environment.test_machine import hierarchy
 
 from penstock_bench.activity import free_in_cgroup
 

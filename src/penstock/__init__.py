@@ -10,9 +10,8 @@ plan = ps.plan(step, state, batch, devices=8, hardware="tpu-v5e")
 
 from typing import TYPE_CHECKING
 
-from penstock import _early as _early  # first: it listens to signals while the others are imported
-from penstock import _versions as _versions  # next: it refuses an old Python or JAX, with which the other imports would fail
-from penstock._doctor import doctor as doctor
+from penstock import _early as _early
+from penstock import _versions as _versions
 from penstock.data import Loader as Loader
 from penstock.data import Source as Source
 from penstock.data import Steps as Steps
@@ -30,6 +29,7 @@ from penstock.data.remote.files import remote as remote
 from penstock.data.streams.jsonl import jsonl as jsonl
 from penstock.data.streams.stream import stream as stream
 from penstock.data.streams.webdataset import webdataset as webdataset
+from penstock.environment.doctor import doctor as doctor
 from penstock.errors import CompileError as CompileError
 from penstock.errors import DistributedError as DistributedError
 from penstock.errors import NonfiniteError as NonfiniteError

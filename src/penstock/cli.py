@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import penstock
 from penstock import run_command
-from penstock._doctor import command as examination
+from penstock.environment import doctor as examination
 from penstock.recipes import digits, text
 from penstock.shard import plan_command
 from penstock.train.launch import launch_command

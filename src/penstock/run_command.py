@@ -16,7 +16,7 @@ where it is installed. Elsewhere, glibc is told to keep what is freed, and to ke
 The program then keeps the most memory that it ever used. `bench/scripts/launcher_settings.py` compares these, with and without
 huge pages; docs/launcher.md has the figures.
 
-**YNNPACK fusions of XLA**, on a CPU. Some jaxlibs compute wrong values with them, or crash (`penstock._doctor.jaxlib_faults`),
+**YNNPACK fusions of XLA**, on a CPU. Some jaxlibs compute wrong values with them, or crash (`penstock._jaxlib_faults`),
 and a step is faster without them. So they are turned off in these jaxlibs.
 
 On a GPU the allocator stays as it is: of the documented flags, two made no difference to the step that we measured, and one made
@@ -175,7 +175,7 @@ def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
 
 def _of_xla(environment: Mapping[str, str], program: str) -> tuple[Setting, ...] | str:
     version, flags = _jaxlib(), environment.get("XLA_FLAGS", "").strip()
-    from penstock._doctor.jaxlib_faults import YNNPACK, fails_with_ynnpack  # which needs JAX
+    from penstock._jaxlib_faults import YNNPACK, fails_with_ynnpack
 
     if not fails_with_ynnpack(version) or YNNPACK in flags:
         return ()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -114,11 +115,6 @@ def test_a_plan_of_another_step_says_what_differs(saved):
         (lambda text: "[]", "is not a plan: it lacks format"),
         (lambda text: json.dumps({**json.loads(text), "format": "penstock report"}), "is not a plan: it lacks format"),
         (lambda text: json.dumps({**json.loads(text), "version": 99}), "has version 99 of the format"),
-        (lambda text: json.dumps({**json.loads(text), "cost": None}), "is a damaged plan"),
-        (lambda text: json.dumps({name: each for name, each in json.loads(text).items() if name != "mesh"}), "KeyError: 'mesh'"),
-        (lambda text: json.dumps({**json.loads(text), "inputs": [{"path": "x"}]}), "is a damaged plan"),
-        (lambda text: json.dumps({**json.loads(text), "state": [1]}), "is a damaged plan"),
-        (lambda text: json.dumps({**json.loads(text), "limit": "much"}), "is a damaged plan"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused_with_the_reason(saved, damage, said):
@@ -133,6 +129,27 @@ def edited(path, edit):
     read = json.loads(path.read_text())
     edit(read)
     path.write_text(json.dumps(read))
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda read: read.update(cost=None), "Expected `object`, got `null` - at `$.cost`"),
+        (lambda read: read.pop("mesh"), "Object missing required field `mesh`"),
+        (lambda read: read.update(inputs=[{"path": "x"}]), "Object missing required field `shape` - at `$.inputs[0]`"),
+        (lambda read: read.update(state=[1]), "Expected `array`, got `int` - at `$.state[0]`"),
+        (lambda read: read.update(limit="much"), "Expected `int`, got `str` - at `$.limit`"),
+        (lambda read: read["mesh"].update(model=3.5), "Expected `int`, got `float` - at `$.mesh[...]`"),
+        (lambda read: read["cost"]["memory"].update(batch="x"), "Expected `int`, got `str` - at `$.cost.memory.batch`"),
+        (lambda read: read["results"][0].__setitem__(1, 5), "Expected `array`, got `int` - at `$.results[0][1]`"),
+        (lambda read: read.update(platform="abacus"), "it is for the platform 'abacus', and penstock knows tpu, gpu, cpu"),
+    ],
+)
+def test_a_damaged_field_is_named_with_what_it_needs_and_the_remedy(saved, edit, said):
+    path = saved[1]
+    edited(path, edit)
+    with pytest.raises(ValueError, match="^" + re.escape(f"{path} is a damaged plan: {said}; plan again") + "$"):
+        ps.Plan.load(path)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +190,7 @@ def edited(path, edit):
 def test_a_plan_that_contradicts_itself_is_refused(saved, edit, said):
     path = saved[1]
     edited(path, edit)
-    with pytest.raises(ValueError, match=f"is a damaged plan: .*(?:{said})"):
+    with pytest.raises(ValueError, match=f"is a damaged plan: .*(?:{said}).*; plan again"):
         ps.Plan.load(path)
 
 

@@ -17,7 +17,7 @@ from penstock_bench.comparing.specification import Specification, kind_of, names
 from penstock_bench.comparing.workload import workload_of
 
 if TYPE_CHECKING:
-    from penstock_bench.budget import Budget  # needs SciPy
+    from penstock_bench.budget import Budget
 
 DESCRIPTION = """\
 Compare functions, or whole commands, and say which is faster, with an interval and the smallest difference that could have been

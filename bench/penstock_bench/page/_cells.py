@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.page.table import Cell
+from penstock.page import Cell
 from penstock_bench.number_format import number
 
 

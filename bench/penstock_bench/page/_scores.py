@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.page import Content, Markup, tag
-from penstock.page.table import Cell, Column, of_text, table
+from penstock.page import Cell, Column, Content, Markup, of_text, table, tag
 
 
 def score_tables(workload: Mapping[str, Any]) -> Content:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from penstock.page import Content, Markup, tag
-from penstock.page.table import Cell, Column, of_text, table
+from penstock.page import Cell, Column, Content, Markup, of_text, table, tag
 from penstock_bench.number_format import number, times
 from penstock_bench.page._cells import of_number
 from penstock_bench.page._forest import forest

@@ -33,6 +33,7 @@ from penstock._arguments import at_least, check_path, check_seconds
 from penstock._stopping import Stopped, Stopping
 from penstock.data.loader import Loader
 from penstock.data.steps import Steps
+from penstock.errors import CheckpointError
 from penstock.feed.device_feed import Feed
 from penstock.feed.state import check_state
 from penstock.keras import variables
@@ -44,7 +45,7 @@ from penstock.keras.replace_iterator import enable_for_data
 from penstock.train.agreement import Agreement
 from penstock.train.array_files import require_orbax
 from penstock.train.checkpoint_folder import Checkpoint as Saved
-from penstock.train.checkpoints import CheckpointError, Checkpoints, restore
+from penstock.train.checkpoints import Checkpoints, restore
 from penstock.train.run_folder import RunFolder, continuing
 from penstock.train.schedule import Goal
 

@@ -1,21 +1,116 @@
-"""Self-contained HTML pages, for runs of the benchmark and for plans.
+"""Build HTML pages that load nothing from the network, for plans and for runs of the benchmark.
 
-Markup, CSS, JavaScript and JSON data go in, the text of one HTML file comes out. It loads nothing from the network.
+`tag` builds an element and escapes its content, `table` builds a table, and `html_page` builds the page, with the CSS and the
+JavaScript that all pages share. Only `tag` and `raw` make `Markup`, and `tag` escapes all content that is not `Markup`.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import TypeAlias
 
-from penstock.page.markup import Content as Content
-from penstock.page.markup import Markup as Markup
-from penstock.page.markup import raw as raw
-from penstock.page.markup import tag as tag
+Attribute: TypeAlias = str | float | bool | None
+Content: TypeAlias = "str | Iterable[Content] | None"
+
+_VOID = {"meta", "link", "br", "wbr"}
 
 # A browser unescapes nothing inside of a script element, and "</script>" ends the element also inside of a string.
 _IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+class Markup(str):
+    """A text that is HTML, and is not escaped again."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *content: Content, **attributes: Attribute) -> Markup:
+    """Build an element. Underscores in the names of attributes become hyphens. Attributes that are None or False are left out.
+
+    >>> tag("p", "1 < 2", tag("b", "!"), class_="so", aria_label='"', hidden=True)
+    '<p class="so" aria-label="&quot;" hidden>1 &lt; 2<b>!</b></p>'
+    """
+    written = "".join(
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{_escape(str(value))}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    return Markup(f"<{name}{written}>" if name in _VOID else f"<{name}{written}>{_escaped(content)}</{name}>")
+
+
+def raw(text: str) -> Markup:
+    """Return a text as markup, without escaping it. Never use it for text from a document."""
+    return Markup(text)
+
+
+def _escaped(content: Content) -> str:
+    """Join content, and escape all of it that is not markup."""
+    if content is None or isinstance(content, Markup):
+        return content or ""
+    return _escape(content) if isinstance(content, str) else "".join(map(_escaped, content))
+
+
+def _escape(text: str) -> str:
+    # The output of a process may hold bytes that are not text. They are decoded to surrogates, which cannot be written to a file.
+    return html.escape(text.encode("utf-8", "replace").decode())
+
+
+@dataclass(frozen=True)
+class Column:
+    """The header of a column, and whether its cells are numbers."""
+
+    name: str
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell.
+
+    Attributes:
+      content: what it shows.
+      key: sort key of its row: a number or a text; None comes last.
+    """
+
+    content: Content
+    key: float | str | None
+
+
+def of_text(text: str) -> Cell:
+    """Return a cell that shows a text and is sorted by it."""
+    return Cell(text, text)
+
+
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], sortable: bool = False) -> Markup:
+    """Build a table in a box that scrolls sideways. The first cell of a row is its header."""
+    kinds = ["number" if column.numeric else None for column in columns]
+    head = [
+        tag("th", tag("button", column.name, type="button") if sortable else column.name, scope="col", class_=kind)
+        for column, kind in zip(columns, kinds, strict=True)
+    ]
+    body = [
+        tag(
+            "tr",
+            [
+                tag("td" if at else "th", cell.content, scope=None if at else "row", class_=kind, data_key=cell.key)
+                for at, (cell, kind) in enumerate(zip(row, kinds, strict=True))
+            ],
+        )
+        for row in rows
+    ]
+    element = tag(
+        "table",
+        tag("caption", tag("span", caption)),
+        tag("thead", tag("tr", head)),
+        tag("tbody", body),
+        class_="sortable" if sortable else None,
+    )
+    return tag("div", element, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
 def html_page(

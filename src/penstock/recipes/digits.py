@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import penstock as ps
-from penstock._doctor.jaxlib_faults import warn_of_known_faults
+from penstock._jaxlib_faults import warn_of_known_faults
 from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.data.tree import Batch
 from penstock.errors import CannotStartError, FirstProcessError

@@ -1,4 +1,4 @@
-"""A plot of a run as a PNG file: loss and accuracy, and how the time of a step was spent. The lines of metrics.jsonl go in."""
+"""Plot a run from the lines of its metrics.jsonl, as a PNG file: loss and accuracy, and how the time of a step was spent."""
 
 from __future__ import annotations
 
@@ -60,11 +60,10 @@ def _draw_times(axes: Axes, points: Sequence[Line]) -> None:
     per_step = np.array([1000 / point["steps_per_second"] for point in points])
     starved = per_step * [point["input_wait"] for point in points]
     parts = np.stack([starved, per_step - starved])
-    counts = np.diff([0, *(point["step"] for point in points)])
     # A log point describes the interval before it, so the areas begin at step 0.
     steps = [0, *(point["step"] for point in points)]
     heights = np.concatenate([parts[:, :1], parts], axis=1)
-    shares = (parts * counts).sum(axis=1) / (per_step * counts).sum()
+    shares = parts @ np.diff(steps) / (per_step @ np.diff(steps))
     labels = [f"{name}: {share:.1%}".replace("%", " %") for name, share in zip(_PARTS, shares, strict=True)]
     axes.stackplot(steps, heights, labels=labels, colors=list(_PARTS.values()), step="pre", linewidth=0)
     axes.set_ylim(0, 1.35 * np.quantile(per_step, 0.99))  # leaves room for the legend

@@ -376,7 +376,7 @@ class Plan(PlanRecord):
         Args:
           path: the file, which is replaced if it exists.
         """
-        from penstock.shard.present.html import plan_page  # not at `import penstock`, which pages would slow
+        from penstock.shard.present.page import plan_page
 
         Path(path).write_text(plan_page(self), encoding="utf-8")
 

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 import penstock
 from penstock._bytes import parse_bytes
-from penstock._doctor.jaxlib_faults import warn_of_known_faults
+from penstock._jaxlib_faults import warn_of_known_faults
 from penstock.errors import CannotStartError, CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
 from penstock.shard.hlo.topologies import find_topology

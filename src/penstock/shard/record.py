@@ -28,12 +28,12 @@ class LeafLayout:
 
     Attributes:
       path: the path of the leaf, with the name of its argument first: "state/params/w".
-      shape, dtype: those of the global array.
+      shape, dtype: of the global array.
       role: "parameters", "optimizer", "batch", "other", or "output".
       stored: the layout between steps.
       used: the layout at its first non-elementwise operation: a matrix product, a convolution or a lookup. None if there is
         none.
-      weak: whether the dtype is weak, like that of a Python number.
+      weak: whether the dtype is weak, as for a Python number.
       slices: the number of slices that loops take of it, as of the stacked weights of all layers; 1 if they take none.
 
     Examples:
@@ -61,13 +61,10 @@ class LeafLayout:
     @property
     def bytes(self) -> int:
         """Return the bytes of the global array. A key of an unknown random number generator counts 8 bytes."""
-        if self.dtype in _KEY_BYTES:
-            size = _KEY_BYTES[self.dtype]
-        else:
-            try:
-                size = jax.numpy.dtype(self.dtype).itemsize
-            except TypeError:
-                size = 8
+        try:
+            size = _KEY_BYTES.get(self.dtype) or jax.numpy.dtype(self.dtype).itemsize
+        except TypeError:
+            size = 8
         return size * math.prod(self.shape)
 
     @property
@@ -149,7 +146,6 @@ def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int], platform: str) 
     """Return the bytes that one device stores of a leaf.
 
     Args:
-      leaf: the leaf.
       mesh_shape: sizes of the mesh axes.
       platform: the platform of the device: TPUs pad arrays to tiles.
     """
@@ -164,7 +160,6 @@ def named_shardings(leaves: Sequence[LeafLayout], mesh: Any) -> list[NamedShardi
     """Return the sharding of each leaf between steps.
 
     Args:
-      leaves: the leaves.
       mesh: a `Mesh` or an `AbstractMesh`.
     """
     return [NamedSharding(mesh, leaf.partition_spec) for leaf in leaves]

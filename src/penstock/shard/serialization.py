@@ -1,47 +1,52 @@
-"""Write plans to files and read them: JSON, with a version of the format.
-
-In: a `PlanRecord` and a path. Out: a file, and from it an equal record. A file that contradicts itself is refused.
-"""
+"""Write plans to files and read them: JSON, with a version of the format. A file that contradicts itself is refused."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from penstock import _atomic_write
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.constraints import ROLES
-from penstock.shard.hlo.analysis import Measured
+from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.shapes import describe_mesh
-from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
-from penstock.shard.search.costs import Cost, Memory, PlannedCollective
+from penstock.shard.record import PlanRecord, local_bytes
+from penstock.shard.trace import flat_program
 from penstock.shard.wording import format_spec
 
 FORMAT = "penstock plan"
 VERSION = 4
+
+_Layouts = list[tuple[flat_program.Path, tuple[tuple[Spec, ...] | None, ...]]]
+
+
+@dataclass(frozen=True)
+class _Mappings:
+    """The parts of a file that JSON cannot hold as `PlanRecord` does: mappings of numbers and paths are lists of pairs."""
+
+    mesh: dict[str, int]
+    state: list[tuple[int, int]]
+    operands: _Layouts
+    results: _Layouts
+    at_start: tuple[Spec | None, ...]
 
 
 def save(plan: PlanRecord, path: Path) -> None:
     """Write a plan to a file, atomically.
 
     Args:
-      plan: the plan.
       path: the file, which is replaced if it exists.
     """
-    part = path.with_name(path.name + ".part")
-    part.write_text(to_json(plan), encoding="utf-8")
-    part.replace(path)
+    _atomic_write.replace(path, to_json(plan))
 
 
 def to_json(plan: PlanRecord) -> str:
-    """Return a plan as the text of its file.
-
-    Args:
-      plan: the plan.
-    """
+    """Return a plan as the text of its file."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -51,43 +56,36 @@ def to_json(plan: PlanRecord) -> str:
         "hardware": plan.hardware,
         "platform": plan.platform,
         "limit": plan.limit,
-        "inputs": [asdict(leaf) for leaf in plan.inputs],
-        "outputs": [asdict(leaf) for leaf in plan.outputs],
+        "inputs": plan.inputs,
+        "outputs": plan.outputs,
         "state": sorted(plan.state.items()),
-        "operands": [[list(index), specs] for index, specs in plan.sharding_constraints.operands.items()],
-        "results": [[list(index), specs] for index, specs in plan.sharding_constraints.results.items()],
+        "operands": list(plan.sharding_constraints.operands.items()),
+        "results": list(plan.sharding_constraints.results.items()),
         "at_start": plan.sharding_constraints.at_start,
-        "cost": asdict(plan.cost),
-        "checked": None if plan.checked is None else json.loads(plan.checked.to_json()),
+        "cost": plan.cost,
+        "checked": plan.checked,
         "compiler_failed": plan.compiler_failed,
         "axis_work": plan.axis_work,
-        "remarks": list(plan.remarks),
-        "baselines": {name: asdict(cost) for name, cost in plan.baselines.items()},
+        "remarks": plan.remarks,
+        "baselines": plan.baselines,
     }
-    return json.dumps(content)
+    return json.dumps(content, default=asdict)
 
 
 def load(path: Path) -> PlanRecord:
     """Read a plan from a file.
 
-    Args:
-      path: the file.
-
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: the file is not a plan, has another version of the format, or contradicts itself.
     """
-    try:
-        return from_json(path.read_text(encoding="utf-8"), path)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a plan: it is not JSON ({error})") from None
+    return from_json(path.read_bytes(), path)
 
 
-def from_json(text: str, path: Path | str) -> PlanRecord:
+def from_json(text: str | bytes, path: Path | str) -> PlanRecord:
     """Read a plan from the text of its file.
 
     Args:
-      text: the text.
       path: the file, or another name for it in errors.
 
     Raises:
@@ -95,7 +93,7 @@ def from_json(text: str, path: Path | str) -> PlanRecord:
     """
     try:
         read = json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not a plan: it is not JSON ({error})") from None
     if not isinstance(read, dict) or read.get("format") != FORMAT:
         raise ValueError(f"{path} is not a plan: it lacks format: {FORMAT!r}")
@@ -104,86 +102,30 @@ def from_json(text: str, path: Path | str) -> PlanRecord:
             f"{path} has version {read.get('version')!r} of the format, and this penstock reads {VERSION}; plan again"
         )
     try:
-        plan = _plan(read)
+        found = msgspec.convert(read, _Mappings)
+        constraints = ShardingConstraints(dict(found.operands), dict(found.results), found.at_start)
+        mappings = {"mesh_shape": found.mesh, "state": dict(found.state), "sharding_constraints": constraints}
+        plan = msgspec.convert({**read, **mappings}, PlanRecord)
         wrong = next(_contradictions(plan), None)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise ValueError(f"{path} is a damaged plan: {type(error).__name__}: {error}") from None
+    except (msgspec.ValidationError, OverflowError) as error:
+        wrong = str(error)
     if wrong is not None:
-        raise ValueError(f"{path} is a damaged plan: {wrong}")
+        raise ValueError(f"{path} is a damaged plan: {wrong}; plan again")
     return plan
-
-
-def _plan(read: dict[str, Any]) -> PlanRecord:
-    """Build a record from JSON."""
-    return PlanRecord(
-        mesh_shape={str(name): int(size) for name, size in read["mesh"].items()},
-        hardware=read["hardware"],
-        platform=read["platform"],
-        limit=int(read["limit"]),
-        inputs=tuple(_leaf(each) for each in read["inputs"]),
-        outputs=tuple(_leaf(each) for each in read["outputs"]),
-        state={int(index): int(source) for index, source in read["state"]},
-        sharding_constraints=ShardingConstraints(
-            _by_path(read["operands"]),
-            _by_path(read["results"]),
-            tuple(None if spec is None else _spec(spec) for spec in read["at_start"]),
-        ),
-        cost=_cost(read["cost"]),
-        axis_work={axis: {kind: float(part) for kind, part in parts.items()} for axis, parts in read["axis_work"].items()},
-        baselines={name: _cost(cost) for name, cost in read["baselines"].items()},
-        fingerprint=read["fingerprint"],
-        numbers=read["numbers"],
-        checked=None if read["checked"] is None else Measured.from_json(json.dumps(read["checked"])),
-        compiler_failed=bool(read["compiler_failed"]),
-        remarks=tuple(map(str, read["remarks"])),
-    )
-
-
-def _spec(entries: list[list[str]]) -> Spec:
-    """Build a layout from JSON."""
-    return tuple(tuple(entry) for entry in entries)
-
-
-def _leaf(read: dict[str, Any]) -> LeafLayout:
-    """Build a leaf from JSON."""
-    used = read["used"]
-    return LeafLayout(
-        read["path"],
-        tuple(map(int, read["shape"])),
-        read["dtype"],
-        read["role"],
-        _spec(read["stored"]),
-        None if used is None else _spec(used),
-        bool(read["weak"]),
-        int(read["slices"]),
-    )
-
-
-def _by_path(read: list[Any]) -> dict[Any, Any]:
-    """Build sharding constraints, by path of the equation, from JSON."""
-    return {
-        tuple(index): tuple(None if chain is None else tuple(_spec(spec) for spec in chain) for chain in specs)
-        for index, specs in read
-    }
-
-
-def _cost(read: dict[str, Any]) -> Cost:
-    """Build a cost from JSON."""
-    collectives = tuple(PlannedCollective(**{**each, "axes": tuple(each["axes"])}) for each in read["collectives"])
-    nested = {"collectives": collectives, "memory": Memory(**read["memory"]), "unknown": tuple(read["unknown"])}
-    return Cost(**{**read, **nested})
 
 
 def _contradictions(plan: PlanRecord) -> Iterator[str]:
     """Yield a description of each contradiction in a plan. Without it, the error would come only when the plan is used."""
     mesh = plan.mesh_shape
+    if plan.platform not in COMPILER_MODELS:
+        yield f"it is for the platform {plan.platform!r}, and penstock knows {', '.join(COMPILER_MODELS)}"
     if not mesh or min(mesh.values()) < 1:
         yield f"a mesh of the axes {mesh}"
     if list(plan.axis_work) != list(mesh):
         yield f"it is for mesh {describe_mesh(mesh)}, and says what the axes {', '.join(plan.axis_work)} do"
     for leaf in (*plan.inputs, *plan.outputs):
         for spec in (leaf.stored, leaf.used):
-            if spec is not None and (len(spec) != len(leaf.shape) or not _divides(spec, leaf.shape, mesh)):
+            if spec is not None and not _divides(spec, leaf.shape, mesh):
                 yield f"{leaf.path!r}, shape {list(leaf.shape)}, cannot be {format_spec(spec)} on mesh {describe_mesh(mesh)}"
         if leaf.slices < 1 or math.prod(leaf.shape) % leaf.slices:
             yield f"{leaf.path!r}, shape {list(leaf.shape)}, does not have {leaf.slices} slices"
@@ -191,7 +133,7 @@ def _contradictions(plan: PlanRecord) -> Iterator[str]:
     if at_start and len(at_start) != len(plan.inputs):
         yield f"it has {len(at_start)} layouts at the start of the step, and {len(plan.inputs)} arguments"
     for leaf, brought in zip(plan.inputs, at_start, strict=False):
-        if brought is not None and (len(brought) != len(leaf.shape) or not _divides(brought, leaf.shape, mesh)):
+        if brought is not None and not _divides(brought, leaf.shape, mesh):
             yield f"{leaf.path!r}, shape {list(leaf.shape)}, cannot be brought to {format_spec(brought)} at the start of the step"
     for by_index in (plan.sharding_constraints.operands, plan.sharding_constraints.results):
         for chain in (chain for specs in by_index.values() for chain in specs if chain is not None):
@@ -213,7 +155,7 @@ def _contradictions(plan: PlanRecord) -> Iterator[str]:
 
 
 def _divides(spec: Spec, shape: tuple[int, ...], mesh: Mapping[str, int]) -> bool:
-    """Return whether a layout names axes of the mesh, each at most once, that divide the dimensions of a shape."""
+    """Return whether a layout has the dimensions of a shape, and names axes of the mesh, each at most once, that divide them."""
     axes = [axis for entry in spec for axis in entry]
-    valid = len(set(axes)) == len(axes) and set(axes) <= set(mesh)
+    valid = len(spec) == len(shape) and len(set(axes)) == len(axes) and set(axes) <= set(mesh)
     return valid and all(size % math.prod(mesh[axis] for axis in entry) == 0 for size, entry in zip(shape, spec, strict=True))

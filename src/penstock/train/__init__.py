@@ -4,11 +4,11 @@ A step function, a state and a feed go in; the trained state comes out, and a ru
 """
 
 from penstock._stopping import Stopped as Stopped
+from penstock.errors import CheckpointError as CheckpointError
+from penstock.errors import OtherRunError as OtherRunError
 from penstock.train import log as log
-from penstock.train.checkpoints import CheckpointError as CheckpointError
 from penstock.train.goodput import Goodput as Goodput
 from penstock.train.metrics import Mean as Mean
 from penstock.train.metrics import Point as Point
-from penstock.train.run_folder import OtherRunError as OtherRunError
 from penstock.train.schedule import EarlyStop as EarlyStop
 from penstock.train.schedule import Evaluation as Evaluation

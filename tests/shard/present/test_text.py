@@ -6,7 +6,7 @@ import pytest
 from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, plan, spec
 
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.present.text import plan_line, plan_text
+from penstock.shard.present.text import group_layers, plan_line, plan_text
 
 
 def test_the_text_has_mesh_axes_costs_and_leaves():
@@ -86,3 +86,15 @@ def test_the_text_is_one_screen(count):
     assert max(map(len, lines)) <= 130
     assert [line for line in lines if line.endswith(" ")] == []
     assert ("more" in lines[-1]) == (count > 1 + 25)
+
+
+def test_leaves_of_repeated_layers_are_one_group_with_their_moments():
+    rows = group_layers(megatron())
+    assert [(row.path, len(row.leaves)) for row in rows] == [
+        ("state/params/layers/*/up", 4),
+        ("state/params/layers/*/down", 4),
+        ("batch/tokens", 1),
+    ]
+    assert rows[0].moments == (spec("data", "model"),)
+    matrix = 512 * 2048 * 4
+    assert rows[0].bytes == 4 * (matrix / 4 + 2 * matrix / 8)

@@ -7,13 +7,7 @@ from bench.tests.simulation import MACHINE
 
 from penstock_bench.model import Measurement
 from penstock_bench.outcome import Outcome, Run, Sample
-from penstock_bench.suites.shard.comparison import (
-    best_within,
-    compare,
-    losses_measurement,
-    measurements,
-    plan_measurement,
-)
+from penstock_bench.suites.shard.comparison import best_within, compare, losses_measurement, measurements, plan_measurement
 from penstock_bench.suites.shard.scores import BaselineScore, Losses, OwnBaseline, PlanScore, Prediction, Score
 from penstock_bench.suites.shard.task import Task
 from penstock_bench.suites.shard.workload import plans_workload, training_workload

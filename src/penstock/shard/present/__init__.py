@@ -1,4 +1,1 @@
-"""Show a plan to a reader.
-
-In: a `PlanRecord`. Out: text for the terminal (`text.py`), or an HTML page with drawings of the layouts (`html.py`).
-"""
+"""Show a plan to a reader: as text in the terminal (`text.py`), or as an HTML page with drawings of the layouts (`page.py`)."""

@@ -1,17 +1,20 @@
-"""Name the kind of parallelism that each mesh axis is used for.
+"""Name the kind of parallelism that each mesh axis is used for, and count the layers of a model.
 
-In: a `PlanRecord`. Out: "batch", "tensor parallel" (Megatron, arXiv:1909.08053), "ZeRO-1" or "ZeRO-3" (arXiv:1910.02054), and the
-collectives that send the most bytes.
+A mesh axis is described by "batch", "tensor parallel" (Megatron, arXiv:1909.08053), "ZeRO-1" or "ZeRO-3" (arXiv:1910.02054), and
+by the collectives of a layer that send the most bytes along it. Layers are found in the parameters: in the loops that take slices
+of them, and in their paths.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.shard.apply.sharding_constraints import Spec
-from penstock.shard.present.leaf_table import count_layers, parameters_of
 from penstock.shard.record import LeafLayout, PlanRecord
 
 _SOME = 0.05  # the least share that is mentioned
@@ -30,10 +33,6 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
     - *ZeRO-3* (FSDP): the axis shards stored parameters, which are gathered for use. *ZeRO-1*: it shards optimizer leaves, and
       not the parameters that they belong to (arXiv:1910.02054). The share of the leaves follows, unless it is all of them.
     - The collectives that send the most bytes along it.
-
-    Args:
-      plan: the plan.
-      axis: the name of a mesh axis.
     """
     if plan.mesh_shape[axis] == 1:
         return ["one device, shards nothing"]
@@ -137,3 +136,82 @@ def _share(leaves: list[LeafLayout], wanted: Callable[[LeafLayout], bool]) -> fl
 def _unless_all(share: float, name: str) -> str:
     """Return a share in words; nothing if it is (almost) all."""
     return "" if share > 1 - _SOME else f" for {share:.0%} of the {name}"
+
+
+def parameters_of(leaves: Sequence[LeafLayout]) -> dict[str, LeafLayout]:
+    """Return the parameter that each optimizer leaf belongs to, by the path of the optimizer leaf.
+
+    It is the parameter of the same shape whose path has the longest common end. A leaf without such a parameter is left out.
+
+    Args:
+      leaves: parameters and optimizer leaves.
+    """
+    named: dict[tuple[str, tuple[int, ...]], list[LeafLayout]] = defaultdict(list)
+    for leaf in leaves:
+        if leaf.role == "parameters":
+            named[leaf.path.rpartition("/")[2], leaf.shape].append(leaf)
+    found = {}
+    for leaf in leaves:
+        backwards = leaf.path.split("/")[::-1]
+        candidates = named.get((backwards[0], leaf.shape), ())
+        if leaf.role == "optimizer" and candidates:
+            found[leaf.path] = max(candidates, key=lambda each: len(_common_start(each.path.split("/")[::-1], backwards)))
+    return found
+
+
+def _common_start(*paths: Sequence[str]) -> list[str]:
+    """Return the parts that all paths begin with."""
+    return [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
+
+
+def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
+    """Return the number of repeated layers of a model, and the word for one of them: (32, "layer").
+
+    Layers are the slices that loops take of stacked parameters, or they are numbered in the paths of the parameters. Numbered
+    layers have leaves of the same names and shapes. Both have at least one matrix.
+
+    Returns:
+      None if there are no such layers, if they are not all equal, or if there are several kinds of them. In these cases, a count
+      "a layer" would be ambiguous.
+    """
+    stacked = [leaf for leaf in plan.inputs if leaf.role == "parameters" and leaf.slices > 1 and _is_stack_of_matrices(leaf)]
+    numbered = _numbered_layers([leaf for leaf in plan.inputs if leaf.role == "parameters" and leaf.slices == 1])
+    counts = {leaf.slices for leaf in stacked}
+    if not stacked and len(numbered) == 1:
+        ((family, members),) = numbered.items()
+        equal = len({tuple(sorted(leaves)) for leaves in members.values()}) == 1
+        return (len(members), _layer_name(family)) if equal else None
+    if len(counts) == 1 and not numbered:
+        return counts.pop(), _layer_name("/".join(_common_start(*(leaf.path.split("/")[:-1] for leaf in stacked))))
+    return None
+
+
+def _is_stack_of_matrices(leaf: LeafLayout) -> bool:
+    """Return whether the slices that loops take of a leaf have two dimensions or more; loops take them along the first."""
+    sizes = itertools.accumulate(leaf.shape, operator.mul)
+    return sum(size > leaf.slices for size in sizes) > 1
+
+
+def _numbered_layers(leaves: Iterable[LeafLayout]) -> dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]]:
+    """Return the leaves, as names and shapes, of each number of each kind of layers that paths number, if it has matrices."""
+    parts: dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]] = defaultdict(lambda: defaultdict(list))
+    for leaf in leaves:
+        # "params/layers/3/mlp/w": the text before the first number, the number, and the rest.
+        if match := re.match(r"((?:[^/]*/)*?[^/]*?)(\d+)(?:/(.*))?$", leaf.path):
+            family, number, rest = match.groups(default="")
+            parts[family][number].append((rest, leaf.shape))
+    return {
+        family: members
+        for family, members in parts.items()
+        if len(members) > 1 and any(len(shape) > 1 for leaves in members.values() for _, shape in leaves)
+    }
+
+
+def _layer_name(path: str) -> str:
+    """Return the word for one of the layers at a path.
+
+    >>> _layer_name("state/params/blocks/"), _layer_name("state/params/encoder")
+    ('block', 'layer')
+    """
+    name = path.strip("/").rpartition("/")[2].rstrip("_-").removesuffix("s")
+    return name if name in ("block", "stage", "cell") else "layer"

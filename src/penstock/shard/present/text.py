@@ -1,21 +1,22 @@
 """Write a plan as text on one screen: at most 40 lines of 130 columns.
 
-In: a `PlanRecord`. Out: the mesh and the use of each axis, time and memory beside those of the baselines, collectives, and
-leaves.
+The text has the mesh and the use of each axis, time and memory beside the baselines, collectives, and leaves. A leaf of repeated
+layers has one row for all of them (`LeafGroup`), which also has its optimizer state.
 """
 
 from __future__ import annotations
 
-import math
 import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from penstock._bytes import format_bytes
+from penstock.shard.apply.sharding_constraints import Spec
 from penstock.shard.compiler import describe_excess_of_cpu
 from penstock.shard.mesh.shapes import describe_mesh
-from penstock.shard.present.leaf_table import LeafGroup, group_layers
-from penstock.shard.present.parallelism import describe_axis
-from penstock.shard.record import PlanRecord
+from penstock.shard.present.parallelism import describe_axis, parameters_of
+from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
 from penstock.shard.search.costs import Cost
 from penstock.shard.wording import format_seconds, format_share, format_spec
 
@@ -25,21 +26,21 @@ _LEAST = 0.005  # the least share of the bytes of all arguments for which leaves
 
 
 def plan_text(plan: PlanRecord) -> str:
-    """Return a plan as text: mesh axes, time and memory beside those of the baselines, collectives, and the largest leaves.
-
-    Args:
-      plan: the plan.
-    """
+    """Return a plan as text: mesh axes, time and memory beside the baselines, collectives, and the largest leaves."""
     lines = [
-        f"{math.prod(plan.mesh_shape.values())} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
+        f"{plan.device_count} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
         f"limit {format_bytes(plan.limit)} a device",
-        *(line for name in plan.mesh_shape for line in _axis(plan, name)),
+        *(
+            line
+            for name, size in plan.mesh_shape.items()
+            for line in _wrapped(f"{name} ({size}): {', '.join(describe_axis(plan, name))}")
+        ),
         "",
         *_costs(plan),
         *(line for sentence in (*plan.cost.unknown, *plan.remarks) for line in _wrapped(sentence)),
         "",
         "memory a device: " + ", ".join(f"{format_bytes(size)} {name}" for name, size in memory_parts(plan.cost) if size),
-        *_compiled(plan),
+        *textwrap.wrap(about_check(plan), _COLUMNS, subsequent_indent="  ", break_on_hyphens=False),
         *_collectives(plan.cost),
         "",
     ]
@@ -48,11 +49,7 @@ def plan_text(plan: PlanRecord) -> str:
 
 
 def plan_line(plan: PlanRecord) -> str:
-    """Return a plan as one line: devices, mesh, memory and time, and whether it is unchecked.
-
-    Args:
-      plan: the plan.
-    """
+    """Return a plan as one line: devices, mesh, memory and time, and whether it is unchecked."""
     memory = f"{format_bytes(plan.cost.memory.total)} of {format_bytes(plan.limit)} a device"
     mesh = describe_mesh(plan.mesh_shape)
     end = ", unchecked" if plan.unchecked else ""
@@ -60,22 +57,14 @@ def plan_line(plan: PlanRecord) -> str:
 
 
 def memory_parts(cost: Cost) -> list[tuple[str, int]]:
-    """Return the parts of the peak memory, each as a name and bytes.
-
-    Args:
-      cost: the cost of a plan.
-    """
+    """Return the parts of the peak memory, each as a name and bytes."""
     memory = cost.memory
     kinds = ("parameters", "optimizer", "batch", "other", "activations")
     return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
 
 
 def about_check(plan: PlanRecord) -> str:
-    """Return the compiler's figure for the memory in words; "unchecked" if the plan needs one and has none; else "".
-
-    Args:
-      plan: the plan.
-    """
+    """Return the compiler's figure for the memory in words; "unchecked" if the plan needs one and has none; else ""."""
     made = plan.checked
     if made is not None:
         took = format_seconds(made.seconds_to_compile)
@@ -93,22 +82,10 @@ def is_over(plan: PlanRecord, cost: Cost) -> bool:
     """Return whether a row of the table is over the limit: by prediction, unless the compiler has shown that the plan fits.
 
     Args:
-      plan: the plan.
       cost: the cost of the plan or of a baseline.
     """
     fits = cost is plan.cost and plan.checked is not None and plan.checked.memory <= plan.limit
     return cost.memory.total > plan.limit and not fits
-
-
-def _axis(plan: PlanRecord, axis: str) -> list[str]:
-    """Return the lines about one mesh axis."""
-    return _wrapped(f"{axis} ({plan.mesh_shape[axis]}): {', '.join(describe_axis(plan, axis))}")
-
-
-def _compiled(plan: PlanRecord) -> list[str]:
-    """Return the lines with the compiler's figure for the memory, or one that says that it is missing where it matters."""
-    sentence = about_check(plan)
-    return textwrap.wrap(sentence, _COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _wrapped(words: str) -> list[str]:
@@ -184,12 +161,8 @@ def _leaf(row: LeafGroup) -> tuple[str, ...]:
         f"{leaf.dtype}{list(leaf.shape)}".replace(" ", ""),
         format_bytes(row.bytes),
         format_spec(leaf.stored),
-        format_spec(leaf.used) if leaf.used is not None and leaf.used != leaf.stored and leaf.role != "batch" else "",
-        " or ".join(format_spec(spec) for spec in row.moments)
-        if {*row.moments} - {leaf.stored}
-        else "same"
-        if row.moments
-        else "",
+        format_spec(row.used) if row.used is not None else "",
+        "same" if row.moments == (leaf.stored,) else " or ".join(map(format_spec, row.moments)),
     )
 
 
@@ -214,3 +187,61 @@ def _shortened(path: str, most: int) -> str:
 def _cut(line: str, most: int) -> str:
     """Cut a line to a number of characters."""
     return line if len(line) <= most else line[: most - 1] + "…"
+
+
+@dataclass(frozen=True)
+class LeafGroup:
+    """Leaves that differ only in the numbers in their paths: the same leaf of all layers.
+
+    Attributes:
+      path: their common path, with a star where they differ: "state/params/layers/*/w".
+      moments: the layouts of their optimizer leaves, which have the same shape and the same end of the path.
+      bytes: bytes on one device, for all leaves and their optimizer leaves.
+    """
+
+    path: str
+    leaves: tuple[LeafLayout, ...]
+    moments: tuple[Spec, ...]
+    bytes: float
+
+    @property
+    def leaf(self) -> LeafLayout:
+        """Return the first leaf, which stands for all."""
+        return self.leaves[0]
+
+    @property
+    def used(self) -> Spec | None:
+        """Return the layout at the first use of a leaf that is not of the batch; None if it is the stored one."""
+        return None if self.leaf.used == self.leaf.stored or self.leaf.role == "batch" else self.leaf.used
+
+
+def group_layers(plan: PlanRecord) -> list[LeafGroup]:
+    """Return all leaves of the arguments in groups, those with the most bytes on a device first."""
+    owner = parameters_of(plan.inputs)
+    moments: dict[str, list[LeafLayout]] = defaultdict(list)
+    for leaf in plan.inputs:
+        if leaf.path in owner:
+            moments[owner[leaf.path].path].append(leaf)
+    found: dict[tuple, list[LeafLayout]] = defaultdict(list)
+    for leaf in plan.inputs:
+        if leaf.path not in owner:
+            of_moments = tuple(dict.fromkeys(each.stored for each in moments[leaf.path]))
+            layout = (leaf.shape, leaf.dtype, leaf.role, leaf.stored, leaf.used, of_moments)
+            found[_without_numbers(leaf.path), layout].append(leaf)
+    rows = []
+    for (_, layout), leaves in found.items():
+        all_of_them = [*leaves, *(each for leaf in leaves for each in moments[leaf.path])]
+        size = sum(local_bytes(leaf, plan.mesh_shape, plan.platform) for leaf in all_of_them)
+        rows.append(LeafGroup(_starred([leaf.path for leaf in leaves]), tuple(leaves), layout[-1], size))
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def _without_numbers(path: str) -> str:
+    """Return a path without the numbers at the ends of its parts."""
+    return "/".join("#" if part.isdigit() else part.rstrip("0123456789") for part in path.split("/"))
+
+
+def _starred(paths: Sequence[str]) -> str:
+    """Return the common path of leaves, with a star where they differ."""
+    parts = zip(*(path.split("/") for path in paths), strict=True)
+    return "/".join(part[0] if len(set(part)) == 1 else part[0].rstrip("0123456789") + "*" for part in parts)

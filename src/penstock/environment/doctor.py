@@ -1,20 +1,30 @@
-"""The examination of the environment: it yields all findings, in the order of the report."""
+"""Examine whether training in this environment is correct and fast: `ps.doctor()`, and the command `penstock doctor`.
+
+Each part yields findings, in the order of the report: versions, devices, known faults of jaxlib, private parts of JAX, machine.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock import _jax
-from penstock._doctor import jaxlib_faults, machine
-from penstock._doctor.report import Finding
+from penstock import _jax, _jaxlib_faults
 from penstock._versions import JAX, KERAS, PYTHON, Supported, installed, keras_version, python_version
+from penstock.environment import machine
+from penstock.environment.report import Finding, Report
 from penstock.errors import UnsupportedVersionError
+
+DESCRIPTION = """\
+Look at versions, devices, known faults of this jaxlib, memory, threads and optional programs, and say what to do about each.
+It takes a few seconds and changes nothing. Exit status 1: something gives wrong results or cannot work."""
+EPILOG = "example:\n  penstock doctor --json"
 
 _DEVICES = """
 import json, jax
@@ -28,19 +38,50 @@ _LIBRARIES = (
     *(("torch", "torch"), ("tensorflow", "bench"), ("equinox", "bench")),
 )
 
-_MORE = "python -c 'import jax; jax.devices()' shows more"
-
 _SECONDS = 7.0
 
 
-def examine() -> Iterator[Finding]:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `penstock doctor`."""
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report.
+
+    Returns:
+      The exit status: 0, or 1 if something is wrong.
+    """
+    report = doctor()
+    print(report.to_json() if args.json else report)
+    return 0 if report.ok else 1
+
+
+def doctor() -> Report:
+    """Examine versions, devices, known faults of this jaxlib, memory, threads and optional tools.
+
+    It takes a few seconds, and less than ten. JAX is started in processes of its own, never in this one, so no device is occupied
+    and no setting of JAX is fixed.
+
+    Returns:
+      A `Report`: print it, or read its `findings`. `ok` is False if something gives wrong results or cannot work.
+
+    Examples:
+      >>> report = ps.doctor()
+      >>> [finding.found for finding in report.findings if finding.name == "penstock"] == [ps.__version__]
+      True
+    """
+    return Report(tuple(_examine()))
+
+
+def _examine() -> Iterator[Finding]:
     """Yield all findings. JAX runs in processes of its own, in parallel."""
     with ThreadPoolExecutor(3) as pool:
-        outcomes, devices, gpus = pool.submit(jaxlib_faults.run), pool.submit(_devices), pool.submit(machine.nvidia_gpus)
+        outcomes, devices, gpus = pool.submit(_jaxlib_faults.run), pool.submit(_devices), pool.submit(machine.nvidia_gpus)
         yield from _versions()
         yield from devices.result()
         yield from _unused_gpus(devices.result(), gpus.result())
-        jaxlib_faults.keep(outcomes.result())
+        _jaxlib_faults.keep(outcomes.result())
         yield from _cases(outcomes.result())
         yield from _private_parts()
         yield from machine.examine()
@@ -57,21 +98,22 @@ def _versions() -> Iterator[Finding]:
     yield _supported(section, KERAS, keras_version(), extra="keras")
     for name, extra in _LIBRARIES:
         version = installed(name) or installed(f"{name}-cpu")
-        if version is None:
-            yield Finding(section, name, "absent", "not installed", f'if you use it: pip install "penstock[{extra}]"')
-        else:
-            yield Finding(section, name, "ok", version)
+        yield _absent(section, name, extra) if version is None else Finding(section, name, "ok", version)
 
 
 def _supported(section: str, supported: Supported, version: str | None, extra: str = "") -> Finding:
     if version is None:
-        return Finding(section, supported.name, "absent", "not installed", f'if you use it: pip install "penstock[{extra}]"')
+        return _absent(section, supported.name, extra)
     if version in supported:
         return Finding(section, supported.name, "ok", version)
     if supported.is_newer(version):
         found = f"{version}, which is newer than {supported.works}, the versions that penstock is known to work with"
         return Finding(section, supported.name, "warning", found, supported.install)
     return Finding(section, supported.name, "wrong", f"{version}, and penstock works with {supported.works}", supported.install)
+
+
+def _absent(section: str, name: str, extra: str) -> Finding:
+    return Finding(section, name, "absent", "not installed", f'if you use it: pip install "penstock[{extra}]"')
 
 
 def _devices() -> Sequence[Finding]:
@@ -92,13 +134,9 @@ def _devices() -> Sequence[Finding]:
         last = (errors or done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         if platforms := os.environ.get("JAX_PLATFORMS"):
             last += f" (JAX_PLATFORMS={platforms})"
-        return [
-            Finding(section, "JAX", "wrong", f"JAX does not start: {last}", "python -c 'import jax; jax.devices()' shows more")
-        ]
-    devices = json.loads(lines[-1].partition(" ")[2])
-    kinds: dict[tuple[str, str, int | None], int] = {}
-    for platform, kind, memory in devices:
-        kinds[platform, kind, memory] = kinds.get((platform, kind, memory), 0) + 1
+        remedy = "python -c 'import jax; jax.devices()' shows more"
+        return [Finding(section, "JAX", "wrong", f"JAX does not start: {last}", remedy)]
+    kinds = Counter(map(tuple, json.loads(lines[-1].partition(" ")[2])))
     return [
         Finding(section, platform, "ok", f"{count} × {kind}" + (f", {memory / 2**30:.1f} GiB each" if memory else ""))
         for (platform, kind, memory), count in kinds.items()
@@ -112,7 +150,7 @@ def _unused_gpus(devices: Sequence[Finding], gpus: Sequence[str]) -> Iterator[Fi
         yield Finding("Devices", "gpu", "warning", found, 'pip install "jax[cuda13]", or unset JAX_PLATFORMS')
 
 
-def _cases(outcomes: Sequence[jaxlib_faults.Outcome]) -> Iterator[Finding]:
+def _cases(outcomes: Sequence[_jaxlib_faults.Outcome]) -> Iterator[Finding]:
     section = f"Known faults of jaxlib {installed('jaxlib')} on the CPU"
     for outcome in outcomes:
         words = {"right": "computed right", "wrong": "WRONG VALUES", "crash": "CRASH", "unknown": "unknown"}[outcome.verdict]
@@ -121,7 +159,7 @@ def _cases(outcomes: Sequence[jaxlib_faults.Outcome]) -> Iterator[Finding]:
         if outcome.fails:
             yield Finding(section, name, "wrong", found, outcome.remedy)
         elif outcome.verdict == "unknown":
-            yield Finding(section, name, "unknown", found, jaxlib_faults.UNKNOWN)
+            yield Finding(section, name, "unknown", found, _jaxlib_faults.UNKNOWN)
         else:
             yield Finding(section, name, "ok", found)
 

@@ -1,19 +1,19 @@
-"""The page *Versions* of the documentation. The tables that the code uses go in, Markdown comes out.
+"""Write the page *Versions* of the documentation as Markdown, from the tables that the code uses.
 
-python -m penstock._doctor.page > docs/versions.md
+python .ci/versions_page.py > docs/versions.md
 """
 
 from __future__ import annotations
 
 from penstock import _jax
-from penstock._doctor.jaxlib_faults import CASES
 from penstock._faults import FAULTS
+from penstock._jaxlib_faults import CASES
 from penstock._versions import JAX, PYTHON, SUPPORTED
 
 _BEGINNING = f"""\
 # Versions
 
-<!-- Made by `python -m penstock._doctor.page > docs/versions.md` from the tables that the code uses. -->
+<!-- Made by `python .ci/versions_page.py > docs/versions.md` from the tables that the code uses. -->
 
 Every version between the oldest and the newest is supported. Some releases of jaxlib among them have faults, which are listed
 below. The tests run with the oldest and the newest versions:

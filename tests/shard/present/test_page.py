@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.html_page import Reader, assert_needs_no_network
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.html_page import SVG, Reader, assert_needs_no_network
 from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, plan, spec, with_moments
 
 from penstock._bytes import format_bytes
 from penstock.shard import Plan
 from penstock.shard.hlo.analysis import Measured
-from penstock.shard.present.html import plan_page
+from penstock.shard.present.page import draw_layout, plan_page
 from penstock.shard.present.parallelism import describe_axis
 
 if TYPE_CHECKING:
@@ -116,6 +119,55 @@ def test_a_layout_used_and_not_stored_has_a_column():
     assert text.count("P('data')") == 2
 
 
+MESH = {"data": 2, "model": 4, "pod": 16}
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "words"),
+    [
+        ((512, 64), spec(("data", "model"), None), "512 × 64; dimension 0 in 8 parts over data and model"),
+        ((512, 64), spec("data", "model"), "512 × 64; dimension 0 in 2 parts over data; dimension 1 in 4 parts over model"),
+        ((32, 8, 64), spec("pod", None, None), "32 × 8 × 64; dimension 0 in 16 parts over pod"),
+        ((64,), spec(None), "64, replicated"),
+        ((), (), "a scalar, replicated"),
+    ],
+)
+def test_a_drawing_has_a_text_alternative(shape, layout, words):
+    svg = ElementTree.fromstring(draw_layout(shape, layout, MESH))
+    assert svg.get("aria-label") == svg.findtext(f"{{{SVG}}}title") == words
+
+
+def test_part_of_a_device_is_its_share():
+    svg = ElementTree.fromstring(draw_layout((512, 64), spec("data", "model"), MESH))
+    array, part = (next(each for each in svg if each.get("class") == name) for name in ("array", "part"))
+    assert float(part.get("height", 0)) == float(array.get("height", 0)) / 2
+    assert float(part.get("width", 0)) == float(array.get("width", 0)) / 4
+
+
+@st.composite
+def _layouts(draw: st.DrawFn):
+    shape = draw(st.lists(st.integers(1, 10**6), max_size=5))
+    layout: list[tuple[str, ...]] = [()] * len(shape)
+    for axis in draw(st.permutations(list(MESH))) if shape else ():
+        dim = draw(st.none() | st.integers(0, len(shape) - 1))
+        if dim is not None:
+            layout[dim] = (*layout[dim], axis)
+    return shape, tuple(layout)
+
+
+@settings(max_examples=30)
+@given(_layouts())
+def test_the_part_of_a_device_is_inside_of_the_array_and_not_smaller_than_can_be_seen(drawn):
+    shape, layout = drawn
+    svg = ElementTree.fromstring(draw_layout(shape, layout, MESH))
+    array, part = svg.findall(f"{{{SVG}}}rect")
+    for side in ("width", "height"):
+        whole, own = float(array.attrib[side]), float(part.attrib[side])
+        assert float(svg.attrib[side]) == whole
+        assert 0.7 < own <= whole
+    assert (svg.find(f"{{{SVG}}}path") is None) == (not any(layout))
+
+
 @pytest.fixture
 def opened(browser: Chrome, tmp_path: Path) -> Iterator[Callable[..., Chrome]]:
     """Open the page of a plan; after the test, the browser must have logged nothing."""
@@ -140,7 +192,7 @@ def test_drawings_are_visible_and_only_frames_scroll_sideways(opened: Callable[.
     drawings = seen.find_elements("css selector", "svg.layout")
     assert len(drawings) == 2 * 2 + 1
     assert all(each.rect["width"] > 60 and each.rect["height"] > 30 for each in drawings)
-    colour = seen.execute_script("return getComputedStyle(document.querySelector('svg.layout .axis-1')).fill")
+    colour = seen.execute_script("return getComputedStyle(document.querySelector('code .axis-1')).color")
     assert colour == {"light": "rgb(160, 74, 18)", "dark": "rgb(240, 168, 104)"}[colours]
 
 

@@ -1,8 +1,9 @@
-"""The report of the doctor: findings go in, a text or JSON comes out."""
+"""The report of `penstock doctor`: findings, written as text or as JSON."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -64,18 +65,10 @@ class Report:
     @property
     def summary(self) -> str:
         """Return one line with the numbers of findings that are wrong, worth a look, or unknown."""
-        counts = {
-            status: sum(finding.status == status for finding in self.findings) for status in ("wrong", "warning", "unknown")
-        }
-        parts = [
-            f"{count} {'is' if count == 1 else 'are'} {word}"
-            for count, word in (
-                (counts["wrong"], "wrong"),
-                (counts["warning"], "worth a look (!)"),
-                (counts["unknown"], "unknown (?)"),
-            )
-            if count
-        ]
+        counts = Counter(finding.status for finding in self.findings)
+        words: dict[Status, str] = {"wrong": "wrong", "warning": "worth a look (!)", "unknown": "unknown (?)"}
+        number = {status: f"{count} {'is' if count == 1 else 'are'}" for status, count in counts.items()}
+        parts = [f"{number[status]} {word}" for status, word in words.items() if status in number]
         return f"{len(self.findings)} things looked at: {', '.join(parts) or 'all is well'}"
 
     def to_json(self) -> str:

@@ -1,4 +1,8 @@
-"""Findings on memory, threads, settings of the kernel, and programs that some commands need."""
+"""Examine the machine: memory, threads, settings of the kernel, and programs that some commands need.
+
+The limits of memory and CPU time are the lowest that cgroups, of version 1 or 2, set to this process: its own cgroup and all that
+contain it. The files are described in Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the Linux kernel.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,17 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from penstock._doctor import cgroup, jaxlib_faults
-from penstock._doctor.report import Finding
+from penstock._jaxlib_faults import processor
 from penstock._versions import installed
+from penstock.environment.report import Finding
 from penstock.run_command import PRELOAD, choose
 
 _LITTLE_MEMORY = 4 << 30  # bytes; JAX and a small model take one or two GiB
 _SMALL_SHM = 1 << 30  # bytes; worker processes pass batches through /dev/shm
+_NO_LIMIT = 1 << 62  # version 1 of cgroups writes the largest multiple of a page where there is no limit
 
 
 def examine() -> Iterator[Finding]:
@@ -38,7 +44,7 @@ def nvidia_gpus() -> list[str]:
 
 def _memory_and_threads() -> Iterator[Finding]:
     section = "Memory and threads"
-    yield Finding(section, "processor", "ok", jaxlib_faults.processor())
+    yield Finding(section, "processor", "ok", processor())
     yield _cores(section)
     yield _memory(section)
     yield _huge_pages(section)
@@ -54,7 +60,7 @@ def _cores(section: str) -> Finding:
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     found = f"{len(cores)} of {os.cpu_count()} for this process"
-    limits = cgroup.limits()
+    limits = cgroup_limits()
     if limits.cores is None or limits.cores >= len(cores):
         unread = "" if limits.known else ", and the quota of a cgroup cannot be read"
         return Finding(section, "cores", "ok" if limits.known else "unknown", found + unread)
@@ -70,7 +76,7 @@ def _memory(section: str) -> Finding:
     if not hasattr(os, "sysconf"):
         return Finding(section, "memory", "unknown", "this system does not tell")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = cgroup.limits()
+    limits = cgroup_limits()
     if limits.memory is None or limits.memory >= total:
         limit = "with no limit by a cgroup" if limits.known else "and the limit of a cgroup cannot be read"
         return Finding(section, "memory", "ok" if limits.known else "unknown", f"{total / 2**30:.1f} GiB, {limit}")
@@ -82,7 +88,7 @@ def _memory(section: str) -> Finding:
 
 
 def _huge_pages(section: str) -> Finding:
-    text = _text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    text = read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
     chosen = text.partition("[")[2].partition("]")[0]
     if not chosen:
         return Finding(section, "huge pages", "unknown", "this kernel does not tell about transparent huge pages")
@@ -162,7 +168,69 @@ def _optional(section: str, name: str, found: str, remedy: str) -> Finding:
     return Finding(section, name, "ok" if found else "absent", found or "not here", "" if found else remedy)
 
 
-def _text(path: Path) -> str:
+@dataclass(frozen=True)
+class Limits:
+    """The limits that cgroups set.
+
+    Attributes:
+      known: whether the cgroups of this process could be read.
+      memory: bytes; None for no limit.
+      cores: CPU seconds per second; None for no quota.
+    """
+
+    known: bool
+    memory: int | None
+    cores: float | None
+
+
+def cgroup_limits(proc: Path = Path("/proc")) -> Limits:
+    """Return the lowest of the limits that apply to this process."""
+    memory, cpu = list(cgroup_folders("memory", proc)), list(cgroup_folders("cpu", proc))
+    bytes_ = [limit for limit in map(cgroup_memory_limit, memory) if limit is not None]
+    cores = [limit for limit in map(_cpu_quota, cpu) if limit is not None]
+    return Limits(bool(memory or cpu), min(bytes_, default=None), min(cores, default=None))
+
+
+def cgroup_memory_limit(folder: Path) -> int | None:
+    """Return the bytes that the cgroup of a folder may use; None for no limit."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = read(folder / name).strip()
+        if text.isdigit() and int(text) < _NO_LIMIT:
+            return int(text)
+    return None
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Return the CPU seconds per second that the cgroup of a folder may use; None for no quota."""
+    quota = read(folder / "cpu.max").split() or [
+        read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    ]
+    return int(quota[0]) / int(quota[1]) if all(part.isdigit() for part in quota) else None
+
+
+def cgroup_folders(controller: str, proc: Path) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and those above it, in each hierarchy that may have the controller."""
+    for line in read(proc / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        for mount in _mounts(proc, controller if controllers else None):
+            folder = mount / path.lstrip("/")
+            if not folder.is_dir():  # in a container, this may be a path of the host
+                folder = mount
+            yield from (each for each in (folder, *folder.parents) if each.is_relative_to(mount))
+
+
+def _mounts(proc: Path, controller: str | None) -> Iterator[Path]:
+    """Yield the mount points of the hierarchy of a controller; None stands for version 2, which has all controllers."""
+    for line in read(proc / "mounts").splitlines():
+        _, where, kind, options, *_ = line.split()
+        if kind == "cgroup2" if controller is None else kind == "cgroup" and controller in options.split(","):
+            yield Path(where)
+
+
+def read(path: Path) -> str:
+    """Return the text of a file; "" if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

@@ -14,12 +14,12 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from penstock._atomic_write import replace
 from penstock._versions import JAX, installed, untested
 
 _TOLERANCE = 1e-4  # relative; float32 sums of ten terms differ by 1e-6, the wrong values by 1e-3 and more
@@ -63,7 +63,7 @@ class Outcome:
     """The outcome of a case.
 
     Attributes:
-      name, link, remedy: those of the case.
+      name, link, remedy: as in the case.
       verdict: "right", "wrong", "crash", or "unknown" if it did not end in time or could not be run.
       detail: the largest relative difference, the signal, or the reason for an unknown verdict.
     """
@@ -129,7 +129,6 @@ def run(cases: Sequence[Case] = CASES, seconds: float = _SECONDS) -> list[Outcom
     """Run cases in parallel on the CPU, each in a process of its own.
 
     Args:
-      cases: the cases.
       seconds: time after which a case that has not ended is stopped, and its verdict is unknown.
     """
     deadline = time.monotonic() + seconds
@@ -171,9 +170,7 @@ def keep(outcomes: Sequence[Outcome], cases: Sequence[Case] = CASES) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump([asdict(outcome) for outcome in outcomes], file)
-        os.replace(file.name, path)
+        replace(path, json.dumps([asdict(outcome) for outcome in outcomes]))
     except OSError:
         return
 

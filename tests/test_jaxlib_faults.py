@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 import pytest
 
-from penstock._doctor import jaxlib_faults
-from penstock._doctor.jaxlib_faults import CASES, Case, Outcome, known, run, warning
+from penstock import _jaxlib_faults
+from penstock._jaxlib_faults import CASES, Case, Outcome, known, run, warning
 
 
 def number(outcome: Case | Outcome) -> str:
@@ -34,7 +34,7 @@ def runs(monkeypatch):
         asked.append([each.program for each in cases])
         return [Outcome(each.name, each.link, each.remedy, each.program, "") for each in cases]
 
-    monkeypatch.setattr(jaxlib_faults, "run", end)
+    monkeypatch.setattr(_jaxlib_faults, "run", end)
     return asked
 
 
@@ -72,7 +72,7 @@ def test_a_case_without_end_is_unknown_and_its_process_is_gone():
 
 def test_what_was_found_is_not_run_again(own_cache, runs):
     first = known([case("wrong")])
-    jaxlib_faults._found.clear()  # as in another process
+    _jaxlib_faults._found.clear()  # as in another process
     assert known([case("wrong")]) == first
     assert first[0].verdict == "wrong"
     assert len(runs) == 1
@@ -89,7 +89,7 @@ def test_other_flags_other_cases_and_what_is_no_record_are_run_again(own_cache, 
     assert len(runs) == 3
     for path in own_cache.rglob("*.json"):
         path.write_text('{"not": "a list"}')
-    jaxlib_faults._found.clear()
+    _jaxlib_faults._found.clear()
     known([case("right")])
     assert len(runs) == 4
 
@@ -106,7 +106,7 @@ def test_a_user_without_a_home_is_no_error(runs, monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(jaxlib_faults.Path, "home", no_home)
+    monkeypatch.setattr(_jaxlib_faults.Path, "home", no_home)
     assert known([case("right")])[0].verdict == "right"
 
 
@@ -137,7 +137,7 @@ def test_a_command_warns_once_of_a_jaxlib_that_fails(own_cache, monkeypatch, cap
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    jaxlib_faults.keep([Outcome(each.name, each.link, each.remedy, "wrong", "") for each in CASES])
+    _jaxlib_faults.keep([Outcome(each.name, each.link, each.remedy, "wrong", "") for each in CASES])
     assert main(["plan", "steps:job", "--devices", "2"]) in (0, 1)
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("penstock: warning:")]
     assert len(warnings) == 1

@@ -1,0 +1,1 @@
+"""Examine the environment of a training: versions, devices, faults of jaxlib, memory and threads."""
