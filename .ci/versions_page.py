@@ -6,8 +6,7 @@ python .ci/versions_page.py > docs/versions.md
 from __future__ import annotations
 
 from penstock import _jax
-from penstock._faults import FAULTS
-from penstock._jaxlib_faults import CASES
+from penstock._jaxlib_faults import CASES, FAULTS
 from penstock._versions import JAX, PYTHON, SUPPORTED
 
 _BEGINNING = f"""\

@@ -1,8 +1,11 @@
-"""Known faults of jaxlib: small programs that some releases compute wrongly or crash on, run with the installed release.
+"""Known faults of jaxlib: those that penstock works around, and small programs that show whether this release has others.
 
-Each program is a reproduction from a report to JAX's developers. It runs in a process of its own, so a crash or a hang ends only
-that process, and this process starts no JAX backend. The outcomes are kept on disk by jaxlib, processor and XLA flags, so that a
-command can warn without running the programs again.
+A workaround applies where its `Fault` is `present`. `tests/shard/test_faults.py` reproduces each one and compares the outcome
+with `fixed`, so a release that no longer needs a workaround is noticed.
+
+A `Case` is a program that some releases compute wrongly or crash on, from a report to JAX's developers. It runs in a process of
+its own, so a crash or a hang ends only that process, and this process starts no JAX backend. The outcomes are kept on disk by jaxlib,
+processor and XLA flags, so that a command can warn without running the programs again.
 """
 
 from __future__ import annotations
@@ -18,9 +21,58 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock._atomic_write import replace
-from penstock._versions import JAX, installed, untested
+from penstock._versions import JAX, installed, numbers, untested
+
+if TYPE_CHECKING:
+    from penstock._versions import Version
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of XLA.
+
+    Attributes:
+      what: the wrong behaviour.
+      instead: what penstock does to avoid it.
+      where: the file and function of the workaround.
+      fixed: the first release of jaxlib without it, as (major, minor); None while there is none.
+    """
+
+    what: str
+    instead: str
+    where: str
+    fixed: Version | None = None
+
+    @property
+    def present(self) -> bool:
+        """Return whether the installed jaxlib has the fault."""
+        version = installed("jaxlib")
+        return self.fixed is None or version is None or numbers(version)[:2] < self.fixed
+
+
+SCATTER_OF_A_SLICE = Fault(
+    "On the CPU, a scatter into an array that was cut to a device's shard gives wrong values: XLA fuses the two.",
+    "An optimisation barrier between the cut and the scatter.",
+    "shard/apply/sharding_constraints.py, _Evaluation.evaluate",
+    fixed=(0, 12),
+)
+PATCHES_SHARDED_TWICE = Fault(
+    "A convolution of windows that do not overlap (patches) gives wrong values where positions are sharded over one mesh axis "
+    "and output features over another.",
+    "Plans leave the positions of such a convolution unsharded.",
+    "shard/trace/rules.py, conv_general_dilated, which then needs a factor for them",
+)
+DENSE_DEPTHWISE_GRADIENT = Fault(
+    "On the CPU, the gradient of a depthwise kernel is computed for every pair of features, of which all but the equal ones are "
+    "thrown away.",
+    "Plans count the FLOPs of the dense convolution.",
+    "shard/trace/flops.py, _convolution",
+)
+FAULTS = (SCATTER_OF_A_SLICE, PATCHES_SHARDED_TWICE, DENSE_DEPTHWISE_GRADIENT)
+
 
 _TOLERANCE = 1e-4  # relative; float32 sums of ten terms differ by 1e-6, the wrong values by 1e-3 and more
 

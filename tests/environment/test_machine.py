@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from penstock import run_command
 from penstock.environment import machine
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from penstock._faults import DENSE_DEPTHWISE_GRADIENT, FAULTS, PATCHES_SHARDED_TWICE, SCATTER_OF_A_SLICE, Fault
+from penstock._jaxlib_faults import DENSE_DEPTHWISE_GRADIENT, FAULTS, PATCHES_SHARDED_TWICE, SCATTER_OF_A_SLICE, Fault
 from penstock.shard.hlo.flops import count_flops
 
 

@@ -17,8 +17,8 @@ import jax
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
-from penstock._faults import SCATTER_OF_A_SLICE
 from penstock._jax import ClosedJaxpr, constants_as_arguments
+from penstock._jaxlib_faults import SCATTER_OF_A_SLICE
 from penstock.shard.trace.flat_program import CUSTOM_DERIVATIVES, DEBUG, INLINED, Path
 
 Spec = tuple[tuple[str, ...], ...]

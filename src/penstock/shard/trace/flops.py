@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._faults import DENSE_DEPTHWISE_GRADIENT
+from penstock._jaxlib_faults import DENSE_DEPTHWISE_GRADIENT
 
 _FREE = frozenset(
     {
