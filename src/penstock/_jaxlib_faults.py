@@ -4,8 +4,8 @@ A workaround applies where its `Fault` is `present`. `tests/shard/test_faults.py
 with `fixed`, so a release that no longer needs a workaround is noticed.
 
 A `Case` is a program that some releases compute wrongly or crash on, from a report to JAX's developers. It runs in a process of
-its own, so a crash or a hang ends only that process, and this process starts no JAX backend. The outcomes are kept on disk by jaxlib,
-processor and XLA flags, so that a command can warn without running the programs again.
+its own, so a crash or a hang ends only that process, and this process starts no JAX backend. The outcomes are kept on disk by
+jaxlib, processor and XLA flags, so that a command can warn without running the programs again.
 """
 
 from __future__ import annotations
