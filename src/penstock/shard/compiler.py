@@ -34,7 +34,6 @@ from typing import Any
 
 import jax
 
-import penstock
 from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError
 from penstock.shard.hlo.analysis import Measured, compile_error, measure
 from penstock.shard.hlo.topologies import (
@@ -141,7 +140,7 @@ def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | 
 
 def _start(folder: Path, share: Sequence[int], topology: str | None) -> subprocess.Popen[bytes]:
     """Start a process that compiles some of the programs."""
-    root = str(Path(penstock.__file__).parents[1])  # so that the worker imports the same penstock, installed or not
+    root = str(Path(__file__).parents[2])  # so that the worker imports the same penstock, installed or not
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root])),

@@ -21,7 +21,6 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-import penstock
 from penstock._bytes import parse_bytes
 from penstock._jaxlib_faults import warn_of_known_faults
 from penstock.errors import CannotStartError, CompileError, PlanError
@@ -222,7 +221,7 @@ def _load(name: str) -> tuple[Any, ...]:
 
 def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback from its first line outside of penstock, JAX and the import system; None if there is none."""
-    ours = tuple(f"{Path(package.__file__ or '').parent}{os.sep}" for package in (penstock, jax))
+    ours = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(jax.__file__).parent))
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith((*ours, "<frozen ", importlib.__file__)):
         trace = trace.tb_next
     return trace
