@@ -13,10 +13,10 @@ import numpy as np
 import penstock
 
 ROOT = Path(penstock.__file__).parent
-OPTIONAL = """
-    flax optax sklearn pyarrow fsspec s3fs aiohttp grain torch tensorflow datasets
-    array_record h5py matplotlib rich PIL cv2 simplejpeg keras ray
-""".split()
+OPTIONAL = [
+    *("flax", "optax", "sklearn", "pyarrow", "fsspec", "s3fs", "aiohttp", "grain", "torch", "tensorflow"),
+    *("datasets", "array_record", "h5py", "matplotlib", "rich", "PIL", "cv2", "simplejpeg", "keras", "ray"),
+]
 
 
 def test_importing_and_the_command_line_start_no_backend_and_load_no_optional_library():
