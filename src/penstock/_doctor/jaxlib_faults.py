@@ -14,12 +14,12 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from penstock._atomic_write import replace
 from penstock._versions import JAX, installed, untested
 
 _TOLERANCE = 1e-4  # relative; float32 sums of ten terms differ by 1e-6, the wrong values by 1e-3 and more
@@ -171,9 +171,7 @@ def keep(outcomes: Sequence[Outcome], cases: Sequence[Case] = CASES) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump([asdict(outcome) for outcome in outcomes], file)
-        os.replace(file.name, path)
+        replace(path, json.dumps([asdict(outcome) for outcome in outcomes]))
     except OSError:
         return
 

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock._atomic_write import replace
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.constraints import ROLES
 from penstock.shard.hlo.analysis import Measured
@@ -31,9 +32,7 @@ def save(plan: PlanRecord, path: Path) -> None:
       plan: the plan.
       path: the file, which is replaced if it exists.
     """
-    part = path.with_name(path.name + ".part")
-    part.write_text(to_json(plan), encoding="utf-8")
-    part.replace(path)
+    replace(path, to_json(plan))
 
 
 def to_json(plan: PlanRecord) -> str:

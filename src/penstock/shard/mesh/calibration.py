@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock._atomic_write import replace
 from penstock.shard.mesh.datasheets import DATASHEETS
 from penstock.shard.mesh.hardware import Hardware
 
@@ -46,9 +47,7 @@ def this_machine() -> Hardware:
         pass
     measured = measure_devices(devices)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({**cached, key: asdict(measured)}, indent=1))
-    temporary.replace(path)  # atomic, because another process may be reading the file
+    replace(path, json.dumps({**cached, key: asdict(measured)}, indent=1))
     return measured
 
 
