@@ -18,8 +18,7 @@ from penstock.keras._checkpoint_run import CheckpointRun, Settings, read_arrays
 from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._hooks import install_fit
 from penstock.keras._replace_iterator import enable_for_data
-from penstock.train.array_files import require_orbax
-from penstock.train.checkpoints import CheckpointError, Checkpoints
+from penstock.train.checkpoint import CheckpointError, Checkpoints, require_orbax
 
 
 class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

@@ -34,8 +34,8 @@ from penstock.keras._callback_state import CallbackStates, continued_files, name
 from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._session import Position, expect
 from penstock.train.agreement import Agreement
-from penstock.train.checkpoint_folder import Checkpoint as Saved
-from penstock.train.checkpoints import Checkpoints, restore
+from penstock.train.checkpoint import Checkpoint as Saved
+from penstock.train.checkpoint import Checkpoints, restore
 from penstock.train.run_folder import RunFolder, continuing
 from penstock.train.schedule import Goal
 

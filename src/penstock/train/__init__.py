@@ -5,7 +5,7 @@ A step function, a state and a feed go in; the trained state comes out, and a ru
 
 from penstock._stopping import Stopped as Stopped
 from penstock.train import log as log
-from penstock.train.checkpoints import CheckpointError as CheckpointError
+from penstock.train.checkpoint import CheckpointError as CheckpointError
 from penstock.train.detection import DistributedError as DistributedError
 from penstock.train.fitting import fit as fit
 from penstock.train.goodput import Goodput as Goodput

@@ -22,8 +22,7 @@ from penstock.data.tree import Batch
 from penstock.shard import Plan
 from penstock.shard.serialization import to_json
 from penstock.train import log as loggers
-from penstock.train.checkpoint_folder import Checkpoint
-from penstock.train.checkpoints import Checkpoints, read
+from penstock.train.checkpoint import Checkpoint, Checkpoints, read
 from penstock.train.goodput import Meter
 from penstock.train.loop import Loop, Run
 from penstock.train.point import Logger, Point

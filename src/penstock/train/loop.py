@@ -23,7 +23,7 @@ from penstock._heartbeat import beat
 from penstock._stopping import Stopped, Stopping
 from penstock.data.tree import Batch
 from penstock.train.agreement import Agreement
-from penstock.train.checkpoints import CheckpointError, Checkpoints
+from penstock.train.checkpoint import CheckpointError, Checkpoints
 from penstock.train.goodput import Meter
 from penstock.train.intervals import Intervals, NonfiniteError
 from penstock.train.leaves import named_leaves

@@ -14,8 +14,7 @@ from penstock._feed import Feed
 from penstock._feed.device_feed import has_begun, has_no_end, reopened, repeatable
 from penstock.data.tree import Batch, leaves_with_names
 from penstock.shard import Plan
-from penstock.train.checkpoint_folder import Checkpoint
-from penstock.train.checkpoints import restore
+from penstock.train.checkpoint import Checkpoint, restore
 from penstock.train.leaves import check_same_leaves, describe_leaves, named_leaves
 from penstock.train.loop import Functions, Run
 from penstock.train.metrics import zero
