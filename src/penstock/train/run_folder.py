@@ -142,14 +142,14 @@ class RunFolder:
         if saved is None:
             if any(path.name == "checkpoints" or path.name.startswith("step-") for path in self.path.iterdir()):
                 raise OtherRunError(f"{self.path} has checkpoints, but no {_RUN} that says of which run: name another folder")
-        elif saved["config"] != self._config and self._has_trained():
-            names = [name for name in {**saved["config"], **self._config} if saved["config"].get(name) != self._config.get(name)]
-            listed = "; ".join(f"{name} was {saved['config'].get(name)!r} and is {self._config.get(name)!r}" for name in names)
+        elif saved != self._config and self._has_trained():
+            names = [name for name in {**saved, **self._config} if saved.get(name) != self._config.get(name)]
+            listed = "; ".join(f"{name} was {saved.get(name)!r} and is {self._config.get(name)!r}" for name in names)
             raise OtherRunError(
                 f"{self.path} belongs to another run: {listed}. Name another folder, or run with the same settings"
             )
         self._lock = _locked(self.path / _LOCK)
-        if saved is None or saved["config"] != self._config:
+        if saved != self._config:
             replace(self.path / _RUN, json.dumps({"version": _VERSION, "config": self._config}, indent=1))
 
     def _has_trained(self) -> bool:
@@ -157,16 +157,17 @@ class RunFolder:
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     def _read(self) -> dict[str, Any] | None:
+        """Return the settings of the run that made the folder; None for a new one."""
         try:
             saved = json.loads((self.path / _RUN).read_text(encoding="utf-8"))
             if saved["version"] != _VERSION:
                 raise OtherRunError(f"{self.path / _RUN} has version {saved['version']}, and this penstock reads {_VERSION}")
-            return {"config": dict(saved["config"])}
+            return dict(saved["config"])
         except FileNotFoundError:
             return None
+        except OtherRunError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, OtherRunError):
-                raise
             raise OtherRunError(f"{self.path / _RUN} is not the file of a run ({error}): name another folder") from error
 
 
