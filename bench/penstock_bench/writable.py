@@ -27,7 +27,8 @@ def check_writable(reports: Mapping[str, Path | None]) -> None:
         try:
             path.open("a").close()  # leaves an earlier report as it is
             if regular:
-                part_of(path).open("a").close()
-                part_of(path).unlink()
+                part = part_of(path)
+                part.touch()
+                part.unlink()
         except OSError as error:
             raise ValueError(f"{flag} {path}: cannot be written ({error.strerror}); name another file") from error

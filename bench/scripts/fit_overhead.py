@@ -28,7 +28,7 @@ from scipy.stats import bootstrap
 
 import penstock as ps
 from penstock.feed import Feed
-from penstock.train.checkpoints import Checkpoints
+from penstock.train.checkpoint import Checkpoints
 
 WARM_UP = 30
 

@@ -30,9 +30,11 @@ from penstock.data.streams.jsonl import jsonl as jsonl
 from penstock.data.streams.stream import stream as stream
 from penstock.data.streams.webdataset import webdataset as webdataset
 from penstock.environment.doctor import doctor as doctor
+from penstock.errors import CheckpointError as CheckpointError
 from penstock.errors import CompileError as CompileError
 from penstock.errors import DistributedError as DistributedError
 from penstock.errors import NonfiniteError as NonfiniteError
+from penstock.errors import OtherRunError as OtherRunError
 from penstock.errors import OtherStateError as OtherStateError
 from penstock.errors import PenstockError as PenstockError
 from penstock.errors import PlanError as PlanError
@@ -48,10 +50,8 @@ from penstock.train import Mean as Mean
 from penstock.train import Point as Point
 from penstock.train import Stopped as Stopped
 from penstock.train import log as log
-from penstock.train.checkpoints import CheckpointError as CheckpointError
 from penstock.train.distributed import distributed as distributed
 from penstock.train.fit import fit as fit
-from penstock.train.run_folder import OtherRunError as OtherRunError
 
 if TYPE_CHECKING:  # at run time, `feed` is the package, which can be called
     from penstock.feed import feed as feed

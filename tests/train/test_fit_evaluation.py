@@ -12,7 +12,7 @@ from tests.train.training import Points, fit
 
 import penstock as ps
 from penstock import _stopping
-from penstock.train.checkpoints import Checkpoints
+from penstock.train.checkpoint import Checkpoints
 from penstock.train.schedule import Goal
 
 

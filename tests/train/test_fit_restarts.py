@@ -1,12 +1,14 @@
 """`fit` continues exactly: after any stop, on other devices, with another plan, for more steps."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
 import signal
-import time
-import warnings
+import subprocess
+import sys
 from collections.abc import Callable
 
 import jax
@@ -109,25 +111,39 @@ def test_run_folder_that_is_moved_away_ends_the_training_with_its_name(tmp_path)
     assert not list(tmp_path.glob("run/checkpoints/*/MANIFEST.json"))
 
 
-def test_lock_of_a_run_folder_is_not_that_of_a_forked_child(tmp_path):
-    lock = run_folder._locked(tmp_path / "run.lock")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX warns of forks
-        read, write = os.pipe()
-        child = os.fork()
-    if not child:
-        os.write(write, b"!")
-        time.sleep(60)
-        os._exit(0)
-    try:
-        assert os.read(read, 1)
-        lock.close()  # as at the end of a process that is killed
-        run_folder._unlock(run_folder._locked(tmp_path / "run.lock"))
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(read)
-        os.close(write)
+HOLDER = """
+import os, pathlib, sys, time
+from penstock.train import run_folder
+lock = run_folder._locked(pathlib.Path(sys.argv[1]))
+child = os.fork()
+if child:
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_killed_process_leaves_no_lock_although_a_forked_child_lives(tmp_path):
+    path = tmp_path / "run.lock"
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
+        child = int(holder.stdout.readline())
+        try:
+            with pytest.raises(RuntimeError, match=rf"another process \(process {holder.pid} on .+\) is training in"):
+                run_folder._locked(path)
+            holder.kill()
+            holder.wait()
+            run_folder._locked(path).release()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("code", "refused"), [(errno.ENOLCK, False), (errno.ENOSYS, False), (errno.EACCES, True)])
+def test_file_system_without_locks_is_used_without_one(tmp_path, monkeypatch, code, refused):
+    def fail(*given):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("filelock.FileLock.acquire", fail)
+    with pytest.raises(OSError, match="Permission denied") if refused else contextlib.nullcontext():
+        run_folder._locked(tmp_path / "run.lock").release()
 
 
 def lines(path):

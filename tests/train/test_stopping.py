@@ -162,7 +162,7 @@ def request_stop():
 
 
 def test_stop_during_the_last_save_comes_after_it(tmp_path, monkeypatch, capsys):
-    from penstock.train.checkpoints import Checkpoints
+    from penstock.train.checkpoint import Checkpoints
 
     def write(self, step, *rest):
         if step == 20:

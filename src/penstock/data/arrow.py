@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
+from penstock._atomic_write import replacing
 from penstock.data.array_pickling import FileVersion
 from penstock.data.arrays import RowBlocks
 from penstock.data.records import expand
@@ -515,13 +517,8 @@ def _decode_once(files: list[str], columns: Sequence[str] | None, cache: str) ->
     if os.path.exists(path):
         return path
     os.makedirs(cache, exist_ok=True)
-    partial = f"{path}.{os.getpid()}.partial"
-    try:
-        _write_ipc(files, columns, partial)
-        os.replace(partial, path)  # atomic: another process sees a complete file or none
-    finally:
-        if os.path.exists(partial):
-            os.remove(partial)
+    with replacing(Path(path)) as partial:
+        _write_ipc(files, columns, str(partial))
     return path
 
 

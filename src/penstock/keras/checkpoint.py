@@ -43,9 +43,8 @@ from penstock.keras.callback_state import CallbackStates, continued_files, named
 from penstock.keras.hooks import install_fit
 from penstock.keras.replace_iterator import enable_for_data
 from penstock.train.agreement import Agreement
-from penstock.train.array_files import require_orbax
-from penstock.train.checkpoint_folder import Checkpoint as Saved
-from penstock.train.checkpoints import Checkpoints, restore
+from penstock.train.checkpoint import Checkpoint as Saved
+from penstock.train.checkpoint import Checkpoints, require_orbax, restore
 from penstock.train.run_folder import RunFolder, continuing
 from penstock.train.schedule import Goal
 

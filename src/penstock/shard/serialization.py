@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock import _atomic_write
+from penstock._atomic_write import replace
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.constraints import ROLES
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
@@ -42,7 +42,7 @@ def save(plan: PlanRecord, path: Path) -> None:
     Args:
       path: the file, which is replaced if it exists.
     """
-    _atomic_write.replace(path, to_json(plan))
+    replace(path, to_json(plan))
 
 
 def to_json(plan: PlanRecord) -> str:

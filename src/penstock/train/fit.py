@@ -28,8 +28,7 @@ from penstock.shard import Plan
 from penstock.shard.serialization import to_json
 from penstock.train import log as loggers
 from penstock.train.agreement import decide
-from penstock.train.checkpoint_folder import Checkpoint
-from penstock.train.checkpoints import Checkpoints, read, restore
+from penstock.train.checkpoint import Checkpoint, Checkpoints, read, restore
 from penstock.train.goodput import Meter
 from penstock.train.loop import Functions, Loop, Run
 from penstock.train.metrics import (

@@ -1,7 +1,7 @@
-"""Goodput: which part of the time of a run went into steps whose result was kept, over all of its attempts.
+"""Measure goodput: the part of the time of a run that went into steps whose result was kept, over all of its attempts.
 
-Seconds by activity go in, and are kept in goodput.json of the run folder; a `Goodput` comes out. An *attempt* is one process
-(or one set of processes) that works on the run: the first, or one after a stop or a crash.
+An *attempt* is one process (or one set of processes) that works on the run: the first, or one after a stop or a crash. The
+seconds of each attempt by activity are kept in goodput.json of the run folder.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Meter:
             attempt.lost = attempt.end - kept
 
     def begin_loop(self) -> None:
-        """Note that the loop begins. Its time that is not that of another activity is that of its steps."""
+        """Note that the loop begins. All its time counts as steps, but for what another activity has measured."""
         self._loop_start, self._others = time.perf_counter(), sum(self.clock.values())
 
     @property

@@ -26,8 +26,8 @@ def jsonl(path: str | os.PathLike[str]) -> Logger:
     """Return a logger that writes a line of JSON for each train and evaluation point.
 
     A line has "step" and the metrics; of a train point also "steps_per_second" and "input_wait". Values that are not finite are
-    null. When a run continues, lines after the step from which it continues are dropped, as they come again. So the file is that
-    of a run without a stop, but for speeds.
+    null. When a run continues, lines after the step from which it continues are dropped, as they come again. So but for the
+    speeds, a run that was stopped leaves the same file as one that was not.
 
     Args:
       path: the file. Its folder is made if necessary.
@@ -123,7 +123,7 @@ class _Jsonl:
 
 
 def _kind_and_step(line: bytes) -> tuple[str, float]:
-    """Return the kind of point that a line is of, and its step; a line that is none has an infinite step."""
+    """Return the kind of point that a line describes, and its step; an unreadable line has an infinite step."""
     try:
         values = json.loads(line.decode("utf-8"))
         step = float(values["step"])

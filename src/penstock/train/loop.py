@@ -24,7 +24,7 @@ from penstock.errors import CheckpointError, NonfiniteError
 from penstock.feed import Feed
 from penstock.feed.device_feed import interrupt
 from penstock.train.agreement import Agreement, decide
-from penstock.train.checkpoints import Checkpoints
+from penstock.train.checkpoint import Checkpoints
 from penstock.train.goodput import Meter
 from penstock.train.metrics import Intervals, Logger, Nonfinite, Point, Totals, read
 from penstock.train.schedule import EarlyStop, Goal, Progress, Schedule

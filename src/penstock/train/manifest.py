@@ -1,7 +1,6 @@
-"""The manifest of a folder: the size and SHA-256 checksum of each file in it.
+"""Write and check the manifest of a folder: the size and SHA-256 checksum of each file in it.
 
-A folder goes in; MANIFEST.json is written into it as its last file. Later, the folder goes in again, and what is wrong with
-it comes out. A folder without a manifest is unfinished, so only a folder whose files are all written can pass.
+MANIFEST.json is written last. A folder without one is unfinished, so only a folder whose files are all written can pass.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ def write_manifest(folder: Path) -> None:
     Raises:
       OSError: a file cannot be read, or the manifest cannot be written.
     """
-    files = {name: {"bytes": path.stat().st_size, "sha256": digest} for name, path, digest in _hashed(folder)}
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256} for name, sha256 in _hashed(folder, names)}
     manifest = {"version": _VERSION, "files": files, "sha256": digest(files)}
     replace(folder / NAME, json.dumps(manifest, indent=1), durable=True)
 
@@ -58,7 +58,7 @@ def damage(folder: Path) -> str | None:
         if size != wanted["bytes"]:
             return f"{name} has {size:,} bytes and had {wanted['bytes']:,} when it was written"
     try:
-        found = {name: digest for name, _, digest in _hashed(folder, sorted(files))}
+        found = dict(_hashed(folder, list(files)))
     except OSError as error:
         return f"{error.filename} cannot be read ({error.strerror})"
     for name, wanted in files.items():
@@ -72,17 +72,13 @@ def is_finished(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
-def _hashed(folder: Path, names: list[str] | None = None) -> Iterator[tuple[str, Path, str]]:
-    """Yield the name, path and digest of files: those given, or all but the manifest, in order."""
-    if names is None:
-        paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
-        names = [path.relative_to(folder).as_posix() for path in paths]
-    files = [folder / name for name in names]
+def _hashed(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and SHA-256 checksum of each file, in order."""
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
-        yield from zip(names, files, threads.map(_digest, files), strict=True)
+        yield from zip(names, threads.map(_sha256, [folder / name for name in names]), strict=True)
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,15 +1,16 @@
-"""The folder of a run: who may use it, and to which run it belongs.
+"""Refuse a run folder that belongs to another run, or that another process uses.
 
-A path, the settings of the run and the fingerprint of its data go in. Another run's folder, or a folder that another process
-uses, is refused. `run.json` has what a run must have in common with the one that made the folder.
+`run.json` has the settings that a run must have in common with the one that made the folder. `run.lock` is locked by the process
+that trains, and names it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import weakref
+import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,16 +21,13 @@ import numpy as np
 
 from penstock._arguments import check_path
 from penstock._atomic_write import replace
+from penstock.errors import OtherRunError
 from penstock.train import manifest
 from penstock.train.agreement import decide
 
 _RUN, _LOCK = "run.json", "run.lock"
 _VERSION = 1
-_open_locks: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-class OtherRunError(ValueError):
-    """The error raised if a folder belongs to something else than this run. Its message says what differs."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # a file system without locks
 
 
 @contextlib.contextmanager
@@ -119,7 +117,7 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._lock is not None:
-            _unlock(self._lock)
+            self._lock.release()
 
     @property
     def checkpoints(self) -> Path:
@@ -139,17 +137,16 @@ class RunFolder:
             )
         saved = self._read()
         if saved is None:
-            found = sorted(path.name for path in self.path.iterdir() if path.name not in (_LOCK, _RUN + ".part"))
-            if "checkpoints" in found or any(name.startswith("step-") for name in found):
+            if any(path.name == "checkpoints" or path.name.startswith("step-") for path in self.path.iterdir()):
                 raise OtherRunError(f"{self.path} has checkpoints, but no {_RUN} that says of which run: name another folder")
-        elif saved["config"] != self._config and self._has_trained():
-            names = [name for name in {**saved["config"], **self._config} if saved["config"].get(name) != self._config.get(name)]
-            listed = "; ".join(f"{name} was {saved['config'].get(name)!r} and is {self._config.get(name)!r}" for name in names)
+        elif saved != self._config and self._has_trained():
+            names = [name for name in {**saved, **self._config} if saved.get(name) != self._config.get(name)]
+            listed = "; ".join(f"{name} was {saved.get(name)!r} and is {self._config.get(name)!r}" for name in names)
             raise OtherRunError(
                 f"{self.path} belongs to another run: {listed}. Name another folder, or run with the same settings"
             )
         self._lock = _locked(self.path / _LOCK)
-        if saved is None or saved["config"] != self._config:
+        if saved != self._config:
             replace(self.path / _RUN, json.dumps({"version": _VERSION, "config": self._config}, indent=1))
 
     def _has_trained(self) -> bool:
@@ -157,66 +154,41 @@ class RunFolder:
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     def _read(self) -> dict[str, Any] | None:
+        """Return the settings of the run that made the folder; None for a new one."""
         try:
             saved = json.loads((self.path / _RUN).read_text(encoding="utf-8"))
             if saved["version"] != _VERSION:
                 raise OtherRunError(f"{self.path / _RUN} has version {saved['version']}, and this penstock reads {_VERSION}")
-            return {"config": dict(saved["config"])}
+            return dict(saved["config"])
         except FileNotFoundError:
             return None
+        except OtherRunError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, OtherRunError):
-                raise
             raise OtherRunError(f"{self.path / _RUN} is not the file of a run ({error}): name another folder") from error
 
 
-def _unlock(file: Any) -> None:
-    """Give back a lock. To close the file is not enough if a forked child has it open too."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_UN)
-    file.close()
-
-
-def _close_in_child() -> None:
-    """Close the locked files in a forked child, such as a worker of torch, which may outlive this process and keep the lock."""
-    for file in list(_open_locks):
-        with contextlib.suppress(OSError):
-            file.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
-
-
 def _locked(path: Path) -> Any:
-    """Open a file and lock it until it is closed, or the process ends in any way.
+    """Lock a file until `release()`, or until this process ends in any way, also if a forked child outlives it.
 
     Raises:
       RuntimeError: another process has it.
     """
+    import filelock
+
+    lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    file = path.open("a+", encoding="utf-8")
-    _open_locks.add(file)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip()
-        file.close()
+        lock.acquire()
+        with contextlib.suppress(OSError):
+            path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+    except filelock.Timeout:
+        holder = ""
+        with contextlib.suppress(OSError):
+            holder = path.read_text(encoding="utf-8").strip()
         raise RuntimeError(
-            f"another process{' (' + holder + ')' if holder else ''} is training in {path.parent}: end it, or name another folder"
+            f"another process{f' ({holder})' if holder else ''} is training in {path.parent}: end it, or name another folder"
         ) from None
-    except OSError:  # a file system without locks
-        return file
-    with contextlib.suppress(OSError):
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}")
-        file.flush()
-    return file
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return lock

@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import filelock
 import pytest
 
 import penstock as ps
@@ -207,6 +208,22 @@ def test_a_download_by_a_stopped_process_is_not_waited_for_for_ever(tmp_path):
     end.set()
     thread.join()
     assert names(tmp_path) == ["x"]
+
+
+def test_a_lock_that_a_stopped_process_holds_is_named(tmp_path, monkeypatch):
+    cache = Cache(str(tmp_path))
+    monkeypatch.setattr("penstock.data.remote.cache._HELD_TOO_LONG", 0.1)
+    with filelock.FileLock(tmp_path / "lock"), pytest.raises(TimeoutError, match=r"has held the lock '.*lock'.* is it stopped\?"):
+        put(cache, "a", 10, 100)
+
+
+def test_a_filesystem_without_locks_is_named_with_the_remedy(tmp_path, monkeypatch):
+    def fail(*given):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("filelock.FileLock.acquire", fail)
+    with pytest.raises(OSError, match=r"has no locks \(No locks available\): give a folder on a local disk"):
+        Cache(str(tmp_path))
 
 
 def test_a_file_above_the_limit_of_the_process_is_told_from_a_full_disk(site, cache):

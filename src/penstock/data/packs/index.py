@@ -13,20 +13,20 @@ Several processes may write the same file at once: each writes to a name of its 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
-import secrets
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from penstock._atomic_write import replacing
 from penstock.data.array_pickling import from_picklable, to_picklable
 from penstock.data.order.permutation import epoch_keys, permute
 
@@ -274,19 +274,14 @@ def save_index(path: str, index: PackIndex, made_of: Mapping[str, Any]) -> None:
         places.append({"name": name, "dtype": x.dtype.str, "shape": len(x), "offset": size, "crc32": crc})
         size += _padded(x.nbytes)
     header = json.dumps({"version": _VERSION, "made_of": made_of, "arrays": places, "bytes": size}).encode()
-    partial = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(partial, "xb") as file:
+        with replacing(Path(path), durable=True) as partial, partial.open("wb") as file:
             file.write(_PREFIX.pack(_MAGIC, len(header), zlib.crc32(header)) + header)
             file.write(bytes(_padded(file.tell()) - file.tell()))
             for x in arrays.values():
                 file.write(x.data)
                 file.write(bytes(_padded(x.nbytes) - x.nbytes))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _sync_folder(os.path.dirname(path) or ".")
     except OSError as error:
         remedy = "make room" if error.errno in _FULL else "make the folder one that can be written to"
         raise type(error)(
@@ -295,9 +290,6 @@ def save_index(path: str, index: PackIndex, made_of: Mapping[str, Any]) -> None:
             "another path, or None to keep it in memory",
             path,
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.remove(partial)
 
 
 def open_index(path: str) -> tuple[PackIndex, dict[str, Any]]:
@@ -392,13 +384,3 @@ def _damaged(path: str, why: str) -> ValueError:
 
 def _padded(size: int) -> int:
     return -(-size // 64) * 64
-
-
-def _sync_folder(folder: str) -> None:
-    """Make a rename durable, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -1,6 +1,4 @@
-"""A folder with copies of remote files, bounded in bytes and shared by processes.
-
-The name and size of a file, and a function that downloads it, go in; the path of a complete file comes out.
+"""Keep copies of remote files in a folder that is bounded in bytes and shared by processes.
 
 The folder has four parts, and everything in it may be deleted while no process uses it:
 
@@ -26,7 +24,8 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from penstock._bytes import format_bytes
 
@@ -34,6 +33,9 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG)
 _LONGEST_LIST = 1 << 22  # bytes; the list of a process has a line for each begin and end of a use
 _SAME_USE = 60.0  # seconds; the time of the last use need not be finer
+_HELD_TOO_LONG = 60.0  # seconds; the longest work under the lock is one scan of the cache
+_PAUSE = 0.002  # seconds between two tries to get a lock
+_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Cache:
@@ -49,8 +51,10 @@ class Cache:
     def __init__(self, folder: str):
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self._files, self._partial, self._users = (os.path.join(self.folder, name) for name in ("files", "partial", "users"))
+        self._lock = Path(self.folder, "lock")
         self._used: Counter[str] = Counter()
         self._user: int | None = None  # the open file of this process in users/
+        self._user_lock: Any = None
         self._process = os.getpid()
         self._scanned = False
         self._thread = threading.RLock()
@@ -97,10 +101,12 @@ class Cache:
             with self._explaining(shown, size):
                 if path := self._take(name, size):
                     return path
-                part = self._claim(name, size, limit, shown)
-            if part is not None:
-                with part:
-                    return self._download(part, name, size, fill, shown)
+                lock = self._claim(name, size, limit, shown)
+            if lock is not None:
+                try:
+                    return self._download(name, size, fill, shown)
+                finally:
+                    lock.release()
             if (written := self._last_write(name)) != seen:
                 seen, since = written, time.monotonic()
             if time.monotonic() - since > patience:
@@ -125,56 +131,53 @@ class Cache:
 
     def _take(self, name: str, size: int) -> str | None:
         path = os.path.join(self._files, name)
-        with self._locked() as lock:
+        with self._locked():
             if not os.path.exists(path):
                 return None
             if os.path.getsize(path) != size:  # damaged from outside
-                self._count(lock, -os.path.getsize(path))
+                self._count(-os.path.getsize(path))
                 os.remove(path)
                 return None
             os.utime(path)
             self._use(name)
         return path
 
-    def _claim(self, name: str, size: int, limit: int, shown: str) -> BinaryIO | None:
-        """Make room for a file and return it, empty and locked; None if another thread or process has downloaded it, or does."""
+    def _claim(self, name: str, size: int, limit: int, shown: str) -> Any:
+        """Make room for a file and return its lock; None if another thread or process has downloaded it, or does."""
         path = os.path.join(self._partial, name)
-        with self._locked() as lock:
+        with self._locked():
             if os.path.exists(os.path.join(self._files, name)):
                 return None  # another one has just finished it
-            part = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
+            if (lock := _locked(path)) is None:
+                return None
             try:
-                if not try_lock(part.fileno()):
-                    part.close()
-                    return None
-                part.truncate(0)
-                self._make_room(lock, name, size, limit, shown)
-                _allocate(part.fileno(), size)
-                self._count(lock, size)
+                os.truncate(path, 0)
+                self._make_room(name, size, limit, shown)
+                _allocate(path, size)
+                self._count(size)
             except BaseException:
-                if not part.closed:
-                    os.remove(path)
-                    part.close()
+                os.remove(path)
+                lock.release()
                 raise
-        return part
+        return lock
 
-    def _download(self, part: BinaryIO, name: str, size: int, fill: Callable[[BinaryIO], None], shown: str) -> str:
+    def _download(self, name: str, size: int, fill: Callable[[BinaryIO], None], shown: str) -> str:
         source, target = os.path.join(self._partial, name), os.path.join(self._files, name)
         try:
             with self._explaining(shown, size):
-                fill(part)
-                part.flush()
-                if (written := part.tell()) != size:  # the size of the file says nothing: its space was reserved
-                    raise OSError(f"{shown} came with {written:,} bytes, and not with the {size:,} that the store lists")
-                os.fsync(part.fileno())
+                with open(source, "r+b") as part:
+                    fill(part)
+                    part.flush()
+                    if (written := part.tell()) != size:  # the size of the file says nothing: its space was reserved
+                        raise OSError(f"{shown} came with {written:,} bytes, and not with the {size:,} that the store lists")
+                    os.fsync(part.fileno())
                 with self._locked():
                     os.replace(source, target)
                     self._use(name)
-                unlock(part.fileno())
         except BaseException:
-            with contextlib.suppress(OSError), self._locked() as lock:
+            with contextlib.suppress(OSError), self._locked():
                 os.remove(source)
-                self._count(lock, -size)
+                self._count(-size)
             raise
         return target
 
@@ -188,8 +191,8 @@ class Cache:
         """List a file as used by this process. The lock of the cache is held."""
         if self._user is None:
             path = os.path.join(self._users, f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
-            self._user = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            try_lock(self._user)
+            self._user_lock = _locked(path)
+            self._user = os.open(path, os.O_WRONLY | os.O_APPEND)
         if os.fstat(self._user).st_size > _LONGEST_LIST:
             os.ftruncate(self._user, 0)
             os.write(self._user, "".join(f"+{used}\n" for used in self._used).encode())
@@ -197,13 +200,13 @@ class Cache:
             os.write(self._user, f"+{name}\n".encode())
         self._used[name] += 1
 
-    def _make_room(self, lock: int, name: str, size: int, limit: int, shown: str) -> None:
+    def _make_room(self, name: str, size: int, limit: int, shown: str) -> None:
         """Remove the least recently used files until another one fits. The lock of the cache is held.
 
         Raises:
           OSError: it does not fit, even without all files that no process uses.
         """
-        counted = self._counted(lock)
+        counted = self._counted()
         if self._scanned and counted is not None and counted + size <= limit and self._free() > size:
             return
         files, partial = self._scan(name)
@@ -216,8 +219,7 @@ class Cache:
             os.remove(os.path.join(self._files, unused_name))
             total -= bytes_
         self._scanned = True
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(total).encode(), 0)
+        self._lock.write_text(str(total))
         if total + size > limit:
             raise OSError(
                 errno.ENOSPC,
@@ -258,22 +260,32 @@ class Cache:
     def _free(self) -> int:
         return shutil.disk_usage(self.folder).free
 
-    @staticmethod
-    def _counted(lock: int) -> int | None:
-        text = os.pread(lock, 32, 0)
+    def _counted(self) -> int | None:
+        text = self._lock.read_bytes()
         return int(text) if text.isdigit() else None
 
-    def _count(self, lock: int, change: int) -> None:
-        counted = self._counted(lock)
+    def _count(self, change: int) -> None:
+        counted = self._counted()
         if counted is not None:
-            text = str(max(0, counted + change)).encode()
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, text, 0)
+            self._lock.write_text(str(max(0, counted + change)))
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[int]:
-        with self._thread, locked(os.path.join(self.folder, "lock")) as lock:
-            yield lock
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the cache.
+
+        Raises:
+          TimeoutError: another process holds it for too long, for example because it was stopped.
+        """
+        with self._thread:
+            if (lock := _locked(self._lock, _HELD_TOO_LONG)) is None:
+                raise TimeoutError(
+                    f"another process has held the lock {str(self._lock)!r} for {_HELD_TOO_LONG:.0f} s: is it stopped? End it, "
+                    "or give another cache folder with cache= or PENSTOCK_CACHE"
+                )
+            try:
+                yield
+            finally:
+                lock.release()
 
     @contextlib.contextmanager
     def _explaining(self, shown: str = "remote files", size: int = 0) -> Iterator[None]:
@@ -306,31 +318,49 @@ class Cache:
             raise
 
 
-def _allocate(file: int, size: int) -> None:
+def _allocate(path: str, size: int) -> None:
     """Allocate the space of a file, so that a full disk is noticed before the download. Some filesystems cannot."""
     if size and hasattr(os, "posix_fallocate"):
         try:
-            os.posix_fallocate(file, 0, size)
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
             return
         except OSError as error:
             if error.errno in _NO_SPACE:
                 raise
-    os.ftruncate(file, size)
+    os.truncate(path, size)
 
 
 def _remove_unlocked(path: str) -> bool:
     """Remove a file that no live process has locked, and return whether it was one."""
+    if (lock := _locked(path)) is None:
+        return False
+    os.remove(path)
+    lock.release()
+    return True
+
+
+def _locked(path: str | os.PathLike[str], seconds: float = 0.0) -> Any:
+    """Return the lock of a file, which is created if necessary; None if another one holds it for so long.
+
+    Raises:
+      OSError: the filesystem has no locks.
+    """
+    import filelock
+
+    lock = filelock.FileLock(path, timeout=seconds, poll_interval=_PAUSE, thread_local=False, fallback_to_soft=False)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        if not try_lock(file):
-            return False
-        os.remove(path)
-        return True
-    finally:
-        os.close(file)
+        lock.acquire()
+    except filelock.Timeout:
+        return None
+    except OSError as error:
+        if error.errno in _NOT_SUPPORTED:
+            raise OSError(
+                f"the filesystem of the cache has no locks ({error.strerror}): give a folder on a local disk with cache= or "
+                "PENSTOCK_CACHE"
+            ) from error
+        raise
+    return lock
 
 
 _caches: dict[tuple[int, str], Cache] = {}
@@ -357,63 +387,3 @@ def open_cache(folder: str | os.PathLike[str] | None) -> Cache:
 def _default_folder() -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "penstock")
-
-
-_HELD_TOO_LONG = 60.0  # seconds; the longest work under the lock is one scan of the cache
-_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-
-
-def try_lock(file: int) -> bool:
-    """Lock an open file, and return whether that succeeded.
-
-    Raises:
-      OSError: the filesystem has no locks.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        raise OSError("the cache of remote files needs the locks of POSIX, and so Linux or macOS: copy the files first") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in _NOT_SUPPORTED:
-            raise OSError(
-                f"the filesystem of the cache has no locks ({error.strerror}): give a folder on a local disk with cache= or "
-                "PENSTOCK_CACHE"
-            ) from error
-        raise
-    return True
-
-
-def unlock(file: int) -> None:
-    """Release the lock of an open file. To close it is not enough if the process was forked meanwhile."""
-    import fcntl
-
-    fcntl.flock(file, fcntl.LOCK_UN)
-
-
-@contextlib.contextmanager
-def locked(path: str) -> Iterator[int]:
-    """Hold the lock of a file, which is created if necessary, and give its descriptor.
-
-    Raises:
-      TimeoutError: another process holds the lock for too long, for example because it was stopped.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        deadline = time.monotonic() + _HELD_TOO_LONG
-        pause = 0.0005
-        while not try_lock(file):
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"another process has held the lock {path!r} for {_HELD_TOO_LONG:.0f} s: is it stopped? End it, or give "
-                    "another cache folder with cache= or PENSTOCK_CACHE"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, 0.02)
-        yield file
-    finally:
-        unlock(file)
-        os.close(file)

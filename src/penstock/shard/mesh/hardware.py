@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock._arguments import brief
+from penstock._atomic_write import replace
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 
 
@@ -304,9 +305,7 @@ def this_machine() -> Hardware:
         pass
     measured = measure_devices(devices)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({**cached, key: asdict(measured)}, indent=1))
-    temporary.replace(path)  # atomic, because another process may be reading the file
+    replace(path, json.dumps({**cached, key: asdict(measured)}, indent=1))
     return measured
 
 

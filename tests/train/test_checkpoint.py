@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import penstock as ps
-from penstock.train.checkpoints import Checkpoints, read, restore
+from penstock.train.checkpoint import Checkpoints, read, restore
 from penstock.train.manifest import write_manifest
 from penstock.train.schedule import Goal
 from penstock.train.state import named_leaves
@@ -134,7 +134,7 @@ def test_amendment_that_cannot_be_written_is_an_error_and_changes_nothing(tmp_pa
 
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
         save(checkpoints, 1)
-        monkeypatch.setattr("penstock.train.checkpoint_folder.replace", full)
+        monkeypatch.setattr("penstock.train.checkpoint.replace", full)
         with pytest.raises(ps.CheckpointError, match=r"results of step 1 could not be added to .*no space left .*is intact"):
             checkpoints.amend(1, {"more": 1})
         assert checkpoints.latest().record == {"feed": {"step": 1}}
