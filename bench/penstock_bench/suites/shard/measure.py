@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from jax.sharding import AxisType, Mesh
 
 from penstock.errors import CompileError
 from penstock.shard import Plan
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.shapes import abstract_mesh
-from penstock_bench.suites.shard import parallax, planning, real, steps
+from penstock_bench.suites.shard import planning, real, steps
 from penstock_bench.suites.shard.baselines import Baseline, baselines, laid_out
 from penstock_bench.suites.shard.flat_step import compile_elsewhere
 from penstock_bench.suites.shard.planning import Asked, own_baselines, plan_within, reason, without_baselines
@@ -40,11 +39,6 @@ def start_devices(count: int) -> None:
     """Give this process virtual devices, before it has any."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
-
-
-def mesh_of(axes: dict[str, int]) -> Mesh:
-    """Return a mesh of this process's devices."""
-    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def plan_path(folder: Path, task: Task, limit: str) -> Path:
@@ -74,15 +68,13 @@ def measure_task(task: Task, folder: Path) -> Found:
         made.append(plan_within(asked, "loose", loose))
     layouts = baselines(model, asked.state, asked.batch, task.axes)
     tried = score_layouts(model, asked, layouts, task.axes, folder)
-    if task.compared_with_planners:
-        tried.append(_score_parallax(model, asked, task.axes, folder))
     limits = _limits(tried)
     made += [plan_within(asked, limit, limits[limit]) for limit in task.limits if limit != "loose"]
     for score, found in made:
         if found is not None and score.score is not None:
             found.save(plan_path(folder, task, score.limit))
     first = next((found for _, found in made if found is not None), None)
-    if not task.compared_with_planners:
+    if not task.compared_with_own_search:
         return Found(tried, [score for score, _ in made], [])
     scores = [score if found is None else _with_ablation(asked, task.axes, score) for score, found in made]
     return Found(tried, scores, own_baselines(asked, first) if first else [])
@@ -130,16 +122,6 @@ def _given(result: Measured | CompileError) -> Measured:
     if isinstance(result, CompileError):
         raise result
     return result
-
-
-def _score_parallax(model: Model, asked: Asked, axes: dict[str, int], folder: Path) -> BaselineScore:
-    """Score the layout of google-parallax, or say why there is none."""
-    try:
-        layout = parallax.plan(model.step, asked.state, asked.batch, mesh_of(axes))
-    except parallax.CannotPlanError as error:
-        return BaselineScore(parallax.NAME, None, f"cannot plan: {error}")
-    (score,) = score_layouts(model, asked, [layout], axes, folder)
-    return score
 
 
 def _attempt(name: str, asked: Asked, measured: Callable[[], Measured]) -> BaselineScore:
