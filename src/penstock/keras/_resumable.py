@@ -1,12 +1,12 @@
 """Batches for Keras that can be read ahead, stopped, and read on later, so that no batch is lost or read twice.
 
-A Loader or an iterator goes in. Out come batches in order, with a count of those that Keras has consumed. A batch that was read
+The batches of a Loader or an iterator come in order, with a count of the batches that Keras has consumed. A batch that was read
 and not consumed is kept, and the next reader begins with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from jax.sharding import Sharding
@@ -28,15 +28,14 @@ class ResumableBatches(Protocol):
 
     Attributes:
       name: the name in errors.
-      prefetched: the feed that has read the batches ahead, so that no thread is needed; None if there is none.
-      inline: an iterator over the same batches, which all have one structure, to be read without a thread while this takes less
-        time than receiving them from a thread; None if a thread is needed.
+      prefetched: the feed that has read the batches ahead; None if there is none.
+      threaded: whether a thread reads the batches ahead. For batches of a feed, or of arrays in memory, it would save no time.
       slow_to_start: whether the threads are kept between epochs.
     """
 
     name: str
     prefetched: Feed | None
-    inline: Iterator[Batch] | None
+    threaded: bool
     slow_to_start: bool
 
     def batch_adapter(self, limit: int | None) -> BatchAdapter:
@@ -62,7 +61,7 @@ class ResumableIterator:
     Args:
       name: the name in errors.
       replay: keeps the batches that were read.
-      prefetched, inline: see `ResumableBatches`.
+      prefetched, threaded: see `ResumableBatches`.
       peeked: batches that come before those of the replay. Their arrays may be written to, so they are copied.
       convert: a function from a batch to the batch that Keras gets. It is called once for each batch.
     """
@@ -75,11 +74,11 @@ class ResumableIterator:
         replay: Replay,
         *,
         prefetched: Feed | None = None,
-        inline: Iterator[Batch] | None = None,
+        threaded: bool = True,
         peeked: Sequence[Batch] = (),
         convert: Callable[[Batch], Batch] | None = None,
     ):
-        self.name, self.prefetched, self.inline = name, prefetched, inline
+        self.name, self.prefetched, self.threaded = name, prefetched, threaded
         self._replay, self._convert = replay, convert
         self._peeked = list(peeked)
         self._converted: dict[int, Batch] = {}  # by number in the replay
@@ -169,7 +168,7 @@ class ResumableLoader:
     """
 
     prefetched: Feed | None = None
-    inline: Iterator[Batch] | None = None
+    threaded = True
 
     def __init__(self, loader: Loader | Steps, convert: Callable[[Batch], Batch] | None, first: int = 0):
         self.slow_to_start = loader.workers.kind == "process"  # an interpreter and its imports take seconds
@@ -232,7 +231,7 @@ class _KeepingAdapter:
 
             return work_or_kept
 
-        return producers._replace(works=[*map(keep_results, producers.works, clocks)], may_run_inline=False)
+        return producers._replace(works=[*map(keep_results, producers.works, clocks)])
 
     def split(self, item: Batch) -> Produced:
         """Split a produced item into batch and position."""
