@@ -20,7 +20,7 @@ from penstock._feed.verdict import Caller
 from penstock.data.tree import Batch, describe
 from penstock.keras._execution import ExecutionAdapter, KerasItem, assemble, gather
 from penstock.keras._placement import KerasPlacement
-from penstock.keras._resumable import ResumableBatches
+from penstock.keras._resumable import ResumableBatches, UnthreadedBatches
 from penstock.keras._versions import behaviour, is_partial, partial_batches
 
 _DEVICE_BUFFER = 2
@@ -79,6 +79,7 @@ class BatchIterator(Iterator[Batch]):
         self._feed_stop = -1  # number of the first batch that a feed with a limit does not have
         # Whether batches that are read on this thread are also placed on it. Some versions of Keras pass host arrays on.
         self._places = not source.prefetched and (self._behaviour.on_device or self._per_item > 1)
+        self._varies = not isinstance(source, UnthreadedBatches)  # whether batches may differ in structure
         self._peeked: KerasItem | None = None  # the next item
         self._structure: Any = None
         self._parts: Any = None
@@ -155,7 +156,8 @@ class BatchIterator(Iterator[Batch]):
         except Exception as error:
             self._skip_failed_batch(error)
             raise
-        ready = self._cut_at_other_structure(ready)
+        if self._varies:
+            ready = self._cut_at_other_structure(ready)
         if ready.steps:
             return ready
         assert ready.failure is not None

@@ -181,7 +181,7 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
             return ResumableLoader(self._batches, self._convert, first)
         if isinstance(self._batches, Feed):
             assert self._replay is not None
-            return ResumableIterator(self.name, self._replay, prefetched=self._batches, threaded=False, convert=self._convert)
+            return ResumableIterator(self.name, self._replay, prefetched=self._batches, convert=self._convert)
         if self._replay is not None:
             return ResumableIterator(self.name, self._replay, convert=self._convert_copy)
         return ResumableIterator(self.name, Replay(opening(self.get_jax_iterator), copy=may_change(self._batches)))

@@ -65,7 +65,7 @@ from penstock.keras._aligned import copied
 from penstock.keras._batch_iterator import BatchIterator
 from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._replay import Replay, opening, replay_of
-from penstock.keras._resumable import ResumableBatches, ResumableIterator
+from penstock.keras._resumable import ResumableBatches, ResumableIterator, UnthreadedBatches
 from penstock.keras._session import Position, Run, Session, expected
 
 _KINDS = {  # of the adapters of Keras, for the advice of a verdict
@@ -285,10 +285,11 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             return adapter.resumable(first)
         if self._generator is not None:
             return ResumableIterator(self._name, self._generator, peeked=adapter._first_batches, convert=_to_jax_batch)
+        if isinstance(adapter, ArrayDataAdapter) and self._in_memory and _on_cpu_without_distribution():
+            return UnthreadedBatches(self._name, adapter.get_jax_iterator())
         # Batches of arrays are new arrays, or views of arrays that nobody writes to during training. TensorFlow's are read-only.
         copy = not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
-        threaded = not (isinstance(adapter, ArrayDataAdapter) and self._in_memory and _on_cpu_without_distribution())
-        return ResumableIterator(self._name, Replay(opening(adapter.get_jax_iterator), copy), threaded=threaded)
+        return ResumableIterator(self._name, Replay(opening(adapter.get_jax_iterator), copy))
 
     def _caller(self) -> Caller:
         """Return the description of the data for the advice of a verdict."""

@@ -6,7 +6,8 @@ and not consumed is kept, and the next reader begins with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from jax.sharding import Sharding
@@ -61,7 +62,7 @@ class ResumableIterator:
     Args:
       name: the name in errors.
       replay: keeps the batches that were read.
-      prefetched, threaded: see `ResumableBatches`.
+      prefetched: see `ResumableBatches`.
       peeked: batches that come before those of the replay. Their arrays may be written to, so they are copied.
       convert: a function from a batch to the batch that Keras gets. It is called once for each batch.
     """
@@ -74,11 +75,10 @@ class ResumableIterator:
         replay: Replay,
         *,
         prefetched: Feed | None = None,
-        threaded: bool = True,
         peeked: Sequence[Batch] = (),
         convert: Callable[[Batch], Batch] | None = None,
     ):
-        self.name, self.prefetched, self.threaded = name, prefetched, threaded
+        self.name, self.prefetched, self.threaded = name, prefetched, prefetched is None
         self._replay, self._convert = replay, convert
         self._peeked = list(peeked)
         self._converted: dict[int, Batch] = {}  # by number in the replay
@@ -114,6 +114,38 @@ class ResumableIterator:
         if self._convert is not None:
             batch = self._converted[number] = self._convert(batch)
         return batch
+
+
+class UnthreadedBatches:
+    """The batches of an iterator that nobody else reads, all of one structure, which need no thread.
+
+    Args:
+      name: the name in errors.
+      batches: the iterator.
+    """
+
+    prefetched: Feed | None = None
+    threaded = False
+    slow_to_start = False
+
+    def __init__(self, name: str, batches: Iterator[Batch]):
+        self.name, self._batches = name, batches
+        self._kept: deque[Batch] = deque()
+
+    def batch_adapter(self, limit: int | None) -> BatchAdapter:
+        """Raise NotImplementedError: no feed reads these batches."""
+        raise NotImplementedError
+
+    def read(self, ahead: int) -> Batch:
+        """Read, on this thread, the batch that is `ahead` after the first one not consumed."""
+        while len(self._kept) <= ahead:
+            self._kept.append(next(self._batches))
+        return self._kept[ahead]
+
+    def consume(self) -> None:
+        """Count the first batch not consumed as consumed, and drop it."""
+        if self._kept:  # an error in the place of a batch is consumed too
+            self._kept.popleft()
 
 
 class _IteratorAdapter:
