@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipelines import drain
 
-from penstock import _pace
+from penstock import _pipeline
 from penstock._pipeline import PrefetchPipeline
 from penstock._producers import Exhausted, GetTimeout, PipelineClosed, Producers
 
@@ -29,7 +29,7 @@ def numbers(n, make=lambda i: i, producers=1):
 def pace(request, monkeypatch):
     """Whether producers finish what they made, or a separate finisher thread does."""
     if request.param == "slow":
-        monkeypatch.setattr(_pace, "QUICK", -1.0)
+        monkeypatch.setattr(_pipeline, "_QUICK", -1.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -41,7 +41,7 @@ def pace(request, monkeypatch):
     quick=st.sampled_from([-1.0, 0.5e-3, 10.0]),
 )
 def test_items_come_in_order_once_each(n, producers, capacity, done, quick):
-    before, _pace.QUICK = _pace.QUICK, quick
+    before, _pipeline._QUICK = _pipeline._QUICK, quick
     try:
         finishing = drain(
             PrefetchPipeline(numbers(n, producers=producers), capacity, finish=lambda i, x: (i, x), done_capacity=done)
@@ -49,7 +49,7 @@ def test_items_come_in_order_once_each(n, producers, capacity, done, quick):
         assert finishing == [(i, i) for i in range(n)]
         assert drain(PrefetchPipeline(numbers(n, producers=producers), capacity)) == list(range(n))
     finally:
-        _pace.QUICK = before
+        _pipeline._QUICK = before
 
 
 @pytest.mark.parametrize("producers", [1, 3])
@@ -154,7 +154,7 @@ def test_slow_producers_work_at_the_same_time():
 
 def test_slow_finishing_runs_beside_making(monkeypatch):
     """Item 0 is being finished until item 2 is made: on one thread this would never end."""
-    monkeypatch.setattr(_pace, "QUICK", -1.0)
+    monkeypatch.setattr(_pipeline, "_QUICK", -1.0)
     made = threading.Event()
 
     def make(i):
@@ -167,6 +167,87 @@ def test_slow_finishing_runs_beside_making(monkeypatch):
         return x
 
     assert drain(PrefetchPipeline(numbers(4, make), 3, finish=finish, done_capacity=1)) == [0, 1, 2, 3]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    quick=st.lists(st.sampled_from([-1.0, 10.0]), min_size=1, max_size=30),
+    producers=st.integers(1, 3),
+    capacity=st.integers(1, 4),
+    done=st.integers(1, 4),
+)
+def test_items_come_in_order_while_the_thread_that_finishes_changes(quick, producers, capacity, done):
+    n = 7 * len(quick) - 3
+    with pytest.MonkeyPatch.context() as patch:
+        pipeline = PrefetchPipeline(numbers(n, producers=producers), capacity, finish=lambda i, x: (i, x), done_capacity=done)
+        got = []
+        for limit in quick:
+            patch.setattr(_pipeline, "_QUICK", limit)
+            got += [pipeline.get() for _ in range(min(7, n - len(got)))]
+        assert got == [(i, i) for i in range(n)]
+        with pytest.raises(Exhausted):
+            pipeline.get()
+        pipeline.close()
+
+
+def finished_by_the_consumer(finish):
+    """Return a pipeline after item 0, and an event. Only the consumer can finish item 1: the producer waits for the event."""
+    at_work, release = threading.Event(), threading.Event()
+
+    def make(i):
+        if i == 2:
+            at_work.set()
+            release.wait(60)
+        return i
+
+    pipeline = PrefetchPipeline(numbers(4, make), 4, finish=lambda i, x: finish(i) if i == 1 else x, done_capacity=1)
+    assert at_work.wait(60)
+    assert pipeline.get() == 0
+    return pipeline, release
+
+
+@pytest.fixture
+def all_is_quick(monkeypatch):
+    monkeypatch.setattr(_pipeline, "_QUICK", 1e9)
+
+
+def test_a_consumer_that_finds_no_item_finishes_one(all_is_quick):
+    pipeline, release = finished_by_the_consumer(lambda i: threading.current_thread())
+    assert pipeline.get() is threading.current_thread()
+    release.set()
+    assert drain(pipeline) == [2, 3]
+
+
+def test_ctrl_c_in_the_consumers_work_comes_in_that_call(all_is_quick):
+    """It is meant for the consumer's thread, and for now."""
+
+    def stop(i):
+        raise KeyboardInterrupt
+
+    pipeline, release = finished_by_the_consumer(stop)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.get()
+    release.set()
+    pipeline.close()
+
+
+def test_the_consumers_work_may_close_the_pipeline(all_is_quick):
+    pipeline, release = finished_by_the_consumer(lambda i: release.set() or pipeline.close())
+    with pytest.raises(PipelineClosed):
+        pipeline.get()
+
+
+def test_a_consumer_that_must_not_finish_leaves_it_to_other_threads(all_is_quick):
+    threads = set()
+    pipeline = PrefetchPipeline(
+        numbers(500),
+        4,
+        finish=lambda i, x: threads.add(threading.current_thread()) or x,
+        done_capacity=2,
+        consumer_context=lambda: None,
+    )
+    assert drain(pipeline) == list(range(500))
+    assert threading.current_thread() not in threads
 
 
 def test_late_is_told_and_can_be_waited_on():

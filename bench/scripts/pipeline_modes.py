@@ -1,4 +1,4 @@
-"""Each mode of the prefetch pipeline measured by taking it out of `ps.feed`.
+"""Measure what it saves that a prefetch pipeline has no finisher thread while finishing is quick.
 
     python bench/scripts/pipeline_modes.py --rounds 30 --json modes.json
 
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import penstock as ps
-from penstock import _pace
+from penstock import _pipeline
 from penstock._pipeline import PrefetchPipeline
 from penstock_bench import machine
 from penstock_bench.statistics import FEWEST_PAIRS, compare
@@ -40,42 +40,25 @@ _BLOCK_SECONDS = 0.08  # of a timed block, about
 _WARM_UP_SECONDS = 0.03
 
 
-class NoPatience(PrefetchPipeline):
-    """A pipeline whose consumer is woken by the first item that is done."""
-
-    _patient = property(lambda self: False, lambda self, value: None)
-
-
-class NotInline(PrefetchPipeline):
-    """A pipeline whose consumer produces nothing."""
-
-    def __init__(self, producers: Any, *args: Any, **kwargs: Any):
-        super().__init__(producers._replace(may_run_inline=False), *args, **kwargs)
-
-
 class ConsumerOnlyTakes(PrefetchPipeline):
-    """A pipeline whose consumer produces and finishes nothing."""
+    """A pipeline whose consumer finishes nothing."""
 
     def __init__(self, producers: Any, *args: Any, **kwargs: Any):
         super().__init__(producers, *args, **{**kwargs, "consumer_context": lambda: None})
 
 
 class Variant(NamedTuple):
-    """A pipeline, and its thresholds in seconds (`penstock._pace`)."""
+    """A pipeline, and the most seconds for which finishing is quick."""
 
     pipeline: type[PrefetchPipeline]
-    tiny: float = _pace.TINY
-    quick: float = _pace.QUICK
+    quick: float = _pipeline._QUICK
 
 
 VARIANTS = {
     "full": Variant(PrefetchPipeline),
     "control": Variant(PrefetchPipeline),
-    "not patient": Variant(NoPatience),
-    "not inline": Variant(NotInline),
-    "never tiny": Variant(PrefetchPipeline, tiny=-1.0),
-    "consumer only takes": Variant(ConsumerOnlyTakes, tiny=-1.0),
-    "always a finisher": Variant(ConsumerOnlyTakes, tiny=-1.0, quick=-1.0),
+    "consumer only takes": Variant(ConsumerOnlyTakes),
+    "always a finisher": Variant(ConsumerOnlyTakes, quick=-1.0),
 }
 
 
@@ -161,7 +144,7 @@ def block(variant: Variant, source: Callable[[], Any], step: Step, batches: int,
     """Return the seconds for each batch of a new feed, after some that are not timed."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(_FEED_MODULE, "PrefetchPipeline", variant.pipeline))
-        stack.enter_context(mock.patch.multiple(_pace, TINY=variant.tiny, QUICK=variant.quick))
+        stack.enter_context(mock.patch.object(_pipeline, "_QUICK", variant.quick))
         feed = stack.enter_context(ps.feed(source()))
         for count in (warm_up, batches):
             begin = time.perf_counter()

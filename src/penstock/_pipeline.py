@@ -1,7 +1,7 @@
 """Threads that produce items ahead of a consumer, and hand them over in order and within bounds.
 
-A `PrefetchPipeline` takes `Producers` and an optional `finish`, and returns one finished item from each `get()`. Every
-thread in penstock belongs to one. Buffers, errors, waiting and closing are written here and nowhere else.
+A `PrefetchPipeline` takes `Producers` and an optional `finish`, and returns one finished item from each `get()`. It holds all
+code that buffers, waits, orders errors and closes. `_threads` starts its threads, and ends them before the interpreter exits.
 
 How it works
 ------------
@@ -10,53 +10,32 @@ produced items are finished in order, one at a time. The consumer takes them in 
 
     producers ──► produced (≤ capacity) ──► finish ──► done (≤ done_capacity) ──► get()
 
-Handing an item to another thread costs about 0.1 ms of interpreter lock. So `_pace` chooses the thread that works:
-
-- *Slow to finish.* A *finisher* thread finishes. Producing and finishing overlap.
-- *Quick to finish.* A thread that is awake finishes: the producer of the next item, or a consumer that finds no item.
-- *Tiny.* The threads take turns: a producer fills the buffers, then the consumer empties them. The consumer is
-  *patient*: it waits until a producer has filled the buffers and sleeps, but no longer than `QUICK`.
-- *Alone.* The consumer does all work, while the only producer sleeps. That producer must allow it (`may_run_inline`). It
-  makes one item more than it takes, so that a device can finish an item while the consumer makes the next one.
+A *finisher* thread finishes, so that producing and finishing overlap. If finishing is quick (`_QUICK`), it would save less time
+than a handover to the finisher costs. Then a thread that is awake finishes: the producer of the next item, or a consumer that
+finds no item. So the finisher starts when finishing is first slow.
 
 How it is correct
 -----------------
-All state is read and written under one lock, with two exceptions. The consumer sets `_alone`, `_turns`, `_patient` and
-`_helps` without it. The consumer reads the paces without it. All of these are hints: they decide which thread works,
-never which item is handed over.
+All state is read and written under one lock.
 
 *Ownership.* An item belongs to its producer, then to the pipeline, the thread that finishes it, the pipeline again, and
 last the consumer. Each drops its reference when it hands the item over. No item is written to after it was handed over,
 and no memory is used for a second item. So no two threads use an item at once.
 
-*Producing.* A number is claimed under the lock, by one thread. Several producers may work at once. The work of a
-producer that may run inline never runs on two threads at once. The consumer claims for it only while its thread
-sleeps, and sets `_lent` until the work is done. The thread claims nothing while `_lent` is set. If the work fails,
-`_lent` stays set, but nothing is claimed after the end.
-
-*Order.* `_next` is the number to be finished next. Only the thread that set `_finishing` finishes. After it has cleared
-the flag, it looks for the next produced item. A producer looks after it has added its own. Both look under the lock, so
-at least one of them sees an item that became ready in between. A consumer that works alone sets `_finishing` together
-with `_lent`, and only when all claimed items are finished. So no other item is to be finished, and none becomes so meanwhile.
+*Order.* A number is claimed under the lock, by one producer. `_next` is the number to be finished next. Only the thread that set
+`_finishing` finishes. After it has cleared the flag, it looks for the next produced item. A producer looks after it has added
+its own. Both look under the lock, so at least one of them sees an item that became ready in between.
 
 *Bounds.* A producer claims a number only while `claimed - next < capacity`. An item is finished only while
-`next - taken < done_capacity`. Without `finish`, a number is claimed only while `claimed - taken < capacity`. A
-consumer that works alone claims only when all claimed items are finished, and while `next - taken < done_capacity`. So both
-bounds hold.
+`next - taken < done_capacity`. Without `finish`, a number is claimed only while `claimed - taken < capacity`.
 
-*Blocking.* A producer blocks on `_room` or in its work. The finisher blocks on `_finishable` or in `finish`. The
-consumer blocks on `_ready`, in a `finish` that has been quick, or in its work alone. No thread holds the lock while it
+*Blocking.* A producer blocks on `_room` or in its work, the finisher on `_finishable`, and the consumer on `_ready`. Each of them
+may also block in `finish`, but producers and the consumer only in one that has been quick. No thread holds the lock while it
 blocks or works.
 
-*Wake-ups.* The consumer is woken by the item that it waits for. While it is patient, it is woken instead by a producer
-that goes to sleep. When an item is taken, or leaves `produced`, the thread that can use the free room is woken. A single
-producer is woken when half of its capacity is free. While items are tiny, it is woken only when nothing is left. A
-thread that missed a notification does not sleep for ever: before a consumer waits, it wakes a producer that has room. If
-there is an item to finish, it also wakes the finisher, or starts it the first time.
-
-A consumer that wants to work alone waits until the producer sleeps. The producer sleeps as soon as it sees `_alone`,
-and then wakes the consumer. It sees by itself, within `2 * _LOOK`, that the consumer takes nothing any more. Then it
-clears `_alone` and fills the buffers. A consumer that stops working alone wakes it, as described above.
+*Wake-ups.* The consumer is woken by the item that it waits for. When an item is taken, or leaves `produced`, a thread that can
+use the free room is woken. A thread that missed a notification does not sleep for ever: before a consumer waits, it wakes a
+producer that has room. If there is an item to finish, it also wakes the finisher, or starts it the first time.
 
 *The end.* `Exhausted` or an error at number `n` means that nothing from `n` on is handed over. Items before `n` come
 first. An error is raised once; every later `get()` raises `Exhausted`.
@@ -80,13 +59,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from penstock._pace import QUICK, Paces, Trials
+from penstock._pace import Pace
 from penstock._producers import Exhausted, GetTimeout, PipelineClosed, Producers, clean_up, without_stop_iteration
 from penstock._threads import JOIN_SECONDS, Threads, close_at_exit
 
 T = TypeVar("T")
 
-_AHEAD = 2  # items that a consumer that works alone makes before it takes one, so that a device finishes one meanwhile
+# Seconds. Finishing that takes longer gets a thread of its own. To hand an item to another thread, the interpreter lock changes
+# its owner twice, which takes about 0.1 ms on two busy cores (docs/pipeline.md).
+_QUICK = 0.5e-3
+
 _LOOK = 1.0  # the most seconds that a thread sleeps before it reads the state again
 
 
@@ -99,10 +81,7 @@ class PrefetchPipeline(Generic[T]):
       finish: from (number, produced item) to the item that `get` returns; None hands over the produced item itself.
       done_capacity: the most items that are being finished, or are finished and waiting, at least 1.
       context: entered once on each thread around all of its work.
-      consumer_context: called by each `get`; returns the context for work on the consumer's thread, None if it may not work.
-
-    Raises:
-      ValueError: the producers may run inline, and there is no `finish`.
+      consumer_context: called on the consumer's thread; returns the context in which it finishes, None if it must not finish.
     """
 
     def __init__(
@@ -115,8 +94,6 @@ class PrefetchPipeline(Generic[T]):
         context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
         consumer_context: Callable[[], contextlib.AbstractContextManager[object] | None] = contextlib.nullcontext,
     ):
-        if producers.may_run_inline and finish is None:
-            raise ValueError("producers with may_run_inline=True need a finish: it is what bounds them")
         self._capacity, self._done_capacity = capacity, done_capacity
         self._finish, self._consumer_context = finish, consumer_context
         self._interrupt, self._cleanup = producers.interrupt, producers.cleanup
@@ -130,20 +107,8 @@ class PrefetchPipeline(Generic[T]):
         self._finishing = self._closed = False
         self._end: int | None = None
         self._error: BaseException | None = None
-        self._sleeping = 0  # producers
-        # The work of the only producer, for the consumer to do while the producer sleeps.
-        self._inline = producers.works[0] if producers.may_run_inline and len(producers.works) == 1 else None
-        self._lent = False  # whether the consumer is doing that work
-        self._ahead = min(_AHEAD, done_capacity)
-        self._paces = Paces()
-        self._trials = Trials(self._paces, capacity + done_capacity)
-        self._alone = False  # whether the consumer does all work
-        self._turns = False  # whether threads take turns
-        self._patient = False  # whether the consumer waits, up to `QUICK`, until a producer sleeps
-        self._helps: contextlib.AbstractContextManager[object] | None = None  # from consumer_context
-        self._taken_at = 0.0
+        self._finishing_pace = Pace()
         self._producers = len(producers.works)
-        self._wake_at = (capacity + 1) // 2 if self._producers == 1 else 1
         self._threads = Threads(context)
         self._has_finisher = False
         close_at_exit(self)
@@ -160,75 +125,19 @@ class PrefetchPipeline(Generic[T]):
           BaseException: what producing or finishing this item raised, once.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        now = time.perf_counter()
-        if self._taken_at:
-            self._paces.using.add(now - self._taken_at)
-        self._choose(now)
         while True:
-            if self._alone:
-                self._work_alone()
             with self._lock:
                 if self._taken in self._done:
                     item = self._done.pop(self._taken)
                     self._taken += 1
                     self._wake_for_room()
-                    break
-                if not self._helps or not (self._is_quick_to_finish() or (self._alone and self._can_finish())):
+                    return item
+                context = self._consumer_context() if self._is_quick_to_finish() else None
+                if context is None:
                     self._wait(deadline)
                     continue
-            with self._helps:
+            with context:
                 self._finish_ready()
-        self._taken_at = time.perf_counter()
-        return item
-
-    def _choose(self, now: float) -> None:
-        """Choose which thread works for the next item; `now` is the time on `time.perf_counter`."""
-        self._helps = self._consumer_context()
-        self._patient = tiny = self._paces.tiny()
-        may_be_alone = self._inline is not None and self._helps is not None and self._taken > 1
-        self._alone = may_be_alone and (tiny or self._trials.alone(now))
-        self._turns = tiny or self._alone
-
-    def _work_alone(self) -> None:
-        """Produce and finish items on the consumer's thread: the one to be taken, and the one after it."""
-        while self._make_one():
-            pass
-
-    def _make_one(self) -> bool:
-        """Produce and finish the next item on the consumer's thread, if there is room for it and no thread is at work.
-
-        Returns:
-          Whether the next one may be made as well.
-        """
-        assert self._inline is not None
-        assert self._finish is not None
-        assert self._helps is not None
-        with self._lock:
-            number = self._claimed
-            is_idle = self._sleeping and number == self._next and not self._finishing
-            if not is_idle or number - self._taken >= self._ahead or self._over(number):
-                return False
-            self._lent = self._finishing = True
-            self._claimed = self._next = number + 1
-        try:
-            with self._helps:
-                begin = time.perf_counter()
-                item = self._inline(number)
-                produced = time.perf_counter()
-                item = self._finish(number, item)
-                finished = time.perf_counter()
-        except BaseException as error:
-            self._stop_at(number, error)
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            return False
-        with self._lock:
-            self._lent = self._finishing = False
-            self._paces.producing.add(produced - begin)
-            self._paces.finishing.add(finished - produced)
-            if not self._over(number):
-                self._done[number] = item
-        return True
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for a change; raise if the pipeline is closed or has ended, or if the deadline has passed."""
@@ -245,11 +154,8 @@ class PrefetchPipeline(Generic[T]):
             raise GetTimeout
         if self._can_finish():
             self._wake_finisher()
-        if self._sleeping and self._free() > 0:
-            self._room.notify()
-        longest = QUICK if self._patient else _LOOK
-        self._ready.wait(longest if left is None else min(longest, left))
-        self._patient = False
+        self._wake_producer()
+        self._ready.wait(_LOOK if left is None else min(_LOOK, left))
 
     def close(self, wait: bool = True) -> None:
         """End the pipeline and drop its items; `wait` for its threads. A second call changes nothing. See the page above."""
@@ -289,40 +195,25 @@ class PrefetchPipeline(Generic[T]):
         """Claim the next number to produce, after waiting for room; return None at the end."""
         while True:
             with self._lock:
-                while not self._over(self._claimed) and not self._may_claim() and not self._is_quick_to_finish():
-                    self._sleep_until_room()
+                while not self._over(self._claimed) and self._free() <= 0 and not self._is_quick_to_finish():
+                    self._room.wait(_LOOK)
                 if self._over(self._claimed):
                     return None
-                if self._may_claim():
+                if self._free() > 0:
                     self._claimed += 1
                     return self._claimed - 1
             self._finish_ready()
-
-    def _may_claim(self) -> bool:
-        return self._free() > 0 and not self._alone and not self._lent
-
-    def _sleep_until_room(self) -> None:
-        if self._alone or (self._patient and self._taken in self._done):
-            self._ready.notify()
-        taken = self._taken
-        self._sleeping += 1
-        was_woken = self._room.wait(_LOOK)
-        self._sleeping -= 1
-        if not was_woken and self._taken == taken and not self._lent:
-            self._alone = False  # the consumer is away
 
     def _free(self) -> int:
         return self._capacity - (self._claimed - (self._next if self._finish else self._taken))
 
     def _produce_one(self, work: Callable[[int], Any], number: int) -> None:
-        begin = time.perf_counter()
         try:
             item = work(number)
         except BaseException as error:
             self._stop_at(number, error)
             return
         with self._lock:
-            self._paces.producing.add(time.perf_counter() - begin)
             if self._over(number):
                 return
             if self._finish is None:
@@ -344,7 +235,7 @@ class PrefetchPipeline(Generic[T]):
 
     def _is_quick_to_finish(self) -> bool:
         """Return whether an item can be finished, in less time than it takes to hand it to the finisher."""
-        return self._can_finish() and self._paces.quick_to_finish()
+        return self._can_finish() and self._finishing_pace.seconds <= _QUICK
 
     def _finish_ready(self) -> None:
         """Finish produced items while there is a next one, room for it, and no other thread finishes."""
@@ -356,8 +247,7 @@ class PrefetchPipeline(Generic[T]):
                 number, item = self._next, self._produced.pop(self._next)
                 self._finishing = True
                 self._next += 1
-                if self._sleeping and not self._turns:
-                    self._wake_producer()
+                self._wake_producer()
             begin = time.perf_counter()
             try:
                 done = self._finish(number, item)
@@ -369,7 +259,7 @@ class PrefetchPipeline(Generic[T]):
             del item
             with self._lock:
                 self._finishing = False
-                self._paces.finishing.add(time.perf_counter() - begin)
+                self._finishing_pace.add(time.perf_counter() - begin)
                 if not self._over(number):
                     self._add_done(number, done)
             del done
@@ -385,14 +275,12 @@ class PrefetchPipeline(Generic[T]):
 
     def _wake_for_room(self) -> None:
         """Wake the thread, if one sleeps, that can use the room of an item that was taken."""
-        if self._alone or (self._turns and (self._done or (self._helps and self._produced))):
-            return  # the consumer works itself or empties the buffers; only then do the producers fill them
         if self._finish is None or not self._can_finish():
             self._wake_producer()
-        elif not self._paces.quick_to_finish():
+        elif not self._is_quick_to_finish():
             self._wake_finisher()
         elif 2 * len(self._done) < self._done_capacity:  # not for each item, as a wake-up takes the consumer's time
-            self._room.notify() if self._sleeping else self._wake_finisher()
+            self._room.notify()
 
     def _wake_finisher(self) -> None:
         if self._has_finisher:
@@ -402,14 +290,14 @@ class PrefetchPipeline(Generic[T]):
             self._threads.start(self._finish_all, self._fail)
 
     def _wake_producer(self) -> None:
-        if self._sleeping and self._free() >= self._wake_at:
+        if self._free() > 0:
             self._room.notify()
 
     # Shared by producing and finishing.
 
     def _add_done(self, number: int, item: T) -> None:
         self._done[number] = item
-        if number == self._taken and not self._patient:
+        if number == self._taken:
             self._ready.notify()
 
     def _over(self, number: int) -> bool:

@@ -28,13 +28,11 @@ class Producers(NamedTuple):
         `Exhausted` for a number past the last.
       interrupt: called by `close` to make blocked work return.
       cleanup: called once by the last producer to end.
-      may_run_inline: whether the consumer's thread may do the work while the producer sleeps; it needs a single producer.
     """
 
     works: Sequence[Callable[[int], Any]]
     interrupt: Callable[[], None] | None = None
     cleanup: Callable[[], None] | None = None
-    may_run_inline: bool = False
 
 
 def clean_up(cleanup: Callable[[], None]) -> None:

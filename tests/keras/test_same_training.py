@@ -29,8 +29,15 @@ def test_large_arrays():
     assert_same(
         lambda model, callbacks: model.fit(x, y, batch_size=64, epochs=2, verbose=0, callbacks=callbacks),
         lambda: compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),
-        ahead=None,  # their speed decides whether a thread slices them
+        ahead=False,
     )
+
+
+def test_an_array_in_a_file_is_read_ahead(tmp_path):
+    x, y = records()
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert_same(lambda model, callbacks: model.fit(mapped[2:], y[2:], batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +273,6 @@ def test_a_generator_of_sparse_arrays_with_a_shorter_last_one():
     assert_same(
         lambda model, callbacks: model.fit(data(), shuffle=False, verbose=0, callbacks=callbacks),
         lambda: compiled(keras.Sequential([keras.layers.Dense(3, "softmax")])),
-        ahead=None,  # their speed decides whether a thread slices them
     )
 
 

@@ -211,16 +211,7 @@ def _fails(source: Source, indices: np.ndarray) -> bool:
 
 
 class StepReader(Protocol):
-    """A function from a step to a host batch.
-
-    Attributes:
-      from_memory: whether its records are rows of arrays in memory, so that reading them waits for nothing.
-    """
-
-    @property
-    def from_memory(self) -> bool:
-        """Tell whether its records are rows of arrays in memory."""
-        ...
+    """A function from a step to a host batch."""
 
     def __call__(self, step: int, clock: Clock) -> Batch:
         """Read the batch of a step, and add the time of each part to the clock."""
@@ -245,7 +236,7 @@ def batch_producers(reader: StepReader, workers: Workers, start: int, stop: floa
 
     if workers.kind != "process":
         works = [partial(work, read=reader, clock=clock) for clock in clocks]
-        return Producers(works, may_run_inline=workers.kind == "none" and reader.from_memory)
+        return Producers(works)
     pool = ProcessPool(reader, len(clocks))
     works = [partial(work, read=read, clock=clock) for read, clock in zip(pool.readers, clocks, strict=True)]
     return Producers(works, interrupt=pool.kill, cleanup=pool.release)

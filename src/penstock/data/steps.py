@@ -125,7 +125,6 @@ class _Read:
 
     fn: Callable[[int], Batch]
     name: str
-    from_memory = False
 
     def __call__(self, step: int, clock: Clock) -> Batch:
         """Call the function, and add its time to the clock."""

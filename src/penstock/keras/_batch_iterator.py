@@ -1,7 +1,7 @@
 """The iterator over batches that Keras uses inside of an epoch.
 
-`ResumableBatches` go in, batches placed as Keras needs them come out. A `Feed` reads them ahead, unless reading a batch takes
-less time than receiving it from a thread.
+It takes `ResumableBatches`, and returns batches placed as Keras needs them. A `Feed` reads them ahead, unless the source says
+that a thread would save no time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from keras.src import tree
 from penstock.data.tree import Batch, describe
 from penstock.feed.device_feed import Feed, interrupt, later_stats
 from penstock.feed.sampling import Sampling
+from penstock.feed.starvation import Meter
 from penstock.feed.stats import LaterStats
 from penstock.feed.verdict import Caller
 from penstock.keras._execution import ExecutionAdapter, KerasItem, assemble, gather
 from penstock.keras._placement import KerasPlacement
-from penstock.keras._resumable import ResumableBatches
-from penstock.keras._unthreaded import UnthreadedReader
+from penstock.keras._resumable import ResumableBatches, UnthreadedBatches
 from penstock.keras.versions import behaviour, is_partial, partial_batches
 
 _DEVICE_BUFFER = 2
@@ -77,16 +77,15 @@ class BatchIterator(Iterator[Batch]):
         self._consumed = self._begin = first
         self._consumed_of_feed = 0
         self._feed_stop = -1  # number of the first batch that a feed with a limit does not have
-        self._inline = source.inline
-        # The reader of items that are batches on the host, and are read on this thread
-        self._bare = self._inline.__next__ if self._inline and self._per_item == 1 and not self._behaviour.on_device else None
-        self._peeked: KerasItem | tuple[Batch, int, None] | None = None  # the next item
-        self._peeked_is_last_inline = False  # the peeked item was read from `inline`, which is not used any more
+        # Whether batches that are read on this thread are also placed on it. Some versions of Keras pass host arrays on.
+        self._places = not source.prefetched and (self._behaviour.on_device or self._per_item > 1)
+        self._varies = not isinstance(source, UnthreadedBatches)  # whether batches may differ in structure
+        self._peeked: KerasItem | None = None  # the next item
         self._structure: Any = None
         self._parts: Any = None
         self._first = ""
         self._in_execution = 0  # batches that Keras took in this execution
-        self._unthreaded = self._count_unthreaded()
+        self._meter = self._new_meter()  # of the batches that are read on this thread
         self.failure: BaseException | None = None
 
     @property
@@ -120,12 +119,7 @@ class BatchIterator(Iterator[Batch]):
         self._in_execution = 0
         if self._peeked is None:
             try:
-                if (bare := self._bare) is None:
-                    self._peeked = self._next_item()
-                else:  # what `_next_inline` does, with as few calls as possible
-                    self._peeked = self._unthreaded.read(bare), 1, None
-                    if self._unthreaded.needs_a_thread:
-                        self._leave_inline()
+                self._peeked = self._next_item()
             except StopIteration:
                 return False
         return True
@@ -147,28 +141,22 @@ class BatchIterator(Iterator[Batch]):
                 raise StopIteration from None
         item, steps, failure = ready
         self._in_execution += steps
-        if self._inline is not None:
-            self._consumed += steps  # what `_count_consumed` does
-        else:
-            self._count_consumed(steps)
+        self._count_consumed(steps)
         if failure is not None:
             self.failure = self._skip_failed_batch(failure)
-        self._peeked_is_last_inline = False
         return item
 
     def _next_item(self) -> KerasItem:
         """Return the next item from wherever batches are read now."""
-        if self._inline is not None:
-            ready = self._next_inline(self._inline)
-        else:
-            try:
-                ready = self._next_prefetched() if self._source.prefetched else self._next_from_feed()
-            except StopIteration:
-                self._end_feed()
-                raise
-            except Exception as error:
-                self._skip_failed_batch(error)
-                raise
+        try:
+            ready = self._next_from_feed() if self._source.threaded else self._next_on_this_thread()
+        except StopIteration:
+            self._end_feed()
+            raise
+        except Exception as error:
+            self._skip_failed_batch(error)
+            raise
+        if self._varies:
             ready = self._cut_at_other_structure(ready)
         if ready.steps:
             return ready
@@ -189,35 +177,20 @@ class BatchIterator(Iterator[Batch]):
 
     def _count_consumed(self, batches: int) -> None:
         self._consumed += batches
-        if self._inline is None and not self._peeked_is_last_inline:
-            for _ in range(batches):
-                self._source.consume()
+        for _ in range(batches):
+            self._source.consume()
 
-    def _next_inline(self, batches: Iterator[Batch]) -> KerasItem:
+    def _next_on_this_thread(self) -> KerasItem:
         """Read the next item on this thread."""
-        if self._per_item > 1:
-            execution = gather(lambda _: self._unthreaded.read(batches.__next__), range(self._per_item))
-            ready = assemble(execution, self._per_item, lambda batch, stacked: _put(batch))
-        else:
-            batch = self._unthreaded.read(batches.__next__)
-            ready = KerasItem(_put(batch) if self._behaviour.on_device else batch)
-        if self._unthreaded.needs_a_thread:
-            self._leave_inline()
-        return ready
-
-    def _leave_inline(self) -> None:
-        """Let the source read from now on: it begins after the batches that were read on this thread."""
-        self._inline, self._bare, self._peeked_is_last_inline = None, None, True
-
-    def _next_prefetched(self) -> KerasItem:
-        """Take the next item from a source that has read and placed it ahead."""
         if self._per_item == 1:
-            return KerasItem(self._read_prefetched(0))
-        # These batches are on their devices, and are stacked there.
-        return assemble(gather(self._read_prefetched, range(self._per_item)), self._per_item, lambda batch, stacked: batch)
+            return KerasItem(self._read(0))
+        # The batches are on their devices, and are stacked there.
+        return assemble(gather(self._read, range(self._per_item)), self._per_item, lambda batch, stacked: batch)
 
-    def _read_prefetched(self, ahead: int) -> Batch:
-        return self._unthreaded.read(lambda: self._source.read(ahead))
+    def _read(self, ahead: int) -> Batch:
+        batch = self._meter.take(lambda timeout: self._source.read(ahead), None)
+        self._meter.hand_over(None, 0.0)
+        return _put(batch) if self._places else batch
 
     def _next_from_feed(self) -> KerasItem:
         """Take the next item from a feed, and start one if there is none."""
@@ -271,19 +244,20 @@ class BatchIterator(Iterator[Batch]):
         Batches that were not consumed stay with the source, for the inner loop to read.
         """
         self._end_feed()
-        if self._inline is None and not self._peeked_is_last_inline:
-            self._peeked = None
+        self._peeked = None
 
     def close(self) -> None:
         """End the threads, and wait for them as `Feed.close` does."""
         self.stop_for_inner_loop()
-        if self._unthreaded.steps:
-            self._add_stats(self._unthreaded.end_with_stats(self._caller))
-            self._unthreaded = self._count_unthreaded()
+        meter = self._meter
+        if meter.steps:
+            meter.end(after_step=True)
+            self._add_stats(LaterStats(meter, {"iterate": meter.startup + meter.wait}, 1, 0.0, 0, self._caller))
+            self._meter = self._new_meter()
 
-    def _count_unthreaded(self) -> UnthreadedReader:
+    def _new_meter(self) -> Meter:
         feed = self._source.prefetched
-        return UnthreadedReader(self._sampling, feed._meter if feed else None)
+        return Meter(self._sampling, makes_batches=True, inner=feed._meter if feed else None)
 
     def _end_feed(self) -> None:
         feed, self._feed = self._feed, None

@@ -45,6 +45,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+from keras.src import tree
 from keras.src.backend.jax.trainer import JAXEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
@@ -63,7 +65,7 @@ from penstock.keras._aligned import copied
 from penstock.keras._batch_iterator import BatchIterator
 from penstock.keras._data_adapter import PenstockDataAdapter
 from penstock.keras._replay import Replay, opening, replay_of
-from penstock.keras._resumable import ResumableBatches, ResumableIterator
+from penstock.keras._resumable import ResumableBatches, ResumableIterator, UnthreadedBatches
 from penstock.keras._session import Position, Run, Session, expected
 
 _KINDS = {  # of the adapters of Keras, for the advice of a verdict
@@ -110,6 +112,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._had_batch = False
         self._name = type(x).__name__
         self._generator: Replay | None = None
+        self._in_memory = not any(map(_is_in_a_file, tree.flatten((x, y, sample_weight))))
         records = [] if epochs is None else [epochs]
         for other in _loops.running:
             other.stop_for_inner_loop()
@@ -282,9 +285,8 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             return adapter.resumable(first)
         if self._generator is not None:
             return ResumableIterator(self._name, self._generator, peeked=adapter._first_batches, convert=_to_jax_batch)
-        if isinstance(adapter, ArrayDataAdapter) and _on_cpu_without_distribution():
-            batches = adapter.get_jax_iterator()
-            return ResumableIterator(self._name, Replay(lambda: next(batches), copy=False), inline=batches)
+        if isinstance(adapter, ArrayDataAdapter) and self._in_memory and _on_cpu_without_distribution():
+            return UnthreadedBatches(self._name, adapter.get_jax_iterator())
         # Batches of arrays are new arrays, or views of arrays that nobody writes to during training. TensorFlow's are read-only.
         copy = not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
         return ResumableIterator(self._name, Replay(opening(adapter.get_jax_iterator), copy))
@@ -378,8 +380,18 @@ def _resume(adapter: Any, replay: Replay) -> None:
     adapter.generator = lambda: itertools.chain(map(copied, peeked), replay)
 
 
+def _is_in_a_file(array: Any) -> bool:
+    """Return whether an array is a memory-mapped file, or a view of one, so that reading it may wait for a disk."""
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None
+
+
 def _on_cpu_without_distribution() -> bool:
-    """Return whether batches go to the CPU without a distribution, so that placing them takes almost no time."""
+    """Return whether batches go to the CPU without a distribution, so that placing them takes almost no time.
+
+    To receive a batch of arrays in memory from a thread then takes longer than to make it.
+    """
     import jax
     from keras.src.distribution import distribution_lib
 

@@ -167,7 +167,7 @@ class ExecutionAdapter:
         def gather_execution(work: Callable[[int], Batch], number: int) -> Execution:
             return gather(work, self.numbers(number))
 
-        return producers._replace(works=[partial(gather_execution, work) for work in producers.works], may_run_inline=False)
+        return producers._replace(works=[partial(gather_execution, work) for work in producers.works])
 
     def split(self, item: Execution) -> Produced:
         """Split a produced item into batch and position."""

@@ -1,11 +1,12 @@
 """Batches for Keras that can be read ahead, stopped, and read on later, so that no batch is lost or read twice.
 
-A Loader or an iterator goes in. Out come batches in order, with a count of those that Keras has consumed. A batch that was read
+The batches of a Loader or an iterator come in order, with a count of the batches that Keras has consumed. A batch that was read
 and not consumed is kept, and the next reader begins with it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -28,15 +29,14 @@ class ResumableBatches(Protocol):
 
     Attributes:
       name: the name in errors.
-      prefetched: the feed that has read the batches ahead, so that no thread is needed; None if there is none.
-      inline: an iterator over the same batches, which all have one structure, to be read without a thread while this takes less
-        time than receiving them from a thread; None if a thread is needed.
+      prefetched: the feed that has read the batches ahead; None if there is none.
+      threaded: whether a thread reads the batches ahead. For batches of a feed, or of arrays in memory, it would save no time.
       slow_to_start: whether the threads are kept between epochs.
     """
 
     name: str
     prefetched: Feed | None
-    inline: Iterator[Batch] | None
+    threaded: bool
     slow_to_start: bool
 
     def batch_adapter(self, limit: int | None) -> BatchAdapter:
@@ -62,7 +62,7 @@ class ResumableIterator:
     Args:
       name: the name in errors.
       replay: keeps the batches that were read.
-      prefetched, inline: see `ResumableBatches`.
+      prefetched: see `ResumableBatches`.
       peeked: batches that come before those of the replay. Their arrays may be written to, so they are copied.
       convert: a function from a batch to the batch that Keras gets. It is called once for each batch.
     """
@@ -75,11 +75,10 @@ class ResumableIterator:
         replay: Replay,
         *,
         prefetched: Feed | None = None,
-        inline: Iterator[Batch] | None = None,
         peeked: Sequence[Batch] = (),
         convert: Callable[[Batch], Batch] | None = None,
     ):
-        self.name, self.prefetched, self.inline = name, prefetched, inline
+        self.name, self.prefetched, self.threaded = name, prefetched, prefetched is None
         self._replay, self._convert = replay, convert
         self._peeked = list(peeked)
         self._converted: dict[int, Batch] = {}  # by number in the replay
@@ -115,6 +114,38 @@ class ResumableIterator:
         if self._convert is not None:
             batch = self._converted[number] = self._convert(batch)
         return batch
+
+
+class UnthreadedBatches:
+    """The batches of an iterator that nobody else reads, all of one structure, which need no thread.
+
+    Args:
+      name: the name in errors.
+      batches: the iterator.
+    """
+
+    prefetched: Feed | None = None
+    threaded = False
+    slow_to_start = False
+
+    def __init__(self, name: str, batches: Iterator[Batch]):
+        self.name, self._batches = name, batches
+        self._kept: deque[Batch] = deque()
+
+    def batch_adapter(self, limit: int | None) -> BatchAdapter:
+        """Raise NotImplementedError: no feed reads these batches."""
+        raise NotImplementedError
+
+    def read(self, ahead: int) -> Batch:
+        """Read, on this thread, the batch that is `ahead` after the first one not consumed."""
+        while len(self._kept) <= ahead:
+            self._kept.append(next(self._batches))
+        return self._kept[ahead]
+
+    def consume(self) -> None:
+        """Count the first batch not consumed as consumed, and drop it."""
+        if self._kept:  # an error in the place of a batch is consumed too
+            self._kept.popleft()
 
 
 class _IteratorAdapter:
@@ -169,7 +200,7 @@ class ResumableLoader:
     """
 
     prefetched: Feed | None = None
-    inline: Iterator[Batch] | None = None
+    threaded = True
 
     def __init__(self, loader: Loader | Steps, convert: Callable[[Batch], Batch] | None, first: int = 0):
         self.slow_to_start = loader.workers.kind == "process"  # an interpreter and its imports take seconds
@@ -232,7 +263,7 @@ class _KeepingAdapter:
 
             return work_or_kept
 
-        return producers._replace(works=[*map(keep_results, producers.works, clocks)], may_run_inline=False)
+        return producers._replace(works=[*map(keep_results, producers.works, clocks)])
 
     def split(self, item: Batch) -> Produced:
         """Split a produced item into batch and position."""

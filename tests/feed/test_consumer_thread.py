@@ -1,4 +1,4 @@
-"""Transforms of a Loader over arrays, which may run on the thread that calls `next()`: errors, closing, limits and settings."""
+"""The thread that calls `next()` may place batches, and makes none: errors, closing and settings."""
 
 import contextlib
 import itertools
@@ -11,64 +11,18 @@ import pytest
 from jax.sharding import AxisType
 
 import penstock as ps
-from penstock import _pace
 
 DATA = {"x": np.arange(64, dtype=np.uint8)}
 
 
-@pytest.fixture(autouse=True)
-def consumer_works(monkeypatch):
-    monkeypatch.setattr(_pace, "TINY", -1.0)
-    monkeypatch.setattr(_pace, "SHORT", 10.0)
-    monkeypatch.setattr(_pace, "IDLE", 10.0)
-    monkeypatch.setattr(_pace, "_FIRST", 10**9)  # no trials
+def test_transforms_of_a_loader_stay_on_the_feeds_thread():
+    threads = []
 
-
-def noting(threads, fn=lambda batch: batch):
     def transform(batch):
         threads.append(threading.current_thread())
-        return fn(batch)
+        return batch
 
-    return transform
-
-
-def options():
-    threads = []
-    yield "transform", threads, {"transform": noting(threads)}
-    yield "per_record", threads, {"transform": ps.per_record(noting(threads))}
-    yield "collate", threads, {"collate": noting(threads, lambda records: {"x": np.array([r["x"] for r in records])})}
-
-
-@pytest.mark.parametrize(("threads", "given"), [pytest.param(t, g, id=name) for name, t, g in options()])
-def test_the_consumer_transforms_and_collates(threads, given):
-    loader = ps.Loader(DATA, 8, shuffle=True, **given)
-    with ps.feed(loader) as feed:
-        for step in range(100):
-            assert np.array_equal(next(feed)["x"], loader[step]["x"])
-        del threads[:]
-        next(feed)
-        assert set(threads) == {threading.current_thread()}
-
-
-def test_a_limit_of_time_keeps_the_work_off_the_consumers_thread():
-    threads = []
-    with ps.feed(ps.Loader(DATA, 8, transform=noting(threads)), timeout=60) as feed:
-        for _ in range(100):
-            next(feed)
-    assert threading.current_thread() not in threads
-
-
-def test_a_source_of_the_user_stays_on_the_feeds_thread():
-    class Source:
-        def __len__(self):
-            return 64
-
-        def read(self, indices):
-            threads.append(threading.current_thread())
-            return {"x": indices.copy()}
-
-    threads = []
-    with ps.feed(ps.Loader(Source(), 8)) as feed:
+    with ps.feed(ps.Loader(DATA, 8, transform=transform)) as feed:
         for _ in range(100):
             next(feed)
     assert threading.current_thread() not in threads
@@ -90,17 +44,6 @@ def test_an_error_comes_at_its_batch_and_names_it():
         assert feed.state()["step"] == 70
         assert "while making batch 70" in " ".join(caught.value.__notes__)
         with pytest.raises(StopIteration):
-            next(feed)
-
-
-def test_ctrl_c_in_a_transform_comes_at_once():
-    def stop(batch):
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        return batch
-
-    with ps.feed(ps.Loader(DATA, 8, transform=stop)) as feed, pytest.raises(KeyboardInterrupt):
-        for _ in range(10_000):
             next(feed)
 
 
