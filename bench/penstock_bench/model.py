@@ -1,6 +1,6 @@
-"""Define the data classes that go into a benchmark: workloads, their variants, and what a variant measures.
+"""Define the data classes that describe a benchmark: workloads, their variants, and what a variant measures.
 
-`outcome.py` defines what comes out.
+`outcome.py` defines its results.
 
 A *suite* is a module of *workloads*. A workload is one task; its *variants* do the task with different libraries. A *round*
 starts every variant in a fresh process, and one of them a second time: the A/A *control*. Its two processes differ only by

@@ -51,7 +51,7 @@ def moderate(comparisons: Sequence[Comparison], workloads: Sequence[int]) -> lis
 def _prior(used: Sequence[Comparison]) -> tuple[float, float]:
     """Return the degrees of freedom and the variance of the prior, by the moments of the logarithms of the variances.
 
-    The variance is that of one round: the squared error times the number of rounds.
+    The variance is of one round: the squared error times the number of rounds.
     """
     freedoms = np.array([one.freedom for one in used], float)
     logs = np.array([math.log(one.error**2 * one.pairs) for one in used if one.error])

@@ -1,4 +1,4 @@
-"""Run the variants of workloads in interleaved rounds: workloads go in, outcomes come out.
+"""Run the variants of workloads in interleaved rounds, and return the outcome of each workload.
 
 The speed of a machine drifts: it warms up, and other users share it. So variants are compared within rounds only. In a round,
 live variants take turns (`live_round.py`). Others run one after the other, in an order of its own. Each round has fresh

@@ -45,7 +45,7 @@ def work_in_slices(
 
     Args:
       order: the seats, in the order of their first slices.
-      processes: those of the seats; a seat that is no longer in it gets no more slices.
+      processes: by seat; a seat that is no longer in it gets no more slices.
       metric, seconds: of the block.
       slice_seconds: the length of a slice.
       answered: called with a seat and the number that it measured.

@@ -92,8 +92,8 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
 
     The ratio is the 20 % trimmed mean of the pairs' logarithms, so a fifth of the pairs at each end may be outliers. The
     interval is the percentile bootstrap over pairs, with percentiles that are expanded for small samples (Hesterberg 2015,
-    "What Teachers Should Know About the Bootstrap", section 3.3). The test is that of Yuen (1974) and Tukey and
-    McLaughlin (1963) for a trimmed mean, with the simulated null distribution of its statistic (`_null`).
+    "What Teachers Should Know About the Bootstrap", section 3.3). The test is Yuen's (1974) and Tukey and
+    McLaughlin's (1963) for a trimmed mean, with the simulated null distribution of its statistic (`_null`).
 
     Args:
       ours, theirs: one number for each round. A pair with a number that is not positive is left out.

@@ -10,7 +10,7 @@ beside itself; each drawn round is turned around or not by chance, so that the t
 - *all turns*: Student over all turns, as if they were independent
 - *two-level bootstrap*: rounds are drawn, and turns within them; percentiles
 - *mixed model*: a random effect for the round, restricted maximum likelihood, and Wald's interval, as lme4 and statsmodels do
-- *bootstrap of rounds*: that of variants that run one after the other (`penstock_bench.statistics`)
+- *bootstrap of rounds*: as for variants that run one after the other (`penstock_bench.statistics`)
 """
 
 from __future__ import annotations

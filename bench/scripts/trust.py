@@ -12,7 +12,7 @@ same hours. Then reports are made of them, as a user would have had them in 10 a
   the same, so in each drawn round it is left to chance which of them is called what. Then the truth is exactly "no difference",
   and the planted one is added to the logarithms. They tell how often real reports would be right.
 
-Each report has one comparison and its control, as that of `penstock compare`.
+Each report has one comparison and its control, as in `penstock compare`.
 """
 
 from __future__ import annotations

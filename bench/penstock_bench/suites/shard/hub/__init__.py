@@ -1,6 +1,6 @@
 """Train steps of the backbones of Keras Hub: each class that `keras_hub.models` exports, small and with random weights.
 
-Names are those of the classes. `build` makes a backbone, `batch` draws what it reads, and `trained` makes a compiled model of one
+Names are class names. `build` makes a backbone, `batch` draws what it reads, and `trained` makes a compiled model of one
 number per row, so that `fit` runs a step through all weights that the outputs depend on. They need the package keras-hub.
 """
 
