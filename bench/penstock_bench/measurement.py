@@ -69,7 +69,7 @@ def measure_and_report(
 
     Returns:
       0, also where a target was missed or a library is not installed; 1 if a variant failed, the time was too short to measure
-      anything, or an answer is missing; 130 after Ctrl-C, where the report holds what was measured before.
+      anything, or an answer is missing. 130 after Ctrl-C; the report then has the measurements so far.
     """
     warn_of_known_faults()
     console = Console()

@@ -1,8 +1,8 @@
 """Compare the runs of two variants: ratio, confidence interval, p-value, and the smallest difference that could be shown.
 
 The unit is the *run*: a fresh process, which gives one number. All steps of a run share its memory layout and the load of the
-machine, so ten thousand steps are still one observation for predicting the next run. Runs of the same round are compared with
-each other, because the machine was in the same state; a *pair* is the logarithm of their ratio. `docs/measuring.md` gives the
+machine. So ten thousand steps are still one observation for predicting the next run. Runs of the same round are compared with
+each other, because the machine was in the same state. A *pair* is the logarithm of their ratio. `docs/measuring.md` gives the
 reasons for each choice, and `bench/tests/test_statistics.py` checks the claimed properties.
 """
 

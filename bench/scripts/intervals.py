@@ -3,7 +3,7 @@
     python bench/scripts/intervals.py --recording trust.json --json intervals.json
 
 Rounds come from a simulation, or are drawn from a recording of `bench/scripts/trust.py`. The recording has pairs of a variant
-beside itself; each drawn round is turned around or not by chance, so that the truth is exactly "no difference". The ways:
+beside itself. Each drawn round is reversed at random, so the true value is exactly "no difference". The ways:
 
 - *Student*: over the rounds' numbers, as `penstock_bench.levels` does
 - *moderated*: the same, with the variances of twelve comparisons of a report estimated together (`penstock_bench.moderation`)

@@ -5,7 +5,7 @@
 Every interpreter needs JAX, Flax and Optax. First each computes what `penstock bench frameworks` compares frameworks by (logits,
 losses of five steps, and what those did to each weight), and the largest relative difference to float64 is shown; run this with
 the newest JAX, which computes the float64. Then the step is timed, in a fresh process each time, in rounds over all interpreters
-whose order goes there and back. Ratios are of one round, and their intervals over rounds, as in `penstock bench`; the first
+whose order goes there and back. Ratios are of one round, and their intervals over rounds, as in `penstock bench`. The first
 interpreter is timed twice in each round, as the A/A control.
 """
 

@@ -8,8 +8,8 @@ take turns in one process, in a random order that is then reversed, so that neit
 while Keras asks for an execution and while the train function takes its batch; both include making the batch, about 50 µs. An
 epoch gives the median over its steps. The difference is between two neighbouring epochs, and its interval is the bootstrap's.
 
-These times cannot be measured in a loop of their own: between two programs of XLA, which fill the caches, Python takes several
-times as long.
+These times cannot be measured in a loop of their own. Programs of XLA fill the caches, so Python takes several times as long
+between them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Every process computes with one thread, and collectives go through gloo. First all processes together measure what a device has
 while all are busy: FLOP/s of a product, memory bandwidth, bandwidth and latency of an all-reduce. Steps of the zoo are then
-planned for this hardware, and the plan and each of its baselines run, in turns, in a shuffled order in each round.
+planned for this hardware. The plan and each of its baselines run in turns, in a shuffled order in each round.
 
 The cores are shared, so seconds mean little: the shape of the estimate is compared. Columns are times over the times of
 data parallelism, predicted and measured (medians over rounds). Below are the share of pairs of layouts that are measured in the

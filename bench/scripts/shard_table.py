@@ -4,8 +4,8 @@
     python bench/scripts/shard_table.py zoo.json
 
 A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has three more tables: medians
-by limit, memory and sent bytes of plans beside layouts by hand, and the models that were fitted. Below are the errors of
-predicted peak memory, by suite and compiler. If several reports have a cell, the last one counts.
+by limit, memory and sent bytes beside layouts by hand, and the fitted models. Below are the errors of predicted peak memory, by
+suite and compiler. If several reports have a cell, the last one counts.
 """
 
 from __future__ import annotations

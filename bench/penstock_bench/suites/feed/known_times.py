@@ -2,7 +2,7 @@
 
 Each function takes seconds, and returns a compiled step, an iterable of batches or a source. `device_times` measures them.
 
-A step sleeps inside of its compiled program, so it takes no processor from the others, and it is dispatched asynchronously like a
+A step sleeps inside of its compiled program, so it takes no processor from the others. It is dispatched asynchronously like a
 step of real work. `jax.pure_callback` would not do: XLA:CPU runs a program that has one before the call returns.
 """
 

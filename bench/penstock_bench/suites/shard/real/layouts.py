@@ -27,8 +27,8 @@ Specs = tuple[PartitionSpec, ...]
 
 _DATA, _MODEL = "data", "model"
 
-# For each weight of a layer, its number of dimensions, the dimension that tensor or expert parallelism splits, and the one that
-# FSDP splits beside it.
+# For each weight of a layer: its number of dimensions, the dimension that tensor or expert parallelism splits, and FSDP's
+# dimension.
 _WEIGHTS = {
     "wqkv": (3, 1, 0),
     "wo": (2, 0, 1),
