@@ -1,7 +1,7 @@
 """Compare two live variants from pairs at two levels: turns within rounds, and rounds.
 
-All turns of a round share its processes, and a process differs from its twin for good, by a per cent or two. So a hundred turns
-of one round are one observation for predicting the next start. Each round gives one number, the location of its turns' log
+All turns of a round share its processes, and a process differs permanently from its twin, by a per cent or two. So a hundred
+turns of one round are one observation for predicting the next start. Each round gives one number, the location of its turns' log
 ratios. The interval and the test are Student's over the rounds' numbers. Their scatter includes both levels. For rounds of equal
 length, a mixed model with a random effect for the round gives the same. `docs/measuring.md` shows which intervals cover the
 truth.

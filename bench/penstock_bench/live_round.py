@@ -158,7 +158,7 @@ class LiveRound:
     def _start(self) -> None:
         """Start processes, as many at a time as there are cores and as fit into memory: what they compile is not timed.
 
-        Their order is another one in each round, as a process may be slower for good if it was started beside another.
+        Their order is another one in each round, as a process may be slower permanently if it was started beside another.
 
         Raises:
           CannotLiveError: they do not fit into memory together.

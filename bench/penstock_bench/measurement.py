@@ -26,7 +26,7 @@ from penstock_bench.verdict import judge
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """The files of a report; None for those that nobody wants."""
+    """The files of a report; None for each that is not requested."""
 
     json: Path | None = None
     markdown: Path | None = None

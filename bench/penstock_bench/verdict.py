@@ -22,8 +22,8 @@ from penstock_bench.number_format import number
 from penstock_bench.outcome import Outcome, Run
 from penstock_bench.statistics import Comparison
 
-# The significance level of the controls' test, after Holm's correction. It is stricter than the claims' level, because a false alarm
-# discards a sound report and the real differences in it. A broken harness is detected at any level.
+# The significance level of the controls' test, after Holm's correction. It is stricter than the level of claims, because a false
+# alarm discards a sound report and the real differences in it. A broken harness is detected at any level.
 CONTROL_LEVEL = 0.01
 
 Call = Literal["different", "not shown", "not judged"]

@@ -1,4 +1,4 @@
-"""Compare ways to make an interval from live pairs: how often does it hold the truth, and how wide is it?
+"""Compare ways to make an interval from live pairs: how often does it contain the true value, and how wide is it?
 
     python bench/scripts/intervals.py --recording trust.json --json intervals.json
 

@@ -1,4 +1,4 @@
-"""Show where a step of a ViT spends its time on a CPU: in JAX as it comes, started by `penstock run`, and in PyTorch eager.
+"""Show where a step of a ViT spends its time on a CPU: in JAX with its defaults, started by `penstock run`, and in PyTorch eager.
 
     python bench/scripts/step_profile.py --model tiny --batch 8 --json profile.json
 

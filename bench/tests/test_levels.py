@@ -25,7 +25,7 @@ def pairs(number: int, logs, references=None, others=None) -> RoundPairs:
 
 
 def simulated(rng, rounds: int, turns: int, truth: float, between: float = 0.015, within: float = 0.06) -> list[RoundPairs]:
-    """Rounds that differ for good, with turns that are often disturbed: Student's t with 3 degrees of freedom."""
+    """Rounds that differ permanently, with turns that are often disturbed: Student's t with 3 degrees of freedom."""
     scale = within / math.sqrt(3)
     return [pairs(number, truth + rng.normal(0, between) + scale * rng.standard_t(3, turns)) for number in range(rounds)]
 

@@ -107,7 +107,7 @@ class Attempt:
         return self._end(broken)
 
     def end(self) -> Ended:
-        """Wait for the end of an attempt that nobody breaks."""
+        """Wait for the end of an attempt that is not disturbed."""
         return self._end("end")
 
     def phase(self) -> str:
