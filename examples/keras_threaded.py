@@ -2,8 +2,8 @@
 
 pip install "penstock[keras]" && python examples/keras_threaded.py
 
-The records come from a storage with a latency of 5 ms, like an object store or a network disk. A callback reads the loss of each
-step, like that of TensorBoard, so Keras waits for each step.
+The records are from a storage with a latency of 5 ms, like an object store or a network disk. Like TensorBoard's, a callback
+reads the loss of each step, so Keras waits for each step.
 """
 
 import os

@@ -105,7 +105,7 @@ class Agreements:
 
 def _apart(row: Parity, reference: str) -> str:
     """Word the difference between a variant and the reference."""
-    apart = f"{row.difference:.2g} from that of {reference}"
+    apart = f"{row.difference:.2g} from the one of {reference}"
     if row.difference < row.least:
         return f"{row.worst} is only {apart}, which this precision cannot be (least {row.least:g})"
     return f"{row.worst} is {apart} (tolerance {row.tolerance:g})"

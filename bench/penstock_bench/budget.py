@@ -14,7 +14,8 @@ from penstock_bench.statistics import Comparison
 from penstock_bench.verdict import fewest_rounds, judge
 
 # An interval is narrow sooner where the scatter happens to look small. With fewer rounds before the first look, up to 8 % of
-# intervals do not hold the truth; from ten on, at most 6.5 % (Student's, simulated with scatters of 0.6 to 3 % and ±1 %).
+# intervals do not contain the true value. From ten on, it is at most 6.5 % (Student's, simulated with scatters of 0.6 to 3 % and
+# ±1 %).
 _PRECISE_ROUNDS = 10
 
 

@@ -1,18 +1,18 @@
 """Compare two live variants from pairs at two levels: turns within rounds, and rounds.
 
-All turns of a round share its processes, and a process differs from its twin for good, by a per cent or two. So a hundred turns
-of one round are one observation for predicting the next start. Each round gives one number, the location of its turns' log
-ratios; the interval and the test are Student's over the rounds' numbers, whose scatter has both levels in it. For rounds of
-equal length, a mixed model with a random effect for the round gives the same. `docs/measuring.md` shows which intervals cover
-the truth.
+All turns of a round share its processes, and a process differs permanently from its twin, by a per cent or two. So a hundred
+turns of one round are one observation for predicting the next start. Each round gives one number, the location of its turns' log
+ratios. The interval and the test are Student's over the rounds' numbers. Their scatter includes both levels. For rounds of equal
+length, a mixed model with a random effect for the round gives the same. `docs/measuring.md` shows which intervals cover the
+truth.
 
 The rules for turns were fixed before any data, and do not depend on who is faster:
 
 - A turn weighs less, the more of the machine others used during it: `1 / (1 + (share / 5 %)²)`.
 - The location is Huber's M-estimator (1964), with a scale that all rounds share. A disturbed turn moves it by no more than a turn
   at 1.345 standard deviations.
-- The reference kernel around the blocks is a control variate where it helps: its log ratio, times a slope from all rounds, is
-  subtracted, as far as it differs from its median over all turns, if that lowers the variance within rounds by a tenth or more.
+- The reference kernel around the blocks is a control variate. The difference of its log ratio from its median over all turns,
+  times a slope from all rounds, is subtracted. This is done only if it lowers the variance within rounds by a tenth or more.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class LiveProcess:
 
     Args:
       module, workload, variant, size, cache: as for `process.run_variant`.
-      variables: more environment variables, which do not replace those of the user.
+      variables: more environment variables, which do not replace the user's.
       sliced: whether the process may be stopped during a block (Linux only).
 
     Attributes:

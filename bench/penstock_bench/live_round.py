@@ -4,8 +4,8 @@ One thread asks and ends the processes, so that at most one of them works at any
 thread that waits for it, and nothing is timed.)
 
 - Blocks in slices (`slices.py`) begin together; still at most one process works at any moment.
-- A variant works only between a request for a block and its answer, and then until it is *settled*: its processes have stopped
-  to use the processor. Loaders, for example, first fill their buffers. The next block begins after that.
+- A variant works only between a request for a block and its answer, and then until it is *settled*. Settled processes no longer
+  use the processor. Loaders, for example, first fill their buffers. The next block begins after that.
 - All others wait in a blocking read. Whether they are idle is not assumed: their use of the processor is added up while they
   wait. A variant that uses it cannot live beside others (`CannotLiveError`).
 - `close` kills all processes of the round and waits for them, also after Ctrl-C.
@@ -158,7 +158,7 @@ class LiveRound:
     def _start(self) -> None:
         """Start processes, as many at a time as there are cores and as fit into memory: what they compile is not timed.
 
-        Their order is another one in each round, as a process may be slower for good if it was started beside another.
+        Their order is another one in each round, as a process may be slower permanently if it was started beside another.
 
         Raises:
           CannotLiveError: they do not fit into memory together.

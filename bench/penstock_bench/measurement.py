@@ -26,7 +26,7 @@ from penstock_bench.verdict import judge
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """The files of a report; None for those that nobody wants."""
+    """The files of a report; None for each that is not requested."""
 
     json: Path | None = None
     markdown: Path | None = None
@@ -69,7 +69,7 @@ def measure_and_report(
 
     Returns:
       0, also where a target was missed or a library is not installed; 1 if a variant failed, the time was too short to measure
-      anything, or an answer is missing; 130 after Ctrl-C, where the report holds what was measured before.
+      anything, or an answer is missing. 130 after Ctrl-C; the report then has the measurements so far.
     """
     warn_of_known_faults()
     console = Console()

@@ -1,13 +1,13 @@
-"""Define the data classes that go into a benchmark: workloads, their variants, and what a variant measures.
+"""Define the data classes that describe a benchmark: workloads, their variants, and what a variant measures.
 
-`outcome.py` defines what comes out.
+`outcome.py` defines its results.
 
 A *suite* is a module of *workloads*. A workload is one task; its *variants* do the task with different libraries. A *round*
 starts every variant in a fresh process, and one of them a second time: the A/A *control*. Its two processes differ only by
-chance. If all variants of a workload are *live*, the processes of a round stay warm side by side and take *turns*: each runs a
-*block* of a fraction of a second, while the others wait. Otherwise they run one after the other, each once. A process gives one
-*sample*, which has a number for every *metric* of the workload. A *scored* workload counts instead of timing: its numbers are the
-same in each run, so it has one round and no control.
+chance. If all variants of a workload are *live*, the processes of a round stay warm side by side and take *turns*. In its turn, a
+process runs a *block* of a fraction of a second, while the others wait. Otherwise they run one after the other, each once. A
+process gives one *sample*, which has a number for every *metric* of the workload. A *scored* workload counts instead of timing:
+its numbers are the same in each run, so it has one round and no control.
 
 At their top, this module and the suites' modules import only Python's standard library and NumPy. A variant may run in an
 interpreter that has nothing else installed.

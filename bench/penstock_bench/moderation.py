@@ -1,15 +1,15 @@
 """Let comparisons of a report borrow strength from each other to estimate how much rounds scatter.
 
-A comparison of live variants has few rounds, so the variance of its rounds is itself badly known, and Student's test with three
-or five degrees of freedom asks for a huge difference. But a report has dozens of comparisons on the same machine. Smyth (2004,
-"Linear models and empirical Bayes methods for assessing differential expression", sections 4 to 6) takes their variances as
-draws from one scaled inverse chi-squared distribution, estimates it from all of them, and combines it with each one's own
+A comparison of live variants has few rounds, so the variance of its rounds is itself badly known. Student's test with three or
+five degrees of freedom then requires a huge difference. But a report has dozens of comparisons on the same machine. Smyth (2004,
+"Linear models and empirical Bayes methods for assessing differential expression", sections 4 to 6) takes their variances as draws
+from one scaled inverse chi-squared distribution, estimates it from all of them, and combines it with each one's own
 variance: a *moderated* t-test. If the variances of the comparisons differ much, the prior counts little, and the test is
 Student's.
 
 Comparisons of one workload are not independent: they have the baseline's processes in common, so their variances are similar even
 if others are not. If the baseline is what scatters, all of them together know no more than one. So a moderated comparison has no
-more degrees of freedom than one comparison of each workload has together, and in a report of one workload nothing is moderated.
+more degrees of freedom than one comparison of each workload has together. In a report of one workload nothing is moderated.
 
 In: comparisons with the standard error and the degrees of freedom of their own rounds. Out: the same with moderated ones.
 """
@@ -51,7 +51,7 @@ def moderate(comparisons: Sequence[Comparison], workloads: Sequence[int]) -> lis
 def _prior(used: Sequence[Comparison]) -> tuple[float, float]:
     """Return the degrees of freedom and the variance of the prior, by the moments of the logarithms of the variances.
 
-    The variance is that of one round: the squared error times the number of rounds.
+    The variance is of one round: the squared error times the number of rounds.
     """
     freedoms = np.array([one.freedom for one in used], float)
     logs = np.array([math.log(one.error**2 * one.pairs) for one in used if one.error])

@@ -1,6 +1,6 @@
-"""Define what comes out of a benchmark: samples, failures, and the outcome of each workload.
+"""Define the results of a benchmark: samples, failures, and the outcome of each workload.
 
-`model.py` defines what goes in.
+`model.py` defines its workloads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Sample:
       seconds: the duration of the process, from start to end.
       load: the machine's load average over the minute before the start; None if the system does not report it.
       values: from a metric's name to its number; computed from `steps` where `Measurement.values` lacked it.
-      steps, details, remarks: those of the `Measurement`.
+      steps, details, remarks: as in the `Measurement`.
     """
 
     variant: str

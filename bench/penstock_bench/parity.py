@@ -1,4 +1,4 @@
-"""Compare the outputs of variants with a reference's before timing: arrays go in, one difference for each quantity comes out."""
+"""Compare the outputs of variants with a reference's before timing: return one difference for each quantity."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def worker_command(module: str, workload: Workload, variant: Variant, size: str,
 
 
 def worker_variables(module: str, variant: Variant, cache: Path) -> dict[str, str]:
-    """Return the environment variables of a variant's worker: those of the variant come first, then those of the user."""
+    """Return the environment variables of a variant's worker: the variant's come first, then the user's."""
     ours = _QUIET if module.startswith("penstock_bench.") else {}
     folder = str(Path(penstock.__file__).parent)
     return {**ours, "PENSTOCK_BENCH_CACHE": str(cache), **os.environ, IN_WORKER: "1", worker.FOLDER: folder, **variant.variables}

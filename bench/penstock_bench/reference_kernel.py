@@ -1,7 +1,7 @@
 """A piece of work that is always the same, run between blocks: it shows how fast the machine was at that moment.
 
-It is half arithmetic in the caches and half copying through memory, because other users of a machine take away both. It runs on
-the calling thread alone, so that no thread of a library still spins when the next block begins, and takes a few milliseconds.
+It is half arithmetic in the caches and half copying through memory, because other users of a machine slow both down. It takes a
+few milliseconds. It runs on the calling thread alone, so that no thread of a library still spins when the next block begins.
 """
 
 from __future__ import annotations

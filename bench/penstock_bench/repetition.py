@@ -1,8 +1,8 @@
 """Decide how often to repeat at each level: how many turns in a round of live pairs.
 
 A round costs the time to start the processes, and a turn the time of its blocks. The variance of a ratio's mean over R rounds of
-n turns is (b + w / n) / R. Here, w is the variance of one turn's log ratio within a round, and b that of the rounds' own log
-ratios (of processes that differ for good). At a given total time it is smallest for n = sqrt(start / turn · w / b): Kalibera and
+n turns is (b + w / n) / R. Here, w is the variance of one turn's log ratio within a round, and b the variance of the rounds' own
+log ratios (processes differ permanently). At a given total time it is smallest for n = sqrt(start / turn · w / b): Kalibera and
 Jones, "Rigorous Benchmarking in Reasonable Time" (ISMM 2013), section 6.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Before there are rounds to compare, two processes are taken to differ by this for good. On shared machines we saw 1.3 to 2.1 %.
-# Later it counts as much as so many rounds: a few rounds may agree or differ by chance.
+# Before there are rounds to compare, two processes are assumed to differ permanently by this. On shared machines we saw 1.3 to
+# 2.1 %. Later it counts as much as so many rounds: a few rounds may agree or differ by chance.
 _USUAL_BETWEEN = 0.015
 _COUNTS_AS = 4
 _FEWEST = 3  # rounds from which the variance between them is estimated

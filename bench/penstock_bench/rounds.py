@@ -1,8 +1,8 @@
-"""Run the variants of workloads in interleaved rounds: workloads go in, outcomes come out.
+"""Run the variants of workloads in interleaved rounds, and return the outcome of each workload.
 
 The speed of a machine drifts: it warms up, and other users share it. So variants are compared within rounds only. In a round,
 live variants take turns (`live_round.py`). Others run one after the other, in an order of its own. Each round has fresh
-processes, so that threads, caches and imports of one variant do not affect the next, and no result rests on one process. A scored
+processes. So threads, caches and imports of one variant do not affect the next, and no result depends on one process. A scored
 workload has one round, in the order of its variants.
 """
 

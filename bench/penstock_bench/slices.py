@@ -1,17 +1,18 @@
 """Let live variants run a block at the same time, in slices: one works for 50 ms while the others are stopped.
 
-Others on a machine take its time away in bursts of a tenth of a second to some seconds. Two blocks of half a second, one after
-the other, differ by what one of them lost to a burst; two steps of some seconds differ more. Slices cut each burst into pieces,
-of which all variants get some. `docs/measuring.md` has the figures.
+Others on a machine take its time away in bursts of a tenth of a second to some seconds. If a burst slows one of two blocks of
+half a second, the two differ. Two steps of some seconds differ more. Slices cut each burst into pieces, of which all variants get
+some. `docs/measuring.md` has the figures.
 
-At most one seat works at any moment. The harness's thread stops the processes of all seats (SIGSTOP to their group; it waits
-until the worker is stopped), and then continues one at a time, with its request before its first slice. After the slice, it stops
-this one before it continues the next one. A seat whose answer has come is settled, and then stopped too. So between turns all are
-stopped. The order of the seats is reversed after every slice, so each is before and after each other equally often.
+At most one seat works at any moment. The harness's thread stops the processes of all seats: it sends SIGSTOP to their group, and
+waits until the worker is stopped. Then it continues one at a time. A process gets its request before its first slice. After the
+slice, it stops this one before it continues the next one. A seat whose answer has come is settled, and then stopped too. So
+between turns all are stopped. The order of the seats is reversed after every slice, so each is before and after each other
+equally often.
 
-The cost of slices is a part of the time of each variant: the signals take about 0.1 ms a slice, and caches that another variant
-has filled have to be filled again. Stopped time is left out by the worker's clock (`working_clock.py`). A sleep, a time
-limit and a device do not notice that their process is stopped, so a workload that waits for one must not be sliced.
+The cost of slices is a part of the time of each variant. The signals take about 0.1 ms a slice, and caches that another variant
+has filled have to be filled again. Stopped time is left out by the worker's clock (`working_clock.py`). A sleep, a time limit and
+a device go on while their process is stopped. So a workload that waits for one must not be sliced.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def work_in_slices(
 
     Args:
       order: the seats, in the order of their first slices.
-      processes: those of the seats; a seat that is no longer in it gets no more slices.
+      processes: by seat; a seat that is no longer in it gets no more slices.
       metric, seconds: of the block.
       slice_seconds: the length of a slice.
       answered: called with a seat and the number that it measured.

@@ -1,8 +1,8 @@
 """Compare the runs of two variants: ratio, confidence interval, p-value, and the smallest difference that could be shown.
 
 The unit is the *run*: a fresh process, which gives one number. All steps of a run share its memory layout and the load of the
-machine, so ten thousand steps are still one observation for predicting the next run. Runs of the same round are compared with
-each other, because the machine was in the same state; a *pair* is the logarithm of their ratio. `docs/measuring.md` gives the
+machine. So ten thousand steps are still one observation for predicting the next run. Runs of the same round are compared with
+each other, because the machine was in the same state. A *pair* is the logarithm of their ratio. `docs/measuring.md` gives the
 reasons for each choice, and `bench/tests/test_statistics.py` checks the claimed properties.
 """
 
@@ -92,8 +92,8 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
 
     The ratio is the 20 % trimmed mean of the pairs' logarithms, so a fifth of the pairs at each end may be outliers. The
     interval is the percentile bootstrap over pairs, with percentiles that are expanded for small samples (Hesterberg 2015,
-    "What Teachers Should Know About the Bootstrap", section 3.3). The test is that of Yuen (1974) and Tukey and
-    McLaughlin (1963) for a trimmed mean, with the simulated null distribution of its statistic (`_null`).
+    "What Teachers Should Know About the Bootstrap", section 3.3). The test is Yuen's (1974) and Tukey and
+    McLaughlin's (1963) for a trimmed mean, with the simulated null distribution of its statistic (`_null`).
 
     Args:
       ours, theirs: one number for each round. A pair with a number that is not positive is left out.

@@ -58,7 +58,7 @@ def parity_table(outcome: Outcome) -> Table:
 
 
 def score_tables(outcome: Outcome) -> list[Table]:
-    """Return the tables of a scored workload: one of all metrics with a row for each variant, then those of its remarks."""
+    """Return the tables of a scored workload: one of all metrics with a row for each variant, then the tables of its remarks."""
     workload, samples = outcome.workload, outcome.samples
     # Prediction errors are the last columns: a terminal has no room for them, and their targets summarise them.
     first = [metric for metric in workload.metrics if metric.better != "zero"]

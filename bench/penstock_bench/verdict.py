@@ -1,4 +1,4 @@
-"""Judge a run: samples go in; medians, corrected comparisons and a verdict on each target come out.
+"""Judge a run: compute medians, corrected comparisons and a verdict on each target from its samples.
 
 The times of a workload are judged only if its A/A control found no difference. The numbers of a scored workload are compared
 with the targets directly.
@@ -22,8 +22,8 @@ from penstock_bench.number_format import number
 from penstock_bench.outcome import Outcome, Run
 from penstock_bench.statistics import Comparison
 
-# The significance level of the controls' test, after Holm's correction. It is stricter than that of claims, because a false alarm
-# discards a sound report and the real differences in it. A broken harness is detected at any level.
+# The significance level of the controls' test, after Holm's correction. It is stricter than the level of claims, because a false
+# alarm discards a sound report and the real differences in it. A broken harness is detected at any level.
 CONTROL_LEVEL = 0.01
 
 Call = Literal["different", "not shown", "not judged"]

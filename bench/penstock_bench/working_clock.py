@@ -2,8 +2,8 @@
 
 A live variant may work in *slices*: the harness stops its processes in the middle of a step, lets others work, and continues it
 (`slices.py`). A clock that the variant reads must not count the time in between. The harness keeps the sum of the stopped time in
-a page of memory that it shares with the worker, and changes it only while the worker is stopped. So a worker that finds the same
-sum before and after it has read the system's clock was not stopped meanwhile.
+a page of memory that it shares with the worker. It changes the sum only while the worker is stopped. So a worker that finds the
+same sum before and after it has read the system's clock was not stopped meanwhile.
 
 Both read the same clock: on Linux, `time.perf_counter` is CLOCK_MONOTONIC, which all processes of a machine share.
 """

@@ -2,8 +2,8 @@
 
     python bench/scripts/alternatives.py
 
-It prints, for each way and 2,000 benchmarks with one comparison, how often it says "different" where nothing differs, and where
-one variant is 2 % slower.
+For each method, it judges 2,000 benchmarks with one comparison. It prints how often the method says "different" where nothing
+differs, and where one variant is 2 % slower.
 """
 
 from __future__ import annotations

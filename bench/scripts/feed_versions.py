@@ -7,7 +7,7 @@ A version is a folder with the package. Each case is a record size, a batch size
 
 - sleep: the loop waits for the batch and sleeps, like for an accelerator. The cores are free meanwhile.
 - busy: the loop waits for a step that computes on the CPU, and so takes the cores.
-- queued: the same, but nobody waits for it.
+- queued: the same, but nothing waits for it.
 
 Every version runs in a fresh process in each round, in a shuffled order. All processes repeat the same computation in their
 steps. Ratios are of one round, and their intervals over rounds, as in `penstock bench`. The first version runs twice in each

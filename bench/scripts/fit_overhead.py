@@ -76,7 +76,7 @@ class _TimedFeed:
 
 
 def bare(step: Any, init: Any, loader: ps.Loader, steps: int, log_every: int | None = None) -> float:
-    """Return the seconds per step of the loop that everybody writes; with `log_every`, it reads metrics, an interval late."""
+    """Return the seconds per step of a bare loop; with `log_every`, it reads metrics, an interval late."""
     train, before = jax.jit(step, donate_argnums=0), None
     with ps.feed(loader) as feed:
         timed = _TimedFeed(feed)

@@ -1,16 +1,16 @@
-"""Compare ways to make an interval from live pairs: how often does it hold the truth, and how wide is it?
+"""Compare ways to make an interval from live pairs: how often does it contain the true value, and how wide is it?
 
     python bench/scripts/intervals.py --recording trust.json --json intervals.json
 
 Rounds come from a simulation, or are drawn from a recording of `bench/scripts/trust.py`. The recording has pairs of a variant
-beside itself; each drawn round is turned around or not by chance, so that the truth is exactly "no difference". The ways:
+beside itself. Each drawn round is reversed at random, so the true value is exactly "no difference". The ways:
 
 - *Student*: over the rounds' numbers, as `penstock_bench.levels` does
 - *moderated*: the same, with the variances of twelve comparisons of a report estimated together (`penstock_bench.moderation`)
 - *all turns*: Student over all turns, as if they were independent
 - *two-level bootstrap*: rounds are drawn, and turns within them; percentiles
 - *mixed model*: a random effect for the round, restricted maximum likelihood, and Wald's interval, as lme4 and statsmodels do
-- *bootstrap of rounds*: that of variants that run one after the other (`penstock_bench.statistics`)
+- *bootstrap of rounds*: as for variants that run one after the other (`penstock_bench.statistics`)
 """
 
 from __future__ import annotations

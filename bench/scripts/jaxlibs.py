@@ -4,9 +4,9 @@
 
 Every interpreter needs JAX, Flax and Optax. First each computes what `penstock bench frameworks` compares frameworks by (logits,
 losses of five steps, and what those did to each weight), and the largest relative difference to float64 is shown; run this with
-the newest JAX, which computes the float64. Then the step is timed, in a fresh process each time, in rounds over all interpreters
-whose order goes there and back. Ratios are of one round, and their intervals over rounds, as in `penstock bench`; the first
-interpreter is timed twice in each round, as the A/A control.
+the newest JAX, which computes the float64. Then the step is timed, in a fresh process each time, in rounds over all interpreters.
+Every second round has the reverse order. Ratios are of one round, and their intervals over rounds, as in `penstock bench`. The
+first interpreter is timed twice in each round, as the A/A control.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Setting(Environment):
 
 
 def settings_of(named: list[str]) -> list[Setting]:
-    """Return two settings for each NAME=PYTHON: as it comes, and without YNNPACK fusions."""
+    """Return two settings for each NAME=PYTHON: with its defaults, and without YNNPACK fusions."""
     found = []
     for text in named:
         name, _, path = text.partition("=")

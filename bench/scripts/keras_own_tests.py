@@ -5,7 +5,7 @@
     python bench/scripts/keras_own_tests.py --tests ../keras           # a checkout of Keras, for a version without tests
 
 The package of Keras 3.15 has its tests in it, the package of 3.16 has none. `--tests` then names a checkout of Keras's
-repository, as near to the version as can be had; its tests are run in a copy of the package. Tests of later changes fail in both
+repository, as near to the version as possible. Its tests are run in a copy of the package. Tests of later changes fail in both
 runs.
 
 The tests run twice, side by side, with KERAS_JAX_EPOCH_ITERATOR=default and =threaded, on 8 virtual devices. Exit status 0: every

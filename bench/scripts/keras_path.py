@@ -6,10 +6,10 @@
 The workload is `overhead` of `penstock bench keras`: a dense layer on small arrays, which needs no thread. Epochs of both kinds
 take turns in one process, in a random order that is then reversed, so that neither memory layout nor drift differs. A clock runs
 while Keras asks for an execution and while the train function takes its batch; both include making the batch, about 50 µs. An
-epoch gives the median over its steps. The difference is that of two neighbouring epochs, and its interval is the bootstrap's.
+epoch gives the median over its steps. The difference is between two neighbouring epochs, and its interval is the bootstrap's.
 
-These times cannot be measured in a loop of their own: between two programs of XLA, which fill the caches, Python takes several
-times as long.
+These times cannot be measured in a loop of their own. Programs of XLA fill the caches, so Python takes several times as long
+between them.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 The workload is one of `penstock bench keras` in which `fit` does not wait for each step, at the size of its report. Epochs of
 both kinds take turns in one process, in a random order that is then reversed. An epoch gives one number for each kind of thread:
-the loop of `fit`, those that read ahead, and those of XLA. They are from /proc (Linux), between a step near the start
-and one near the end, per step. The difference is that of two neighbouring epochs, and its interval is the bootstrap's.
+the loop of `fit`, threads that read ahead, and XLA's threads. They are from /proc (Linux), between a step near the start
+and one near the end, per step. The difference is between two neighbouring epochs, and its interval is the bootstrap's.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _milliseconds() -> Counter[str]:
 
 
 def _epoch(kind: str, job: Any, steps: int) -> dict[str, float]:
-    """Train an epoch; return the milliseconds of a step, and those of each kind of thread in it."""
+    """Train an epoch; return the milliseconds of a step, and of each kind of thread in it."""
     import jax
 
     import penstock.keras

@@ -2,10 +2,10 @@
 
     penstock bench bench/scripts/launcher_settings.py --only tiny-b8 --minutes 20 --json settings.json
 
-Each variant is the same training step of a ViT in JAX, in a process with other environment variables, beside JAX and PyTorch as
-they come. On a CPU these are settings of the allocator and of XLA's YNNPACK fusions; "one arena" also keeps memory. jemalloc
-and tcmalloc are used where they are installed (apt-get install libjemalloc2 libtcmalloc-minimal4). On an NVIDIA GPU they are
-the flags that JAX's documentation and NVIDIA's images name: https://docs.jax.dev/en/latest/gpu_performance_tips.html,
+Each variant is the same training step of a ViT in JAX, in a process with other environment variables. JAX and PyTorch with their
+defaults run beside it. On a CPU these are settings of the allocator and of XLA's YNNPACK fusions; "one arena" also keeps memory.
+jemalloc and tcmalloc are used where they are installed (apt-get install libjemalloc2 libtcmalloc-minimal4). On an NVIDIA GPU they
+are the flags that JAX's documentation and NVIDIA's images name: https://docs.jax.dev/en/latest/gpu_performance_tips.html,
 https://docs.nvidia.com/jax-toolbox/environment-variables.
 """
 

@@ -126,8 +126,8 @@ def _times(run: Callable[[int], jax.Array], seconds: float) -> int:
     return max(1, round(times * seconds / float(np.median(taken))))
 
 
-# A sleeping step stands for an accelerator: the consumer's thread waits without the interpreter lock, and the cores are free.
-# A busy one is a step on the CPU, whose cores it takes. A queued one is a busy one that nobody waits for.
+# A sleeping step stands for an accelerator: the consumer's thread waits without the interpreter lock, and the cores are free. A
+# busy one is a step on the CPU, whose cores it takes. A queued one is a busy one that nothing waits for.
 STEPS = {
     "none": _none,
     "busy 0.2 ms": functools.partial(_busy, 0.2e-3, True),

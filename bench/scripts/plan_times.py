@@ -4,10 +4,10 @@
 
 Every process computes with one thread, and collectives go through gloo. First all processes together measure what a device has
 while all are busy: FLOP/s of a product, memory bandwidth, bandwidth and latency of an all-reduce. Steps of the zoo are then
-planned for this hardware, and the plan and each of its baselines run, in turns, in a shuffled order in each round.
+planned for this hardware. The plan and each of its baselines run in turns, in a shuffled order in each round.
 
-The cores are shared, so seconds mean little: the shape of the estimate is compared. Columns are times over those of data
-parallelism, predicted and measured (medians over rounds). Below are the share of pairs of layouts that are measured in the
+The cores are shared, so seconds mean little: the shape of the estimate is compared. Columns are times over the times of
+data parallelism, predicted and measured (medians over rounds). Below are the share of pairs of layouts that are measured in the
 predicted order, and the error of the predicted ratios, with what is hidden of the collectives by three rules: nothing, as the
 planner has it for CPUs; a quarter of the compute; and all that the compute can hide. A step takes three minutes on two cores, for
 the most part to compile in eight processes.
@@ -225,7 +225,7 @@ def order_of_pairs(layouts: Sequence[Timed], hidden: float) -> tuple[int, int]:
     """Return how many pairs of layouts of a step are measured in the predicted order, and how many pairs there are.
 
     Args:
-      layouts: those of all steps.
+      layouts: of all steps.
       hidden: the part of the compute that hides collectives.
     """
     right = pairs = 0
@@ -241,7 +241,7 @@ def ratio_errors(layouts: Sequence[Timed], hidden: float) -> list[float]:
     """Return by which factor, at least 1, the predicted ratio of each layout to data parallelism is off.
 
     Args:
-      layouts: those of all steps.
+      layouts: of all steps.
       hidden: the part of the compute that hides collectives.
     """
     basis = {each.step: each for each in layouts if each.layout == BASIS}

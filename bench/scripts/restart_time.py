@@ -3,8 +3,8 @@
 python bench/scripts/restart_time.py --rounds 5 --json out.json
 
 *stop*: from the signal to the end of the process. *restart*: from the start of the new process to its first new line in
-metrics.jsonl, which comes two intervals of five steps later; `compile` of it is the time of tracing and compiling, from a cache
-of programs on disk.
+metrics.jsonl, two intervals of five steps later; `compile` of it is the time of tracing and compiling, from a cache of programs
+on disk.
 """
 
 from __future__ import annotations

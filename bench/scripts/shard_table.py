@@ -4,8 +4,8 @@
     python bench/scripts/shard_table.py zoo.json
 
 A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has three more tables: medians
-by limit, memory and sent bytes of plans beside those of layouts by hand, and the models that were fitted. Below are the errors of
-predicted peak memory, by suite and compiler. If several reports have a cell, the last one counts.
+by limit, memory and sent bytes beside layouts by hand, and the fitted models. Below are the errors of predicted peak memory, by
+suite and compiler. If several reports have a cell, the last one counts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _place(sample: Sample) -> tuple[str, str]:
 
 
 def _limits(samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield a table of the times of plans over those of the best layouts by hand."""
+    """Yield a table of the times of plans over the times of the best layouts by hand."""
     plans = [sample for sample in samples if "plan" in sample["details"]]
     cells = {(_row(sample), _column(sample)): _cell(sample) for sample in plans}
     yield from _table("step, mesh", cells, "---:")
@@ -85,7 +85,7 @@ def _column(sample: Sample) -> str:
 
 
 def _cell(sample: Sample) -> str:
-    """Return the time of a plan over that of the best layout by hand that fits, or why there is none."""
+    """Return the time of a plan over the time of the best layout by hand that fits, or why there is none."""
     remarks = sample.get("remarks", {})
     if "time" in remarks.get("missed", {}):
         return f"**{'refused' if sample['details']['plan']['refused'] else 'lost'}**"
@@ -128,7 +128,7 @@ def _median(rows: Iterable[Sequence[float | None]]) -> Iterator[str]:
 
 
 def _by_hand(sample: Sample, figure: str) -> list[float | None]:
-    """Return a figure of a plan over that of each layout by hand; None where there is no such layout, or no plan.
+    """Return a figure of a plan over the same figure of each layout by hand; None where there is no such layout, or no plan.
 
     Args:
       sample: the plan and the layouts.
@@ -141,7 +141,7 @@ def _by_hand(sample: Sample, figure: str) -> list[float | None]:
 
 
 def _beside(samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield a table of the memory of plans and the bytes that they send, beside those of layouts by hand.
+    """Yield a table of the memory of plans and the bytes that they send, beside layouts by hand.
 
     These need not keep the limit.
     """
@@ -154,7 +154,7 @@ def _beside(samples: Sequence[Sample]) -> Iterator[str]:
 
 
 def _ratios(sample: Sample, figure: str, amount: bool) -> str:
-    """Return a figure of a plan over that of each layout by hand, after the bytes of the plan if `amount` is set."""
+    """Return a figure of a plan over each layout by hand, after the bytes of the plan if `amount` is set."""
     plan = sample["details"]["plan"]["score"]
     if not plan:
         return "refused" if sample["details"]["plan"]["refused"] else "failed"

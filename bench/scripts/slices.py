@@ -5,9 +5,9 @@
 
 The processes of a workload stay alive, and take turns as in `penstock bench`. The blocks of a turn run one after the other
 ("whole"), or in slices of one of several lengths; the order of these is random. So all lengths are of the same processes and the
-same minutes. Printed for each length: the standard deviation of the log ratio of two blocks with its 95 % interval (chi-squared,
-so it is rough), and the time of a step beside that in whole blocks of the same repetition (the mean of log ratios over both
-variants, with Student's interval).
+same minutes. Two figures are printed for each length. The first is the standard deviation of the log ratio of two blocks with its
+95 % interval (chi-squared, so it is rough). The second is the time of a step, relative to whole blocks of the same repetition
+(the mean of log ratios over both variants, with Student's interval).
 """
 
 from __future__ import annotations

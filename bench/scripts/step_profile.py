@@ -1,13 +1,13 @@
-"""Show where a step of a ViT spends its time on a CPU: in JAX as it comes, started by `penstock run`, and in PyTorch eager.
+"""Show where a step of a ViT spends its time on a CPU: in JAX with its defaults, started by `penstock run`, and in PyTorch eager.
 
     python bench/scripts/step_profile.py --model tiny --batch 8 --json profile.json
 
-Each variant runs alone, in a process of its own, one after the other, so the milliseconds of two variants compare only roughly:
-`penstock bench frameworks --at-best` compares them. The duration of a step, the time of the processor (system: page faults,
-above all) and the page faults are of steps without a profiler. Then JAX is profiled by `jax.profiler`, whose events are the
-thunks of XLA's runtime, and PyTorch by `torch.profiler`, whose times are those of the main thread without the operations inside.
-A thunk may hand a part of its work to other threads, as products do, and the profiler has no event for that: it is under "not in
-an event", the time of the processor without that of all events. An operation is put under a kind by its name:
+Each variant runs alone, in a process of its own, one after the other. So the milliseconds of two variants compare only roughly:
+`penstock bench frameworks --at-best` compares them. The duration of a step, the time of the processor (system: page faults, above
+all) and the page faults are of steps without a profiler. Then JAX is profiled by `jax.profiler`, whose events are the thunks of
+XLA's runtime. PyTorch is profiled by `torch.profiler`; its times are of the main thread without the operations inside. A thunk
+may hand a part of its work to other threads, as products do, and the profiler has no event for it. That time is under "not in an
+event", the processor time outside of all events. An operation is put under a kind by its name:
 
 - products: `dot`, `dot_general`, `addmm`, `bmm`, `mm` and convolutions
 - reductions: `reduce`, `reduce-window`, sums, means and norms with their gradients, softmax

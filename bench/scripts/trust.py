@@ -9,10 +9,10 @@ same hours. Then reports are made of them, as a user would have had them in 10 a
 - *real* reports: of consecutive rounds, as often as they fit into the recording. Each judges "plain" beside "slower", and "plain"
   beside "same".
 - *simulated* reports: of rounds that are drawn from the recording with replacement. "plain", its second process and "same" are
-  the same, so in each drawn round it is left to chance which of them is called what. Then the truth is exactly "no difference",
-  and the planted one is added to the logarithms. They tell how often real reports would be right.
+  the same, so their names are permuted at random in each drawn round. Then the truth is exactly "no difference", and the planted
+  one is added to the logarithms. They tell how often real reports would be right.
 
-Each report has one comparison and its control, as that of `penstock compare`.
+Each report has one comparison and its control, as in `penstock compare`.
 """
 
 from __future__ import annotations

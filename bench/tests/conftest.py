@@ -41,7 +41,8 @@ def quits(size):
 
 def noisy(ratio):
     def measure(size):
-        # In its first 6 rounds, of 3 runs each, each run is faster than the one before. As rounds go there and back, both gain.
+        # In its first 6 rounds, of 3 runs each, each run is faster than the one before. As every second round has the reverse
+        # order, both gain.
         runs = pathlib.Path(os.environ["FLAKY"]).with_name("noisy")
         before = runs.stat().st_size if runs.exists() else 0
         runs.write_bytes(bytes(before + 1))

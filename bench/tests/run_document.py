@@ -154,7 +154,7 @@ def _training(rng: np.random.Generator) -> dict[str, Any]:
         _parity("penstock", "logits", 0.0, 1e-4, "logits"),
         _parity("keras", "logits", None, 1e-4, "logits"),
     ]
-    failed = {"variant": "keras", "round": None, "reason": "its logits are not those of the reference", "output": ""}
+    failed = {"variant": "keras", "round": None, "reason": "its logits differ from the reference", "output": ""}
     return {**made, "sizes": {"steps": 400, "batch": 32}, "parity": parity, "failures": [failed]}
 
 

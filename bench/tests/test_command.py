@@ -238,7 +238,7 @@ def test_interrupted_run_keeps_what_was_measured_and_says_that_it_is_partial(sui
 
 
 def test_file_of_a_run_that_is_killed_says_that_it_is_not_finished(suite, tmp_path, monkeypatch):
-    """Whatever ends the process: what is on disk during a round is looked at from within that round."""
+    """Read the file on disk during a round, so that the way in which the process ends does not matter."""
     path = tmp_path / "out.json"
     seen = []
 

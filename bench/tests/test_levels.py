@@ -25,7 +25,7 @@ def pairs(number: int, logs, references=None, others=None) -> RoundPairs:
 
 
 def simulated(rng, rounds: int, turns: int, truth: float, between: float = 0.015, within: float = 0.06) -> list[RoundPairs]:
-    """Rounds that differ for good, with turns that are often disturbed: Student's t with 3 degrees of freedom."""
+    """Rounds that differ permanently, with turns that are often disturbed: Student's t with 3 degrees of freedom."""
     scale = within / math.sqrt(3)
     return [pairs(number, truth + rng.normal(0, between) + scale * rng.standard_t(3, turns)) for number in range(rounds)]
 
@@ -40,7 +40,7 @@ def test_few_rounds_have_a_ratio_and_no_interval(rounds):
 
 
 def test_a_hundred_turns_of_one_round_are_one_observation():
-    """The turns agree within 0.1 %, and the rounds differ by 2 %: the interval is that of the rounds."""
+    """The turns agree within 0.1 %, and the rounds differ by 2 %: the interval is over rounds."""
     rng = np.random.default_rng(0)
     apart = [-0.03, -0.01, 0.01, 0.03]
     comparison = compare_rounds([pairs(n, mean + 0.001 * rng.standard_normal(100)) for n, mean in enumerate(apart)])

@@ -151,10 +151,10 @@ def test_variants_that_compute_something_else_are_not_timed(suite):
     reasons = {failure.variant: failure.reason for failure in outcome.failures}
     assert {s.variant for s in outcome.samples} - set(reasons) == {"one", "near"}
     assert {"far", "nan", "silent", "crash", "quits"}.isdisjoint(s.variant for s in outcome.samples)
-    assert "logits is 0.02 from that of reference (tolerance 0.001)" in reasons["far"]
+    assert "logits is 0.02 from the one of reference (tolerance 0.001)" in reasons["far"]
     assert "logits is inf" in reasons["nan"]
     assert "logits is inf" in reasons["silent"]
-    assert "its outputs cannot be read" in reasons["quits"]  # and not those of whoever came before
+    assert "its outputs cannot be read" in reasons["quits"]  # and the outputs of an earlier process are not used
     assert reasons["crash"] == "computing what is compared: RuntimeError: cannot be computed"
     agreed = {(row.variant, row.quantity): row.agreed for row in outcome.parity}
     assert agreed["near", "logits"]

@@ -26,7 +26,7 @@ def step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, ja
 
 def work() -> None:
     """Train in one of the processes, which has two devices."""
-    index = ps.distributed().index  # finds the other processes, here those of `penstock launch`
+    index = ps.distributed().index  # finds the other processes, here started by `penstock launch`
     mesh = jax.make_mesh((2, 2), ("node", "gpu"), axis_types=(AxisType.Auto, AxisType.Auto))
     loader = ps.Loader(DATA, batch_size=64, shuffle=True, seed=7)  # 64 rows over all processes
     whole = ps.Loader(DATA, batch_size=64, shuffle=True, seed=7, process=(0, 1))  # as one process sees it

@@ -1,4 +1,4 @@
-"""An attempt of the training in a process of its own: a folder goes in; how it went, and its result, come out."""
+"""Run an attempt of the training in a folder, in a process of its own; return how it ended, and its result."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Attempt:
         return self._end(broken)
 
     def end(self) -> Ended:
-        """Wait for the end of an attempt that nobody breaks."""
+        """Wait for the end of an attempt that is not disturbed."""
         return self._end("end")
 
     def phase(self) -> str:

@@ -1,4 +1,4 @@
-"""Run `penstock bench faults`: counts go in, a table and reports come out. The exit status says whether something was lost."""
+"""Run `penstock bench faults`: print a table and write reports. The exit status says whether something was lost."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Bench:
         return self._moved("kill -9, continued in 1, 2, 1 processes", count, ((8, 1), (8, 2), (8, 1)))
 
     def losses(self, count: int) -> Outcome:
-        """Train in two processes with four devices each, and compare the losses with those of one process with eight."""
+        """Train in two processes with four devices each, and compare the losses with one process with eight."""
         outcome, begin = Outcome("2 processes with 4 devices, losses of 1 with 8"), time.perf_counter()
         one = self._undisturbed("one-process", devices=8).arrays
         for number in range(count):
@@ -244,7 +244,7 @@ class Bench:
         return read_result(self._folder / name)
 
     def _compare(self, folder: Path, ended: Ended, exact: bool = True, reference: Result | None = None) -> list[str]:
-        """Return how the result of a run differs from that of the undisturbed one."""
+        """Return the differences between the results of a run and of the undisturbed run."""
         reference = reference or self.reference
         try:
             result = read_result(folder)

@@ -67,7 +67,7 @@ def test_functions_that_compute_something_else_are_not_timed(user, capsys):
     assert compare(f"{user}:plain", f"{user}:reversed_", "--with", f"{user}:inputs", "--minutes", "0.5") == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "not timed: it computes something else; output: result is" in printed
-    assert "from that of plain (tolerance 0.001)" in printed
+    assert "from the one of plain (tolerance 0.001)" in printed
     assert "PARTIAL" not in printed
 
 

@@ -40,7 +40,7 @@ def test_page_names_what_is_missing_what_failed_and_what_disagrees():
     assert "<code>pip install &#x27;penstock[torch]&#x27; tensorflow</code>" in page
     assert "ray.data was left out, it failed in round 1: it took more than 120 s" in text
     assert "<pre>WARNING: object store is &lt;full&gt; &amp; spilling\n" in page
-    assert "keras was left out, it failed before the first round: its logits are not those of the reference" in text
+    assert "keras was left out, it failed before the first round: its logits differ from the reference" in text
     assert re.search(r"keras\s*logits\s*not finite\s*1.0e-04\s*logits\s*NO", re.sub("<[^>]*>", " ", page))
     assert "<dt>grain</dt><dd>with the best of 5 settings of its threads</dd>" in page
 

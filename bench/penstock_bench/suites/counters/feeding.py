@@ -21,7 +21,7 @@ _FEW = 20  # batches
 
 @dataclass(frozen=True)
 class Size:
-    batches: int  # beyond a few, whose costs are subtracted: they have those of the start
+    batches: int  # beyond a few, whose costs are subtracted: these include the start
 
 
 def _host(batches: int) -> list[dict[str, np.ndarray]]:
@@ -101,10 +101,10 @@ WORKLOAD = Workload(
     metrics=(Metric("bytecodes", "a batch", "lower"), Metric("memory", "bytes a batch", "lower")),
     baseline=None,
     variants=(
-        _variant("device_put", _plain, "a loop without a feed; memory is that of the batches, which are made before"),
+        _variant("device_put", _plain, "a loop without a feed; memory is for the batches, which are made before"),
         _variant("feed of a list", _list),
         _variant("feed of a generator", _generator),
-        _variant("feed of a Loader", _loader, "memory is that of the records, and 100 bytes"),
+        _variant("feed of a Loader", _loader, "memory is for the records, and 100 bytes"),
         _variant("fit", _fit, "ps.fit over a feed of a Loader, without a log"),
     ),
     sizes={"full": Size(400), "quick": Size(100)},

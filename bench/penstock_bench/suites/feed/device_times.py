@@ -1,7 +1,7 @@
 """Measure when a device worked on steps, from inside of their compiled programs, and when the loop got their batches.
 
-The programs of `known_times` call in; the share of the time in which the device had nothing to do comes out. This is the
-measurement with which a verdict is compared, so it shares no code with the one that the verdict is made of.
+The programs of `known_times` call `DeviceTimes`, which computes the share of the time in which the device was idle. A verdict is
+compared with this measurement, so it shares no code with the statistics of a feed.
 
 The programs call Python, so they need the interpreter lock at the begin and at the end of a step.
 """
@@ -43,7 +43,7 @@ class Lost(NamedTuple):
 class DeviceTimes:
     """The times of the steps and batches of one loop, in seconds of `time.perf_counter`.
 
-    Those of the steps go to the newest `DeviceTimes`, because a program calls a function of the process.
+    Times of steps are added to the newest `DeviceTimes`, because a program calls a function of the process.
 
     Attributes:
       begins, ends: when the steps began and ended.
@@ -60,7 +60,7 @@ class DeviceTimes:
 
     @classmethod
     def newest(cls) -> DeviceTimes:
-        """Return the newest times, to which those of all steps are added."""
+        """Return the newest times, to which the times of all steps are added."""
         return cls._newest
 
     def clear(self) -> None:
@@ -74,7 +74,7 @@ class DeviceTimes:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Note the code inside of this context as a step: that of a loop whose steps run on the host."""
+        """Record the code inside of this context as a step, for a loop whose steps run on the host."""
         self.begins.append(time.perf_counter())
         try:
             yield

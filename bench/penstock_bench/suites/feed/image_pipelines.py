@@ -1,4 +1,4 @@
-"""Write the same pipeline as users of each library would: records, device and seed go in, epochs of device batches come out."""
+"""Turn records into epochs of device batches, with each library, as its users would write it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Write a folder of JPEG files that are like photos, and recognise them after they were decoded and resized.
 
-Number and folder go in, files of about 50 KB with 500x375 pixels and quality 90 come out. Black and white squares in the middle
-of a photo spell its number, so that delivered images can be identified.
+The files have about 50 KB, 500x375 pixels and quality 90. Black and white squares in the middle of a photo encode its number, so
+that delivered images can be identified.
 """
 
 from __future__ import annotations

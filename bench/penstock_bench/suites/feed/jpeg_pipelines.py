@@ -1,4 +1,4 @@
-"""Write the same pipeline as users of each library would: a folder of JPEG files goes in, epochs of device batches come out."""
+"""Turn a folder of JPEG files into epochs of device batches, with each library, as its users would write it."""
 
 from __future__ import annotations
 

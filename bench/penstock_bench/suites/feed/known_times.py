@@ -1,8 +1,8 @@
 """Define steps and sources that take known times, and the verdict that follows from them by arithmetic.
 
-Seconds go in; a compiled step, an iterable of batches or a source come out. `device_times` measures their times.
+Each function takes seconds, and returns a compiled step, an iterable of batches or a source. `device_times` measures them.
 
-A step sleeps inside of its compiled program, so it takes no processor from the others, and it is dispatched asynchronously like a
+A step sleeps inside of its compiled program, so it takes no processor from the others. It is dispatched asynchronously like a
 step of real work. `jax.pure_callback` would not do: XLA:CPU runs a program that has one before the call returns.
 """
 
@@ -91,7 +91,7 @@ def difference(
 ) -> str:
     """Compare the verdict of a loop with arithmetic.
 
-    Arithmetic is about times that a busy machine may not keep. So only runs count whose measured times are those of arithmetic,
+    Arithmetic assumes times that a busy machine may exceed. So only runs count whose measured times agree with arithmetic,
     whatever their verdicts are.
 
     Args:

@@ -1,6 +1,6 @@
 """Measure a mixture of three sources beside one source with the same records, and step 10^9 of it beside step 0.
 
-Both are fed in one process, where they take turns in short blocks. The ratio is that of neighbouring blocks, so it does not
+Both are fed in one process, where they take turns in short blocks. The ratio is of neighbouring blocks, so it does not
 contain the difference between two processes.
 """
 
@@ -151,7 +151,7 @@ def measure(batch_size: int, size: Size) -> Measurement:
 
 
 def _far_over_near(loader: ps.Loader, repeats: int) -> float:
-    """Return the time of a step at 10^9 over that of a step near 0, each in a block of steps of its own."""
+    """Return the time of a step at 10^9 over the time of a step near 0, each in a block of steps of its own."""
 
     def seconds(step: int) -> float:
         begin = time.perf_counter()

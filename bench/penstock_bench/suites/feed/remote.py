@@ -126,7 +126,7 @@ def measure(opened: Callable[[str], contextlib.AbstractContextManager[Callable[[
 
 
 def _take_turns(pair: list[Any], steps: int, count: int, device: jax.Device) -> list[float]:
-    """Return, for each pair of epochs, the time of the second data over that of the first; both in a random order."""
+    """Return, for each pair of epochs, the time of the second data over the first's; both in a random order."""
     order, ratios = random.Random(0), []
     with contextlib.ExitStack() as stack:
         feeds = [stack.enter_context(ps.feed(ps.Loader(data, _BATCH, shuffle=True, seed=42), to=device)) for data in pair]

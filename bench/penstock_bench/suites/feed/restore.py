@@ -40,7 +40,7 @@ def _milliseconds(records: Records, step: int, device: jax.Device) -> float:
         ids = images.read_ids(batch, records, device)
     expected = _loader(records)[step]["image"]
     if not np.array_equal(records.images[ids], expected):
-        raise VerificationError(f"the first batch is not that of step {step}")
+        raise VerificationError(f"the first batch is not the one of step {step}")
     return seconds * 1e3
 
 

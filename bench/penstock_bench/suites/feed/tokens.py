@@ -52,7 +52,7 @@ def read_ids(batch: Batch, tokens: np.ndarray, device: jax.Device, batch_size: i
     got = check_leaf("tokens", batch["tokens"], (batch_size, _LENGTH), np.int32, device)
     ids = got[:, 0]
     if ids.min() < 0 or ids.max() >= len(tokens) or not np.array_equal(got, tokens[ids]):
-        raise VerificationError("a row's tokens are not those of its record")
+        raise VerificationError("a row's tokens differ from its record's")
     return ids
 
 

@@ -1,4 +1,4 @@
-"""Count the verdicts of feeds that are those of arithmetic, in loops whose input and steps take known times."""
+"""Count the verdicts of feeds that agree with arithmetic, in loops whose input and steps take known times."""
 
 from __future__ import annotations
 

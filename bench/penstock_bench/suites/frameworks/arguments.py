@@ -62,7 +62,7 @@ def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
 
 
 def _without_at_best(workload: Workload, at_best: bool) -> Workload:
-    """Return the workload with frameworks as they come only, unless they are also wanted at their best."""
+    """Return the workload with frameworks at their defaults only, unless they are also requested at their best."""
     if at_best:
         return workload
     variants = tuple(variant for variant in workload.variants if not variant.name.endswith(AT_BEST))

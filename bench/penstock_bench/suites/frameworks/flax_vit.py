@@ -1,7 +1,7 @@
 """Define the ViT in Flax NNX, and exchange its weights with the canonical ones.
 
-It shares no block with `penstock.recipes.vit`: this one is written for the speed of XLA on CPUs, fixes the precision of each
-operation, and keeps its weights in the layout that all frameworks have in common.
+It shares no block with `penstock.recipes.vit`. This one is written for the speed of XLA on CPUs. It fixes the precision of each
+operation, and keeps its weights in the layout that all frameworks share.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ def free_a_large_block() -> None:
 def grow() -> None:
     """Extend the heap permanently to half of the machine's memory, up to 64 GiB. Pages are allocated only when they are used.
 
-    Use it for frameworks whose heap grows until it has a hole for every block, as PyTorch's does. glibc returns the end of the
-    heap to the system when it is free, so one block is left there. It works only after `free_a_large_block`, and only in glibc.
+    Use it for frameworks such as PyTorch, whose heap grows until it has a free block for every allocation. glibc returns the end
+    of the heap to the system when it is free, so one block is left there. It works only after `free_a_large_block`, and only in
+    glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return

@@ -139,9 +139,9 @@ def _largest_block(experiment: Experiment, size: Size) -> int:
     """Return the bytes of the largest activation, the hidden layer of an MLP.
 
     Blocks larger than `heap.LARGEST_KEPT` make the heap grow for several steps. Measured in ViT-small at batch 32: the first five
-    steps take 1.8, 1.4, 1.2, 1.1 and 1.1 times as long as the sixth and all later ones, with 715, 337, 109, 92 and 49 thousand
-    page faults. If the heap is large from the start, there are 720 and 120 thousand, and none from the third step on; the fourth
-    step takes as long as all later ones. If glibc keeps all blocks, there are no page faults after the second step in any heap.
+    steps take 1.8, 1.4, 1.2, 1.1 and 1.1 times as long as the later ones. They have 715, 337, 109, 92 and 49 thousand page
+    faults. If the heap is large from the start, there are 720 and 120 thousand, and none from the third step on. The fourth step
+    takes as long as all later ones. If glibc keeps all blocks, there are no page faults after the second step in any heap.
     """
     return experiment.batch * size.geometry.tokens * 4 * size.geometry.width * 4
 

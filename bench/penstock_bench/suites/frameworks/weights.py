@@ -1,8 +1,8 @@
 """Make the initial weights of every framework, and the batches on which they are compared, with NumPy and fixed seeds.
 
-The canonical layout is that of JAX. A linear kernel is [in, out], the kernel of the patches [height, width, channels, D], and
-images are [B, H, W, 3]. The 3·D outputs of the qkv layer are first all queries, then all keys, then all values, and within each
-of these the heads one after the other.
+The canonical layout is JAX's. A linear kernel is [in, out], the kernel of the patches [height, width, channels, D], and images
+are [B, H, W, 3]. The 3·D outputs of the qkv layer are first all queries, then all keys, then all values. Within each of these are
+the heads, one after the other.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Task:
       name: the name of the workload.
       title: a description; "{batch}" is replaced by that field of the size.
       method: the method of the model that is timed.
-      batch, steps: those of the small size.
+      batch, steps: of the small size.
       make: makes the job. It imports Keras, so it runs in worker processes only.
       bound: the target for the time of a step with threaded epochs, as a multiple of the time without them.
       each_step: whether there is a callback after each step that gets the loss as a number, so that Keras waits for the step.

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology",
         action="append",
         metavar="NAME",
-        help=f"the compiler that judges: that of a TPU topology, such as v5e:2x4, which needs no TPU, or {CPU} (default); may "
+        help=f"the compiler that judges: a TPU topology, such as v5e:2x4, which needs no TPU, or {CPU} (default); may "
         "be given several times",
     )
     parser.add_argument(
@@ -50,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="MESH",
         help=f"plan for this mesh, of {', '.join(Compiler().meshes)} for 8 devices; may be given several times (default: all for "
-        f"the zoo, those of one and two axes for {_KERAS}, the one of two axes for {_OUTSIDE})",
+        f"the zoo, all of one and two axes for {_KERAS}, the one of two axes for {_OUTSIDE})",
     )
-    parser.add_argument("--hardware", help=f"whose peaks, links and memory count (default: that of the topology, or {HARDWARE})")
+    parser.add_argument("--hardware", help=f"whose peaks, links and memory count (default: the topology's, or {HARDWARE})")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def choose(args: argparse.Namespace) -> tuple[Workload, ...]:
-    """Return the workloads: for each compiler, that of the plans, and that of the training under them.
+    """Return the workloads: for each compiler, one of the plans, and one of the training under them.
 
     Raises:
       ValueError: there is no such step, mesh, hardware or topology, or its compiler is not installed.

@@ -1,4 +1,4 @@
-"""Write the layouts of an expert by hand: a model, its state and its batch go in, named baselines come out.
+"""Write the layouts of an expert by hand: return named baselines of a model, its state and its batch.
 
 A baseline has layouts of the state and the batch, and inside of the step at most of the weights. The batch is split along its
 first dimension. The optimizer's moments have the layouts of their parameters. The layouts are data parallel, FSDP (Zhao et al.

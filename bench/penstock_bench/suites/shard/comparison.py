@@ -1,4 +1,4 @@
-"""Compare a plan with the best baseline that keeps the limit: scores go in; numbers and text for the report come out."""
+"""Compare the scores of a plan and the best baseline that keeps the limit, as numbers and text for the report."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _finite(values: Mapping[str, float]) -> tuple[dict[str, float], dict[str, st
 
 
 def losses_measurement(task: Task, losses: Losses) -> Measurement:
-    """Return how far the losses under a plan are from those of one device."""
+    """Return the difference between the losses under a plan and on one device."""
     finite = math.isfinite(losses.difference)
     return Measurement(
         {"difference": losses.difference} if finite else {},

@@ -1,7 +1,7 @@
-"""Compile a step in a layout by hand: a step and shardings go in, the compiler's figures come out.
+"""Compile a step in a layout by hand, and return the compiler's figures.
 
 The step becomes a function of its leaves, because `jax.export` knows no named tuples of Optax. It is compiled in another process:
-XLA's partitioner aborts for some layouts, such as that of a grouped convolution along its groups. The figures can be kept in a
+XLA's partitioner aborts for some layouts, such as a grouped convolution sharded along its groups. The figures can be kept in a
 folder, because a compilation takes up to some minutes and a layout by hand does not change.
 """
 

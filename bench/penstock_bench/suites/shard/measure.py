@@ -59,7 +59,7 @@ def measure_task(task: Task, folder: Path) -> Found:
       folder: the plans are saved in it, and the compiler's figures for the baselines.
     """
     for limit in LIMITS:
-        plan_path(folder, task, limit).unlink(missing_ok=True)  # those of an earlier run
+        plan_path(folder, task, limit).unlink(missing_ok=True)  # of an earlier run
     model = steps.load(task.suite, task.model)
     asked = asked_of(task, model)
     made: list[tuple[PlanScore, Plan | None]] = []

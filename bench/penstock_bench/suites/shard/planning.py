@@ -71,7 +71,7 @@ def search_seconds(asked: Asked, memory: int) -> float:
     """Return the seconds that planning takes without compilation: tracing, and the search for the limit in bytes."""
     begin = time.perf_counter()
     with warnings.catch_warnings(), time_limit(_SEARCH_LIMIT):
-        warnings.simplefilter("ignore")  # those of the plan that is compiled are reported
+        warnings.simplefilter("ignore")  # the compiled plan's warnings are reported
         with contextlib.suppress(PlanError):  # the arguments alone exceed the limit
             asked.plan(memory, check=False)
     return time.perf_counter() - begin
@@ -133,7 +133,7 @@ def own_baselines(asked: Asked, made: Plan) -> list[OwnBaseline]:
 
 
 def without_baselines(asked: Asked, mesh: dict[str, int], memory: int) -> float:
-    """Return an ablation: the predicted time of a search that starts from nothing, over that of one with the baselines too.
+    """Return an ablation: the predicted time of a search without the baselines, over the time of a search with them.
 
     Args:
       mesh: sizes of the mesh axes.

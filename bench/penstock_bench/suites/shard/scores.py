@@ -75,7 +75,7 @@ class PlanScore:
       reason: why there is no score.
       refused: the planner found that nothing fits; otherwise a missing score is an error.
       notes: the warnings of the planner.
-      ablation: the predicted time of a search that does not start from baselines, over that of this one; None if unknown.
+      ablation: the predicted time of a search that does not start from baselines, over this one's; None if unknown.
     """
 
     limit: str

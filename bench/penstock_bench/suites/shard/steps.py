@@ -1,4 +1,4 @@
-"""Find the steps of a suite by their names: those of the zoo, of other packages (`outside`), or of Keras Hub (`hub`)."""
+"""Find the steps of a suite by their names: of the zoo, of other packages (`outside`), or of Keras Hub (`hub`)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ PREDICTIONS = (
 )
 SCORES = (
     "Scores are of the compiled program, per device. Memory: arguments + temporaries + outputs − aliased. Time: FLOPs at the "
-    "peak of the hardware and then the bytes of each collective over its link, loops multiplied, but for those of unknown "
+    "peak of the hardware and then the bytes of each collective over its link, loops multiplied, except loops of unknown "
     "length, which are named; nothing overlaps. The ratio is to the fastest baseline that keeps the limit. A plan that is "
     "refused, although a baseline keeps the limit, has lost. Seconds to plan are timed once, without compilation; then the plan "
     "is made again, and the compiler decides whether it fits."
@@ -50,7 +50,7 @@ _LIMITS = (
 )
 _CALIBRATED = {
     "zoo": "The model of memory was calibrated on these steps (data parallel and FSDP on 2x4, for each compiler), so that its "
-    "errors here say little; those of the suites outside and real count.",
+    "errors here say little; the errors of the suites outside and real count.",
     "outside": "The model of memory was not calibrated on these steps.",
     "keras": "The model of memory was not calibrated on these steps.",
 }
@@ -166,7 +166,7 @@ def find(name: str) -> Workload:
 def folder() -> Path:
     """Return the folder for what later processes use: plans, and figures of the TPU compiler.
 
-    It is that of the run, unless the environment gives another, so that later runs use it too.
+    It is the run's, unless the environment gives another, so that later runs use it too.
     """
     found = Path(os.environ["PENSTOCK_BENCH_CACHE"])
     found.mkdir(parents=True, exist_ok=True)

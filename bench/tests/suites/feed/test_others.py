@@ -50,7 +50,7 @@ def test_tokens_fail_where_a_row_is_not_its_records():
     good = rows[:128].copy()
     assert tokens.read_ids({"tokens": jax.device_put(good, device)}, rows, device, 128).tolist() == list(range(128))
     good[5, 7] += 1
-    with pytest.raises(VerificationError, match="not those of its record"):
+    with pytest.raises(VerificationError, match="differ from its record's"):
         tokens.read_ids({"tokens": jax.device_put(good, device)}, rows, device, 128)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts are those of arithmetic in loops that take known times on this machine."""
+"""Verdicts agree with arithmetic in loops that take known times on this machine."""
 
 from __future__ import annotations
 

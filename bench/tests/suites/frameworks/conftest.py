@@ -13,7 +13,7 @@ from penstock_bench.suites.frameworks.experiment import Experiment
 
 @pytest.fixture(scope="session")
 def reference():
-    """From the name of a workload to what its reference computes; in float64, whatever precision and attention it is to judge."""
+    """Return a function from a workload's name to the outputs of its reference, in float64 for every precision and attention."""
     known: dict[tuple[str, int], Outputs] = {}
 
     def outputs(name: str) -> Outputs:

@@ -164,7 +164,7 @@ def test_a_process_whose_steps_take_seconds_gives_the_same(variant, reference, m
 
 
 class Paced:
-    """A trainer whose steps and loader take what it is told, by a clock of its own."""
+    """A trainer whose steps and loader take given times, by a clock of its own."""
 
     warm_up = 2
 

@@ -46,7 +46,7 @@ def assert_agreed(rows):
 
 
 ROWS = list(itertools.product(["PyTorch eager", "JAX", "Keras on JAX"], ["fp32", "bf16"], ["sgd", "adamw"]))
-# Each framework, each precision and each optimizer; those of PyTorch compile nothing.
+# Each framework, each precision and each optimizer; PyTorch's rows compile nothing.
 QUICK_ROWS = [
     ("PyTorch eager", "fp32", "sgd"),
     ("PyTorch eager", "bf16", "adamw"),

@@ -22,7 +22,7 @@ def with_tpu_compiler(monkeypatch):
 
 
 def chosen(*given: str) -> dict[str, list[str]]:
-    """Return the names of the workloads that arguments choose, each with those of its variants."""
+    """Return the names of the workloads that arguments choose, each with the names of its variants."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return {found.name: [variant.name for variant in found.variants] for found in choose(parser.parse_args(given))}

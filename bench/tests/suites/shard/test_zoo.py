@@ -83,7 +83,7 @@ def avals(tree):
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Those of the jaxpr and of all jaxprs inside of it."""
+    """Yield the equations of the jaxpr and of all jaxprs inside of it."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: isinstance(x, (Jaxpr, ClosedJaxpr))):

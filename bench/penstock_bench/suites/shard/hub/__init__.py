@@ -1,7 +1,7 @@
 """Train steps of the backbones of Keras Hub: each class that `keras_hub.models` exports, small and with random weights.
 
-Names are those of the classes. `build` makes a backbone, `batch` draws what it reads, and `trained` makes a compiled model of one
-number per row, so that `fit` runs a step through all weights that the outputs depend on. They need the package keras-hub.
+Names are class names. `build` makes a backbone, and `batch` draws its inputs. `trained` makes a compiled model of one number per
+row. So `fit` runs a step through all weights that the outputs depend on. They need the package keras-hub.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def mean_output(target: Any, output: Any) -> Any:
 def _vary_constants(model: Any) -> None:
     """Add noise to the weights that are constant at first, such as the scales and offsets of norms, so that all have gradients.
 
-    The mean square of a normalized output is constant where its scale is; and weights on both sides of a matrix of zeros have no
+    The mean square of a normalized output is constant if its scale is. Weights on both sides of a matrix of zeros have no
     gradient.
     """
     rng = np.random.default_rng(0)

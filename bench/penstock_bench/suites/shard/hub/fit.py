@@ -36,12 +36,12 @@ def fit(task: Task, plans: Path) -> Measurement:
     """Train three steps on one device and under a plan, and then once more.
 
     Args:
-      plans: the folder with the plans of `measure_task`; the limit is that of the tight one.
+      plans: the folder with the plans of `measure_task`; the limit is of the tight one.
 
     Returns:
       The largest relative difference of a loss; the bytes that a device holds of the parameters, over their eighth; the largest
-      array on a device while the model is built, over the largest shard of the plan; the seconds to plan; and those of a second
-      fit.
+      array on a device while the model is built, over the largest shard of the plan; the seconds to plan; and the seconds of
+      a second fit.
     """
     os.environ["KERAS_BACKEND"] = "jax"
     import keras

@@ -40,7 +40,7 @@ def load(name: str) -> Model:
     run = whole.step()
 
     def init() -> PyTree:
-        """Return the state by groups. Its values are those of the model's variables."""
+        """Return the state by groups. Its values are the values of the model's variables."""
         return {
             group: type(named)(named.names, list(each))
             for group, named, each in zip(whole.groups, arguments.state, values, strict=True)

@@ -1,6 +1,6 @@
 """Train steps of packages that others wrote, as their users would write them: cases that the planner was not developed on.
 
-Models, losses and optimizers are the packages' own, and sizes are those of small published configurations where there is one. The
+Models, losses and optimizers are the packages' own, and sizes are from small published configurations where there is one. The
 steps need the extra `outside` of penstock-bench, and each needs only a few of its packages (`needs`).
 """
 

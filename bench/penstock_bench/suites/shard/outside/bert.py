@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019, arXiv:1810.04805) of transformers, which finds masked tokens again.
 
-The size is that of google/bert_uncased_L-4_H-256_A-4 (Turc et al. 2019, arXiv:1908.08962), whose vocabulary does not divide.
+The size is from google/bert_uncased_L-4_H-256_A-4 (Turc et al. 2019, arXiv:1908.08962), whose vocabulary does not divide.
 """
 
 from __future__ import annotations

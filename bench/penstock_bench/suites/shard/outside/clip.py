@@ -1,6 +1,6 @@
 """CLIP (Radford et al. 2021, arXiv:2103.00020) of transformers: every image of the batch is compared with every text.
 
-The width is that of TinyCLIP-ViT-8M-16-Text-3M (Wu et al. 2023, arXiv:2309.12314); layers and vocabulary are fewer.
+The width is from TinyCLIP-ViT-8M-16-Text-3M (Wu et al. 2023, arXiv:2309.12314); layers and vocabulary are fewer.
 """
 
 from __future__ import annotations

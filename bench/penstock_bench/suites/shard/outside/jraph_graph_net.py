@@ -50,7 +50,7 @@ class _GraphNet(nn.Module):
 
 
 def _update() -> Callable:
-    """Return an update function that concatenates what it is given."""
+    """Return an update function that concatenates its arguments."""
     mlp = _MLP()
 
     def update(x: Array) -> Array:

@@ -1,6 +1,6 @@
 """Mistral (Jiang et al. 2023, arXiv:2310.06825) of transformers: attention to a window, three query heads to a key.
 
-The layers are those of SmolLM2-135M (Ben Allal et al. 2025, arXiv:2502.02737), fewer of them; its nine heads do not divide.
+The layers are from SmolLM2-135M (Ben Allal et al. 2025, arXiv:2502.02737), fewer of them; its nine heads do not divide.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2020, arXiv:1910.10683) of transformers: relative positions, an encoder and a decoder.
 
-The size is that of google/t5-efficient-tiny (Tay et al. 2022, arXiv:2109.10686).
+The size is from google/t5-efficient-tiny (Tay et al. 2022, arXiv:2109.10686).
 """
 
 from __future__ import annotations

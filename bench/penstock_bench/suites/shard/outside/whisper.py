@@ -1,6 +1,6 @@
 """Whisper (Radford et al. 2022, arXiv:2212.04356) of transformers: a spectrogram is encoded, and a decoder writes its text.
 
-The width and the six heads are those of openai/whisper-tiny; layers, seconds and vocabulary are fewer.
+The width and the six heads are from openai/whisper-tiny; layers, seconds and vocabulary are fewer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define a case: a train step of a real size, the devices for it, and layouts by hand; and compile it in one of these layouts."""
+"""Define a case (a train step of a real size, its devices, and layouts by hand), and compile it in one of these layouts."""
 
 from __future__ import annotations
 

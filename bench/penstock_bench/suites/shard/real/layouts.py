@@ -1,4 +1,4 @@
-"""Write the layouts of an expert, with constraints inside of the step: a mesh goes in, specs of weights and activations come out.
+"""Write the layouts of an expert, with constraints inside of the step: return specs of weights and activations for a mesh.
 
 FSDP (Zhao et al. 2023, arXiv:2304.11277) gathers the weights of each layer where they are used, and reduce-scatters their
 gradients. Megatron (Shoeybi et al. 2019, arXiv:1909.08053) splits heads, hidden units and the vocabulary; with sequence
@@ -27,8 +27,8 @@ Specs = tuple[PartitionSpec, ...]
 
 _DATA, _MODEL = "data", "model"
 
-# For each weight of a layer, its number of dimensions, the dimension that tensor or expert parallelism splits, and the one that
-# FSDP splits beside it.
+# For each weight of a layer: its number of dimensions, the dimension that tensor or expert parallelism splits, and FSDP's
+# dimension.
 _WEIGHTS = {
     "wqkv": (3, 1, 0),
     "wo": (2, 0, 1),
@@ -81,7 +81,7 @@ class HandLayout:
         return constrain
 
     def state_shardings(self, state: PyTree, mesh: Any) -> PyTree:
-        """Return the sharding of each leaf of a state: a moment has that of its parameter."""
+        """Return the sharding of each leaf of a state: a moment has its parameter's sharding."""
         paths, (leaves, tree) = leaf_paths(state), jax.tree.flatten(state)
         return jax.tree.unflatten(
             tree, [NamedSharding(mesh, self._stored(path, leaf.ndim)) for path, leaf in zip(paths, leaves, strict=True)]

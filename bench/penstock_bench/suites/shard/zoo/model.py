@@ -24,12 +24,11 @@ class Model:
       init: () → state: parameters, optimizer state and what else the step carries along. Its leaves are arrays only, and the
         same ones at each call. Jitted; `jax.eval_shape(init)` allocates nothing.
       batch: seed → batch, a pytree of NumPy arrays, always the same one for a seed.
-      step: state, batch → state, loss []. Pure; the state that comes out has the structure, shapes and dtypes of the one that
-        went in.
+      step: state, batch → state, loss []. Pure; the returned state has the structure, shapes and dtypes of the given one.
       megatron: the tensor-parallel layout that an expert writes by hand (Shoeybi et al. 2019, arXiv:1909.08053): pairs of a
-        regular expression and a spec, which has an entry for each dimension of the leaf. The expression is searched in the
-        leaf's path in the state, where it also finds the moments that the optimizer keeps of a parameter; the first one found
-        counts. A leaf without one is replicated. Empty where the model is not a transformer.
+        regular expression and a spec, which has an entry for each dimension of the leaf. The expression is searched in the leaf's
+        path in the state, so it also finds the optimizer's moments of a parameter. The first one found counts. A leaf without one
+        is replicated. Empty where the model is not a transformer.
       splits: layouts by hand that come with the model, by name: from the path of a leaf of the state and the sizes of the mesh
         axes to its layout, or None where it is replicated. The rows of a batch are then split over the first axis of several.
     """

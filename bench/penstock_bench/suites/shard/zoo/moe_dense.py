@@ -1,6 +1,6 @@
 """A mixture of experts with a fixed capacity, to which products with one-hot matrices dispatch the tokens.
 
-The method is that of GShard (Lepikhin et al. 2020, arXiv:2006.16668).
+The method is GShard (Lepikhin et al. 2020, arXiv:2006.16668).
 """
 
 from __future__ import annotations

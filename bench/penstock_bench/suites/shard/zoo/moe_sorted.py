@@ -1,6 +1,6 @@
 """A mixture of experts whose tokens are sorted by expert, so that none is dropped.
 
-The method is that of MegaBlocks (Gale et al. 2022, arXiv:2211.15841). The rest of the model is a Llama, as in Mixtral (Jiang et
+The method is MegaBlocks (Gale et al. 2022, arXiv:2211.15841). The rest of the model is a Llama, as in Mixtral (Jiang et
 al. 2024, arXiv:2401.04088).
 """
 
