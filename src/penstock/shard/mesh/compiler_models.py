@@ -34,12 +34,12 @@ class CompilerModel:
         needed.
       writes_dense: whether it writes ragged products and the gradients of max-pools as operations of larger dense arrays
         (`graph/live_ranges.py`).
-      copies_layouts: whether the result of a product keeps the order of dimensions in which it is computed, so that state is
-        copied into that order if it is updated with a transpose of the result (`graph/live_ranges.py`).
+      copies_layouts: whether the result of a product keeps the order of dimensions in which it is computed. State that is
+        updated with a transpose of the result is then copied into that order (`graph/live_ranges.py`).
       hides: the kinds of collectives that it runs behind products that do not depend on them, and for each the part of the
         hidden time that this saves.
-      split_from: bytes of a partial result on one device from which it splits the product that makes it into parts, and sends
-        the sums of one while it computes the next (windowed einsum; Wang et al., ASPLOS 2023). The TPU compiler does it for all
+      split_from: bytes of a partial result on one device from which it splits the product into parts, and sends the sums of
+        one while it computes the next (windowed einsum; Wang et al., ASPLOS 2023). The TPU compiler does it for all
         weights of layouts by hand from 16 MiB on; XLA's default for others is 100 GB, which is never.
       slices_sums: whether it makes no reduce-scatters: each device has the full sum in memory, and takes a slice of it. In bytes
         sent, such a sum counts as a reduce-scatter all the same, here and in compiled programs, because the CPU compiler stands
