@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CompilerModel:
-    """A model of what a compiler does.
+    """The behaviour of a compiler: how it fuses, places arrays in memory, and schedules collectives.
 
     Attributes:
       name: "tpu", "gpu" or "cpu".

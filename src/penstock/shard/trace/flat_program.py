@@ -558,7 +558,7 @@ def merge_sums(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _merge(jaxpr: Any) -> Any:
-    """Return an open jaxpr with consecutive sums merged. Sums are only merged if nothing else reads what is between them."""
+    """Return an open jaxpr with consecutive sums merged. Sums are only merged if nothing else reads the value between them."""
     reads = _count_reads(jaxpr.eqns, jaxpr.outvars)
     # Sums, and arrays that differ from them in dimensions of size 1 → the array that is summed, and for each dimension the
     # dimension of the summed array, or None.
