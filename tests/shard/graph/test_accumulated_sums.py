@@ -64,7 +64,7 @@ def test_an_all_reduce_is_priced_once_if_the_compiler_moves_it_and_a_reduce_scat
     (mesh,) = prepare_meshes(traced, [{"data": 8}], find_hardware("tpu-v5e"), {"xs": jax.P(None, "data")}, {}, compiler)
 
     def sent(name, kind):
-        cost = predict_cost(mesh.problem, mesh.baselines[name], mesh.roles, mesh.model.inputs, ())
+        cost = predict_cost(mesh.costs, mesh.baselines[name], mesh.roles, mesh.model.inputs, ())
         return sum(each.bytes_on_wire for each in cost.collectives if each.kind == kind)
 
     weights = 4 * WIDTH * WIDTH
@@ -74,4 +74,4 @@ def test_an_all_reduce_is_priced_once_if_the_compiler_moves_it_and_a_reduce_scat
 
 def test_loops_change_no_edge_without_a_sum():
     model = build_step_model(trace(lambda x: lax.scan(lambda h, _: (h @ x, None), x, None, length=3)[0], (W,)), {}, TPU)
-    assert all(edge.reduced is None for edge in model.graph.edges)
+    assert all(edge.all_reduce_count is None for edge in model.graph.edges)

@@ -29,7 +29,7 @@ def reused(step, *args):
     """Return (primitive, shape of the array, turns, bytes held) for all that is reused."""
     program = trace(step, args).program
     return sorted(
-        (program.ops[index].primitive, program.values[value].shape, reuse.turns, reuse.held)
+        (program.ops[index].primitive, program.values[value].shape, reuse.iterations, reuse.bytes)
         for (index, value), reuse in find_reuse(program).items()
     )
 

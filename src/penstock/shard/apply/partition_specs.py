@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.axis_groups import AxisGroups, FirstUse, find_uses
-from penstock.shard.graph.decisions import Graph, reading
+from penstock.shard.graph.decisions import Graph, reshard_key
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union
 from penstock.shard.search.costs import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
@@ -272,7 +272,7 @@ class _Writer:
         """
         dims = self.groups.dims[value]
         layouts_on_way = [self._layout(self.graph.group[value], dims)]
-        shared = self.graph.shared_reshard.get(reading(value, op))
+        shared = self.graph.shared_reshard.get(reshard_key(value, op))
         if shared is not None:
             layouts_on_way.append(self._layout(shared, dims))
         layouts_on_way.append(self._only_large(self._layout(node, factors), value))

@@ -1,15 +1,14 @@
 """Find axis groups: values that elementwise operations connect, and that therefore share one layout. The method is union-find.
 
-The dimensions of a group are the *named dimensions* of TOAST (arXiv 2508.15010), with one difference: a non-elementwise
-operation separates groups, because resharding may pay there. Two kinds of values do not join a group, although elementwise
-operations connect them with it:
+The dimensions of a group are the *named dimensions* of TOAST (arXiv 2508.15010), with one difference: a non-elementwise operation
+separates groups, because resharding may pay there. Two kinds of values do not join a group, although elementwise operations
+connect them with it:
 
 - an input of the step has a decision of its own, because its layout in storage may differ from the layout in which it is used;
 - operands and results of an operation whose dimensions contradict each other, such as x + x.T, stay in separate groups.
 
-Find the first non-elementwise use of each input, a matrix product, a convolution or a lookup, and the slices that loops take.
-
-Roles, and the layout "in use" that a plan reports, are read from the first, and the number of layers from the second.
+The *first use* of an input is the first matrix product, convolution or lookup that reads it. It decides the input's role, and the
+layout "in use" that a plan reports. The slices that loops take of an input are the number of layers.
 """
 
 from __future__ import annotations
@@ -64,11 +63,7 @@ class AxisGroups:
 
 
 def find_axis_groups(program: FlatProgram) -> AxisGroups:
-    """Return the axis groups of a program.
-
-    Args:
-      program: the step.
-    """
+    """Return the axis groups of a program."""
     groups = AxisGroups([], [], [], [], [])
     for number, value in enumerate(program.values):
         large = [dim for dim, size in enumerate(value.shape) if size > 1]
@@ -99,8 +94,7 @@ def _merge_same_sharding(groups: AxisGroups, outer: int, inner: int, skip: int) 
 def _merge_operation(groups: AxisGroups, op: Op, inputs: set[int]) -> bool:
     """Merge the operands and results of an elementwise operation into one group.
 
-    Returns:
-      False if their dimensions contradict each other. Merges before the contradiction remain.
+    Return False if their dimensions contradict each other. Merges before the contradiction remain.
     """
     result = op.results[0]
     result_dims = dict(zip(op.rule.results[0], groups.dims[result], strict=True))
@@ -131,17 +125,10 @@ def _merge_operation(groups: AxisGroups, op: Op, inputs: set[int]) -> bool:
 
 
 def _merge(groups: AxisGroups, first: int, second: int, pairs: list[tuple[int | None, int | None]]) -> bool:
-    """Merge the groups of two values, the smaller into the larger.
+    """Merge the groups of two values, the smaller into the larger. Return False, without a merge, if they contradict each other.
 
-    Dimensions of the larger group that the smaller group does not have become replicated.
-
-    Args:
-      groups: the groups.
-      first, second: the values.
-      pairs: dimensions of the group of `first` and of `second` that have to be sharded together.
-
-    Returns:
-      False, without a merge, if the dimensions contradict each other.
+    `pairs` are the dimensions of the group of `first` and of `second` that have to be sharded together. Dimensions of the larger
+    group that the smaller group does not have become replicated.
     """
     one, other = groups.group[first], groups.group[second]
     same = [(a, b) for a, b in pairs if a is not None and b is not None]
@@ -153,9 +140,8 @@ def _merge(groups: AxisGroups, first: int, second: int, pairs: list[tuple[int | 
     if len(absorbed.sizes) > len(into.sizes):
         return _merge(groups, second, first, [(b, a) for a, b in pairs])
     renamed = {b: a for a, b in same}
-    if len(renamed) != len(absorbed.sizes) or len(set(renamed.values())) != len(renamed):
-        return False
-    if any(absorbed.sizes[b] != into.sizes[a] for b, a in renamed.items()):
+    bijective = len(absorbed.sizes) == len(renamed) == len(set(renamed.values()))
+    if not bijective or any(absorbed.sizes[b] != into.sizes[a] for b, a in renamed.items()):
         return False
     if len(absorbed.values) > len(into.values) and len(absorbed.sizes) == len(into.sizes):
         return _merge(groups, second, first, [(b, a) for a, b in pairs])
@@ -170,12 +156,14 @@ def _merge(groups: AxisGroups, first: int, second: int, pairs: list[tuple[int | 
     return True
 
 
+# First uses
+
 SELECT_ELEMENTS = {
     **dict.fromkeys(("reshape", "slice", "dynamic_slice", "split", "unstack", "rev", "copy", "sharding_constraint"), 1),
     "optimization_barrier": None,
 }
 """Primitives that move or select elements, and whose results keep dimensions of their operands → how many of their first operands
-hold these elements; None for all. Elementwise operations, such as casts and transposes, are known by their rules."""
+hold these elements; None for all. Rules tell elementwise operations, such as casts and transposes."""
 
 
 @dataclass(frozen=True)
@@ -201,11 +189,7 @@ class FirstUse:
         return None if at is None else self.factors[at]
 
     def sums_over(self, dim: int) -> bool:
-        """Return whether a dimension of the input is contracted or looked up, so that the results do not have it.
-
-        Args:
-          dim: a dimension of the input.
-        """
+        """Return whether a dimension of the input is contracted or looked up, so that the results do not have it."""
         factor = self.factor(dim)
         return self.dims[dim] is not None and all(factor is None or factor not in result for result in self.op.rule.results)
 
@@ -244,10 +228,6 @@ def find_uses(program: FlatProgram, groups: AxisGroups) -> InputUses:
 
     Operations that only cast, move or select the elements of one array count as no use, and slices that a loop takes count as
     the input itself.
-
-    Args:
-      program: the step.
-      groups: its axis groups.
     """
     aliases = _Aliases(program)
     non_elementwise = {op.path: index for index, op in enumerate(groups.non_elementwise)}
@@ -282,14 +262,7 @@ class _Aliases:
         self._enter_loops(program.inputs)
 
     def follow(self, op: Op) -> bool:
-        """Let the results of an operation stand for the inputs whose elements they have.
-
-        Args:
-          op: the operation.
-
-        Returns:
-          Whether the operation only casts, moves or selects elements.
-        """
+        """Add the results of an operation that only casts, moves or selects elements; return whether it is one."""
         operands = self._moved_operands(op)
         for operand, factors in operands:
             if operand not in self.of:
@@ -312,7 +285,7 @@ class _Aliases:
         return operands[: SELECT_ELEMENTS[op.primitive]] if op.primitive in SELECT_ELEMENTS else []
 
     def _enter_loops(self, values: Iterable[int]) -> None:
-        """Let the values inside of loops stand for the same inputs as the values outside that they come from."""
+        """Add the values inside of loops that come from some values outside."""
         queue = [value for value in values if value in self.of and value in self._inside]
         while queue:
             outer = queue.pop()

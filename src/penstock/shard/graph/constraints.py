@@ -30,8 +30,6 @@ def matching(pattern: str, leaves: Sequence[Leaf], what: str) -> list[int]:
     matches this leaf only, even if it has special characters ("w[0]").
 
     Args:
-      pattern: the pattern.
-      leaves: the leaves of the arguments.
       what: the name of the option, for the message.
 
     Raises:
@@ -50,14 +48,10 @@ def matching(pattern: str, leaves: Sequence[Leaf], what: str) -> list[int]:
 
 
 def match_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf]) -> dict[int, tuple[str, PartitionSpec]]:
-    """Return the constraint of each leaf that has one.
+    """Return the constraints: index of each constrained leaf → the last pattern that matches it, and the layout.
 
     Args:
       constraints: layouts by pattern: each a `PartitionSpec`, or a sharding that has one.
-      leaves: the leaves of the arguments.
-
-    Returns:
-      Index of each constrained leaf → the last pattern that matches it, and the layout.
 
     Raises:
       TypeError: `constraints` is not a mapping, a pattern is not a string, or a layout is not a `PartitionSpec`.
@@ -73,32 +67,16 @@ def match_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[Le
 
 
 def axes_in_constraints(constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf]) -> set[str]:
-    """Return the mesh axes that the constraints name, without those of constraints that a later pattern replaces.
-
-    Args:
-      constraints: layouts by pattern.
-      leaves: the leaves of the arguments.
-
-    Raises:
-      TypeError, ValueError: as `match_constraints`.
-    """
+    """Return the mesh axes that the constraints name, without constraints that a later pattern replaces."""
     return {axis for _, spec in match_constraints(constraints, leaves).values() for entry in spec for axis in _axes(entry)}
 
 
 def fixed_layouts(
     constraints: Mapping[str, Any] | None, leaves: Sequence[Leaf], mesh: Mapping[str, int]
 ) -> dict[int, FixedLayout]:
-    """Return the layout that the user prescribes for each constrained leaf.
+    """Return the layout that the user prescribes for each constrained leaf, by the index of the leaf.
 
     If several patterns match a leaf, the last counts, and only its layout has to fit.
-
-    Args:
-      constraints: layouts by pattern.
-      leaves: the leaves of the arguments.
-      mesh: sizes of the mesh axes.
-
-    Returns:
-      Index of each constrained leaf → the mesh axes of each dimension; None for a dimension that is unconstrained.
 
     Raises:
       TypeError: as `match_constraints`.
@@ -108,12 +86,23 @@ def fixed_layouts(
     return {index: _fit_layout(spec, leaves[index], mesh, pattern) for index, (pattern, spec) in last.items()}
 
 
-def _by_pattern(given: Any, what: str, example: str) -> Iterable[tuple[str, Any]]:
-    """Return the items of a mapping whose keys are patterns; an empty tuple for None.
+def given_roles(roles: Mapping[str, str] | None, leaves: Sequence[Leaf]) -> dict[int, str]:
+    """Return the roles that the user gives, by the index of the leaf.
 
     Raises:
-      TypeError: it is not a mapping, or a key is not a string.
+      TypeError: `roles` is not a mapping, or a pattern is not a string.
+      ValueError: a pattern matches no leaf, or a role is not in `ROLES`.
     """
+    given: dict[int, str] = {}
+    for pattern, role in _by_pattern(roles, "roles", '{"hidden/*": "batch"}'):
+        if role not in ROLES:
+            raise ValueError(f"roles[{pattern!r}] = {role!r}; a role is one of {', '.join(ROLES)}")
+        given.update(dict.fromkeys(matching(pattern, leaves, "roles"), role))
+    return given
+
+
+def _by_pattern(given: Any, what: str, example: str) -> Iterable[tuple[str, Any]]:
+    """Return the items of a mapping by pattern, () for None; raise TypeError if it is no mapping or a key is no string."""
     if given is None:
         return ()
     if not isinstance(given, Mapping):
@@ -200,22 +189,3 @@ def _as_source(entry: Any) -> str:
 
 def _shards(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[axis] for axis in axes)
-
-
-def given_roles(roles: Mapping[str, str] | None, leaves: Sequence[Leaf]) -> dict[int, str]:
-    """Return the roles that the user gives, by the index of the leaf.
-
-    Args:
-      roles: roles by pattern.
-      leaves: the leaves of the arguments.
-
-    Raises:
-      TypeError: `roles` is not a mapping, or a pattern is not a string.
-      ValueError: a pattern matches no leaf, or a role is not in `ROLES`.
-    """
-    given: dict[int, str] = {}
-    for pattern, role in _by_pattern(roles, "roles", '{"hidden/*": "batch"}'):
-        if role not in ROLES:
-            raise ValueError(f"roles[{pattern!r}] = {role!r}; a role is one of {', '.join(ROLES)}")
-        given.update(dict.fromkeys(matching(pattern, leaves, "roles"), role))
-    return given

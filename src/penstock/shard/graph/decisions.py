@@ -1,19 +1,15 @@
-"""Define the work of an operation: its dtype, FLOPs and HBM traffic.
-
-Build the decision graph of a step: its nodes are layouts to choose, its edges are arrays that may have to be resharded.
+"""Build the decision graph of a step: its nodes are layouts to choose, its edges are arrays that may have to be resharded.
 
 A *node* is one decision: the layout of a stored input (a leaf), of an axis group, or of the factors of an operation. Each mesh
 axis shards one dimension (or factor) of a node, or none.
 
 An *edge* is an array that passes from one decision to another. It is resharded on the way if their layouts differ. There are
-edges from a leaf to the group in which it is used, from a group to the operand of an operation, from the result of an operation
-(which may be partial) to its group, and from a group back to the leaf where new state is stored.
+edges from a leaf to the group in which it is used, from a group to the operand of an operation, and from the result of an
+operation (which may be partial) to its group. New state has an edge from its group back to the leaf where it is stored.
 
-Fold repeated layers, so that they share their decisions.
-
-Nodes with equal neighbourhoods, up to a number of edges away, get one decision. The method is colour refinement (B. Weisfeiler
-and A. Leman, 1968). A stack of equal layers has one decision for each position in a layer, and the same weight of all layers
-has one layout.
+Repeated layers are *folded*: nodes with equal neighbourhoods, up to a number of edges away, get one decision. The method is
+colour refinement (B. Weisfeiler and A. Leman, 1968). A stack of equal layers has one decision for each position in a layer, and
+the same weight of all layers has one layout.
 """
 
 from __future__ import annotations
@@ -54,38 +50,13 @@ Work = tuple[str, float, tuple[Traffic, ...]]
 """The work of an operation in a step if nothing is sharded: dtype, FLOPs, and its HBM traffic."""
 
 
-def compute_dtype(program: FlatProgram, op: Op) -> str:
-    """Return the name of the dtype in which an operation computes: that of its largest operand.
-
-    Args:
-      program: the step.
-      op: the operation.
-    """
-    values = [program.values[value] for value in op.operands if value is not None] or [program.values[op.results[0]]]
-    return _dtype_name(max(values, key=lambda value: value.bytes).dtype)
-
-
-@functools.lru_cache(maxsize=256)
-def _dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype, of the kind that products know."""
-    try:
-        return np.dtype(dtype).name
-    except TypeError:  # Random keys have an extended dtype, and consist of uint32.
-        return "uint32"
-
-
-Reading = tuple[int, float, Path]
+ReshardKey = tuple[int, float, Path]
 """A value, how often the operations run that read it, and the `jax.checkpoint` that they are in. A weight that is gathered for
-the forward pass is gathered again where the backward pass computes the layer again."""
+the forward pass is gathered again where the backward pass recomputes the layer."""
 
 
-def reading(value: int, op: Op) -> Reading:
-    """Return what operations have in common that share the reshard of a value.
-
-    Args:
-      value: the value.
-      op: an operation that reads it.
-    """
+def reshard_key(value: int, op: Op) -> ReshardKey:
+    """Return the key under which readers share one reshard of a value."""
     return value, op.count, op.region
 
 
@@ -117,17 +88,17 @@ class Edge:
       source: for each dimension of the array that is larger than one, the dimension of `a` that gives its layout, or None.
       target: the same for `b`.
       partial: factors of `a` over which the array is still to be summed.
-      bytes: bytes of the global array as it is sent: half of those of a float32 array that is rounded to bfloat16 before.
+      bytes: bytes of the global array as it is sent: half for a float32 array that is rounded to bfloat16 before.
       count: how often it passes from one to the other in a step.
       value: the index of its value in the program.
       kind: "use" (leaf to group), "broadcast" (leaf or group to the group of an elementwise operation that broadcasts it),
         "shared_reshard" (group to shared reshard), "operand" (to an operation), "result" (of an operation), or "store" (group
         to leaf).
       position: the index of the operand or result.
-      behind: the dtype and the FLOPs of the products behind which its collectives can run each time (`overlap.py`); 0 FLOPs if a
-        product waits for them.
-      reduced: how often an all-reduce of it runs in a step, if this is not as often as it passes (`accumulations.py`).
-      late: whether no product is computed from it (`overlap.py`), so that its all-reduce can run together with others.
+      behind: the dtype and the FLOPs of the products behind which its collectives can run each time (`scheduling.py`); 0 FLOPs if
+        a product waits for them.
+      all_reduce_count: runs of its all-reduce in a step if this is hoisted out of a loop (`scheduling.py`); None: `count`.
+      late: whether no product is computed from it, so that its all-reduce can run together with others.
     """
 
     a: int
@@ -141,24 +112,16 @@ class Edge:
     kind: str
     position: int = 0
     behind: tuple[str, float] = ("float32", 0.0)
-    reduced: float | None = None
+    all_reduce_count: float | None = None
     late: bool = False
 
     def times(self, steps: Sequence[ReshardStep]) -> float:
-        """Return how often some collectives reshard the array in a step.
-
-        Args:
-          steps: the collectives.
-        """
+        """Return how often some collectives reshard the array in a step."""
         alone = len(steps) == 1 and steps[0].kind == "all-reduce"
-        return self.reduced if alone and self.reduced is not None else self.count
+        return self.all_reduce_count if alone and self.all_reduce_count is not None else self.count
 
     def seen_from(self, node: int) -> tuple[int, Dims, Dims]:
-        """Return the node at the other end, the dimensions of this one that give the array's layout, and those of the other.
-
-        Args:
-          node: index of the node at one end.
-        """
+        """Return the node at the other end, and the dimensions that give the array's layout, of this node and of the other."""
         return (self.b, self.source, self.target) if self.a == node else (self.a, self.target, self.source)
 
 
@@ -171,7 +134,7 @@ class Graph:
       edges: the arrays between them.
       leaf: index of the value of each input → index of its node.
       group: for each value, the index of the node of its group.
-      shared_reshard: for each reading of a value by several operations, the index of the node of their shared reshard.
+      shared_reshard: for each value that several operations read, and their key, the index of the node of their shared reshard.
       op: for each non-elementwise operation, in order, the index of its node.
       splits: (node of an operation, factor) that a reshape splits → (node, dimension) of the major part, and of the next part.
     """
@@ -180,14 +143,27 @@ class Graph:
     edges: tuple[Edge, ...]
     leaf: Mapping[int, int]
     group: Mapping[int, int]
-    shared_reshard: Mapping[Reading, int]
+    shared_reshard: Mapping[ReshardKey, int]
     op: tuple[int, ...]
     splits: Mapping[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
 
     @functools.cached_property
     def components(self) -> dict[tuple[int, int], int]:
-        """Return the number of the connected component of each pair (node, dimension), as edges connect them."""
-        return _connect_dims(self)
+        """Return the number of the connected component of each pair (node, dimension), as edges connect them, by union-find."""
+        parent = {(index, dim): (index, dim) for index, node in enumerate(self.nodes) for dim in range(len(node.sizes))}
+
+        def root(dim: tuple[int, int]) -> tuple[int, int]:
+            while parent[dim] != dim:
+                parent[dim] = parent[parent[dim]]
+                dim = parent[dim]
+            return dim
+
+        for edge in self.edges:
+            for a, b in zip(edge.source, edge.target, strict=True):
+                if a is not None and b is not None:
+                    parent[root((edge.a, a))] = root((edge.b, b))
+        components: dict[tuple[int, int], int] = {}
+        return {dim: components.setdefault(root(dim), len(components)) for dim in parent}
 
     @functools.cached_property
     def edges_of(self) -> tuple[tuple[Edge, ...], ...]:
@@ -210,12 +186,9 @@ def build_graph(
     """Build the decision graph of a program.
 
     Args:
-      program: the step.
-      groups: its axis groups.
       state: index of each output that replaces an input → index of that input.
       fixed_layouts: index of each input whose layout the user prescribes → the mesh axes of each dimension.
       traffic: the HBM traffic of each operation, if nothing is sharded (`fusion.hbm_traffic`).
-      compiler: how the compiler rounds operands of products.
     """
     return _GraphBuilder(program, groups, traffic, compiler).build(state, fixed_layouts)
 
@@ -235,7 +208,7 @@ class _GraphBuilder:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.leaf: dict[int, int] = {}
-        self.shared_reshard: dict[Reading, int] = {}
+        self.shared_reshard: dict[ReshardKey, int] = {}
         self.hbm_traffic = traffic
         self.op_index = {id(op): index for index, op in enumerate(program.ops)}
         self.group_of: dict[int, int] = {}
@@ -284,10 +257,10 @@ class _GraphBuilder:
 
     def _add_shared_reshards(self) -> None:
         """Add a node for each value that several operations read, so that it can be resharded once for all of them."""
-        shared: dict[Reading, list[Op]] = defaultdict(list)
+        shared: dict[ReshardKey, list[Op]] = defaultdict(list)
         for value, readers in self.readers.items():
             for op in readers:
-                shared[reading(value, op)].append(op)
+                shared[reshard_key(value, op)].append(op)
         for (value, count, region), readers in shared.items():
             dims = self.groups.dims[value]
             if len(readers) > 1 and any(dim is not None for dim in dims):
@@ -301,7 +274,7 @@ class _GraphBuilder:
         self.nodes.append(Node("op", op.rule.sizes, (self._work_of(op),), _fixed_factors(op), self.op_index[id(op)]))
         for position, (operand, factors) in enumerate(zip(op.operands, op.rule.operands, strict=True)):
             if operand is not None and factors:
-                origin = self.shared_reshard.get(reading(operand, op), self.group_of[operand])
+                origin = self.shared_reshard.get(reshard_key(operand, op), self.group_of[operand])
                 dims = self.groups.dims[operand]
                 self._add_edge(origin, node, operand, dims, factors, "operand", count=op.count, position=position, readers=[op])
         for position, (result, factors) in enumerate(zip(op.results, op.rule.results, strict=True)):
@@ -342,10 +315,11 @@ class _GraphBuilder:
         if op.primitive not in CONTRACTIONS:
             reuse = self.reuse.get((index, op.results[0])) if op.results else None
             return self._dtype_of(op), flops, (Traffic(self.hbm_traffic[index] * count, None, reuse),)
-        operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None]
-        arrays = (*operands, *zip(op.results, op.rule.results, strict=True))
+        arrays = zip((*op.operands, *op.results), (*op.rule.operands, *op.rule.results), strict=True)
         traffic = tuple(
-            Traffic(self.program.values[value].bytes * count, dims, self.reuse.get((index, value))) for value, dims in arrays
+            Traffic(self.program.values[value].bytes * count, dims, self.reuse.get((index, value)))
+            for value, dims in arrays
+            if value is not None
         )
         return self._dtype_of(op), flops, traffic
 
@@ -373,10 +347,10 @@ class _GraphBuilder:
         rounded = bool(products) and len(products) == len(readers) and all(op.rounded for op in products)
         size = array.bytes // 2 if rounded and self.compiler.rounds(array.dtype) else array.bytes
         behind = products if value in self.early else [writer] if writer is not None and value in self.late else []
-        reduced = self.accumulated.get(value) if kind == "result" else None
         hidden_by = self._flops_of(behind, count)
+        hoisted = self.accumulated.get(value) if kind == "result" else None
         late = value in self.late
-        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, hidden_by, reduced, late))
+        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, hidden_by, hoisted, late))
 
     def _products_of(self, op: Op) -> Sequence[Op]:
         """Return an operation; if it reverses a kernel for products that alone read it, these products."""
@@ -391,10 +365,20 @@ class _GraphBuilder:
         return (max(flops, key=flops.__getitem__), sum(flops.values())) if flops else ("float32", 0.0)
 
     def _dtype_of(self, op: Op) -> str:
-        """Return the name of the dtype in which an operation computes."""
+        """Return the name of the dtype in which an operation computes: the dtype of its largest operand."""
         if id(op) not in self.dtype_of:
-            self.dtype_of[id(op)] = compute_dtype(self.program, op)
+            arrays = [value for value in op.operands if value is not None] or op.results[:1]
+            largest = max((self.program.values[value] for value in arrays), key=lambda value: value.bytes)
+            self.dtype_of[id(op)] = _dtype_name(largest.dtype)
         return self.dtype_of[id(op)]
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    try:
+        return np.dtype(dtype).name
+    except TypeError:  # Random keys have an extended dtype, and consist of uint32.
+        return "uint32"
 
 
 def _read_inputs(program: FlatProgram, groups: AxisGroups) -> set[int]:
@@ -416,23 +400,7 @@ def _fixed_factors(op: Op) -> tuple[tuple[str, ...] | None, ...] | None:
     return tuple(fixed.get(factor) for factor in range(len(op.rule.sizes)))
 
 
-def _connect_dims(graph: Graph) -> dict[tuple[int, int], int]:
-    """Find the connected components of the dimensions of all nodes. The method is union-find."""
-    parent = {(index, dim): (index, dim) for index, node in enumerate(graph.nodes) for dim in range(len(node.sizes))}
-
-    def root(dim: tuple[int, int]) -> tuple[int, int]:
-        while parent[dim] != dim:
-            parent[dim] = parent[parent[dim]]
-            dim = parent[dim]
-        return dim
-
-    for edge in graph.edges:
-        for a, b in zip(edge.source, edge.target, strict=True):
-            if a is not None and b is not None:
-                parent[root((edge.a, a))] = root((edge.b, b))
-    components: dict[tuple[int, int], int] = {}
-    return {dim: components.setdefault(root(dim), len(components)) for dim in parent}
-
+# Folding
 
 _REFINEMENT_ROUNDS = 24
 """The radius of a neighbourhood, in edges: about one layer of a transformer. A chain of equal matrix products folds only in its
@@ -471,24 +439,18 @@ class FoldedGraph:
 
 
 def fold_layers(graph: Graph) -> FoldedGraph:
-    """Return the graph with equivalent nodes grouped.
-
-    Args:
-      graph: the decisions.
-    """
-    colours = _number_values([(node.kind, node.sizes, node.work, node.fixed) for node in graph.nodes])
+    """Return the graph with equivalent nodes grouped."""
+    colours = _number_values((node.kind, node.sizes, node.work, node.fixed) for node in graph.nodes)
     kinds = _number_values(
-        [
-            (edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, edge.position, edge.reduced)
-            for edge in graph.edges
-        ]
+        (edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.kind, edge.position, edge.all_reduce_count)
+        for edge in graph.edges
     )
     for _ in range(_REFINEMENT_ROUNDS):
         neighbours: list[list[tuple[int, int, int]]] = [[] for _ in graph.nodes]
         for edge, kind in zip(graph.edges, kinds, strict=True):
             neighbours[edge.a].append((kind, 0, colours[edge.b]))
             neighbours[edge.b].append((kind, 1, colours[edge.a]))
-        refined = _number_values([(colour, tuple(sorted(nearby))) for colour, nearby in zip(colours, neighbours, strict=True)])
+        refined = _number_values((colour, tuple(sorted(nearby))) for colour, nearby in zip(colours, neighbours, strict=True))
         if max(refined, default=0) == max(colours, default=0):
             break
         colours = refined
@@ -504,7 +466,7 @@ def fold_layers(graph: Graph) -> FoldedGraph:
     )
 
 
-def _number_values(values: list) -> list[int]:
+def _number_values(values: Iterable) -> list[int]:
     """Return a number for each value: equal values have equal numbers, in the order of their first occurrence."""
     numbers: dict = {}
     return [numbers.setdefault(value, len(numbers)) for value in values]

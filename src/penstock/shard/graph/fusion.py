@@ -1,17 +1,10 @@
-"""Describe what fusion decides: which values of a step are stored, and from when until when each is needed.
-
-Predict which values of a step XLA stores, and which it computes again for each reader.
-
-In: a flat program, and how a compiler fuses. Out: `Fusion`: the stored values with the operations between which each is needed,
-and the stored values from which every other value is computed.
+"""Predict which values of a step XLA stores and which it computes again for each reader, and count the resulting HBM traffic.
 
 XLA fuses an elementwise operation into the operations that read it, so that only the values at both ends of a fusion are stored.
-On TPU, the forward pass of a softmax stores the scores and not their exponentials, and the backward pass computes these again.
-We decide from the last operation to the first, so that we know until when the result of an operation is needed. A result that is
+On TPU, the forward pass of a softmax stores the scores and not their exponentials, and the backward pass computes these again. We
+decide from the last operation to the first, so that we know until when the result of an operation is needed. A result that is
 stored takes memory until then. If it is computed again, its operands do. On TPU, the cheaper of the two is taken, which
 approximates a minimal cut between the forward and the backward pass.
-
-Count the bytes that each operation of a step reads from and writes to HBM.
 """
 
 from __future__ import annotations
@@ -43,11 +36,11 @@ from penstock.shard.trace.flat_program import (
 
 @dataclass(frozen=True)
 class Buffer:
-    """A stored value during a part of its life.
+    """A stored value during a part of its live range.
 
     Attributes:
       value: index of the value in the program.
-      share: the bytes that are stored, as a fraction of those of the value: 0.5 for a bfloat16 copy of float32.
+      share: the stored fraction of the bytes of the value: 0.5 for a bfloat16 copy of float32.
       start, end: indices of the first and the last operation at which it is in memory.
     """
 
@@ -105,16 +98,14 @@ class Fusion:
 _SURPLUS = 1.1
 """A value is stored only if this saves more than a tenth: while it is written, its operands are in memory too."""
 _DEEPEST = 24
-"""The longest chain of operations that is looked at to find from what a value can be computed again."""
+"""The longest chain of operations that is searched for the values from which a value can be computed again."""
 
 
 def fuse(program: FlatProgram, state: Collection[int], compiler: CompilerModel) -> Fusion:
     """Predict which values a compiler stores.
 
     Args:
-      program: the step.
       state: indices of the outputs that replace inputs. They are written to the memory of the inputs, which are donated.
-      compiler: how the compiler fuses.
     """
     return _Fuser(program, state, compiler).run()
 
@@ -140,9 +131,13 @@ class _Fuser:
         self.returned = {output for _, output in outputs} - self.replaced
         for output in self.returned:
             self.needs[output].last = len(self.ops) - 1
-        self.reader_count = self._count_readers()
+        self.reader_count: Counter[int] = Counter()
+        for op in self.ops:
+            if op.primitive not in ALIASES:
+                self.reader_count.update({self.root(operand) for operand in op.operands if operand is not None})
         self.births, self.around = _find_births(program, self.inputs)
-        self.written = self._find_written()
+        # The values that are written to memory that exists already: to stacks.
+        self.written = {self.root(inside) for loop in program.loops for inside, _ in loop.stacks if inside is not None}
         self.products = {result for op in self.ops if is_product(op) for result in op.results}
         self.fusible_op = {op.results[0]: op for op in self.ops if len(op.results) == 1 and self._is_fusible(op)}
         self.operands_of = {
@@ -177,27 +172,13 @@ class _Fuser:
         self._find_sources()
         return self.found
 
-    def _count_readers(self) -> Counter[int]:
-        readers: Counter[int] = Counter()
-        for op in self.ops:
-            if op.primitive not in ALIASES:
-                readers.update({self.root(operand) for operand in op.operands if operand is not None})
-        return readers
-
-    def _find_written(self) -> set[int]:
-        """Return the values that are written to memory that exists already: to stacks."""
-        return {self.root(inside) for loop in self.program.loops for inside, _ in loop.stacks if inside is not None}
-
     def _read(
         self, value: int, time: int, *, product: bool = False, reader: int | None = None, enters: Loop | None = None
     ) -> None:
         """Note that an operation needs a value. If it is inside of a loop and the value outside, the whole loop needs it.
 
         Args:
-          value: the value.
-          time: index of the operation.
-          product: whether the operation is a product.
-          reader: index of the operation that stores what is computed from the value; None for the operation itself.
+          reader: index of the operation that stores a result computed from the value; None for the operation itself.
           enters: the loop that takes the value as the first of a carry. It overwrites it, as XLA gives a loop's operand, body and
             result one buffer (`HloDataflowAnalysis`; `CopyInsertion` adds a copy only if the value is read later).
         """
@@ -270,8 +251,8 @@ class _Fuser:
     def _merge_branches(self, branches: Conditional) -> None:
         """Store the results of a conditional.
 
-        The result of a branch is the memory of the conditional's (`HloDataflowAnalysis`, phi values), so that it takes none while
-        the other branch or the first part of its own runs.
+        The result of a branch shares the memory of the conditional's result (`HloDataflowAnalysis`, phi values). So the latter
+        takes none while the other branch, or the first part of its own, runs.
         """
         for inside, result, end in branches.results:
             need = self.needs[result]
@@ -286,7 +267,7 @@ class _Fuser:
                 self._read(inside, max(end - 1, branches.start))
 
     def _decide(self, time: int, op: Op) -> None:
-        """Decide whether the results of an operation are stored, and note what it needs."""
+        """Decide whether the results of an operation are stored, and note the values that it needs."""
         if op.primitive in ALIASES:
             return
         needed = [result for result in op.results if self._is_needed(result)]
@@ -307,7 +288,7 @@ class _Fuser:
                 self._read(operand, max(until, time), product=product and (op.rounded or not self.compiler.rounds_products))
 
     def _made_at(self, time: int, op: Op) -> int:
-        """Return the operation at which the memory of a result comes into being.
+        """Return the operation at which the memory of a result is first written.
 
         A scatter writes into a copy of zeros, which depend on nothing. A compiler that runs everything as soon as its operands
         exist makes them at the start of the program, or of the body of the loop.
@@ -385,10 +366,9 @@ class _Fuser:
         return op.primitive in EXPENSIVE or self._cost_until(operands, need.end, time) > 0
 
     def _cost_until(self, values: Iterable[int], until: int, now: int) -> float:
-        """Return how much memory it takes to have values until an operation, in bytes times operations.
+        """Return the memory that it takes to have values until an operation, in bytes times operations.
 
-        Values that are needed until then anyway cost nothing. For each of the others, either it is kept, or what it is computed
-        from.
+        Values that are needed until then anyway cost nothing. Each of the others is kept, or the values that it is computed from.
         """
         seen: set[int] = set()
 
@@ -461,13 +441,6 @@ def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[float]:
     Fused operations have none: their sources are read by the operation that they are fused into. If the compiler fuses into
     products, elementwise operations and reductions read the result of a product without HBM, as it is made: its *epilogue*. The
     update of a weight does not: its gradient is summed over devices before.
-
-    Args:
-      program: the step.
-      fusion: which values are stored.
-
-    Returns:
-      Bytes, in the order of `program.ops`.
     """
     stored = fusion.stored | {output for output in program.outputs if output is not None}
     value_bytes = [value.bytes for value in program.values]
@@ -491,8 +464,8 @@ def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[float]:
 class _Epilogues:
     """The products into which operations are fused.
 
-    An operation is fused into the last of the products that its operands are made in, unless it needs the result of a reduction
-    in the same product, which exists only when the product is done.
+    An operation is fused into the last of the products that its operands are made in. It is not if it needs the result of a
+    reduction in the same product, which exists only when the product is done.
     """
 
     def __init__(self, program: FlatProgram) -> None:
@@ -501,17 +474,11 @@ class _Epilogues:
         self._reduced: set[int] = set()  # The values that are made by a reduction.
 
     def read_for_free(self, index: int, op: Op, read: frozenset[int]) -> frozenset[int]:
-        """Return the operands that an operation reads as they are made, and note where its results are made.
-
-        Args:
-          index: the index of the operation.
-          op: the operation.
-          read: the stored values that it reads.
-        """
+        """Return the stored operands that an operation reads as they are made, and note where its results are made."""
         if op.primitive in CONTRACTIONS:
             if any(operand in self._early for operand in op.operands) or not self._late.issuperset(op.results):
                 self._product.update(dict.fromkeys(op.results, index))
-            return frozenset()  # the gradient of a weight, which no product reads, is not the product of one
+            return frozenset()  # The gradient of a weight, which no product reads, has no epilogue.
         last = max((self._product.get(value, -1) for value in read), default=-1)
         beside = frozenset(value for value in read if last >= 0 and self._product.get(value, -1) == last)
         fusible = op.rule.identity or op.primitive in REDUCTIONS

@@ -1,12 +1,8 @@
-"""Find the arrays that a compiler makes although no value of the program is stored in them.
-
-On CPU and GPU, XLA writes some operations as several of dense arrays before it fuses: masked operands, and indices of maxima.
-On TPU, it copies state into another order of dimensions.
-
-Find the live range of each array of a step: the operations between its first write and its last read.
+"""Find the live range of each array of a step: the operations between its first write and its last read.
 
 The peak memory of a layout is the largest sum of live bytes. New state takes the memory of the old state, which `plan.jit`
-donates.
+donates. Some arrays hold no value of the program (`Workspace`): On CPU and GPU, XLA writes some operations as several of dense
+arrays before it fuses, with masked operands and indices of maxima. On TPU, it copies state into another order of dimensions.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ import numpy as np
 from penstock.shard.graph.decisions import Graph
 from penstock.shard.graph.fusion import Fusion
 from penstock.shard.mesh.compiler_models import keeps_order
-from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, IN_PLACE, FlatProgram, Op, Value, is_product
+from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, IN_PLACE, FlatProgram, Op, is_product
 
 _INDEX_BYTES = 4
 """Bytes of an index of a maximum, which is int32."""
@@ -36,7 +32,8 @@ class Workspace:
       value: index of the value in the program. The arrays are sharded as it is.
       bytes: bytes of the global arrays.
       start, end: indices of the first and the last operation at which they are in memory.
-      product: index of the value that must be computed first, and does not say when they are made; -1 if there is none.
+      product: index of the value, a product, that is computed before copies of state are read; -1 for other arrays. The copies
+        may be made earlier.
     """
 
     value: int
@@ -47,18 +44,15 @@ class Workspace:
 
 
 def find_workspaces(program: FlatProgram) -> list[Workspace]:
-    """Find the dense arrays with which a compiler carries out single operations.
-
-    Args:
-      program: the step.
-    """
+    """Find the dense arrays with which a compiler carries out single operations."""
     found: list[Workspace] = []
     masked: dict[int, tuple[float, int, int]] = {}
     for time, op in enumerate(program.ops):
         if op.primitive == "ragged_dot_general":
             groups, operands = _ragged_operands(program, op)
             for value in operands:
-                size, first, _ = masked.get(value, (groups * _with_mask(program.values[value]), time, time))
+                with_mask = program.values[value].bytes + math.prod(program.values[value].shape)
+                size, first, _ = masked.get(value, (groups * with_mask, time, time))
                 masked[value] = (size, first, time)
             if len(operands) == 1:
                 # Groups and columns become one dimension, over which one product sums.
@@ -75,9 +69,6 @@ def find_layout_copies(program: FlatProgram) -> list[Workspace]:
     makes the transpose free, and gives its order of dimensions to all that is computed elementwise from it. State that is stored
     in the other order is copied when the update reads it: parameters and moments at once, since their updates are fused. The
     copies hold the new state until it is written back.
-
-    Args:
-      program: the step.
     """
     state = {value: frozenset((value,)) for value in program.inputs}  # the inputs that a value is computed from, and nothing else
     origin: dict[int, tuple[int, bool]] = {}  # the product that a value is computed from, and whether it is transposed
@@ -121,11 +112,6 @@ def _ragged_operands(program: FlatProgram, op: Op) -> tuple[int, list[int]]:
     groups = program.values[sizes].shape[-1]
     sums_rows = len(program.values[right].shape) == len(program.values[left].shape)
     return groups, [left, right] if sums_rows else [left]
-
-
-def _with_mask(value: Value) -> float:
-    """Return the bytes of a value and of a mask of its shape."""
-    return value.bytes + math.prod(value.shape)
 
 
 def _maxima(program: FlatProgram, op: Op, time: int) -> list[Workspace]:
@@ -180,13 +166,7 @@ Row = tuple[int, int, float, int, int, int, int]
 
 
 def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> LiveRanges:
-    """Find the live ranges of a step.
-
-    Args:
-      program: the step.
-      graph: its decisions.
-      fusion: which values are stored.
-    """
+    """Find the live ranges of a step."""
     rows: list[Row] = []
     for each in fusion.buffers:
         size = program.values[each.value].bytes * each.share
@@ -250,7 +230,7 @@ def _partial_rows(
 ) -> list[Row]:
     """Return the live ranges of partial results, until they are summed, and of sums that are stored because they are sent.
 
-    A partial result is in memory as long as its value would be: that of a scatter from where its zeros are made.
+    A partial result is in memory as long as its value would be: the result of a scatter from where its zeros are made.
     """
     made = {each.value: each.start for each in reversed(fusion.buffers)}
     scattered = {index: each.start for index, each in sums.items()}
@@ -273,15 +253,10 @@ def _partial_rows(
 
 
 def _find_slices(program: FlatProgram, graph: Graph, sums: Mapping[int, _Sum]) -> dict[int, int]:
-    """Return when each sum has been made from which a device takes a slice (`CompilerModel.slices_sums`), by index of its edge.
+    """Return when each sum of which a device takes a slice has been made (`CompilerModel.slices_sums`), by index of its edge.
 
     Such sums are combined as all-reduces are, if none depends on another. Otherwise a sum is made by itself, but after the next
-    product: of the two gradients of a product, that of its other operand is computed before the first of them is sent.
-
-    Args:
-      program: the step.
-      graph: its decisions.
-      sums: by index of their edges.
+    product: both gradients of a product are computed before the first of them is sent.
     """
     again = _find_summed_again(program, graph, sums)
     products = [time for time, op in enumerate(program.ops) if op.primitive in CONTRACTIONS]
@@ -297,12 +272,7 @@ def _find_summed_again(program: FlatProgram, graph: Graph, sums: Mapping[int, _S
     """Return the sums that are summed again, such as gradients whose norm is computed, by index of their edges.
 
     If the first sum is scattered, the second is over devices, too, and depends on the first. A sum that another depends on is not
-    combined with those that follow it (XLA's `AllReduceCombiner`).
-
-    Args:
-      program: the step.
-      graph: its decisions.
-      sums: by index of their edges.
+    combined with the sums that follow it (XLA's `AllReduceCombiner`).
     """
     summing = {graph.nodes[edge.a].label for edge in graph.edges if edge.kind == "result" and edge.partial}
     origin = {graph.edges[index].value: index for index in sums}
@@ -322,7 +292,7 @@ class _Sum:
 
     Attributes:
       start: index of the operation that makes it.
-      end: that of the last operation whose result is summed in the same all-reduce.
+      end: index of the last operation whose result is summed in the same all-reduce.
       full: whether its all-reduce is as large as one may be, so that another follows.
     """
 
@@ -334,12 +304,7 @@ class _Sum:
 def _find_sums(program: FlatProgram, graph: Graph, first_read: Sequence[int], combines: float) -> dict[int, _Sum]:
     """Return when each partial result is summed, by the index of its edge.
 
-    Args:
-      program: the step.
-      graph: its decisions.
-      first_read: for each value, the first operation that reads it (`_find_first_reads`).
-      combines: bytes up to which the compiler combines independent sums into one collective. Partial results then wait for each
-        other.
+    The compiler combines independent sums up to `combines` bytes into one collective. Partial results then wait for each other.
     """
     time_of = {node: graph.nodes[node].label for node in graph.op}
     products = [time for time, op in enumerate(program.ops) if op.primitive in CONTRACTIONS]

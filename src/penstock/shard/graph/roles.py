@@ -1,22 +1,13 @@
-"""Find the batch dimensions of a graph: all that edges connect with the first dimension of a batch input.
+"""Infer the role of each input of a step, "parameters", "optimizer", "batch" or "other", and the batch dimensions of its graph.
 
-A step that accumulates gradients splits its batch, [B] → [microbatches, rows], and loops over the microbatches. Then the rows of
-a microbatch are the batch dimension from there on.
-
-Find the inputs of a step that are a batch, and tell them from weights that are not trained.
-
-In: a step model and its state. Out: the inputs that are a batch. The method follows dimensions, as the components of the graph
-connect them:
+The roles are read from data flow: the results that an input influences, and its first use. Names are not considered. The
+dimensions of inputs, as the components of the graph connect them, distinguish a batch from weights that are not trained:
 
 - The *rows* are the dimension that is carried through the most FLOPs of products. Products keep the rows, and sum over the
   features of a network.
 - An input is *frozen* if its first dimension is contracted or looked up, or is a feature that such an input makes. It is also
   frozen if it meets the rows without having them, as a bias does that is added to every row.
-- What is only looked up is a batch all the same, if it is beside leaves of a batch of as many rows.
-
-Infer the role of each input of a step: "parameters", "optimizer", "batch" or "other".
-
-The roles are read from data flow: which results an input influences, and how it is first used. Names are not considered.
+- An input that is only looked up is a batch all the same, if it is beside leaves of a batch of as many rows.
 """
 
 from __future__ import annotations
@@ -29,77 +20,51 @@ import jax
 
 from penstock.shard.graph.axis_groups import SELECT_ELEMENTS, FirstUse, find_uses
 from penstock.shard.graph.decisions import Graph
+from penstock.shard.graph.scheduling import reachable
 from penstock.shard.graph.step_model import StepModel
 from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op
 
 
-def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
-    """Return, for each node, the dimensions reachable from the first dimension of the batch inputs.
+def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[int]) -> list[str]:
+    """Return the role of each input.
 
-    If the first dimension of an input is replicated where the input is used, the next dimension counts instead. An example is a
-    dimension over which a loop accumulates gradients. The same holds for the parts into which a reshape splits a batch dimension.
-
-    Args:
-      graph: the decisions.
-      batch: indices of the nodes of the batch inputs.
-    """
-    components = graph.components
-    found = {components[node, first_shardable_dim(graph, node)] for node in batch if graph.nodes[node].sizes}
-    looped: set[tuple[int, int]] = set()
-    size = -1
-    while size != len(found):  # a part may be split again
-        size = len(found)
-        for factor, ((node, major), following) in graph.splits.items():
-            if components[factor] in found and graph.nodes[node].sizes[major] == 1:
-                found.add(components[following])
-                looped.add(factor)
-    dims: dict[int, list[int]] = {}
-    for (node, dim), component in components.items():
-        if component in found and (node, dim) not in looped:
-            dims.setdefault(node, []).append(dim)
-    return dims
-
-
-def find_state_work(graph: Graph, batch: Iterable[int], batch_dims: Mapping[int, Sequence[int]]) -> set[int]:
-    """Return the nodes that update or cast the state: those that no batch reaches, and elementwise operations on new state.
-
-    State with a batch dimension, such as that of a recurrent network, does not count. Without a batch, none does.
+    - "parameters": state on which the other results, such as the loss, depend. All state, if there are no other results.
+    - "optimizer": the other state.
+    - "batch": an input that is not state, whose first dimension is connected with no dimension of the state, and that is not
+      frozen. Keys of random numbers are a batch if they share the first dimension of other batch inputs.
+    - "other": the other inputs, such as frozen weights and learning rates. Keys of random numbers are "other" in the state too.
 
     Args:
-      graph: the decisions.
-      batch: indices of the nodes of the batch inputs.
-      batch_dims: the batch dimensions of each node that has some (`find_batch_dims`).
+      state: index of each output that replaces an input → index of that input.
+      arguments: for each input, the number of the argument that it belongs to.
     """
-    queue = list(batch)
-    reached = set(queue)
-    following: dict[int, list[int]] = {}
-    for edge in graph.edges:
-        if edge.kind != "store":
-            following.setdefault(edge.a, []).append(edge.b)
-    while queue:
-        for node in following.get(queue.pop(), ()):
-            if node not in reached:
-                reached.add(node)
-                queue.append(node)
-    stored = {edge.a for edge in graph.edges if edge.kind == "store" and graph.nodes[edge.a].kind == "group"}
-    return (stored | (set(range(len(graph.nodes))) - reached)) - set(batch_dims) if batch_dims else set()
+    program = model.program
+    replaced = set(state.values())
+    results = [output for index, output in enumerate(program.outputs) if index not in state and output is not None]
+    needed = _find_dependencies(program, results) if results else set(program.inputs)
+    keys = find_keys(program)
+    reached = _find_dependencies(program, [output for output in program.outputs if output is not None])
+    used = {index for index, value in enumerate(program.inputs) if value in reached}
+    batch = find_batch(model, replaced, keys, used, arguments)
+    roles = []
+    for index, value in enumerate(program.inputs):
+        if index in replaced and index not in keys:
+            roles.append("parameters" if value in needed and program.values[value].shape else "optimizer")
+        else:
+            roles.append("batch" if index in batch else "other")
+    return roles
 
 
-def first_shardable_dim(graph: Graph, leaf: int) -> int:
-    """Return the first dimension of an input that may be sharded where the input is used; 0 if there is none.
-
-    Args:
-      graph: the decisions.
-      leaf: index of the node of the input.
-    """
-    replicated = {
-        a
-        for edge in graph.edges
-        if edge.kind == "use" and edge.a == leaf
-        for a, b in zip(edge.source, edge.target, strict=True)
-        if a is not None and (b is None or graph.nodes[edge.b].sizes[b] == 1)
-    }
-    return next((dim for dim in range(len(graph.nodes[leaf].sizes)) if dim not in replicated), 0)
+def _find_dependencies(program: FlatProgram, results: list[int]) -> set[int]:
+    """Return all values on which some values depend, and these values themselves."""
+    sources: defaultdict[int, list[int]] = defaultdict(list)
+    for op in program.ops:
+        for result in op.results:
+            sources[result] += [operand for operand in op.operands if operand is not None]
+    for pair in program.same_sharding:
+        sources[pair.outer].append(pair.inner)
+        sources[pair.inner].append(pair.outer)
+    return reachable(sources, results)
 
 
 _PRODUCTS_AND_LOOKUPS = (*CONTRACTIONS, "gather")
@@ -109,9 +74,8 @@ def find_batch(model: StepModel, replaced: set[int], keys: set[int], used: set[i
     """Return the indices of the inputs that are a batch.
 
     Args:
-      model: the step.
       replaced: the indices of the state.
-      keys: the indices of keys of random numbers. They are a batch where their first dimension is that of other batch inputs.
+      keys: the indices of keys of random numbers. They are a batch where they share the first dimension of other batch inputs.
       used: the indices of the inputs on which results of the step depend.
       arguments: for each input, the number of the argument that it belongs to.
     """
@@ -130,7 +94,7 @@ def find_batch(model: StepModel, replaced: set[int], keys: set[int], used: set[i
     rows = {first[index] for index in batch}
     batch |= {index for index in keys & used if first.get(index) in rows}
     batch |= _looked_up_beside(model, uses, batch, (used - keys - replaced) & set(first), arguments)
-    # Unused labels differ from the unused optimizer of an evaluation only in their size, and in what is beside them.
+    # Unused labels differ from the unused optimizer of an evaluation only in their size, and in the leaves beside them.
     others = {arguments[index] for index in used - batch if program.values[program.inputs[index]].shape}
     sizes = {program.values[program.inputs[index]].shape[0] for index in batch}
     unused = (index for index in set(first) - used - keys if arguments[index] not in others)
@@ -143,26 +107,17 @@ def _looked_up_beside(
     """Return the inputs that are only looked up, in arguments whose other leaves are a batch of as many rows.
 
     The positions of the atoms of molecules are an example: edges look them up, as they do the rows of an embedding.
-
-    Args:
-      model: the step.
-      uses: the first use of the value of each input.
-      batch: the indices of the inputs that are known to be a batch.
-      inputs: the indices of all inputs that may be one.
-      arguments: for each input, the number of the argument that it belongs to.
     """
     program = model.program
     rows = {index: program.values[program.inputs[index]].shape[0] for index in inputs}
+    first = {index: uses.get(program.inputs[index]) for index in inputs}
+    looked_up = {index for index, use in first.items() if use is not None and use.op.primitive == "gather"}
     found: set[int] = set()
     for argument in {arguments[index] for index in batch}:
         others = {index for index in inputs - batch if arguments[index] == argument}
         sizes = {rows[index] for index in batch & inputs if arguments[index] == argument}
-        looked_up = {
-            index
-            for index in others
-            if (use := uses.get(program.inputs[index])) is not None and use.op.primitive == "gather" and rows[index] in sizes
-        }
-        found |= looked_up if looked_up == others else set()
+        if others <= looked_up and all(rows[index] in sizes for index in others):
+            found |= others
     return found
 
 
@@ -170,8 +125,6 @@ def _without_frozen(model: StepModel, uses: Mapping[int, FirstUse], first: dict[
     """Return the inputs that are not frozen.
 
     Args:
-      model: the step.
-      uses: the first use of the value of each input.
       first: index of each input to consider → the component of its first dimension.
     """
     inputs, flow = model.program.inputs, _Flow(model)
@@ -227,12 +180,7 @@ class _Flow:
         self.components = functools.cache(self._find_components)
 
     def carries(self, value: int, component: int) -> bool:
-        """Return whether a product or lookup reads an input, perhaps after elementwise operations, and keeps a dimension of it.
-
-        Args:
-          value: the value of the input.
-          component: the component of the dimension.
-        """
+        """Return whether a product or lookup that reads an input, perhaps after elementwise operations, keeps a dimension."""
         return any(
             op.primitive in _PRODUCTS_AND_LOOKUPS and component in self.components(op.results[0])
             for op in self._follow(value, self._same_elements(value))
@@ -241,13 +189,8 @@ class _Flow:
     def meets(self, value: int, rows: set[int], data: set[int]) -> bool:
         """Return whether an input without rows is combined with a value that has them.
 
-        Before, it may go through all operations that do not read data, such as those that normalise a weight. An input that is
-        data itself may go through elementwise ones.
-
-        Args:
-          value: the value of the input.
-          rows: the components of the rows.
-          data: the values that depend on data.
+        Operations that do not read data may come before, such as the normalisation of a weight. For an input that is data
+        itself, only elementwise operations may.
         """
         if not rows or rows & self.components(value):
             return False
@@ -263,11 +206,7 @@ class _Flow:
         )
 
     def reached(self, values: Iterable[int]) -> set[int]:
-        """Return all values that depend on some values, and these values themselves.
-
-        Args:
-          values: the values.
-        """
+        """Return all values that depend on some values, and these values themselves."""
         found = set(values)
         queue = deque(found)
         while queue:
@@ -279,17 +218,12 @@ class _Flow:
         return found
 
     def _same_elements(self, value: int) -> Callable[[Op, int], bool]:
-        """Return a function that tells whether an operation makes its result of single elements, without a new dimension."""
+        """Return a predicate: whether an operation makes its result of single elements, without a new dimension."""
         rank = self._rank(value)
         return lambda op, result: (op.rule.identity or op.primitive in SELECT_ELEMENTS) and self._rank(result) <= rank
 
     def _follow(self, value: int, goes_on: Callable[[Op, int], bool]) -> Iterator[Op]:
-        """Yield all operations that read a value, or what other operations make of it.
-
-        Args:
-          value: the value.
-          goes_on: tells whether to follow a result of an operation.
-        """
+        """Yield all operations that read a value, or a result of another of them that satisfies `goes_on`."""
         seen, queue = {value}, deque([value])
         while queue:
             reached = queue.popleft()
@@ -313,56 +247,6 @@ class _Flow:
         return frozenset(graph.components[graph.group[value], dim] for dim in groups.dims[value] if dim is not None)
 
 
-def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[int]) -> list[str]:
-    """Return the role of each input.
-
-    - "parameters": state on which the other results, such as the loss, depend. All state, if there are no other results.
-    - "optimizer": the other state.
-    - "batch": an input that is not state, whose first dimension is connected with no dimension of the state, and that is not
-      frozen (`batch_inputs.py`). Keys of random numbers are a batch if their first dimension is that of other batch inputs.
-    - "other": the other inputs, such as frozen weights and learning rates. Keys of random numbers are "other" in the state too.
-
-    Args:
-      model: the step.
-      state: index of each output that replaces an input → index of that input.
-      arguments: for each input, the number of the argument that it belongs to.
-    """
-    program = model.program
-    replaced = set(state.values())
-    results = [output for index, output in enumerate(program.outputs) if index not in state and output is not None]
-    needed = _find_dependencies(program, results) if results else set(program.inputs)
-    keys = find_keys(program)
-    reached = _find_dependencies(program, [output for output in program.outputs if output is not None])
-    used = {index for index, value in enumerate(program.inputs) if value in reached}
-    batch = find_batch(model, replaced, keys, used, arguments)
-    roles = []
-    for index, value in enumerate(program.inputs):
-        if index in replaced and index not in keys:
-            roles.append("parameters" if value in needed and program.values[value].shape else "optimizer")
-        else:
-            roles.append("batch" if index in batch else "other")
-    return roles
-
-
-def _find_dependencies(program: FlatProgram, results: list[int]) -> set[int]:
-    """Return all values on which some values depend, and these values themselves."""
-    sources: dict[int, list[int]] = {}
-    for op in program.ops:
-        operands = [operand for operand in op.operands if operand is not None]
-        for result in op.results:
-            sources.setdefault(result, []).extend(operands)
-    for pair in program.same_sharding:
-        sources.setdefault(pair.outer, []).append(pair.inner)
-        sources.setdefault(pair.inner, []).append(pair.outer)
-    needed, queue = set(results), deque(results)
-    while queue:
-        for source in sources.get(queue.popleft(), ()):
-            if source not in needed:
-                needed.add(source)
-                queue.append(source)
-    return needed
-
-
 _KEY_OPERANDS = {"random_wrap": 1, "threefry2x32": 2}
 """Primitives that read raw keys → how many of their first operands are keys."""
 
@@ -377,33 +261,80 @@ _RAW_SHAPES = ((2,), (4,))
 
 
 def find_keys(program: FlatProgram) -> set[int]:
-    """Return the indices of the inputs that are keys of random numbers.
-
-    Args:
-      program: the step.
-    """
-    sources: dict[int, list[int]] = {}
+    """Return the indices of the inputs that are keys of random numbers."""
+    sources: defaultdict[int, list[int]] = defaultdict(list)
     keys: set[int] = set()
     for op in program.ops:
         if op.primitive in _KEY_OPERANDS:
             keys.update(value for value in op.operands[: _KEY_OPERANDS[op.primitive]] if value is not None)
         elif op.primitive in _MOVES:
-            moved = [value for value in op.operands[: _MOVES[op.primitive]] if value is not None]
             for result in op.results:
-                sources.setdefault(result, []).extend(moved)
+                sources[result] += [value for value in op.operands[: _MOVES[op.primitive]] if value is not None]
     for pair in program.same_sharding:
-        sources.setdefault(pair.inner, []).append(pair.outer)
+        sources[pair.inner].append(pair.outer)
     read = {value for op in program.ops for value in op.operands} | {pair.outer for pair in program.same_sharding}
     keys |= {value for value in program.inputs if value not in read and program.values[value].shape in _RAW_SHAPES}
-    queue = deque(keys)
-    while queue:
-        for source in sources.get(queue.popleft(), ()):
-            if source not in keys:
-                keys.add(source)
-                queue.append(source)
+    keys = reachable(sources, keys)
     return {
         index
         for index, value in enumerate(program.inputs)
         if jax.numpy.issubdtype(program.values[value].dtype, jax.dtypes.prng_key)
         or (value in keys and program.values[value].dtype == "uint32")
     }
+
+
+# Batch dimensions
+
+
+def find_batch_dims(graph: Graph, batch: Iterable[int]) -> dict[int, list[int]]:
+    """Return, for each node, the dimensions reachable from the first dimension of the batch inputs.
+
+    If the first dimension of an input is replicated where the input is used, the next dimension counts instead. The same holds
+    for the parts into which a reshape splits a batch dimension. An example is a step that accumulates gradients: it splits its
+    batch, [B] → [microbatches, rows], and loops over the microbatches, so that the rows are the batch dimension from there on.
+
+    Args:
+      batch: indices of the nodes of the batch inputs.
+    """
+    components = graph.components
+    found = {components[node, first_shardable_dim(graph, node)] for node in batch if graph.nodes[node].sizes}
+    looped: set[tuple[int, int]] = set()
+    size = -1
+    while size != len(found):  # a part may be split again
+        size = len(found)
+        for factor, ((node, major), following) in graph.splits.items():
+            if components[factor] in found and graph.nodes[node].sizes[major] == 1:
+                found.add(components[following])
+                looped.add(factor)
+    dims: dict[int, list[int]] = {}
+    for (node, dim), component in components.items():
+        if component in found and (node, dim) not in looped:
+            dims.setdefault(node, []).append(dim)
+    return dims
+
+
+def find_state_work(graph: Graph, batch: Iterable[int], batch_dims: Mapping[int, Sequence[int]]) -> set[int]:
+    """Return the nodes that update or cast the state: nodes that no batch reaches, and elementwise operations on new state.
+
+    State with a batch dimension, such as the state of a recurrent network, does not count. Without a batch, none does. `batch`
+    and `batch_dims` are the argument and the result of `find_batch_dims`.
+    """
+    following: defaultdict[int, list[int]] = defaultdict(list)
+    for edge in graph.edges:
+        if edge.kind != "store":
+            following[edge.a].append(edge.b)
+    reached = reachable(following, batch)
+    stored = {edge.a for edge in graph.edges if edge.kind == "store" and graph.nodes[edge.a].kind == "group"}
+    return (stored | (set(range(len(graph.nodes))) - reached)) - set(batch_dims) if batch_dims else set()
+
+
+def first_shardable_dim(graph: Graph, leaf: int) -> int:
+    """Return the first dimension of an input that may be sharded where the input is used; 0 if there is none."""
+    replicated = {
+        a
+        for edge in graph.edges
+        if edge.kind == "use" and edge.a == leaf
+        for a, b in zip(edge.source, edge.target, strict=True)
+        if a is not None and (b is None or graph.nodes[edge.b].sizes[b] == 1)
+    }
+    return next((dim for dim in range(len(graph.nodes[leaf].sizes)) if dim not in replicated), 0)

@@ -1,27 +1,18 @@
-"""Find the sums over devices that a compiler moves out of a loop.
+"""Find the arrays whose collectives or HBM traffic a compiler hoists out of loops, or overlaps with products.
 
-In: a flat program. Out: how often each sum runs that an iteration only adds to a carry.
+- *Accumulated sums*: Each step of a sequence adds to the gradient of a weight of an RNN. XLA adds up the part of each device in
+  the loop, and sums over devices once after it (`WhileLoopAllReduceCodeMotion`). It does not move a sum that is scattered.
+- *Reuse*: A TPU moves the arrays that a loop reads or adds to in each iteration once, if its vector memory holds them all. These
+  are operands that the loop does not change, such as the weights of an RNN, and sums, such as their gradients. In programs of the
+  TPU compiler for LSTMs, GRUs and ODEs, they have the memory space of the vector memory (`S(1)` in the text).
+- *Overlap*: A collective is *off the critical path* if no product has to wait for it at once, so that it can run behind products.
 
-The gradient of a weight that each iteration of a loop reads is such a sum: an RNN adds one for each step of the sequence. XLA
-adds up what each device has, and sums over devices once after the loop (`WhileLoopAllReduceCodeMotion`). It does not move a sum
-that is scattered.
-
-Find the arrays that a loop reads or adds to in each iteration, which a TPU moves once if its vector memory holds them all.
-
-In: a flat program. Out: for operands and results of operations, in how many iterations they are the same array.
-
-They are what a loop reads and does not change, such as the weights of an RNN, and the sums that each iteration adds to, such as
-their gradients. In programs of the TPU compiler for LSTMs, GRUs and ODEs, these arrays have the memory space of the vector memory
-(`S(1)` in the text).
-
-Find the arrays whose collectives can run while products are computed, and the products behind which they run.
-
-A collective is *off the critical path* if no product has to wait for it at once. There are two cases:
+There are two cases of overlap:
 
 - the gather of a weight, which exists since the step began. It runs behind the products before the one that reads the weight.
-  These are the products of the layer before, which take about as long as those that read the weight.
+  These are the products of the layer before, which take about as long as the products that read the weight.
 - the reduction of a gradient that no product reads. It runs behind the product that makes the gradient, piece by piece (Wang et
-  al., ASPLOS 2023), or behind those that follow.
+  al., ASPLOS 2023), or behind the products that follow.
 
 Both are priced with the time of the products that read the weight or make the gradient. `CompilerModel.hides` has the kinds of
 collectives that a compiler runs asynchronously.
@@ -30,7 +21,7 @@ collectives that a compiler runs asynchronously.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, FlatProgram, Loop, Op
@@ -39,11 +30,7 @@ _ADDITIONS = ("add", "add_any")
 
 
 def find_accumulated(program: FlatProgram) -> dict[int, float]:
-    """Return how often a sum over devices of a value runs in a step, for the values that iterations only add to a carry.
-
-    Args:
-      program: the step.
-    """
+    """Return how often a sum over devices of a value runs in a step, for the values that iterations only add to a carry."""
     return {value: addition.count / (loop.length or 1) for loop, addition, value in find_additions(program)}
 
 
@@ -51,9 +38,6 @@ def find_additions(program: FlatProgram) -> Iterator[tuple[Loop, Op, int]]:
     """Yield each loop of known length, an addition to a carry in it that nothing else reads, and the value that is added.
 
     The value is the result of an operation that is not elementwise, perhaps reshaped before it is added.
-
-    Args:
-      program: the step.
     """
     made_by = {result: op for op in program.ops for result in op.results}
     reads = Counter(operand for op in program.ops for operand in op.operands)
@@ -80,24 +64,21 @@ def find_additions(program: FlatProgram) -> Iterator[tuple[Loop, Op, int]]:
 
 @dataclass(frozen=True)
 class Reuse:
-    """The iterations of a loop that use the same array, and its neighbours in memory.
+    """The reuse of an array by the iterations of a loop.
 
     Attributes:
-      turns: how many iterations use the array.
-      held: bytes of all such arrays of the loop together, if nothing is sharded.
+      iterations: how many iterations use the array.
+      bytes: bytes of all such arrays of the loop together, if nothing is sharded.
     """
 
-    turns: int
-    held: int
+    iterations: int
+    bytes: int
 
 
 def find_reuse(program: FlatProgram) -> dict[tuple[int, int], Reuse]:
     """Return the reuse of arrays, by the index of an operation and the index of a value that it reads or makes.
 
-    Only products have it, and the additions to a sum. In loops inside of loops it is that of the innermost one.
-
-    Args:
-      program: the step.
+    Only products have it, and the additions to a sum. The innermost of several loops counts.
     """
     found: dict[tuple[int, int], Reuse] = {}
     index_of = {id(op): index for index, op in enumerate(program.ops)}
@@ -140,9 +121,6 @@ def find_early_values(program: FlatProgram) -> dict[int, int]:
 
     The slices of an early stack that a loop reads are early too. Values that a loop passes on are not. A value that is computed
     from several inputs has the first of them.
-
-    Args:
-      program: the step.
     """
     early = {value: value for value in (*program.inputs, *program.constants)}
     slices = [pair for loop in program.loops for pair in loop.slices]
@@ -158,11 +136,7 @@ def find_early_values(program: FlatProgram) -> dict[int, int]:
 
 
 def find_late_values(program: FlatProgram) -> set[int]:
-    """Return the values from which no product is computed, such as the gradients of weights.
-
-    Args:
-      program: the step.
-    """
+    """Return the values from which no product is computed, such as the gradients of weights."""
     sources: dict[int, list[int]] = defaultdict(list)
     products: list[int] = []
     for op in program.ops:
@@ -183,16 +157,15 @@ def find_late_values(program: FlatProgram) -> set[int]:
     for branches in program.conditionals:
         for inside, result, _ in branches.results:
             sources[result] += [] if inside is None else [inside]
-    return set(range(len(program.values))) - _reachable(sources, products)
+    return set(range(len(program.values))) - reachable(sources, products)
 
 
-def _reachable(sources: dict[int, list[int]], start: Iterable[int]) -> set[int]:
-    """Return all values from which some values are computed, and these values themselves."""
+def reachable(following: Mapping[int, Iterable[int]], start: Iterable[int]) -> set[int]:
+    """Return the nodes of a directed graph that paths from some nodes reach, and these nodes themselves."""
     found = set(start)
     queue = list(found)
     while queue:
-        for source in sources.get(queue.pop(), ()):
-            if source not in found:
-                found.add(source)
-                queue.append(source)
+        new = set(following.get(queue.pop(), ())) - found
+        found |= new
+        queue += new
     return found

@@ -62,9 +62,7 @@ def build_step_model(traced: TracedStep, fixed: Mapping[int, FixedLayout], compi
     """Build the model of a step.
 
     Args:
-      traced: the step.
       fixed: layouts that the user prescribes for inputs, by the index of the input.
-      compiler: how the compiler fuses.
     """
     program = traced.program
     groups = find_axis_groups(program)

@@ -1,11 +1,6 @@
-"""How the compilers of TPUs, GPUs and CPUs fuse operations and use memory, as far as a plan needs it.
+"""Model how the compilers of TPUs, GPUs and CPUs fuse operations and use memory, as far as a plan needs it.
 
-The rules are those of XLA's sources where they are open, and were read from compiled programs where they are not (TPU).
-
-Compute the bytes of an array in the memory of a TPU, which stores arrays in tiles of 8 × 128 elements.
-
-The layout of an argument is the one with the least padding: any two dimensions may be the tiled ones. These rules were read from
-the programs of the TPU compiler, whose sums of the bytes of arguments they give exactly.
+The rules are from XLA's sources where these are open, and were read from compiled programs where they are not (TPU).
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CompilerModel:
-    """A model of what a compiler does.
+    """The behaviour of a compiler: how it fuses, places arrays in memory, and schedules collectives.
 
     Attributes:
       name: "tpu", "gpu" or "cpu".
@@ -34,24 +29,24 @@ class CompilerModel:
         live at the same time. XLA's default for GPUs is 30 MiB (`xla_gpu_all_reduce_combine_threshold_bytes`); for CPUs there is
         no limit. In TPU programs of 45 steps, no combined all-reduce was above 120 MiB, and all gradients of the 35 whose
         gradients take less together were in one.
-      moves_sums: whether it moves all-reduces out of loops that only add them up (`graph/accumulations.py`).
+      moves_sums: whether it moves all-reduces out of loops that only add them up (`graph/scheduling.py`).
       breadth_first: whether it runs each operation as soon as its operands exist (`BFScheduler`), not as late as its memory is
         needed.
       writes_dense: whether it writes ragged products and the gradients of max-pools as operations of larger dense arrays
-        (`graph/workspaces.py`).
-      copies_layouts: whether the result of a product keeps the order of dimensions in which it is computed, so that state is
-        copied into that order if it is updated with a transpose of the result (`graph/workspaces.py`).
+        (`graph/live_ranges.py`).
+      copies_layouts: whether the result of a product keeps the order of dimensions in which it is computed. State that is
+        updated with a transpose of the result is then copied into that order (`graph/live_ranges.py`).
       hides: the kinds of collectives that it runs behind products that do not depend on them, and for each the part of the
         hidden time that this saves.
-      split_from: bytes of a partial result on one device from which it splits the product that makes it into parts, and sends
-        the sums of one while it computes the next (windowed einsum; Wang et al., ASPLOS 2023). The TPU compiler does it for all
+      split_from: bytes of a partial result on one device from which it splits the product into parts, and sends the sums of
+        one while it computes the next (windowed einsum; Wang et al., ASPLOS 2023). The TPU compiler does it for all
         weights of layouts by hand from 16 MiB on; XLA's default for others is 100 GB, which is never.
       slices_sums: whether it makes no reduce-scatters: each device has the full sum in memory, and takes a slice of it. In bytes
         sent, such a sum counts as a reduce-scatter all the same, here and in compiled programs, because the CPU compiler stands
-        for those of accelerators.
+        for the compilers of accelerators.
       scatters: the most devices over which it scatters a sum. Over more, each device has the full sum and takes its slice, which
         sends twice as much: seen for FSDP over 64 TPUs, and not over 32.
-      tiles: whether arrays are stored in tiles of 8 × 128 elements (`tiles.py`).
+      tiles: whether arrays are stored in tiles of 8 × 128 elements.
       packing: the ratio of the memory for temporary arrays to the bytes that are live at the peak. The compiler places arrays at
         fixed offsets, which leaves gaps.
       reserve: bytes of temporary memory that a program takes for each of its operations.
@@ -78,19 +73,15 @@ class CompilerModel:
     scatters: float = math.inf
 
     def rounds(self, dtype: Any) -> bool:
-        """Return whether products of the default precision read operands of a dtype as bfloat16.
-
-        Args:
-          dtype: the dtype.
-        """
+        """Return whether products of the default precision read operands of a dtype as bfloat16."""
         return self.rounds_products and str(dtype) == "float32"
 
 
 _SAVED = 0.25
 """The part of the time of a hidden collective that is saved: a cautious value, because bytes that are not sent cannot be late.
 
-In TPU programs of the zoo, 44 % to 66 % of the gathered bytes of weights are asynchronous, in those of layouts by hand for 16 to
-64 chips 60 % to 97 % (docs/plan.md). A gather that runs behind a product also takes memory bandwidth from it. The TPU compiler
+In TPU programs of the zoo, 44 % to 66 % of the gathered bytes of weights are asynchronous. In layouts by hand for 16 to 64 chips,
+60 % to 97 % are (docs/plan.md). A gather that runs behind a product also takes memory bandwidth from it. The TPU compiler
 runs all-reduces and all-to-alls synchronously, and most reduce-scatters. XLA's runtime for CPUs waits for every collective. There
 are no measurements for GPUs, whose compiler runs all three kinds asynchronously.
 """
@@ -140,6 +131,10 @@ COMPILER_MODELS = {each.name: each for each in (TPU, GPU, CPU)}
 """The models by platform."""
 
 
+# The memory of a TPU stores arrays in tiles of 8 × 128 elements. The layout of an argument is the one with the least padding: any
+# two dimensions may be the tiled ones. These rules were read from the programs of the TPU compiler, whose sums of the bytes of
+# arguments they give exactly.
+
 LANES, SUBLANES = 128, 8
 """Elements of a row of a tile, and its rows."""
 _LONGEST_ROW = 1024  # elements of the largest tile of a vector
@@ -151,7 +146,6 @@ def tiled_bytes(shape: tuple[int, ...], element_bytes: int) -> int:
 
     Args:
       shape: the shape of the array on one device.
-      element_bytes: bytes of an element.
 
     >>> tiled_bytes((1024, 256), 4) == 1024 * 256 * 4
     True
@@ -168,10 +162,7 @@ def tiled_bytes(shape: tuple[int, ...], element_bytes: int) -> int:
 
 
 def keeps_order(shape: tuple[int, ...]) -> bool:
-    """Return whether an array is stored with its last two dimensions as the tiled ones.
-
-    Args:
-      shape: the shape of the array on one device.
+    """Return whether an array of this shape on one device is stored with its last two dimensions as the tiled ones.
 
     >>> keeps_order((512, 1024)), keeps_order((512, 8)), keeps_order((512,))
     (True, False, True)

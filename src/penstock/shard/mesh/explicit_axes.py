@@ -1,7 +1,7 @@
 """Plan and run steps on meshes with explicit axes, as on meshes with automatic axes.
 
-With explicit axes (`jax.sharding.AxisType.Explicit`), the types of arrays say how they are laid out, which a plan decides. So a
-planned step works on the same devices in a mesh with automatic axes. Arrays change from one mesh to the other without a copy.
+With explicit axes (`jax.sharding.AxisType.Explicit`), the type of an array says how it is sharded. A plan decides this itself, so
+a planned step runs on the same devices in a mesh with automatic axes. Arrays change from one mesh to the other without a copy.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ _PRESCRIBED = re.compile(
 
 
 def has_explicit_axes(mesh: Any) -> bool:
-    """Return whether a mesh, concrete or abstract, has explicit axes.
-
-    Args:
-      mesh: the mesh; it may be empty.
-    """
+    """Return whether a mesh, concrete or abstract, has explicit axes."""
     return AxisType.Explicit in mesh.axis_types
 
 
@@ -44,8 +40,8 @@ def automatic_axes() -> Iterator[Any]:
     """Enter a context in which no axis is explicit, and yield the mesh of `jax.set_mesh` if it has explicit axes, or None.
 
     Raises:
-      ExplicitAxesError: it has explicit axes, and something is traced; or the step, which is traced in this context, prescribes a
-        layout of explicit axes.
+      ExplicitAxesError: the mesh has explicit axes, and something is traced; or the step, which is traced in this context,
+        prescribes a layout of explicit axes.
     """
     try:
         with _automatic_context() as surrounding:
@@ -60,7 +56,7 @@ def automatic_axes() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _automatic_context() -> Iterator[Any]:
-    """Enter the context of `automatic_axes`, and yield what it yields."""
+    """Enter the context of `automatic_axes`, and yield its mesh."""
     context = jax.sharding.get_abstract_mesh()
     if not has_explicit_axes(context):
         yield None
@@ -73,11 +69,22 @@ def _automatic_context() -> Iterator[Any]:
         yield surrounding
 
 
-def to_automatic(tree: Any) -> Any:
-    """Return a tree whose arrays are on meshes with automatic axes, in the same memory.
+def _describe_prescribed(said: str) -> str:
+    """Describe, from a message of JAX, that a step prescribes a layout of explicit axes."""
+    function = re.search(r"passed to (\.?\w+(?:\.\w+)*)", said)
+    source = re.search(r"at source:\s+(\S+)", said)
+    where = (f" in {function[1]}" if function else "") + (f" at {source[1]}" if source else "")
+    return (
+        f"the step prescribes a layout of explicit axes{where}, and a plan chooses the layouts itself, with automatic axes: "
+        "remove reshard, out_sharding and shardings on a mesh with explicit axes from the step. If a layout has to be, give it "
+        "by jax.lax.with_sharding_constraint with a PartitionSpec, or by constraints= if it is of an argument"
+    )
 
-    Args:
-      tree: a pytree of arrays, or of `jax.ShapeDtypeStruct`. Leaves of other types stay as they are.
+
+def to_automatic(tree: Any) -> Any:
+    """Return a tree whose arrays, or `jax.ShapeDtypeStruct`, are on meshes with automatic axes, in the same memory.
+
+    Other leaves stay as they are.
 
     Raises:
       ExplicitAxesError: an array is traced, so that its type cannot change.
@@ -86,22 +93,16 @@ def to_automatic(tree: Any) -> Any:
 
 
 def refuse_explicit(tree: Any) -> None:
-    """Raise `ExplicitAxesError` if a traced array is on a mesh with explicit axes.
-
-    Args:
-      tree: a pytree of traced arrays.
-    """
+    """Raise `ExplicitAxesError` if a traced array is on a mesh with explicit axes."""
     for leaf in jax.tree_util.tree_leaves(tree):
         if isinstance(leaf, jax.Array) and has_explicit_axes(jax.typeof(leaf).sharding.mesh):
             raise ExplicitAxesError(_INSIDE)
 
 
 def to_explicit(tree: Any, mesh: Mesh) -> Any:
-    """Return a tree whose arrays are on a mesh with explicit axes, in the same memory, if they are on the same devices.
+    """Return a tree whose arrays are on a mesh with explicit axes, in the same memory.
 
-    Args:
-      tree: a pytree of arrays on a mesh of other types of axes.
-      mesh: the mesh. Arrays on a mesh with other devices or axes stay as they are.
+    Arrays on a mesh with other devices or axes stay as they are.
     """
 
     def explicit(leaf: Any) -> Any:
@@ -113,20 +114,8 @@ def to_explicit(tree: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map(explicit, tree)
 
 
-def _describe_prescribed(said: str) -> str:
-    """Describe that a step prescribes a layout of explicit axes, given what JAX says of it."""
-    function = re.search(r"passed to (\.?\w+(?:\.\w+)*)", said)
-    source = re.search(r"at source:\s+(\S+)", said)
-    where = (f" in {function[1]}" if function else "") + (f" at {source[1]}" if source else "")
-    return (
-        f"the step prescribes a layout of explicit axes{where}, and a plan chooses the layouts itself, with automatic axes: "
-        "remove reshard, out_sharding and shardings on a mesh with explicit axes from the step. If a layout has to be, give it "
-        "by jax.lax.with_sharding_constraint with a PartitionSpec, or by constraints= if it is of an argument"
-    )
-
-
 def _automatic(leaf: Any) -> Any:
-    """Return a leaf as `to_automatic` does."""
+    """Return one leaf on a mesh with automatic axes."""
     if isinstance(leaf, jax.core.Tracer):
         refuse_explicit(leaf)
         return leaf

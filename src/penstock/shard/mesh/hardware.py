@@ -1,14 +1,8 @@
-"""A device and its links as numbers: peak FLOP/s, memory, and the bandwidth and latency along each mesh axis.
+"""Describe the devices to plan for by numbers: peak FLOP/s, memory, and the bandwidth and latency along each mesh axis.
 
-They are the constants of the roofline (Williams, Waterman, Patterson 2009) and of the α–β model (Hockney 1994).
-
-List the known devices. Peaks, memory and bandwidths are from the vendors' datasheets, which each entry names.
-
-Measure the devices of this process: peak FLOP/s, memory bandwidth, and the bandwidth and latency of their links.
-
-The link figures come from an all-reduce over all devices and the formula of a ring. The results are stored in the user's cache.
-
-Find the hardware to plan for: by the name that the user gives, or from JAX's default device.
+They are the constants of the roofline (Williams, Waterman, Patterson 2009) and of the α–β model (Hockney 1994). The figures of
+known devices are from the vendors' datasheets, which each entry names. The devices of this process are measured, and their links
+by an all-reduce over all devices and the formula of a ring.
 """
 
 from __future__ import annotations
@@ -53,7 +47,7 @@ class Hardware:
       platform: the compiler that makes its programs: "tpu", "gpu" or "cpu" (`compiler_models.py`).
       fast_memory: bytes of memory on the chip in which the compiler keeps temporary arrays: VMEM on TPUs.
       reduce_scatters: whether it runs reduce-scatters. On CPUs, XLA runs an all-reduce instead, and each device takes its slice,
-        which takes twice the time. The bytes sent count as those of a reduce-scatter, as in `Plan.verify`.
+        which takes twice the time. It sends as many bytes as a reduce-scatter, as in `Plan.verify`.
 
     A mesh has all axes that `axis_bandwidth`, `axis_latency` and `axis_size` name. If the planner chooses the mesh, it adds these
     axes, in the size that `axis_size` gives. Without one, each factor of the number of devices is searched.
@@ -83,9 +77,8 @@ class Hardware:
         """
         if self.platform not in COMPILER_MODELS:
             raise ValueError(f"Hardware {self.name!r}: platform={self.platform!r} is none of {', '.join(COMPILER_MODELS)}")
-        numbers: dict[str, Any] = {
-            name: getattr(self, name) for name in ("memory", "memory_bandwidth", "link_bandwidth", "link_latency")
-        }
+        figures = ("memory", "memory_bandwidth", "link_bandwidth", "link_latency")
+        numbers: dict[str, Any] = {name: getattr(self, name) for name in figures}
         axes = ("axis_bandwidth", "axis_latency", "axis_size")
         for name, key in (("flops", "dtype"), *((name, "mesh axis") for name in axes)):
             given = getattr(self, name)
@@ -141,7 +134,7 @@ class Hardware:
         raise ValueError(f"{self.name} has no peak for {name}: flops must have at least float32 or bfloat16")
 
     def bandwidth(self, axes: Iterable[str]) -> float:
-        """Return the bytes/s that a collective over some mesh axes can send: those of the slowest axis.
+        """Return the bytes/s that a collective can send over some mesh axes, along the slowest of them.
 
         Args:
           axes: names of mesh axes; if there are none, the slowest of all links counts.
@@ -150,7 +143,7 @@ class Hardware:
         return min(speeds or [self.link_bandwidth, *self.axis_bandwidth.values()])
 
     def latency(self, axes: Iterable[str]) -> float:
-        """Return the seconds of a step of a ring over some mesh axes: those of the slowest axis.
+        """Return the seconds of a step of a ring over some mesh axes, along the slowest of them.
 
         Args:
           axes: names of mesh axes; if there are none, the slowest of all links counts.
@@ -159,253 +152,8 @@ class Hardware:
         return max(delays or [self.link_latency, *self.axis_latency.values()])
 
 
-_GB = 10**9
-_GIB, _MIB = 2**30, 2**20
-_TERA = 1e12
-
-# MiB of vector memory (VMEM) that a program of one device uses: Google, "How to scale your model", part 2.
-_VMEM = {"v4": 32, "v5e": 128, "v5p": 64, "v6e": 128}
-
-# Seconds of one step of a ring, as an order of magnitude. No datasheet gives them. A hop over ICI takes about 1 µs (Google,
-# "How to scale your model", part 2). NCCL takes some µs for a step over NVLink or PCIe, most of it to start kernels
-# (nccl-tests, latency of small sizes divided by the steps). They affect only the choice between collectives of a few kB.
-_ICI_LATENCY, _NVLINK_LATENCY, _PCIE_LATENCY = 1e-6, 3e-6, 10e-6
-
-
-def _tpu(
-    version: str, bfloat16: float, int8: float, gib: int, gbps_memory: float, gbps_links: float, links: int, page: str
-) -> Hardware:
-    """Return the figures of a TPU.
-
-    Args:
-      version: such as "v5e".
-      bfloat16, int8: peak TFLOP/s and TOP/s.
-      gib: GiB of memory.
-      gbps_memory: memory bandwidth, GB/s.
-      gbps_links: bandwidth of a chip over all its links in one direction, Gbit/s, the unit that Google gives.
-      links: number of links of a chip.
-      page: the source.
-    """
-    return Hardware(
-        name=f"tpu-{version}",
-        flops={"bfloat16": bfloat16 * _TERA, "float32": bfloat16 * _TERA, "int8": int8 * _TERA},
-        memory=gib * _GIB,
-        memory_bandwidth=gbps_memory * _GB,
-        link_bandwidth=gbps_links / 8 / links * _GB,
-        link_latency=_ICI_LATENCY,
-        source=page,
-        platform="tpu",
-        fast_memory=_VMEM[version] * _MIB,
-    )
-
-
-def _gpu(
-    name: str,
-    tera: Mapping[str, float],
-    gb: int,
-    gbps_memory: float,
-    gbps_link: float,
-    sheet: str,
-    latency: float = _NVLINK_LATENCY,
-) -> Hardware:
-    """Return the figures of a GPU.
-
-    Args:
-      name: such as "h100".
-      tera: peak TFLOP/s or TOP/s by dtype.
-      gb: GB of memory.
-      gbps_memory: memory bandwidth, GB/s.
-      gbps_link: bandwidth of all links of a GPU in one direction, GB/s.
-      sheet: the source.
-      latency: seconds of one step of a ring.
-    """
-    flops = {dtype: peak * _TERA for dtype, peak in tera.items()}
-    return Hardware(name, flops, gb * _GB, gbps_memory * _GB, gbps_link * _GB, latency, sheet)
-
-
-_HOPPER = {"bfloat16": 989.4, "float32": 494.7, "float8": 1978.9, "int8": 1978.9, "float64": 66.9}
-
-DATASHEETS = {
-    device.name: device
-    for device in (
-        _tpu("v4", 275, 275, 32, 1228, 2400, 6, "Google Cloud, TPU v4; Jouppi et al., ISCA 2023, table 4: 6 links of 50 GB/s"),
-        _tpu("v5e", 197, 393, 16, 819, 1600, 4, "Google Cloud, TPU v5e (cloud.google.com/tpu/docs/v5e)"),
-        _tpu("v5p", 459, 918, 95, 2765, 4800, 6, "Google Cloud, TPU v5p (cloud.google.com/tpu/docs/v5p)"),
-        _tpu("v6e", 918, 1836, 32, 1600, 3200, 4, "Google Cloud, TPU v6e (cloud.google.com/tpu/docs/v6e)"),
-        _gpu(
-            "a100",
-            {"bfloat16": 312, "float32": 156, "int8": 624, "float64": 19.5},
-            80,
-            2039,
-            300,
-            "NVIDIA A100 datasheet, 80 GB SXM: NVLink 600 GB/s both ways",
-        ),
-        _gpu(
-            "h100",
-            _HOPPER,
-            80,
-            3350,
-            450,
-            "NVIDIA H100 datasheet, SXM, half of the peaks with sparsity: NVLink 900 GB/s both ways",
-        ),
-        _gpu(
-            "h200",
-            _HOPPER,
-            141,
-            4800,
-            450,
-            "NVIDIA H200 datasheet, SXM, half of the peaks with sparsity: NVLink 900 GB/s both ways",
-        ),
-        _gpu(
-            "b200",
-            {"bfloat16": 2250, "float32": 1100, "float8": 4500, "int8": 4500, "float64": 40},
-            180,
-            8000,
-            900,
-            "NVIDIA Blackwell architecture brief, HGX B200 at 1,000 W, dense: NVLink 1,800 GB/s both ways",
-        ),
-        _gpu(
-            "l4",
-            {"bfloat16": 121, "float32": 60, "float8": 242.5, "int8": 242.5},
-            24,
-            300,
-            32,
-            "NVIDIA L4 datasheet, half of the peaks with sparsity: PCIe 4.0 ×16, 32 GB/s one way",
-            _PCIE_LATENCY,
-        ),
-    )
-}
-
-
 THIS_MACHINE = "this machine"
-
-_UNLINKED_LATENCY = 1e-6
-"""Seconds of a ring step where the links are unknown because there is only one device: about a hop over ICI (`datasheets.py`)."""
-
-
-def this_machine() -> Hardware:
-    """Return the figures of the devices of this process.
-
-    The first call measures them, which takes seconds. Later calls read `penstock/hardware.json` in the user's cache folder.
-    This starts JAX.
-
-    Raises:
-      ValueError: the device is an accelerator that does not report the size of its memory.
-    """
-    import jax
-
-    devices = jax.local_devices()
-    kind = f"{len(devices)}×{devices[0].device_kind}"
-    key = f"{platform.node()} {platform.machine()} {os.cpu_count()} {kind} jax {jax.__version__} 2"  # the version of the figures
-    path = _cache_path()
-    cached = _read_cache(path)
-    try:
-        return Hardware(**cached[key])
-    except (KeyError, TypeError, ValueError):  # not measured yet, or written by a version with other fields
-        pass
-    measured = measure_devices(devices)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, json.dumps({**cached, key: asdict(measured)}, indent=1))
-    return measured
-
-
-def _cache_path() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "hardware.json"
-
-
-def _read_cache(path: Path) -> dict[str, Any]:
-    try:
-        cached = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return cached if isinstance(cached, dict) else {}
-
-
-def measure_devices(devices: list[Any]) -> Hardware:
-    """Measure some devices of one kind: products of 1024 × 1024 matrices, a copy, and an all-reduce over all of them.
-
-    With one device, the links count as being as fast as its memory. Virtual CPU devices share one machine: compute and memory
-    bandwidth are measured on the first while the others are idle, and the host's memory is divided among them.
-
-    Args:
-      devices: JAX devices; the first stands for all.
-
-    Raises:
-      ValueError: the device is an accelerator that does not report the size of its memory.
-    """
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    device = devices[0]
-    n = 1024
-    flops = {}
-    for dtype in ("float32", "bfloat16"):
-        with jax.default_device(device):
-            square = jnp.ones((n, n), dtype)
-        flops[dtype] = 2 * n**3 / _seconds(jax.jit(jnp.matmul), square, square)
-    with jax.default_device(device):
-        vector = jnp.ones(16 << 20, jnp.float32)
-    memory_bandwidth = 2 * vector.nbytes / _seconds(jax.jit(lambda x: x + 1), vector)
-
-    link_bandwidth, link_latency = memory_bandwidth, _UNLINKED_LATENCY
-    if len(devices) > 1:
-        count = len(devices)
-        sharding = NamedSharding(Mesh(devices, ("all",)), PartitionSpec("all"))
-        all_reduce = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
-        small, large = (jax.device_put(jnp.ones((count, size), jnp.float32), sharding) for size in (1, 1 << 20))
-        ring_steps = 2 * (count - 1)
-        link_latency = _seconds(all_reduce, small) / ring_steps
-        link_bandwidth = ring_steps / count * (large.nbytes / count) / _seconds(all_reduce, large)
-    source = f"measured on {platform.node()}"
-    source += "" if len(devices) > 1 else "; the links are unknown, and taken to be as fast as the memory"
-    memory = device_memory(device, len(devices))
-    compiled_as = device.platform if device.platform in ("tpu", "cpu") else "gpu"
-    return Hardware(
-        THIS_MACHINE,
-        flops,
-        memory,
-        memory_bandwidth,
-        link_bandwidth,
-        link_latency,
-        source,
-        platform=compiled_as,
-        reduce_scatters=compiled_as != "cpu",
-    )
-
-
-def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
-    """Return the median of five runs, after one that compiles."""
-    function(*arguments).block_until_ready()
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        function(*arguments).block_until_ready()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def device_memory(device: Any, count: int) -> int:
-    """Return the bytes of memory of a device.
-
-    Args:
-      device: a JAX device.
-      count: the number of devices of this process, among which CPU devices divide the host's memory.
-
-    Raises:
-      ValueError: the device is an accelerator that does not report the size of its memory.
-    """
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    if limit is None and device.platform != "cpu":
-        raise ValueError(
-            f"{device.device_kind} does not tell how much memory it has: give hardware= one of {', '.join(DATASHEETS)}, or a "
-            "penstock.shard.Hardware with its memory"
-        )
-    return _host_memory() // count if limit is None else int(limit)
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""The name of the devices of this process, in `find_hardware`."""
 
 
 def find_hardware(which: str | Hardware) -> Hardware:
@@ -470,3 +218,201 @@ def detect_hardware() -> Hardware:
             if re.search(rf"\b{word}\b", kind):
                 return find_hardware(name)
     return this_machine()
+
+
+# Datasheets
+
+_GB = 10**9
+_GIB, _MIB = 2**30, 2**20
+_TERA = 1e12
+
+# MiB of vector memory (VMEM) that a program of one device uses: Google, "How to scale your model", part 2.
+_VMEM = {"v4": 32, "v5e": 128, "v5p": 64, "v6e": 128}
+
+# Seconds of one step of a ring, as an order of magnitude. No datasheet gives them. A hop over ICI takes about 1 µs (Google,
+# "How to scale your model", part 2). NCCL takes some µs for a step over NVLink or PCIe, most of it to start kernels
+# (nccl-tests, latency of small sizes divided by the steps). They affect only the choice between collectives of a few kB.
+_ICI_LATENCY, _NVLINK_LATENCY, _PCIE_LATENCY = 1e-6, 3e-6, 10e-6
+
+
+def _tpu(
+    version: str, bfloat16: float, int8: float, gib: int, gbps_memory: float, gbps_links: float, links: int, page: str
+) -> Hardware:
+    """Return the figures of a TPU: peaks in TFLOP/s and TOP/s, memory in GiB and GB/s.
+
+    Args:
+      gbps_links: bandwidth of a chip over all its links in one direction, in Gbit/s, the unit that Google gives.
+    """
+    return Hardware(
+        name=f"tpu-{version}",
+        flops={"bfloat16": bfloat16 * _TERA, "float32": bfloat16 * _TERA, "int8": int8 * _TERA},
+        memory=gib * _GIB,
+        memory_bandwidth=gbps_memory * _GB,
+        link_bandwidth=gbps_links / 8 / links * _GB,
+        link_latency=_ICI_LATENCY,
+        source=page,
+        platform="tpu",
+        fast_memory=_VMEM[version] * _MIB,
+    )
+
+
+def _gpu(
+    name: str,
+    tera: Mapping[str, float],
+    gb: int,
+    gbps_memory: float,
+    gbps_link: float,
+    sheet: str,
+    latency: float = _NVLINK_LATENCY,
+) -> Hardware:
+    """Return the figures of a GPU: peaks in TFLOP/s or TOP/s, memory in GB and GB/s, latency in seconds.
+
+    Args:
+      gbps_link: bandwidth of all links of a GPU in one direction, in GB/s.
+    """
+    flops = {dtype: peak * _TERA for dtype, peak in tera.items()}
+    return Hardware(name, flops, gb * _GB, gbps_memory * _GB, gbps_link * _GB, latency, sheet)
+
+
+_AMPERE = {"bfloat16": 312, "float32": 156, "int8": 624, "float64": 19.5}
+_HOPPER = {"bfloat16": 989.4, "float32": 494.7, "float8": 1978.9, "int8": 1978.9, "float64": 66.9}
+_BLACKWELL = {"bfloat16": 2250, "float32": 1100, "float8": 4500, "int8": 4500, "float64": 40}
+_ADA = {"bfloat16": 121, "float32": 60, "float8": 242.5, "int8": 242.5}
+_HOPPER_SHEET = "datasheet, SXM, half of the peaks with sparsity: NVLink 900 GB/s both ways"
+_B200_SHEET = "NVIDIA Blackwell architecture brief, HGX B200 at 1,000 W, dense: NVLink 1,800 GB/s both ways"
+_L4_SHEET = "NVIDIA L4 datasheet, half of the peaks with sparsity: PCIe 4.0 ×16, 32 GB/s one way"
+
+DATASHEETS = {
+    device.name: device
+    for device in (
+        _tpu("v4", 275, 275, 32, 1228, 2400, 6, "Google Cloud, TPU v4; Jouppi et al., ISCA 2023, table 4: 6 links of 50 GB/s"),
+        _tpu("v5e", 197, 393, 16, 819, 1600, 4, "Google Cloud, TPU v5e (cloud.google.com/tpu/docs/v5e)"),
+        _tpu("v5p", 459, 918, 95, 2765, 4800, 6, "Google Cloud, TPU v5p (cloud.google.com/tpu/docs/v5p)"),
+        _tpu("v6e", 918, 1836, 32, 1600, 3200, 4, "Google Cloud, TPU v6e (cloud.google.com/tpu/docs/v6e)"),
+        _gpu("a100", _AMPERE, 80, 2039, 300, "NVIDIA A100 datasheet, 80 GB SXM: NVLink 600 GB/s both ways"),
+        _gpu("h100", _HOPPER, 80, 3350, 450, f"NVIDIA H100 {_HOPPER_SHEET}"),
+        _gpu("h200", _HOPPER, 141, 4800, 450, f"NVIDIA H200 {_HOPPER_SHEET}"),
+        _gpu("b200", _BLACKWELL, 180, 8000, 900, _B200_SHEET),
+        _gpu("l4", _ADA, 24, 300, 32, _L4_SHEET, _PCIE_LATENCY),
+    )
+}
+
+
+# Measurements
+
+_UNLINKED_LATENCY = 1e-6
+"""Seconds of a ring step where the links are unknown because there is only one device: about a hop over ICI."""
+
+
+def this_machine() -> Hardware:
+    """Return the figures of the devices of this process.
+
+    The first call measures them, which takes seconds. Later calls read `penstock/hardware.json` in the user's cache folder.
+    This starts JAX.
+
+    Raises:
+      ValueError: the device is an accelerator that does not report the size of its memory.
+    """
+    import jax
+
+    devices = jax.local_devices()
+    kind = f"{len(devices)}×{devices[0].device_kind}"
+    key = f"{platform.node()} {platform.machine()} {os.cpu_count()} {kind} jax {jax.__version__} 2"  # the version of the figures
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "hardware.json"
+    cached = _read_cache(path)
+    try:
+        return Hardware(**cached[key])
+    except (KeyError, TypeError, ValueError):  # not measured yet, or written by a version with other fields
+        pass
+    measured = measure_devices(devices)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, json.dumps({**cached, key: asdict(measured)}, indent=1))
+    return measured
+
+
+def _read_cache(path: Path) -> dict[str, Any]:
+    try:
+        cached = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return cached if isinstance(cached, dict) else {}
+
+
+def measure_devices(devices: list[Any]) -> Hardware:
+    """Measure JAX devices of one kind: products of 1024 × 1024 matrices, a copy, and an all-reduce over all of them.
+
+    With one device, the links count as being as fast as its memory. Virtual CPU devices share one machine: compute and memory
+    bandwidth are measured on the first while the others are idle, and the host's memory is divided among them.
+
+    Raises:
+      ValueError: the device is an accelerator that does not report the size of its memory.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    device = devices[0]
+    n = 1024
+    flops = {}
+    for dtype in ("float32", "bfloat16"):
+        with jax.default_device(device):
+            square = jnp.ones((n, n), dtype)
+        flops[dtype] = 2 * n**3 / _seconds(jax.jit(jnp.matmul), square, square)
+    with jax.default_device(device):
+        vector = jnp.ones(16 << 20, jnp.float32)
+    memory_bandwidth = 2 * vector.nbytes / _seconds(jax.jit(lambda x: x + 1), vector)
+
+    link_bandwidth, link_latency = memory_bandwidth, _UNLINKED_LATENCY
+    if len(devices) > 1:
+        count = len(devices)
+        sharding = NamedSharding(Mesh(devices, ("all",)), PartitionSpec("all"))
+        all_reduce = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
+        small, large = (jax.device_put(jnp.ones((count, size), jnp.float32), sharding) for size in (1, 1 << 20))
+        ring_steps = 2 * (count - 1)
+        link_latency = _seconds(all_reduce, small) / ring_steps
+        link_bandwidth = ring_steps / count * (large.nbytes / count) / _seconds(all_reduce, large)
+    unlinked = "" if len(devices) > 1 else "; the links are unknown, and taken to be as fast as the memory"
+    source = f"measured on {platform.node()}{unlinked}"
+    memory = device_memory(device, len(devices))
+    compiled_as = device.platform if device.platform in ("tpu", "cpu") else "gpu"
+    return Hardware(
+        THIS_MACHINE,
+        flops,
+        memory,
+        memory_bandwidth,
+        link_bandwidth,
+        link_latency,
+        source,
+        platform=compiled_as,
+        reduce_scatters=compiled_as != "cpu",
+    )
+
+
+def _seconds(function: Callable[..., Any], *arguments: Any) -> float:
+    """Return the median of five runs, after one that compiles."""
+    function(*arguments).block_until_ready()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        function(*arguments).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def device_memory(device: Any, count: int) -> int:
+    """Return the bytes of memory of a device.
+
+    Args:
+      count: the number of devices of this process, among which CPU devices divide the host's memory.
+
+    Raises:
+      ValueError: the device is an accelerator that does not report the size of its memory.
+    """
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if limit is None and device.platform != "cpu":
+        raise ValueError(
+            f"{device.device_kind} does not tell how much memory it has: give hardware= one of {', '.join(DATASHEETS)}, or a "
+            "penstock.shard.Hardware with its memory"
+        )
+    host_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return host_memory // count if limit is None else int(limit)

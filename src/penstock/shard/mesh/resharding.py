@@ -1,8 +1,8 @@
 """Find the collectives that reshard an array from one layout to another, and price them.
 
-A layout is a tuple with one bitmask per dimension: the mesh axes that shard it. Bit 0 is the first axis of the mesh. No axis
-shards two dimensions. Bytes are those of ring collectives (Thakur, Rabenseifner, Gropp 2005), seconds those of the α–β model
-(Hockney 1994).
+A set of mesh axes is a bitmask, in which bit 0 is the first axis of the mesh. A *layout* is a tuple with one bitmask per
+dimension: the mesh axes that shard it. No axis shards two dimensions. Bytes are counted for ring collectives (Thakur,
+Rabenseifner, Gropp 2005), and seconds by the α–β model (Hockney 1994).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ReshardStep:
 
     Attributes:
       kind: "all-reduce", "reduce-scatter", "all-gather" or "all-to-all".
-      axes: the mesh axes that it runs over, as bits.
+      axes: the mesh axes that it runs over.
       bytes: bytes of the larger of its operand and its result, on one device: gathered bytes of an all-gather, unreduced bytes
         of a reduce-scatter or an all-reduce, local bytes of an all-to-all.
       bytes_on_wire: bytes that one device sends if the collective runs as a ring.
@@ -58,25 +58,16 @@ class MeshLinks:
     _speeds: dict = field(default_factory=dict, repr=False)
 
     def shards(self, axes: int) -> int:
-        """Return the number of shards that some axes give: the product of their sizes.
-
-        Args:
-          axes: mesh axes, as bits.
-        """
+        """Return the number of shards that some axes give: the product of their sizes."""
         if axes not in self._shards:
             self._shards[axes] = math.prod(size for bit, size in enumerate(self.sizes) if axes >> bit & 1)
         return self._shards[axes]
 
     def waypoints(self, source: Layout, target: Layout, partial: int) -> tuple[Layout, ...]:
-        """Return the layouts that an array passes on its way from one layout to another.
+        """Return the layout of an array after each step of a reshard; the last is the target.
 
-        Args:
-          source, target: layouts.
-          partial: the mesh axes over which the array is still to be summed, as bits.
-
-        Returns:
-          The layouts after each reshard step. The last is the target; the source is not included, except where it is the
-          layout after an all-reduce or the target itself.
+        The source is not included, except where it is the layout after an all-reduce or the target itself. `partial` are the mesh
+        axes over which the array is still to be summed.
         """
         stops = [step.after for step in self.reshard_steps(source, target, partial, 1)]
         if not stops or stops[-1] != target:
@@ -84,31 +75,19 @@ class MeshLinks:
         return tuple(stops)
 
     def axes(self, bits: int) -> tuple[str, ...]:
-        """Return the names of mesh axes, in the order of the mesh.
-
-        Args:
-          bits: mesh axes, as bits.
-        """
+        """Return the names of mesh axes, in the order of the mesh."""
         return tuple(name for bit, name in enumerate(self.names) if bits >> bit & 1)
 
     def bits(self, names: Mapping | tuple[str, ...]) -> int:
-        """Return mesh axes as bits.
-
-        Args:
-          names: names of mesh axes.
-        """
+        """Return mesh axes as bits."""
         return sum(1 << self.names.index(name) for name in names)
 
     def reshard_steps(self, source: Layout, target: Layout, partial: int, size: int) -> tuple[ReshardStep, ...]:
-        """Return the collectives that reshard an array.
+        """Return the collectives that reshard an array, in order, without collectives over axes of one device.
 
         Args:
-          source, target: layouts of the array before and after, one set of axes per dimension.
-          partial: the mesh axes over which the array is still to be summed, as bits.
+          partial: the mesh axes over which the array is still to be summed.
           size: bytes of the global array.
-
-        Returns:
-          The collectives in order, without those over axes of one device.
 
         >>> links = MeshLinks(("data", "model"), (2, 4), (50e9, 50e9), (1e-6, 1e-6))
         >>> [(step.kind, links.axes(step.axes), step.bytes_on_wire) for step in links.reshard_steps((0b10, 0), (0, 0), 0, 800)]
@@ -124,27 +103,20 @@ class MeshLinks:
     def seconds(self, step: ReshardStep) -> float:
         """Return the seconds of a collective by the α–β model: bytes on wire / bandwidth + latency.
 
-        The bandwidth is that of the slowest link that takes part. The latency counts once and not once per step of the ring.
-
-        Args:
-          step: the collective.
+        The slowest link that takes part decides both. The latency counts once and not once per step of the ring.
         """
         bandwidth, latency = self.speed(step)
         return sent_times(step.kind, self.reduce_scatters) * step.bytes_on_wire / bandwidth + latency
 
     def speed(self, step: ReshardStep) -> tuple[float, float]:
-        """Return the bandwidth (bytes/s) and the latency (seconds) of the slowest axis that a collective runs over.
-
-        Args:
-          step: the collective.
-        """
+        """Return the bandwidth (bytes/s) and the latency (seconds) of the slowest axis that a collective runs over."""
         if step.axes not in self._speeds:
             bits = [bit for bit in range(len(self.sizes)) if step.axes >> bit & 1]
             self._speeds[step.axes] = (min(self.bandwidth[bit] for bit in bits), max(self.latency[bit] for bit in bits))
         return self._speeds[step.axes]
 
     def _plan_steps(self, source: Layout, target: Layout, partial: int, size: int) -> list[ReshardStep]:
-        """List the collectives of a reshard, including those over axes of one device.
+        """Return the collectives of a reshard, including those over axes of one device.
 
         The order keeps the bytes low: sum first (scattering where the target is sharded), then slice locally, which sends
         nothing, then exchange between dimensions, and gather last.
@@ -182,21 +154,12 @@ class MeshLinks:
 
 
 def sent_times(kind: str, reduce_scatters: bool) -> int:
-    """Return how often the bytes of a collective are sent: those of a reduce-scatter twice, where an all-reduce stands for it.
-
-    Args:
-      kind: the name of the collective.
-      reduce_scatters: whether there are reduce-scatters (`Hardware.reduce_scatters`).
-    """
+    """Return how often a collective sends its bytes: 2 for a reduce-scatter that is run as an all-reduce, else 1."""
     return 2 if kind == "reduce-scatter" and not reduce_scatters else 1
 
 
 def union(layout: Layout) -> int:
-    """Return the mesh axes that shard any dimension of a layout, as bits.
-
-    Args:
-      layout: mesh axes as bits, for each dimension.
-    """
+    """Return the mesh axes that shard any dimension of a layout, as bits."""
     axes = 0
     for mask in layout:
         axes |= mask
@@ -204,11 +167,5 @@ def union(layout: Layout) -> int:
 
 
 def with_axes(layout: Layout, dim: int, axes: int) -> Layout:
-    """Return a layout in which some mesh axes shard a dimension too.
-
-    Args:
-      layout: mesh axes as bits, for each dimension.
-      dim: the dimension.
-      axes: mesh axes, as bits.
-    """
+    """Return a layout in which some mesh axes shard a dimension too."""
     return (*layout[:dim], layout[dim] | axes, *layout[dim + 1 :])

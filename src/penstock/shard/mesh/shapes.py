@@ -1,7 +1,7 @@
 """List the mesh shapes to plan for: the mesh that the user gives, or the shapes that a number of devices allows.
 
-If the planner chooses the shape, the mesh has one to three axes: first those that only the `Hardware` names, such as "node", then
-data, model and fsdp. The axes of the plan are then named after what they do in it (`axis_names.py`).
+A *shape* maps the names of mesh axes to their sizes, in order. If the planner chooses it, the mesh has one to three axes: first
+those that only the `Hardware` names, such as "node", then data, model and fsdp. `axis_names.py` renames the axes of the plan.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from penstock._arguments import brief
 
 _AXIS_NAMES = (("data",), ("data", "model"), ("data", "fsdp", "model"))
-"""The names that axes have in the search, for one, two and three. `axis_names.py` names those of the plan after what they do."""
+"""The names of one, two and three axes in the search."""
 _MOST_SHAPES = 12
 """The most sets of axis sizes that are searched."""
 _MOST_ORDERS = 24
@@ -27,11 +27,7 @@ _MOST_ORDERS = 24
 
 
 def abstract_mesh(shape: Mapping[str, int]) -> AbstractMesh:
-    """Return a mesh without devices, with automatic axes.
-
-    Args:
-      shape: sizes of the mesh axes, in order.
-    """
+    """Return a mesh without devices, with automatic axes."""
     return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
 
 
@@ -39,7 +35,6 @@ def concrete_mesh(shape: Mapping[str, int], devices: Sequence[Any] | None = None
     """Return a mesh of devices, with automatic axes.
 
     Args:
-      shape: sizes of the mesh axes, in order.
       devices: the devices in the order of the mesh; None takes the first of this process, in the order of `jax.make_mesh`.
 
     Raises:
@@ -63,9 +58,6 @@ def concrete_mesh(shape: Mapping[str, int], devices: Sequence[Any] | None = None
 def describe_mesh(shape: Mapping[str, int]) -> str:
     """Return a mesh shape as text.
 
-    Args:
-      shape: sizes of the mesh axes, in order.
-
     >>> describe_mesh({"data": 2, "model": 4})
     'data 2 × model 4'
     """
@@ -73,10 +65,7 @@ def describe_mesh(shape: Mapping[str, int]) -> str:
 
 
 def candidate_shapes(
-    mesh: Any,
-    devices: Any,
-    constrained_axes: Collection[str] = (),
-    machine_axes: Mapping[str, int | None] | None = None,
+    mesh: Any, devices: Any, constrained_axes: Collection[str] = (), machine_axes: Mapping[str, int | None] | None = None
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
     """Return the mesh shapes to plan for, and the devices if they are given.
 
@@ -131,26 +120,14 @@ def candidate_shapes(
 
 
 def refuse_repeated(devices: Sequence[Any]) -> None:
-    """Raise ValueError if a device is in a list twice.
-
-    Args:
-      devices: the devices.
-    """
+    """Raise ValueError if a device is in a list twice."""
     repeated = [device for device, times in Counter(devices).items() if times > 1]
     if repeated:
         raise ValueError(f"devices has {repeated[0]} twice; each device of a mesh is another one")
 
 
 def check_machine_axes(shapes: Sequence[Mapping[str, int]], machine_axes: Mapping[str, int | None]) -> None:
-    """Check that meshes have the axes that the hardware names, in their sizes.
-
-    Args:
-      shapes: the shapes to plan for.
-      machine_axes: name of an axis → its size, or None if the hardware gives none.
-
-    Raises:
-      ValueError: an axis is missing, or has another size.
-    """
+    """Raise ValueError if a mesh lacks an axis that the hardware names, or has another size than the hardware gives it."""
     for shape in shapes:
         missing = [axis for axis in machine_axes if axis not in shape]
         if missing:
@@ -170,16 +147,7 @@ def check_machine_axes(shapes: Sequence[Mapping[str, int]], machine_axes: Mappin
 def keep_with_axes(
     shapes: list[dict[str, int]], constrained_axes: Collection[str], machine_axes: Collection[str] = ()
 ) -> list[dict[str, int]]:
-    """Return the shapes that have all axes that the user's constraints name.
-
-    Args:
-      shapes: shapes of a searched mesh.
-      constrained_axes: names of axes.
-      machine_axes: axes that the hardware names.
-
-    Raises:
-      ValueError: no shape has them all.
-    """
+    """Return the shapes that have all axes that the user's constraints name, or raise ValueError if none has."""
     kept = [shape for shape in shapes if set(constrained_axes) <= set(shape)]
     if not kept:
         named = (*_own_axes(machine_axes), *_AXIS_NAMES[-1])
@@ -200,16 +168,11 @@ def keep_with_axes(
 def match_step_meshes(
     shapes: list[dict[str, int]], given: list[Any] | None, named: Iterable[Any], searched: bool
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
-    """Select the shapes and devices of the mesh that the step itself names.
+    """Select the shapes and devices of the mesh that the step itself names; return both unchanged if it names none.
 
     Args:
-      shapes: the shapes to plan for.
-      given: the devices to plan for, or None.
       named: the meshes that `with_sharding_constraint` and `shard_map` name inside of the step.
       searched: whether the planner chooses the shape.
-
-    Returns:
-      The shapes and the devices; both unchanged if the step names no mesh.
 
     Raises:
       ValueError: the step names a mesh of another shape, of other devices, or with another order of devices. A program can have
@@ -266,14 +229,14 @@ def _is_integer(number: Any) -> bool:
 
 
 def _own_axes(machine_axes: Iterable[str]) -> tuple[str, ...]:
-    """Return the axes that the hardware names and that are not among those of every search."""
+    """Return the axes that only the hardware names."""
     return tuple(axis for axis in machine_axes if axis not in _AXIS_NAMES[-1])
 
 
 def _name_sets(constrained_axes: Collection[str], machine_axes: Collection[str]) -> list[tuple[str, ...]]:
-    """Return the sets of axis names to search: those that have all axes that constraints and the hardware name.
+    """Return the sets of axis names to search: the sets that have all axes that constraints and the hardware name.
 
-    If there are none, those that the hardware needs are returned, for `keep_with_axes` to say what is wrong.
+    If there are none, only the hardware counts, and `keep_with_axes` reports the constraint that does not fit.
     """
     own = _own_axes(machine_axes)
     name_sets = [(*own, *axes) for axes in ((), *_AXIS_NAMES) if len(own) + len(axes) <= 3 and (axes or len(own) == 3)]
@@ -292,10 +255,8 @@ def _factorisations(
     """Yield the mesh shapes of a number of devices, with few axes first.
 
     Equivalent axes have ascending sizes, so that the last is the largest. Axes that constraints or the hardware name are not
-    equivalent to the others, and take each of the sizes, unless the hardware gives them one.
-
-    Raises:
-      ValueError: the sizes that the hardware gives do not divide the number of devices, or it names too many axes.
+    equivalent to the others, and take each of the sizes, unless the hardware gives them one. Raise ValueError if the sizes that
+    the hardware gives do not divide the number of devices, or it names too many axes.
     """
     machine_axes = machine_axes or {}
     fixed = {axis: size for axis, size in machine_axes.items() if size is not None}
@@ -313,21 +274,16 @@ def _factorisations(
         {axis: {**fixed, **dict(zip(free, order, strict=True))}[axis] for axis in axes}
         for axes, free, sizes in found[:_MOST_SHAPES]
         for order in dict.fromkeys(itertools.permutations(sizes))
-        if _is_ascending([size for axis, size in zip(free, order, strict=True) if axis not in distinct])
+        for equivalent in ([size for axis, size in zip(free, order, strict=True) if axis not in distinct],)
+        if equivalent == sorted(equivalent)
     )
     return itertools.islice(orders, _MOST_ORDERS)
 
 
 def _ascending_factors(count: int, axes: int, least: int = 2) -> list[tuple[int, ...]]:
-    """Return the ways to write a number as a product of ascending factors.
+    """Return the ways to write a number as a product of none to three ascending factors, from `least` on.
 
-    Args:
-      count: the number.
-      axes: how many factors, none to three.
-      least: the smallest factor that is allowed.
-
-    Returns:
-      The factors; of three, those that are closest to each other come first.
+    Products of three factors are sorted by the ratio of the largest factor to the smallest.
     """
     if axes == 0:
         return [()] if count == 1 else []
@@ -340,7 +296,3 @@ def _ascending_factors(count: int, axes: int, least: int = 2) -> list[tuple[int,
         for rest in _ascending_factors(count // first, axes - 1, first)
     ]
     return sorted(products, key=lambda sizes: sizes[-1] / sizes[0]) if axes == 3 else products
-
-
-def _is_ascending(sizes: Sequence[int]) -> bool:
-    return list(sizes) == sorted(sizes)

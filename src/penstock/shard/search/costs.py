@@ -217,8 +217,8 @@ class CostModel:
         """
         shards = parts if traffic.dims is None else self.links.shards(union(project(traffic.dims, layout)))
         reuse = traffic.reuse
-        moves_once = reuse is not None and reuse.held / shards <= self._fast_bytes
-        return traffic.bytes / shards / (reuse.turns if reuse is not None and moves_once else 1)
+        moves_once = reuse is not None and reuse.bytes / shards <= self._fast_bytes
+        return traffic.bytes / shards / (reuse.iterations if reuse is not None and moves_once else 1)
 
     def all_reshard_steps(self, assignment: Assignment) -> Iterator[tuple[Edge, tuple[ReshardStep, ...], int]]:
         """Yield each edge that needs collectives, with its reshard steps and the number of such edges.

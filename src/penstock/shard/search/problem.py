@@ -175,7 +175,8 @@ def _cost_kind(bundle: Bundle) -> tuple:
     edge = bundle.edge
     result = edge.kind == "result"
     overlap = edge.behind, edge.late
-    return len(bundle.edges), edge.source, edge.target, edge.partial, edge.bytes, edge.count, edge.reduced, overlap, result
+    counts = edge.count, edge.all_reduce_count
+    return len(bundle.edges), edge.source, edge.target, edge.partial, edge.bytes, counts, overlap, result
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ learning rate, change no layout. They are not in the fingerprint, and have a has
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax.extend import core
+
+from penstock.shard.trace.flat_program import nested_jaxprs
 
 
 class LeafLike(Protocol):
@@ -31,14 +33,8 @@ class LeafLike(Protocol):
 def fingerprint(inputs: Sequence[LeafLike], jaxpr: Any) -> str:
     """Return 16 hexadecimal digits that identify the paths, shapes and dtypes of the arguments, and the program.
 
-    Shapes, axes and lengths of loops are parts of the program; the values of numbers written in it are not.
-
-    Args:
-      inputs: leaves of all arguments, in order.
-      jaxpr: the open jaxpr of the step.
-
-    Returns:
-      The beginning of a SHA-256 hash. It is the same in every process.
+    Shapes, axes and lengths of loops are parts of the program; the values of numbers written in it are not. The digits are the
+    beginning of a SHA-256 hash, and the same in every process.
     """
     leaves = [f"{leaf.path}{leaf.shape}{leaf.dtype}" for leaf in inputs]
     hasher = hashlib.sha256("\n".join(leaves).encode())
@@ -47,14 +43,7 @@ def fingerprint(inputs: Sequence[LeafLike], jaxpr: Any) -> str:
 
 
 def hash_numbers(jaxpr: Any) -> str:
-    """Return 16 hexadecimal digits that identify the numbers written in a program, in order.
-
-    Args:
-      jaxpr: the open jaxpr of the step.
-
-    Returns:
-      The beginning of a SHA-256 hash. It is the same in every process.
-    """
+    """Return 16 hexadecimal digits that identify the numbers written in a program, in order, as in `fingerprint`."""
     hasher = hashlib.sha256()
     _hash_numbers(hasher, jaxpr)
     return hasher.hexdigest()[:16]
@@ -66,19 +55,8 @@ def describe_difference(
     inputs: Sequence[LeafLike],
     outputs: Sequence[LeafLike],
 ) -> str:
-    """Describe how the step of a plan and another step differ.
-
-    Args:
-      planned_inputs, planned_outputs: leaves of the arguments and results of the plan.
-      inputs, outputs: leaves of the arguments and results of the other step.
-
-    Returns:
-      Up to three differences, in words.
-    """
-    differences = [
-        *_leaf_differences(planned_inputs, inputs, "argument"),
-        *_leaf_differences(planned_outputs, outputs, "result"),
-    ]
+    """Describe up to three differences between the step of a plan and another step."""
+    differences = [*_leaf_differences(planned_inputs, inputs, "argument"), *_leaf_differences(planned_outputs, outputs, "result")]
     return _first_three(differences) or (
         "arguments and results are the same, and the program differs: in an operation, an axis or the length of a loop; plan "
         "it again"
@@ -86,14 +64,7 @@ def describe_difference(
 
 
 def describe_arguments(planned: Sequence[LeafLike], inputs: Sequence[LeafLike]) -> str:
-    """Describe how the arguments of a plan and those of a call differ.
-
-    Args:
-      planned, inputs: the leaves of the arguments.
-
-    Returns:
-      Up to three differences, in words; "" if there are none.
-    """
+    """Describe up to three differences between the arguments of a plan and of a call; "" if there are none."""
     return _first_three(_leaf_differences(planned, inputs, "argument"))
 
 
@@ -175,7 +146,7 @@ def _hash_jaxpr(hasher: Any, jaxpr: Any) -> None:
         hasher.update(f"{equation.primitive.name} {' '.join(operands)} {' '.join(results)} {params}\n".encode())
         for variable in equation.outvars:
             number[variable] = len(number)
-        for inner in _nested(equation):
+        for inner in nested_jaxprs(equation):
             _hash_jaxpr(hasher, inner)
     hasher.update(" ".join(_operand_text(atom, number) for atom in jaxpr.outvars).encode())
 
@@ -196,14 +167,6 @@ def _hash_numbers(hasher: Any, jaxpr: Any) -> None:
             if key in named or isinstance(value, (float, complex))
         ]
         hasher.update(f"{' '.join((*literals, *numbers))}\n".encode())
-        for inner in _nested(equation):
+        for inner in nested_jaxprs(equation):
             _hash_numbers(hasher, inner)
     hasher.update(" ".join(str(atom) for atom in jaxpr.outvars if isinstance(atom, core.Literal)).encode())
-
-
-def _nested(equation: Any) -> Iterator[Any]:
-    """Yield the open jaxprs among the parameters of an equation."""
-    for value in equation.params.values():
-        for inner in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
-                yield getattr(inner, "jaxpr", inner)

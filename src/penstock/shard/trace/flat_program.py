@@ -1,30 +1,15 @@
-"""Define a step as one flat list of operations, on which the planner works. `flatten.py` makes it from a jaxpr.
+"""Flatten the jaxpr of a step into one list of operations, on which the planner works.
 
-The bodies of loops and branches stand in the list once each. A *same-sharding constraint* connects a value inside of a body with
-the value outside that it comes from or goes to.
-
-Sort the primitives of JAX by what XLA's fusion passes do with them.
-
-Read the layouts and meshes that a program itself prescribes, in `with_sharding_constraint` and `shard_map`.
-
-Flatten the jaxpr of a step function into a `FlatProgram`.
-
-Nested programs are inlined: those that `jit`, `remat`, `custom_jvp` and the like call, and the bodies of `scan`, `while` and
-`cond`, once each, with the number of times they run.
-
-Merge sums of sums, as XLA does before it partitions a program.
-
-In: the jaxpr of a step. Out: the same, where a sum over some dimensions of a sum over others is one sum over both.
-
-The gradient of a parameter that `jax.vmap` broadcasts is first summed over the batch, and then over the other dimensions of an
-example. If the planner chose a layout between both sums, the compiler would have to sum the large array there over devices.
+Nested programs are inlined: the programs that `jit`, `remat`, `custom_jvp` and the like call, and the bodies of `scan`, `while`
+and `cond`. Each stands in the list once, with the number of times it runs. A *same-sharding constraint* connects a value inside
+of a body with the value outside that it comes from or goes to.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +19,7 @@ from jax.extend import core
 
 from penstock._jax import ClosedJaxpr, scan_counts
 from penstock.shard.trace.flops import count_flops, find_unknown_costs
-from penstock.shard.trace.rules import Rule, find_rule
+from penstock.shard.trace.rules import Rule, find_rule, independent_dims
 from penstock.shard.wording import about_loops, about_operations
 
 Path = tuple[int | str, ...]
@@ -92,7 +77,7 @@ class Op:
       unknown: names of the primitives in the operation whose cost is unknown.
       region: the path of the innermost `jax.checkpoint` that it is in; () if it is in none.
       rounded: whether a TPU rounds its float32 operands to bfloat16, as it does for products of the default precision.
-      sources: where its equation was traced, then where those around it were, as JAX has it (`source.py`).
+      sources: where its equation was traced, then where those around it were, as JAX has it.
     """
 
     path: Path
@@ -215,13 +200,283 @@ class FlatProgram:
         return (*about_loops(loops), *about_operations(operations, "one FLOP for each element of their results"))
 
 
+def flatten(closed: ClosedJaxpr) -> FlatProgram:
+    """Flatten a traced step, and find the sharding rule and the FLOPs of each operation.
+
+    Raises:
+      TypeError: an array has a dtype whose size is unknown.
+
+    >>> program = flatten(jax.make_jaxpr(lambda x: jax.numpy.tanh(x).sum())(jax.ShapeDtypeStruct((4, 8), "float32")))
+    >>> [op.primitive for op in program.ops]
+    ['tanh', 'reduce_sum']
+    """
+    program = FlatProgram()
+    environment: dict[Any, int] = {}
+    for variables, numbers in ((closed.jaxpr.constvars, program.constants), (closed.jaxpr.invars, program.inputs)):
+        for variable in variables:
+            environment[variable] = _new_value(program, variable.aval)
+            numbers.append(environment[variable])
+    _flatten_jaxpr(program, closed.jaxpr, environment, _Place())
+    program.outputs = [_read(environment, atom) for atom in closed.jaxpr.outvars]
+    return program
+
+
+def aval_bytes(aval: Any) -> int:
+    """Return the bytes of a global array; a random key counts as the integers that it consists of.
+
+    Raises:
+      TypeError: the size of an element is unknown.
+    """
+    if not hasattr(aval, "shape"):  # A token, which only orders effects.
+        return 0
+    if not jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended):
+        return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+    if not hasattr(aval.dtype, "itemsize"):
+        raise TypeError(f"the step has an array of type {aval.dtype}, whose size is unknown; penstock plans keys and numbers")
+    return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def _new_value(program: FlatProgram, aval: Any) -> int:
+    program.values.append(Value(tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None), aval_bytes(aval)))
+    return len(program.values) - 1
+
+
+def _read(environment: Mapping[Any, int], atom: Any) -> int | None:
+    """Return the index of the value of a variable, or None for a literal."""
+    return None if isinstance(atom, core.Literal) else environment[atom]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an equation or a jaxpr stands.
+
+    Attributes:
+      path: its position.
+      count: how often it runs in a step.
+      region: the path of the innermost `jax.checkpoint` around it.
+      sources: as in `Op`.
+    """
+
+    path: Path = ()
+    count: float = 1.0
+    region: Path = ()
+    sources: tuple[Any, ...] = ()
+
+    def inside(self, part: int | str, times: float = 1.0) -> _Place:
+        """Return the place of a part that runs `times` as often."""
+        return replace(self, path=(*self.path, part), count=self.count * times)
+
+
+def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int], place: _Place) -> None:
+    """Append the operations of a jaxpr to the program."""
+    for index, equation in enumerate(jaxpr.eqns):
+        here = replace(place, path=(*place.path, index), sources=(equation.source_info, *place.sources))
+        name = equation.primitive.name
+        if name in DEBUG:
+            continue
+        if name in INLINED and INLINED[name] in equation.params:
+            _inline_call(program, equation, environment, replace(here, region=here.path) if name in CHECKPOINTS else here)
+        elif name == "scan":
+            _inline_scan(program, equation, environment, here)
+        elif name == "while":
+            _inline_while(program, equation, environment, here)
+        elif name == "cond":
+            _inline_cond(program, equation, environment, here)
+        else:
+            _append_op(program, equation, environment, here)
+
+
+def _append_op(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
+    operands = [atom.aval for atom in equation.invars]
+    results = [variable.aval for variable in equation.outvars]
+    for variable in equation.outvars:
+        environment[variable] = _new_value(program, variable.aval)
+    name = equation.primitive.name
+    rule = independent_dims(operands, results) if name == "shard_map" else find_rule(name, equation.params, operands, results)
+    program.ops.append(
+        Op(
+            place.path,
+            name,
+            rule,
+            tuple(_read(environment, atom) for atom in equation.invars),
+            tuple(environment[variable] for variable in equation.outvars),
+            place.count,
+            count_flops(equation),
+            prescribed_layouts(equation),
+            find_unknown_costs(equation),
+            place.region,
+            _is_rounded(equation),
+            place.sources,
+        )
+    )
+
+
+def _is_rounded(equation: Any) -> bool:
+    """Return whether a TPU rounds float32 operands to bfloat16: operands of products of the default precision."""
+    precision = equation.params.get("precision", jax.lax.Precision.HIGHEST)
+    each = precision if isinstance(precision, tuple) else (precision,)
+    return all(one in (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT) for one in each)
+
+
+def _bind_operands(program: FlatProgram, jaxpr: Any, operands: Sequence[int | None]) -> tuple[Any, dict[Any, int]]:
+    """Return the open jaxpr, and an environment that maps its arguments to the given operands."""
+    body = getattr(jaxpr, "jaxpr", jaxpr)
+    environment: dict[Any, int] = {}
+    for variable in body.constvars:
+        environment[variable] = _new_value(program, variable.aval)
+        program.constants.append(environment[variable])
+    for variable, operand in zip(body.invars, operands, strict=True):
+        environment[variable] = _new_value(program, variable.aval) if operand is None else operand
+    return body, environment
+
+
+def _inline_call(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
+    operands = [_read(environment, atom) for atom in equation.invars]
+    body, inner = _bind_operands(program, equation.params[INLINED[equation.primitive.name]], operands)
+    _flatten_jaxpr(program, body, inner, place)
+    for variable, result in zip(equation.outvars, body.outvars, strict=True):
+        value = _read(inner, result)
+        environment[variable] = _new_value(program, variable.aval) if value is None else value
+
+
+def _inline_scan(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
+    """Append the body of a scan, which counts `length` times.
+
+    A carry has the sharding of its initial and its final value. A slice [...] has the sharding of the stack [length, ...].
+    """
+    consts, carried = scan_counts(equation.params)
+    length = equation.params["length"]
+    outer = [_read(environment, atom) for atom in equation.invars]
+    body = getattr(equation.params["jaxpr"], "jaxpr", equation.params["jaxpr"])
+    own = [_new_value(program, variable.aval) for variable in body.invars[consts:]]
+    for index, (outside, value) in enumerate(zip(outer[consts:], own, strict=True)):
+        _share_sharding(program, outside, value, skip=0 if index < carried else 1)
+    body, inner = _bind_operands(program, equation.params["jaxpr"], [*outer[:consts], *own])
+    start = len(program.ops)
+    _flatten_jaxpr(program, body, inner, place.inside("body", length))
+    carries, stacks = [], []
+    for index, (variable, atom) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
+        result = environment[variable] = _new_value(program, variable.aval)
+        after = _read(inner, atom)
+        _share_sharding(program, result, after, skip=0 if index < carried else 1)
+        if index < carried:
+            _share_sharding(program, result, own[index])
+            carries.append(Carry(outer[consts + index], own[index], after, result))
+        else:
+            stacks.append((after, result))
+    slices = tuple(zip(outer[consts + carried :], own[carried:], strict=True))
+    program.loops.append(Loop(place.path, start, len(program.ops), tuple(outer), length, tuple(carries), slices, tuple(stacks)))
+
+
+def _inline_while(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
+    """Append the condition and the body of a while loop. They count once, and `FlatProgram.unknown` reports this."""
+    cond_consts, body_consts = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    outer = [_read(environment, atom) for atom in equation.invars]
+    own = [_new_value(program, variable.aval) for variable in equation.outvars]
+    initial = outer[cond_consts + body_consts :]
+    for outside, value in zip(initial, own, strict=True):
+        _share_sharding(program, outside, value)
+    start = len(program.ops)
+    body, inner = _bind_operands(program, equation.params["cond_jaxpr"], [*outer[:cond_consts], *own])
+    _flatten_jaxpr(program, body, inner, place.inside("cond"))
+    operands = [*outer[cond_consts : cond_consts + body_consts], *own]
+    body, inner = _bind_operands(program, equation.params["body_jaxpr"], operands)
+    _flatten_jaxpr(program, body, inner, place.inside("body"))
+    carries = []
+    for variable, outside, before, atom in zip(equation.outvars, initial, own, body.outvars, strict=True):
+        result = environment[variable] = _new_value(program, variable.aval)
+        after = _read(inner, atom)
+        _share_sharding(program, result, before)
+        _share_sharding(program, result, after)
+        carries.append(Carry(outside, before, after, result))
+    program.loops.append(Loop(place.path, start, len(program.ops), tuple(outer), None, tuple(carries)))
+
+
+def _inline_cond(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
+    """Append the branches of a cond. Each counts 1 / (number of branches), as if all ran equally often."""
+    operands = [_read(environment, atom) for atom in equation.invars[1:]]
+    for variable in equation.outvars:
+        environment[variable] = _new_value(program, variable.aval)
+    branches = equation.params["branches"]
+    start = len(program.ops)
+    results = []
+    for index, branch in enumerate(branches):
+        body, inner = _bind_operands(program, branch, operands)
+        _flatten_jaxpr(program, body, inner, place.inside(f"branch{index}", 1 / len(branches)))
+        for variable, atom in zip(equation.outvars, body.outvars, strict=True):
+            result = _read(inner, atom)
+            _share_sharding(program, environment[variable], result)
+            results.append((result, environment[variable], len(program.ops)))
+    program.conditionals.append(Conditional(start, len(program.ops), tuple(results)))
+
+
+def _share_sharding(program: FlatProgram, outer: int | None, inner: int | None, skip: int = 0) -> None:
+    """Add a same-sharding constraint, unless one of the values is a literal."""
+    if outer is not None and inner is not None:
+        program.same_sharding.append(SameSharding(outer, inner, skip))
+
+
+def find_meshes(jaxpr: Any) -> list[Any]:
+    """Return the meshes, concrete or abstract, that a program names in `with_sharding_constraint` and `shard_map`."""
+    meshes: list[Any] = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "shard_map":
+            meshes.append(equation.params["mesh"])
+            continue  # The body of a `shard_map` works on local shards and constrains no global array.
+        sharding = equation.params.get("sharding")
+        if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):
+            meshes.append(sharding.mesh)
+        for inner in nested_jaxprs(equation):
+            meshes += find_meshes(inner)
+    return meshes
+
+
+def nested_jaxprs(equation: Any) -> Iterator[Any]:
+    """Yield the open jaxprs among the parameters of an equation."""
+    for value in equation.params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                yield getattr(inner, "jaxpr", inner)
+
+
+def prescribed_layouts(equation: Any) -> tuple[tuple[tuple[str, ...] | None, ...], ...] | None:
+    """Return the layouts that an equation prescribes for each operand, then for each result (`Op.fixed`), or None."""
+    name = equation.primitive.name
+    if name == "sharding_constraint":
+        sharding = equation.params["sharding"]
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            return None
+        dims = _spec_entries(sharding.spec, equation.outvars[0].aval.ndim)
+        return (dims, dims)
+    if name == "shard_map":
+        specs = (*equation.params["in_specs"], *equation.params["out_specs"])
+        atoms = (*equation.invars, *equation.outvars)
+        return tuple(_spec_entries(spec, len(atom.aval.shape)) for spec, atom in zip(specs, atoms, strict=True))
+    return None
+
+
+def _spec_entries(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
+    """Return the mesh axes of each dimension in a `PartitionSpec`; None where it is unconstrained."""
+    dims: list[tuple[str, ...] | None] = []
+    for entry in (*spec, *(None,) * (rank - len(spec))):
+        if entry is jax.sharding.PartitionSpec.UNCONSTRAINED:
+            dims.append(None)
+        elif entry is None:
+            dims.append(())
+        else:
+            dims.append((entry,) if isinstance(entry, str) else tuple(entry))
+    return tuple(dims)
+
+
+# Kinds of primitives, by what XLA's fusion passes do with them
+
 ALIASES = frozenset(
     [
         *("reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "optimization_barrier"),
         *("sharding_constraint", "reshard", "name"),
     ]
 )
-"""Primitives whose results are the memory of their operands, perhaps read in another order."""
+"""Primitives whose results share the memory of their operands, perhaps read in another order."""
 CONTRACTIONS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 EXPENSIVE = frozenset(
     [
@@ -273,316 +528,7 @@ def is_one_hot(op: Op) -> bool:
     return sum(factor is None or factor not in indices for factor in table) == 1
 
 
-def find_meshes(jaxpr: Any) -> list[Any]:
-    """Return the meshes, concrete or abstract, that a program itself names in `with_sharding_constraint` and `shard_map`.
-
-    Args:
-      jaxpr: an open jaxpr; nested ones are searched too.
-    """
-    meshes: list[Any] = []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "shard_map":
-            meshes.append(equation.params["mesh"])
-            continue  # The body of a `shard_map` works on local shards and constrains no global array.
-        sharding = equation.params.get("sharding")
-        if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):
-            meshes.append(sharding.mesh)
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
-                    meshes += find_meshes(getattr(inner, "jaxpr", inner))
-    return meshes
-
-
-def prescribed_layouts(equation: Any) -> tuple[tuple[tuple[str, ...] | None, ...], ...] | None:
-    """Return the layouts that a program prescribes for one equation.
-
-    Args:
-      equation: an equation of a jaxpr.
-
-    Returns:
-      A layout for each operand, then for each result, or None if the equation prescribes none. A layout has for each dimension
-      a tuple of mesh axes, or None where it is unconstrained.
-    """
-    name = equation.primitive.name
-    if name == "sharding_constraint":
-        sharding = equation.params["sharding"]
-        if not isinstance(sharding, jax.sharding.NamedSharding):
-            return None
-        dims = _spec_entries(sharding.spec, equation.outvars[0].aval.ndim)
-        return (dims, dims)
-    if name == "shard_map":
-        specs = (*equation.params["in_specs"], *equation.params["out_specs"])
-        atoms = (*equation.invars, *equation.outvars)
-        return tuple(_spec_entries(spec, len(atom.aval.shape)) for spec, atom in zip(specs, atoms, strict=True))
-    return None
-
-
-def _spec_entries(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
-    """Return the mesh axes of each dimension in a `PartitionSpec`; None where it is unconstrained."""
-    dims: list[tuple[str, ...] | None] = []
-    for entry in (*spec, *(None,) * (rank - len(spec))):
-        if entry is jax.sharding.PartitionSpec.UNCONSTRAINED:
-            dims.append(None)
-        elif entry is None:
-            dims.append(())
-        else:
-            dims.append((entry,) if isinstance(entry, str) else tuple(entry))
-    return tuple(dims)
-
-
-def independent_dims(operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return the rule of a `shard_map`: each dimension has its own factor, as each layout is prescribed separately.
-
-    Args:
-      operands, results: anything with a `shape`.
-    """
-    sizes: list[int] = []
-    dims: list[tuple[int, ...]] = []
-    for aval in (*operands, *results):
-        dims.append(tuple(range(len(sizes), len(sizes) + len(aval.shape))))
-        sizes.extend(aval.shape)
-    return Rule(tuple(sizes), tuple(dims[: len(operands)]), tuple(dims[len(operands) :]))
-
-
-def flatten(closed: ClosedJaxpr) -> FlatProgram:
-    """Flatten a traced step.
-
-    Args:
-      closed: the closed jaxpr that `jax.make_jaxpr(step)(*args)` returns.
-
-    Returns:
-      The program, with the sharding rule and the FLOPs of each operation.
-
-    Raises:
-      TypeError: an array has a dtype whose size is unknown.
-
-    >>> program = flatten(jax.make_jaxpr(lambda x: jax.numpy.tanh(x).sum())(jax.ShapeDtypeStruct((4, 8), "float32")))
-    >>> [op.primitive for op in program.ops]
-    ['tanh', 'reduce_sum']
-    """
-    program = FlatProgram()
-    environment: dict[Any, int] = {}
-    for variables, numbers in ((closed.jaxpr.constvars, program.constants), (closed.jaxpr.invars, program.inputs)):
-        for variable in variables:
-            environment[variable] = _new_value(program, variable.aval)
-            numbers.append(environment[variable])
-    _flatten_jaxpr(program, closed.jaxpr, environment, _Place())
-    program.outputs = [_read(environment, atom) for atom in closed.jaxpr.outvars]
-    return program
-
-
-def aval_bytes(aval: Any) -> int:
-    """Return the bytes of a global array; a random key has those of the integers that it consists of.
-
-    Args:
-      aval: an abstract value.
-
-    Raises:
-      TypeError: the size of an element is unknown.
-    """
-    if not hasattr(aval, "shape"):  # A token, which only orders effects.
-        return 0
-    if not jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended):
-        return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
-    if not hasattr(aval.dtype, "itemsize"):
-        raise TypeError(f"the step has an array of type {aval.dtype}, whose size is unknown; penstock plans keys and numbers")
-    return math.prod(aval.shape) * aval.dtype.itemsize
-
-
-def _new_value(program: FlatProgram, aval: Any) -> int:
-    program.values.append(Value(tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None), aval_bytes(aval)))
-    return len(program.values) - 1
-
-
-def _read(environment: Mapping[Any, int], atom: Any) -> int | None:
-    """Return the index of the value of a variable, or None for a literal."""
-    return None if isinstance(atom, core.Literal) else environment[atom]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where an equation or a jaxpr stands.
-
-    Attributes:
-      path: its position.
-      count: how often it runs in a step.
-      region: the path of the innermost `jax.checkpoint` around it.
-      sources: as in `Op`.
-    """
-
-    path: Path = ()
-    count: float = 1.0
-    region: Path = ()
-    sources: tuple[Any, ...] = ()
-
-    def inside(self, part: int | str, times: float = 1.0) -> _Place:
-        """Return the place of a part that runs `times` as often."""
-        return replace(self, path=(*self.path, part), count=self.count * times)
-
-
-def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int], place: _Place) -> None:
-    """Append the operations of a jaxpr to the program.
-
-    Args:
-      program: the program to append to.
-      jaxpr: an open jaxpr.
-      environment: variable → index of its value; extended here.
-      place: where the jaxpr stands.
-    """
-    for index, equation in enumerate(jaxpr.eqns):
-        here = replace(place, path=(*place.path, index), sources=(equation.source_info, *place.sources))
-        name = equation.primitive.name
-        if name in DEBUG:
-            continue
-        if name in INLINED and INLINED[name] in equation.params:
-            _inline_call(program, equation, environment, replace(here, region=here.path) if name in CHECKPOINTS else here)
-        elif name == "scan":
-            _inline_scan(program, equation, environment, here)
-        elif name == "while":
-            _inline_while(program, equation, environment, here)
-        elif name == "cond":
-            _inline_cond(program, equation, environment, here)
-        else:
-            _append_op(program, equation, environment, here)
-
-
-def _append_op(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
-    operands = [atom.aval for atom in equation.invars]
-    results = [variable.aval for variable in equation.outvars]
-    for variable in equation.outvars:
-        environment[variable] = _new_value(program, variable.aval)
-    name = equation.primitive.name
-    fixed = prescribed_layouts(equation)
-    rule = independent_dims(operands, results) if name == "shard_map" else find_rule(name, equation.params, operands, results)
-    program.ops.append(
-        Op(
-            place.path,
-            name,
-            rule,
-            tuple(_read(environment, atom) for atom in equation.invars),
-            tuple(environment[variable] for variable in equation.outvars),
-            place.count,
-            count_flops(equation),
-            fixed,
-            find_unknown_costs(equation),
-            place.region,
-            _is_rounded(equation),
-            place.sources,
-        )
-    )
-
-
-def _is_rounded(equation: Any) -> bool:
-    """Return whether a TPU rounds the float32 operands of an equation to bfloat16: of products, unless more is asked for."""
-    precision = equation.params.get("precision", jax.lax.Precision.HIGHEST)
-    each = precision if isinstance(precision, tuple) else (precision,)
-    return all(one in (None, jax.lax.Precision.DEFAULT, jax.lax.DotAlgorithmPreset.DEFAULT) for one in each)
-
-
-def _open_jaxpr(jaxpr: Any) -> Any:
-    """Return the open jaxpr of an open or closed one."""
-    return jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
-
-
-def _bind_operands(program: FlatProgram, jaxpr: Any, operands: Sequence[int | None]) -> tuple[Any, dict[Any, int]]:
-    """Return the open jaxpr, and an environment that maps its arguments to the given operands."""
-    body = _open_jaxpr(jaxpr)
-    environment: dict[Any, int] = {}
-    for variable in body.constvars:
-        environment[variable] = _new_value(program, variable.aval)
-        program.constants.append(environment[variable])
-    for variable, operand in zip(body.invars, operands, strict=True):
-        environment[variable] = _new_value(program, variable.aval) if operand is None else operand
-    return body, environment
-
-
-def _inline_call(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
-    operands = [_read(environment, atom) for atom in equation.invars]
-    body, inner = _bind_operands(program, equation.params[INLINED[equation.primitive.name]], operands)
-    _flatten_jaxpr(program, body, inner, place)
-    for variable, result in zip(equation.outvars, body.outvars, strict=True):
-        value = _read(inner, result)
-        environment[variable] = _new_value(program, variable.aval) if value is None else value
-
-
-def _inline_scan(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
-    """Append the body of a scan, which counts `length` times.
-
-    A carry has the sharding of its initial and its final value. A slice [...] has that of the stack [length, ...].
-    """
-    consts, carried = scan_counts(equation.params)
-    length = equation.params["length"]
-    outer = [_read(environment, atom) for atom in equation.invars]
-    body = _open_jaxpr(equation.params["jaxpr"])
-    own = [_new_value(program, variable.aval) for variable in body.invars[consts:]]
-    for index, (outside, value) in enumerate(zip(outer[consts:], own, strict=True)):
-        _share_sharding(program, outside, value, skip=0 if index < carried else 1)
-    body, inner = _bind_operands(program, equation.params["jaxpr"], [*outer[:consts], *own])
-    start = len(program.ops)
-    _flatten_jaxpr(program, body, inner, place.inside("body", length))
-    carries, stacks = [], []
-    for index, (variable, atom) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
-        result = environment[variable] = _new_value(program, variable.aval)
-        after = _read(inner, atom)
-        _share_sharding(program, result, after, skip=0 if index < carried else 1)
-        if index < carried:
-            _share_sharding(program, result, own[index])
-            carries.append(Carry(outer[consts + index], own[index], after, result))
-        else:
-            stacks.append((after, result))
-    slices = tuple(zip(outer[consts + carried :], own[carried:], strict=True))
-    operands = tuple(outer)
-    program.loops.append(Loop(place.path, start, len(program.ops), operands, length, tuple(carries), slices, tuple(stacks)))
-
-
-def _inline_while(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
-    """Append the condition and the body of a while loop. They count once, and `FlatProgram.unknown` reports this."""
-    cond_consts, body_consts = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-    outer = [_read(environment, atom) for atom in equation.invars]
-    own = [_new_value(program, variable.aval) for variable in equation.outvars]
-    initial = outer[cond_consts + body_consts :]
-    for outside, value in zip(initial, own, strict=True):
-        _share_sharding(program, outside, value)
-    start = len(program.ops)
-    body, inner = _bind_operands(program, equation.params["cond_jaxpr"], [*outer[:cond_consts], *own])
-    _flatten_jaxpr(program, body, inner, place.inside("cond"))
-    operands = [*outer[cond_consts : cond_consts + body_consts], *own]
-    body, inner = _bind_operands(program, equation.params["body_jaxpr"], operands)
-    _flatten_jaxpr(program, body, inner, place.inside("body"))
-    carries = []
-    for variable, outside, before, atom in zip(equation.outvars, initial, own, body.outvars, strict=True):
-        result = environment[variable] = _new_value(program, variable.aval)
-        after = _read(inner, atom)
-        _share_sharding(program, result, before)
-        _share_sharding(program, result, after)
-        carries.append(Carry(outside, before, after, result))
-    program.loops.append(Loop(place.path, start, len(program.ops), tuple(outer), None, tuple(carries)))
-
-
-def _inline_cond(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
-    """Append the branches of a cond. Each counts 1 / (number of branches), as if all ran equally often."""
-    operands = [_read(environment, atom) for atom in equation.invars[1:]]
-    for variable in equation.outvars:
-        environment[variable] = _new_value(program, variable.aval)
-    branches = equation.params["branches"]
-    start = len(program.ops)
-    results = []
-    for index, branch in enumerate(branches):
-        body, inner = _bind_operands(program, branch, operands)
-        _flatten_jaxpr(program, body, inner, place.inside(f"branch{index}", 1 / len(branches)))
-        for variable, atom in zip(equation.outvars, body.outvars, strict=True):
-            result = _read(inner, atom)
-            _share_sharding(program, environment[variable], result)
-            results.append((result, environment[variable], len(program.ops)))
-    program.conditionals.append(Conditional(start, len(program.ops), tuple(results)))
-
-
-def _share_sharding(program: FlatProgram, outer: int | None, inner: int | None, skip: int = 0) -> None:
-    """Add a same-sharding constraint, unless one of the values is a literal."""
-    if outer is not None and inner is not None:
-        program.same_sharding.append(SameSharding(outer, inner, skip))
-
+# Sums of sums
 
 _SUM = "reduce_sum"
 _RESHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
@@ -596,10 +542,11 @@ _BODIES = {
 
 
 def merge_sums(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a closed jaxpr in which consecutive sums are one.
+    """Return a closed jaxpr in which a sum over some dimensions of a sum over others is one sum over both.
 
-    Args:
-      closed: the closed jaxpr of a step.
+    XLA does this before it partitions a program. The gradient of a parameter that `jax.vmap` broadcasts is first summed over the
+    batch, and then over the other dimensions of an example. If the planner chose a layout between both sums, the compiler would
+    have to sum the large array there over devices.
 
     >>> import jax
     >>> step = lambda x: x.sum(0).sum(1)
@@ -611,10 +558,10 @@ def merge_sums(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _merge(jaxpr: Any) -> Any:
-    """Return an open jaxpr with consecutive sums merged. Sums are only merged if nothing else reads what is between them."""
+    """Return an open jaxpr with consecutive sums merged. Sums are only merged if nothing else reads the value between them."""
     reads = _count_reads(jaxpr.eqns, jaxpr.outvars)
-    # Sums, and arrays that differ from them in dimensions of size 1 → the array that is summed, and for each dimension that of
-    # the summed array, or None.
+    # Sums, and arrays that differ from them in dimensions of size 1 → the array that is summed, and for each dimension the
+    # dimension of the summed array, or None.
     sums: dict[Any, tuple[Any, list[int | None]]] = {}
     equations = []
     for equation in map(_merge_inside, jaxpr.eqns):
@@ -640,9 +587,9 @@ def _count_reads(equations: Iterable[Any], results: Iterable[Any]) -> Counter[An
 
 
 def _kept_dims(equation: Any) -> list[int | None] | None:
-    """Return for each dimension of the result that of the operand, or None for a new one of size 1.
+    """Return for each dimension of the result the dimension of the operand, or None for a new one of size 1.
 
-    The result is None if the equation is neither a sum nor a change of dimensions of size 1.
+    Return None if the equation is neither a sum nor a change of dimensions of size 1.
     """
     name, params = equation.primitive.name, equation.params
     if name not in (_SUM, *_RESHAPES) or len(equation.invars) != 1 or isinstance(equation.invars[0], core.Literal):
@@ -658,7 +605,7 @@ def _kept_dims(equation: Any) -> list[int | None] | None:
 
 
 def _without_unread(equations: Sequence[Any], results: Iterable[Any], merged: Container[Any]) -> list[Any]:
-    """Return the equations without those of merged sums that nothing reads any longer."""
+    """Return the equations without merged sums that nothing reads any longer."""
     read = set(_count_reads((), results))
     kept = []
     for equation in reversed(equations):

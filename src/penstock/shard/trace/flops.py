@@ -1,4 +1,4 @@
-"""Count the floating-point operations of an equation of a jaxpr, by the same formulas as XLA's cost analysis.
+"""Count the floating-point operations of an equation of a jaxpr, by the formulas of XLA's cost analysis.
 
 Operations whose cost no formula gives are named, so that a plan can report them.
 """
@@ -34,19 +34,8 @@ _AT_MOST_ONE_PER_ELEMENT = frozenset(
         *("complex", "real", "imag", "conj", "convert_element_type", "reduce_precision", "stochastic_round", "reciprocal"),
         *("sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "log2", "one_minus_square"),
         *("name", "reshard", "pvary", "layout_constraint", "with_memory_space_constraint", "broadcast_to", "expand_dims"),
-        *(
-            "zeros_like",
-            "empty",
-            "empty2",
-            "unstack",
-            "roll",
-            "bitcast",
-            "to_edtype",
-            "from_edtype",
-            "rng_bit_generator",
-            "rng_uniform",
-            "random_clone",
-        ),
+        *("zeros_like", "empty", "empty2", "unstack", "roll", "bitcast", "to_edtype", "from_edtype"),
+        *("rng_bit_generator", "rng_uniform", "random_clone"),
         *("approx_top_k", "axis_index", "platform_index", "dimension_size", "optimization_barrier", "tie"),
     }
 )
@@ -67,9 +56,6 @@ def count_flops(equation: Any) -> float:
     - A reduction: one per element that it reads, less one per element that it writes.
     - All others, and primitives of unknown cost (see `find_unknown_costs`): one per element that they write.
 
-    Args:
-      equation: an equation of a jaxpr.
-
     >>> import jax
     >>> jaxpr = jax.make_jaxpr(jax.numpy.matmul)(*[jax.ShapeDtypeStruct((8, 8), "float32")] * 2)
     >>> count_flops(jaxpr.eqns[0])
@@ -80,11 +66,7 @@ def count_flops(equation: Any) -> float:
 
 
 def find_unknown_costs(equation: Any) -> tuple[str, ...]:
-    """Return the names of the primitives in an equation whose FLOPs or bytes sent are unknown.
-
-    Args:
-      equation: an equation of a jaxpr.
-    """
+    """Return the names of the primitives in an equation whose FLOPs or bytes sent are unknown."""
     name = equation.primitive.name
     if name == "shard_map":
         return tuple(unknown for inner in _shard_map_body(equation) for unknown in find_unknown_costs(inner))
@@ -178,11 +160,8 @@ def _convolution_flops(params: Any, operands: Any, results: Any) -> float:
 def _count_taps(out: int, size: int, window: int, stride: int, low: int, inner: int, outer: int) -> int:
     """Return the number of pairs (output position, tap) along a dimension that read an element and not padding or a gap.
 
-    Args:
-      out, size, window: sizes of the output, the input and the window.
-      stride: stride of the window.
-      low: padding before the input.
-      inner, outer: dilation of the input and of the window.
+    `out`, `size` and `window` are the sizes of output, input and window; `low` is the padding before the input. `inner` and
+    `outer` are the dilations of input and window.
     """
     positions = np.arange(out)[:, None] * stride + np.arange(window)[None, :] * outer - low
     return int(((positions >= 0) & (positions <= (size - 1) * inner) & (positions % inner == 0)).sum())

@@ -1,19 +1,14 @@
-"""Find the Flax NNX objects among the arguments of a step, and what the step writes to them.
+"""Prepare the modules among the arguments of a step: mutable ones of Flax NNX, and Equinox ones with leaves that are not arrays.
 
-NNX modules are mutable. JAX sees them as pytrees, so a step that changes one changes a copy, and the new values are lost. A copy
-whose leaves after the step are not those before was written to: these leaves are results of the step, which replace the old ones.
+JAX sees an NNX module as a pytree. A step that changes one changes a copy, and the new values would be lost. So the leaves that
+differ after the step are results of it, and replace the old leaves. Two places of the arguments may hold the same `nnx.Variable`,
+as tied weights do, or the same `nnx.Rngs`. `take_shared_out` leaves it in the first place only, and `put_shared_back` undoes
+this.
 
-Two places of the arguments may hold the same `nnx.Variable`, as tied weights do, or the same `nnx.Rngs`. A pytree would have it
-twice. `take_shared_out` leaves it in the first place only, and `put_shared_back` makes the places one again.
+An `equinox.Module` is a pytree whose leaves may be functions, flags and numbers. `mark_static` makes each of these a part of the
+tree's structure, as `equinox.filter_jit` does, so that JAX sees arrays alone. `unmark_static` undoes this.
 
-Flax is never imported here: without it, no argument is a module of it.
-
-Treat the leaves of Equinox modules that are not arrays as static, as `equinox.filter_jit` does.
-
-An `equinox.Module` is a pytree, and functions, flags and numbers may be among its leaves. `mark_static` puts each of them into a
-node without leaves, so that it is a part of the tree's structure, and JAX sees arrays alone. `unmark_static` takes it out again.
-
-Equinox is never imported here: without it, no argument is a module of it.
+Neither library is imported here: without it, no argument is a module of it.
 """
 
 from __future__ import annotations
@@ -32,32 +27,22 @@ Shared = tuple[tuple[int, int], ...]
 """Pairs of places that hold one variable: (the place where it is left out, the place where it stays)."""
 
 
-def is_variable(node: Any) -> bool:
-    """Return whether an object is an `nnx.Variable`, a node with an array that may be replaced.
+# Flax NNX
 
-    Args:
-      node: any object.
-    """
+
+def is_variable(node: Any) -> bool:
+    """Return whether an object is an `nnx.Variable`, a node with an array that may be replaced."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(node, nnx.Variable)
 
 
 def has_variables(tree: Any) -> bool:
-    """Return whether a tree contains an `nnx.Variable`.
-
-    Args:
-      tree: a pytree.
-    """
+    """Return whether a tree contains an `nnx.Variable`."""
     return "flax.nnx" in sys.modules and any(map(is_variable, jax.tree_util.tree_leaves(tree, is_leaf=is_variable)))
 
 
 def refuse_mutable_arrays(name: str, tree: Any) -> None:
-    """Raise a `ValueError` if variables are mutable arrays of JAX, which a program does not return.
-
-    Args:
-      name: the name of the argument.
-      tree: the argument.
-    """
+    """Raise a `ValueError` if variables are mutable arrays of JAX, which a program does not return."""
     for node in jax.tree_util.tree_leaves(tree, is_leaf=is_variable) if has_variables(tree) else ():
         mode = next((mode for mode in ("hijax", "ref") if is_variable(node) and getattr(node, mode, False)), None)
         if mode is not None:
@@ -68,11 +53,7 @@ def refuse_mutable_arrays(name: str, tree: Any) -> None:
 
 
 def take_shared_out(tree: Any) -> tuple[Any, Shared]:
-    """Return a tree that has each `nnx.Variable` once, and the places where others were.
-
-    Args:
-      tree: a pytree. Its variables stay the same objects.
-    """
+    """Return a tree that has each `nnx.Variable` once, as the same object, and the places where others were."""
     nodes, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_place)
     first: dict[int, int] = {}
     for place, node in enumerate(nodes):
@@ -87,12 +68,7 @@ def take_shared_out(tree: Any) -> tuple[Any, Shared]:
 
 
 def put_shared_back(tree: Any, shared: Shared) -> Any:
-    """Return a tree in which shared variables are in all their places.
-
-    Args:
-      tree: a result of `take_shared_out`, or a tree of its structure.
-      shared: the places.
-    """
+    """Return a tree in which shared variables are in all their places."""
     if not shared:
         return tree
     nodes, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_place)
@@ -111,8 +87,6 @@ def written_arguments(before: tuple, after: tuple, names: tuple[str, ...]) -> tu
 
     Args:
       before: for each argument, its structure and leaves before the step; None if it has no variables.
-      after: the arguments after the step.
-      names: their names, for errors.
 
     Raises:
       ValueError: the step has added or removed parts of a module, or replaced an array that is not in a variable.
@@ -129,8 +103,8 @@ def written_arguments(before: tuple, after: tuple, names: tuple[str, ...]) -> tu
                 "structure: create all variables before, and pass what changes as an array"
             )
         changed = [number for number, (one, other) in enumerate(zip(old[0], leaves, strict=True)) if one is not other]
-        inside = {id(leaf) for node in jax.tree_util.tree_leaves(tree, is_leaf=is_variable) if is_variable(node)
-                  for leaf in jax.tree_util.tree_leaves(node)}  # fmt: skip
+        variables = filter(is_variable, jax.tree_util.tree_leaves(tree, is_leaf=is_variable))
+        inside = {id(leaf) for variable in variables for leaf in jax.tree_util.tree_leaves(variable)}
         if any(id(leaves[number]) not in inside for number in changed):
             raise ValueError(
                 f"the step writes to an array of the Flax NNX object {names[index]!r} that is not in an nnx.Variable, so that it "
@@ -142,12 +116,7 @@ def written_arguments(before: tuple, after: tuple, names: tuple[str, ...]) -> tu
 
 
 def write_back(tree: Any, new: Any) -> None:
-    """Give the variables of a tree the values of another.
-
-    Args:
-      tree: the tree whose variables are written to.
-      new: a tree of the same structure.
-    """
+    """Write the values of a tree to the variables of another of the same structure."""
     pairs = zip(*(jax.tree_util.tree_leaves(each, is_leaf=is_variable) for each in (tree, new)), strict=True)
     for variable, value in pairs:
         if is_variable(variable):
@@ -157,12 +126,7 @@ def write_back(tree: Any, new: Any) -> None:
 def explain_closure(error: Exception, step: Callable) -> str | None:
     """Return what to do about an error that Flax raises if a step changes or differentiates a module from outside of it.
 
-    Args:
-      error: the error.
-      step: the step.
-
-    Returns:
-      The advice, with the names of the modules; None if the error is another one.
+    The advice has the names of the modules; it is None if the error is another one.
     """
     if type(error).__name__ != "TraceContextError" and "from different trace level" not in str(error):
         return None
@@ -176,11 +140,9 @@ def explain_closure(error: Exception, step: Callable) -> str | None:
 
 
 def _captured(step: Callable, seen: tuple[Callable, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of what a function closes over, its bound arguments, and the globals that it names.
+    """Yield the names and values of a function's closure, its bound arguments, and the globals that it names.
 
-    Args:
-      step: the function.
-      seen: the functions that close over it.
+    `seen` are the functions that close over it.
     """
     while True:
         if isinstance(step, functools.partial):
@@ -212,14 +174,13 @@ def _captured(step: Callable, seen: tuple[Callable, ...] = ()) -> Iterator[tuple
         codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
 
 
+# Equinox
+
+
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class StaticLeaf:
-    """A node of a pytree that has a value in the structure, and no leaves.
-
-    Attributes:
-      value: any object that can be hashed.
-    """
+    """A node of a pytree that has a hashable value in the structure, and no leaves."""
 
     value: Any
 
@@ -234,20 +195,12 @@ class StaticLeaf:
 
 
 def has_equinox_module(tree: Any) -> bool:
-    """Return whether a tree is an `equinox.Module` or contains one.
-
-    Args:
-      tree: a pytree.
-    """
+    """Return whether a tree is an `equinox.Module` or contains one."""
     return "equinox" in sys.modules and any(map(_is_module, jax.tree_util.tree_leaves(tree, is_leaf=_is_module)))
 
 
 def mark_static(tree: Any) -> Any:
-    """Return a tree in whose Equinox modules each leaf that is not an array is a `StaticLeaf`.
-
-    Args:
-      tree: a pytree. A leaf is an array if it has a shape and a dtype. Leaves outside of Equinox modules stay as they are.
-    """
+    """Return a tree in whose Equinox modules each leaf without a shape and a dtype is a `StaticLeaf`."""
 
     def mark(leaf: Any) -> Any:
         return leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else StaticLeaf(leaf)
@@ -258,20 +211,12 @@ def mark_static(tree: Any) -> Any:
 
 
 def unmark_static(tree: Any) -> Any:
-    """Return a tree that has the value of each `StaticLeaf` in its place.
-
-    Args:
-      tree: a result of `mark_static`, or a tree of its structure.
-    """
+    """Return a tree that has the value of each `StaticLeaf` in its place."""
     return _replace_static(tree, lambda leaf: leaf.value)
 
 
 def drop_static(tree: Any) -> Any:
-    """Return a tree with None in the place of each `StaticLeaf`, as that of `equinox.filter`.
-
-    Args:
-      tree: a tree of the structure of a result of `mark_static`.
-    """
+    """Return a tree with None in the place of each `StaticLeaf`, as `equinox.filter` does."""
     return _replace_static(tree, lambda leaf: None)
 
 

@@ -1,34 +1,16 @@
-"""The sharding rules: for each JAX primitive, one small function that tells which of its dimensions may be sharded.
+"""The sharding rules: for each JAX primitive, a function that returns which of its dimensions may be sharded.
 
-To add a primitive, write a function with `@rule_for("primitive")` in the module of its kind. The docstring of each function
-gives its rule as an einsum, in which `.` is a dimension that must be replicated, and `..` are several of them.
-
-A sharding rule: an operation as a generalised einsum. The form and the word *factor* are Shardy's (`sdy.op_sharding_rule`).
-
-A *factor* is an index that labels dimensions of operands and results. If a factor is sharded over a mesh axis, every operand
-dimension with this factor must be sharded over that axis, and every result dimension with it comes out sharded. A factor that
-no result has is reduced: the result is *partial*, and an all-reduce or a reduce-scatter completes it.
+A rule is an operation as a generalised einsum. The form and the word *factor* are Shardy's (`sdy.op_sharding_rule`). A *factor*
+is an index that labels dimensions of operands and results. If a factor is sharded over a mesh axis, every operand dimension with
+this factor must be sharded over that axis. So is every result dimension with it. A factor that no result has is reduced: the
+result is *partial*, and an all-reduce or a reduce-scatter completes it. Example: "bij,bjk->bik" has the factors b, j, i, k, the
+operands ((b, i, j), (b, j, k)) and the results ((b, i, k),).
 
 A rule describes what XLA's partitioner does, not what would be possible. Where the partitioner gathers the operands of an
 operation although it is independent along a dimension, that dimension has no factor and must be replicated.
 
-Example: "bij,bjk->bik" has the factors b, j, i, k, the operands ((b, i, j), (b, j, k)) and the results ((b, i, k),).
-
-Sharding rules of elementwise operations with several operands, which broadcast dimensions of size one.
-
-Sharding rules of matrix products and convolutions.
-
-Sharding rules of gathers, scatters, and slices at positions that are known only at run time.
-
-Sharding rules of linear algebra on batches of matrices [..., M, N], and of Fourier transforms.
-
-Sharding rules of random numbers: keys are replicated, and each device draws its own shard of the numbers.
-
-This holds for JAX's default generator with `jax_threefry_partitionable`, where the bits are a function of key and position.
-
-Sharding rules of reductions, cumulative operations, windows and sorting.
-
-Sharding rules of primitives that rearrange or create elements and compute nothing.
+To add a primitive, write a function with `@rule_for("primitive")`. The docstring of each function gives its rule as an einsum, in
+which `.` is a dimension that must be replicated, and `..` are several of them.
 """
 
 from __future__ import annotations
@@ -81,19 +63,11 @@ def rule_for(*primitives: str) -> Callable[[RuleFunction], RuleFunction]:
 
 
 def find_rule(primitive: str, params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return the rule of an equation.
+    """Return the rule of an equation, with one entry for each operand and each result.
 
     A primitive without a registered rule counts as elementwise if all shapes agree (scalar operands aside). Otherwise it is
     replicated. If such an operation keeps all shapes but is not elementwise, the program is still correct, because the compiler
     inserts the collectives that it needs; only the predicted cost is wrong.
-
-    Args:
-      primitive: the name of the primitive.
-      params: the parameters of the equation.
-      operands, results: anything with a `shape`.
-
-    Returns:
-      The rule, with one entry for each operand and each result.
 
     >>> import jax
     >>> x, w = jax.ShapeDtypeStruct((8, 4), "float32"), jax.ShapeDtypeStruct((4, 6), "float32")
@@ -101,8 +75,7 @@ def find_rule(primitive: str, params: Mapping[str, Any], operands: Sequence[Any]
     >>> rule.operands, rule.results, rule.reduced(0)
     (((1, 0), (0, 2)), ((1, 2),), True)
     """
-    function = RULES.get(primitive, elementwise)
-    return function(params, operands, results)
+    return RULES.get(primitive, elementwise)(params, operands, results)
 
 
 def elementwise(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
@@ -151,6 +124,32 @@ def leading_dims(params: Mapping[str, Any], operands: Sequence[Any], results: Se
     return Rule(sizes, tuple(map(dims, operands)), tuple(map(dims, results)))
 
 
+def independent_dims(operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return the rule of a `shard_map`: each dimension has its own factor, as each layout is prescribed separately."""
+    factors = _Factors()
+    operand_dims, result_dims = factors.label(operands), factors.label(results)
+    return Rule(tuple(factors.sizes), operand_dims, result_dims)
+
+
+class _Factors:
+    """The factors of a rule that is being built, numbered in order."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def new(self, size: int) -> int:
+        """Add a factor and return its number."""
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def label(self, avals: Sequence[Any]) -> tuple[Dims, ...]:
+        """Add a factor for each dimension of some arrays, and return these factors."""
+        return tuple(tuple(map(self.new, aval.shape)) for aval in avals)
+
+
+# Elementwise operations with several operands, which broadcast dimensions of size one
+
+
 @rule_for(
     *("add", "add_any", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2", "nextafter", "complex", "select_n", "clamp"),
     *("and", "or", "xor", "shift_left", "shift_right_logical", "shift_right_arithmetic", "eq", "ne", "lt", "le", "gt", "ge"),
@@ -169,16 +168,7 @@ def broadcasting(params: Mapping[str, Any], operands: Sequence[Any], results: Se
     return Rule(shape, tuple(operand_dims), (dims,), identity=True)
 
 
-class _Factors:
-    """The factors of a rule that is being built, numbered in order."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def new(self, size: int) -> int:
-        """Add a factor and return its number."""
-        self.sizes.append(size)
-        return len(self.sizes) - 1
+# Matrix products and convolutions
 
 
 @rule_for("dot_general")
@@ -285,6 +275,9 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
     return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right)), (tuple(result),))
 
 
+# Gathers, scatters, and slices at positions that are known only at run time
+
+
 @rule_for("gather")
 def gather(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Return `vd,bt.->btd`: table [V, D], indices [B, T, 1] → rows [B, T, D], partial over v.
@@ -294,29 +287,25 @@ def gather(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence
     """
     numbers = params["dimension_numbers"]
     table, indices, result = (tuple(aval.shape) for aval in (operands[0], operands[1], results[0]))
-    sizes: list[int] = []
+    factors = _Factors()
     table_dims: list[int | None] = [None] * len(table)
     index_dims: list[int | None] = [None] * len(indices)
     result_dims: list[int | None] = [None] * len(result)
-
     batch = [dim for dim in range(len(result)) if dim not in numbers.offset_dims]
     for at, dim in zip(range(len(indices) - 1), batch, strict=True):
-        index_dims[at] = result_dims[dim] = len(sizes)
-        sizes.append(indices[at])
+        index_dims[at] = result_dims[dim] = factors.new(indices[at])
     for table_dim, index_dim in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
         table_dims[table_dim] = index_dims[index_dim]
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     taken = params["slice_sizes"]
     for table_dim, dim in zip([dim for dim in range(len(table)) if dim not in gone], numbers.offset_dims, strict=True):
         if taken[table_dim] == table[table_dim]:
-            table_dims[table_dim] = result_dims[dim] = len(sizes)
-            sizes.append(table[table_dim])
+            table_dims[table_dim] = result_dims[dim] = factors.new(table[table_dim])
     looked_up = [dim for dim in numbers.start_index_map if taken[dim] < table[dim]]
     if all(taken[dim] == 1 for dim in looked_up):
         for dim in looked_up:
-            table_dims[dim] = len(sizes)
-            sizes.append(table[dim])
-    return Rule(tuple(sizes), (tuple(table_dims), tuple(index_dims)), (tuple(result_dims),))
+            table_dims[dim] = factors.new(table[dim])
+    return Rule(tuple(factors.sizes), (tuple(table_dims), tuple(index_dims)), (tuple(result_dims),))
 
 
 @rule_for("scatter-add", "scatter-mul", "scatter-min", "scatter-max")
@@ -324,7 +313,7 @@ def scatter(params: Mapping[str, Any], operands: Sequence[Any], results: Sequenc
     """Return `vd,bt.,btd->vd`: table [V, D], indices [B, T, 1], updates [B, T, D] → table, partial over b and t.
 
     It adds rows to a table, as the gradient of a lookup does. If the table is sharded along V, each device reads all updates
-    and applies those of its own rows.
+    and applies the updates of its own rows.
     """
     return _scatter(params, operands, partial=True)
 
@@ -339,33 +328,28 @@ def _scatter(params: Mapping[str, Any], operands: Sequence[Any], partial: bool) 
     """Return the rule of a scatter; `partial` is whether updates may be sharded along their rows."""
     numbers = params["dimension_numbers"]
     table, indices, updates = (tuple(aval.shape) for aval in operands)
-    sizes: list[int] = []
+    factors = _Factors()
     table_dims: list[int | None] = [None] * len(table)
     index_dims: list[int | None] = [None] * len(indices)
     update_dims: list[int | None] = [None] * len(updates)
-
-    def factor(size: int) -> int:
-        sizes.append(size)
-        return len(sizes) - 1
-
     rows = [dim for dim in range(len(updates)) if dim not in numbers.update_window_dims]
     batching = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     for at, dim in zip(range(len(indices) - 1), rows, strict=True):
         if at in batching:
-            index_dims[at] = update_dims[dim] = table_dims[batching[at]] = factor(indices[at])
+            index_dims[at] = update_dims[dim] = table_dims[batching[at]] = factors.new(indices[at])
         elif partial:
-            index_dims[at] = update_dims[dim] = factor(indices[at])
+            index_dims[at] = update_dims[dim] = factors.new(indices[at])
     gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     put = [1] * len(table)
     for table_dim, dim in zip([dim for dim in range(len(table)) if dim not in gone], numbers.update_window_dims, strict=True):
         put[table_dim] = updates[dim]
         if updates[dim] == table[table_dim]:
-            table_dims[table_dim] = update_dims[dim] = factor(table[table_dim])
+            table_dims[table_dim] = update_dims[dim] = factors.new(table[table_dim])
     looked_up = [dim for dim in numbers.scatter_dims_to_operand_dims if put[dim] < table[dim]]
     if all(put[dim] == 1 for dim in looked_up):
         for dim in looked_up:
-            table_dims[dim] = factor(table[dim])
-    return Rule(tuple(sizes), (tuple(table_dims), tuple(index_dims), tuple(update_dims)), (tuple(table_dims),))
+            table_dims[dim] = factors.new(table[dim])
+    return Rule(tuple(factors.sizes), (tuple(table_dims), tuple(index_dims), tuple(update_dims)), (tuple(table_dims),))
 
 
 @rule_for("dynamic_slice")
@@ -387,6 +371,9 @@ def dynamic_update_slice(params: Mapping[str, Any], operands: Sequence[Any], res
     put = tuple(dim if array[dim] == update[dim] else None for dim in range(len(array)))
     dims = tuple(dim if update[dim] in (1, array[dim]) else None for dim in range(len(array)))
     return Rule(tuple(array), (dims, put, *((),) * (len(operands) - 2)), (dims,))
+
+
+# Linear algebra on batches of matrices [..., M, N], and Fourier transforms
 
 
 @rule_for(
@@ -416,6 +403,10 @@ def fft(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[An
     return replicated(params, operands, results)
 
 
+# Random numbers: keys are replicated, and each device draws its own shard of the numbers. This holds for JAX's default generator
+# with `jax_threefry_partitionable`, where the bits are a function of key and position.
+
+
 @rule_for("random_bits")
 def random_bits(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Return `k->kij`: keys [K] → bits [K, I, J]. The dimensions of the keys are shared, the others are new."""
@@ -425,7 +416,7 @@ def random_bits(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
 
 @rule_for("random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_clone")
 def key_operation(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return `k->k.`: keys are independent. New dimensions, such as those of a split, hold few bytes and are replicated."""
+    """Return `k->k.`: keys are independent. New dimensions, such as the keys of a split, hold few bytes and are replicated."""
     return leading_dims(params, operands, results, count=min(len(aval.shape) for aval in (*operands, *results)))
 
 
@@ -448,6 +439,9 @@ def random_gamma(params: Mapping[str, Any], operands: Sequence[Any], results: Se
 def rng_bit_generator(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Return `.->.,..`: a generator with a state, which the compiler replicates with all its numbers."""
     return replicated(params, operands, results)
+
+
+# Reductions, cumulative operations, windows and sorting
 
 
 @rule_for("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
@@ -524,6 +518,9 @@ def _window_dims(params: Mapping[str, Any]) -> list[int]:
     # The gradients of pooling have no parameter for a dilation.
     extents = ((1,) * rank, params["window_dimensions"], params["window_strides"], params.get("base_dilation") or (1,) * rank)
     return [dim for dim, sizes in enumerate(zip(*extents, strict=True)) if max(sizes) > 1 or any(params["padding"][dim])]
+
+
+# Primitives that rearrange or create elements and compute nothing
 
 
 @rule_for("broadcast_in_dim")
@@ -624,12 +621,9 @@ def pad_or_slice(params: Mapping[str, Any], operands: Sequence[Any], results: Se
     A dimension may keep its size although it is padded, as padding may be negative on one side.
     """
     before, after = operands[0].shape, results[0].shape
-    changed = [dim for dim in range(len(after)) if before[dim] != after[dim] or _is_padded(params, dim)]
+    padding = params.get("padding_config", ((),) * len(after))
+    changed = [dim for dim in range(len(after)) if before[dim] != after[dim] or any(padding[dim])]
     return batched(params, operands, results, replicated_dims=changed)
-
-
-def _is_padded(params: Mapping[str, Any], dim: int) -> bool:
-    return "padding_config" in params and any(params["padding_config"][dim])
 
 
 @rule_for("rev")
@@ -641,12 +635,9 @@ def rev(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[An
 @rule_for("optimization_barrier")
 def optimization_barrier(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Return `ij,kl->ij,kl`: each result is the operand of the same index."""
-    sizes: list[int] = []
-    dims: list[tuple[int, ...]] = []
-    for aval in results:
-        dims.append(tuple(range(len(sizes), len(sizes) + len(aval.shape))))
-        sizes.extend(aval.shape)
-    return Rule(tuple(sizes), tuple(dims), tuple(dims))
+    factors = _Factors()
+    dims = factors.label(results)
+    return Rule(tuple(factors.sizes), dims, dims)
 
 
 @rule_for("bitcast_convert_type")
