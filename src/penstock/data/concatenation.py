@@ -25,7 +25,7 @@ import numpy as np
 from penstock.data.arrays import RowBlocks, is_array
 from penstock.data.collate import is_list_of_numbers, pad_to
 from penstock.data.source import Source, as_source, describe_source
-from penstock.data.tree import Batch, Record, describe, describe_array, leaf_name, to_numpy, unstack
+from penstock.data.tree import Batch, Record, as_records, describe, describe_array, leaf_name, to_numpy
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ def _joined(sources: Sequence[Source]) -> Source | None:
 def _merged_records(parts: Sequence[tuple[int, np.ndarray, Any]], count: int) -> list[Record]:
     records: list[Record] = [None] * count
     for _, rows, data in parts:
-        for row, record in zip(rows.tolist(), data if isinstance(data, list) else unstack(data, len(rows)), strict=True):
+        for row, record in zip(rows.tolist(), as_records(data, len(rows)), strict=True):
             records[row] = record
     return records
 

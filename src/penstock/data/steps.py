@@ -1,7 +1,4 @@
-"""`Steps`: any function from a step to a host batch, to be fed with a state.
-
-A function goes in; an object that `ps.feed` reads ahead, and whose position is the number of the step, comes out.
-"""
+"""Feed any function from a step to a host batch, with the step as the state: `Steps`."""
 
 from __future__ import annotations
 
@@ -49,12 +46,7 @@ class Steps:
     """
 
     def __init__(
-        self,
-        fn: Callable[[int], Batch],
-        length: int | None = None,
-        *,
-        workers: int | str | None = None,
-        name: str | None = None,
+        self, fn: Callable[[int], Batch], length: int | None = None, *, workers: int | str | None = None, name: str | None = None
     ):
         if not callable(fn):
             raise TypeError(f"Steps needs a function from a step to a batch, got {type(fn).__name__}")

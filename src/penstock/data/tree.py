@@ -1,4 +1,4 @@
-"""Functions on batches, which are pytrees of arrays [B, ...]: names and descriptions of leaves, conversion to NumPy."""
+"""Handle batches, which are pytrees of arrays [B, ...]: name and describe their leaves, convert them to NumPy."""
 
 from __future__ import annotations
 
@@ -45,9 +45,11 @@ def describe(tree: Any) -> str:
     )
 
 
-def unstack(batch: Batch, records: int) -> list[Record]:
-    """Split a batch into its records, which are views."""
-    leaves, treedef = jax.tree_util.tree_flatten(batch)
+def as_records(data: Batch | list[Record], records: int) -> list[Record]:
+    """Split a batch into its records, which are views. Return a list of records as it is."""
+    if isinstance(data, list):
+        return data
+    leaves, treedef = jax.tree_util.tree_flatten(data)
     return [jax.tree_util.tree_unflatten(treedef, [leaf[i] for leaf in leaves]) for i in range(records)]
 
 

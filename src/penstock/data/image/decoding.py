@@ -418,14 +418,8 @@ def _decode_fast(fast: tuple[Any, Any], data: bytes, image: Size, box: Box, targ
         return False
     rows, columns = math.ceil(image[0] / factor), math.ceil(image[1] / factor)
     try:
-        pixels = simplejpeg.decode_jpeg(
-            data,
-            "RGB",
-            min_height=rows,
-            min_width=columns,
-            min_factor=factor,
-            buffer=_scratch.get("decoded", rows * columns * 3),
-        )
+        buffer = _scratch.get("decoded", rows * columns * 3)
+        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=rows, min_width=columns, min_factor=factor, buffer=buffer)
     except ValueError:  # damaged, or with a harmless fault that Pillow ignores
         return False
     top, bottom, down = _interval(box.top / factor, box.height / factor, rows, height)

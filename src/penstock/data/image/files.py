@@ -48,15 +48,12 @@ class Folder(Protocol):
 
     def list(self) -> tuple[list[str], list[str]]:
         """Return the relative paths of all files in it and below, and the names of the folders in it, in any order."""
-        ...
 
     def read(self, path: str) -> bytes:
         """Return the contents of a file, by its relative path."""
-        ...
 
     def full(self, path: str) -> str:
         """Return the path or URL of a file, for messages."""
-        ...
 
 
 class LocalFolder:

@@ -43,15 +43,12 @@ class RecordSequence(Protocol):
     @property
     def records(self) -> int:
         """Return the number of positions in an epoch."""
-        ...
 
     def at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return the record indices, int64 [...], at positions, int64 [...] in `[0, records)`, of one epoch."""
-        ...
 
     def fingerprint(self) -> Mapping[str, Any]:
         """Return all that decides the order, beside the number of records and the batch size."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from penstock.data.arrow import ArrowSource, Rows
 from penstock.data.collate import is_list_of_numbers
 from penstock.data.concatenation import has_weights
 from penstock.data.source import Source, as_source, describe_source
-from penstock.data.tree import Record, describe_array, is_numeric, leaf_name, leaves_with_names, to_numpy, unstack
+from penstock.data.tree import Record, as_records, describe_array, is_numeric, leaf_name, leaves_with_names, to_numpy
 
 
 def find_leaf(record: Record, leaf: str | None) -> tuple[Sequence[Any], str]:
@@ -218,7 +218,6 @@ class PieceReader(Protocol):
 
     def __len__(self) -> int:
         """Return the number of documents."""
-        ...
 
     def gather(self, documents: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find pieces of documents.
@@ -231,7 +230,6 @@ class PieceReader(Protocol):
         Returns:
           (tokens, starts): an array [m], and the place of the first token of each piece in it, int64 [n].
         """
-        ...
 
 
 class DocumentReader(PieceReader, Protocol):
@@ -245,15 +243,12 @@ class DocumentReader(PieceReader, Protocol):
 
     def scan(self) -> tuple[np.ndarray, np.dtype]:
         """Return the number of tokens of each document, int64 [N], and a dtype that holds all tokens."""
-        ...
 
     def lengths_of(self, documents: np.ndarray) -> np.ndarray:
         """Return the number of tokens of some documents, int64 [n]."""
-        ...
 
     def describe(self) -> str:
         """Return what the state of a feed says of the documents."""
-        ...
 
 
 class Documents:
@@ -358,7 +353,7 @@ class RecordDocuments:
 
     def __init__(self, source: Source, leaf: str | None):
         self._source = source
-        self._path, self._name = find_leaf(_records(source, np.arange(1))[0], leaf)
+        self._path, self._name = find_leaf(as_records(source.read(np.arange(1)), 1)[0], leaf)
 
     def __len__(self) -> int:
         """Return the number of documents."""
@@ -407,7 +402,7 @@ class RecordDocuments:
         return f"{describe_source(self._source)}: {self._name}"
 
     def _tokens(self, documents: np.ndarray) -> Iterator[np.ndarray]:
-        for i, record in zip(documents.tolist(), _records(self._source, documents), strict=True):
+        for i, record in zip(documents.tolist(), as_records(self._source.read(documents), len(documents)), strict=True):
             yield as_tokens(get_leaf(record, self._path, self._name, i), self._name, i)
 
 
@@ -481,8 +476,3 @@ def _rows_of_arrays(source: ArraySource, leaf: str | None) -> DocumentReader:
     if is_stored(array):
         return RecordDocuments(source, name)
     return Documents(array.reshape(-1), np.arange(len(array) + 1) * array.shape[1])
-
-
-def _records(source: Source, indices: np.ndarray) -> list[Record]:
-    data = source.read(indices)
-    return data if isinstance(data, list) else unstack(data, len(indices))

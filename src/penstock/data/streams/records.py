@@ -43,15 +43,12 @@ class Cursor(Protocol):
 
     def __next__(self) -> Raw:
         """Return the next record."""
-        ...
 
     def position(self) -> Any:
         """Return the position after the last record, for JSON. A cursor that begins there gives the records after it."""
-        ...
 
     def close(self) -> None:
         """Close the files."""
-        ...
 
 
 class Records(Protocol):
@@ -67,7 +64,6 @@ class Records(Protocol):
 
     def describe(self) -> str:
         """Return what tells them from other records."""
-        ...
 
     def cursor(self, position: Any, epoch: int, seed: int | None, share: tuple[int, int]) -> Cursor:
         """Begin to read.
@@ -78,7 +74,6 @@ class Records(Protocol):
           seed: of the order of the files; None for the order in which they were given.
           share: (index, count): the part of the files to read.
         """
-        ...
 
     def decode(self, raw: Raw) -> Any:
         """Return the record.
@@ -86,7 +81,6 @@ class Records(Protocol):
         Raises:
           ValueError: it is damaged; the message names its place.
         """
-        ...
 
 
 class FileFormat(Protocol):
@@ -94,7 +88,6 @@ class FileFormat(Protocol):
 
     def records(self, path: str, name: str, position: Any) -> Iterator[tuple[Raw, Any]]:
         """Yield the records of a file after a position, each with the position after it."""
-        ...
 
 
 class FileCursor:

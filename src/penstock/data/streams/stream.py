@@ -17,6 +17,7 @@ import numpy as np
 from penstock._arguments import at_least
 from penstock._bytes import counted
 from penstock.data.collate import stack
+from penstock.data.order.rows import index_and_count
 from penstock.data.streams.records import Cursor, IterableRecords, Raw, Records
 from penstock.data.transform import Transform, per_record
 from penstock.data.tree import Batch, Record, leaves_with_names, to_numpy
@@ -95,11 +96,7 @@ def stream(
     if collate is not None and not callable(collate):
         raise TypeError(f"collate={collate!r} is not a function from a list of records to a batch")
     records = _as_records(source)
-    if process is not None and (not isinstance(process, (tuple, list)) or len(process) != 2):
-        raise ValueError(f"process={process!r}: needs (index, count) with 0 <= index < count")
-    index, count = (jax.process_index(), jax.process_count()) if process is None else process
-    if not 0 <= index < count:
-        raise ValueError(f"process={process!r}: needs (index, count) with 0 <= index < count")
+    index, count = (jax.process_index(), jax.process_count()) if process is None else index_and_count(process)
     _check_processes(records, batch_size, remainder, deal, epochs, count)
     return Stream(
         records=records,
