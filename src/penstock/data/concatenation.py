@@ -1,16 +1,10 @@
-"""The structure, the dtypes and the shapes of records, by which sources that are read as one are compared.
+"""Read several sources as one: `concat`, and what mixtures share with it.
 
-Sources go in; an error comes out if their records could not share a batch. One record of each source is read.
+Sources whose records could not share a batch are refused, after a comparison of their first records.
 
-Batches gathered from several sources in memory, without a call for each source.
-
-Sources with rows in memory go in; a reader of batches comes out, which finds the places of records and then copies them. That
-takes some microseconds more than to read a single array, which matters for small batches. So small arrays are copied into one,
-and places are found for many batches at once.
-
-Several sources as one: `concat`.
-
-Sources go in; one source with the records of the first, then those of the second, and so on, comes out.
+`Gather` reads rows in memory without a call for each source: it finds the places of records, and then copies them. That takes
+some microseconds more than to read a single array, which matters for small batches. So small arrays are copied into one, and
+places are found for many batches at once.
 """
 
 from __future__ import annotations
@@ -28,158 +22,8 @@ from penstock.data.source import Source, as_source, describe_source
 from penstock.data.tree import Batch, Record, as_records, describe, describe_array, leaf_name, to_numpy
 
 
-@dataclass(frozen=True)
-class RecordSpec:
-    """The first record of a source, without its values.
-
-    Attributes:
-      source: number and type of the source, as "source 0 (ArraySource)".
-      is_record: whether the source reads records one by one, which a function may change before they are stacked.
-      structure: the structure of the record.
-      leaves: from the name of a leaf to its dtype and shape, such as "uint8[28,28]"; or to its type. A length that is padded is
-        left out, as in "int32[*]".
-    """
-
-    source: str
-    is_record: bool
-    structure: Any
-    leaves: dict[str, str]
-
-
-def record_specs(sources: Sequence[Source], pad: pad_to | None = None) -> list[RecordSpec]:
-    """Read the first record of each source.
-
-    Args:
-      sources: the sources.
-      pad: pads records of different lengths; None if they are stacked.
-    """
-    return [_spec(number, source, pad) for number, source in enumerate(sources)]
-
-
-def _spec(number: int, source: Source, pad: pad_to | None) -> RecordSpec:
-    try:
-        data = source.read(np.zeros(1, np.int64))
-    except Exception as error:
-        error.add_note(f"penstock: while reading the first record of source {number}")
-        raise
-    is_record = isinstance(data, list)
-    paths, structure = jax.tree_util.tree_flatten_with_path(data[0] if is_record else data, is_list_of_numbers)
-    leaves = {}
-    for path, leaf in paths:
-        name = leaf_name(path)
-        is_padded = pad is not None and ("" in pad.lengths or name in pad.lengths)
-        leaves[name] = _describe(leaf if is_record or not getattr(leaf, "shape", ()) else leaf[0], is_padded)
-    return RecordSpec(f"source {number} ({type(source).__name__})", is_record, structure, leaves)
-
-
-def _describe(leaf: Any, is_padded: bool) -> str:
-    if isinstance(leaf, (str, bytes)):
-        return type(leaf).__name__
-    try:
-        array = np.asarray(to_numpy(leaf))
-    except (TypeError, ValueError):
-        return type(leaf).__name__
-    if array.dtype == object:
-        return type(leaf).__name__
-    if isinstance(leaf, list) and array.size == 0:
-        return "list"  # no dtype is known
-    what = describe_array(array)
-    return what.replace(f"[{len(array)}", "[*", 1) if is_padded and array.ndim else what
-
-
-def _may_share(one: str, other: str) -> bool:
-    return one == other or "list" in (one, other)
-
-
-def check_alike(specs: Sequence[RecordSpec], function: str) -> None:
-    """Raise ValueError if two records differ in structure, dtype or shape.
-
-    Args:
-      specs: those of the sources to compare.
-      function: what reads the sources as one, for the error.
-    """
-    for other in specs[1:]:
-        first = specs[0]
-        names = [
-            name
-            for name in {**first.leaves, **other.leaves}
-            if not _may_share(first.leaves.get(name, ""), other.leaves.get(name, ""))
-        ]
-        if not names and other.structure == first.structure:
-            continue
-        listed = ", ".join(
-            f"leaf {name!r} of a record is {first.leaves.get(name, 'absent')} and {other.leaves.get(name, 'absent')}"
-            for name in names[:4]
-        )
-        raise ValueError(
-            f"{function}: {first.source} and {other.source} have records that differ, so batches would change with the source: "
-            f"{listed or f'the structure is {first.structure} and {other.structure}'}. Make them alike where they are stored, "
-            "for example by array.astype(dtype); or give sources of records (lists of dicts, datasets), which "
-            "transform=ps.per_record(fn) makes alike"
-        )
-
-
-def gather_of(sources: Sequence[Source], copied: int) -> Gather | None:
-    """Return a reader of several sources, whose record indices count through all of them.
-
-    Args:
-      sources: the sources. Those with a method `row_blocks`, which returns a pytree of `RowBlocks`, can be gathered from.
-      copied: most bytes of arrays that are copied into one.
-
-    Returns:
-      The reader; None if the sources cannot be gathered from, or have different leaves.
-    """
-    trees = [blocks() for source in sources if (blocks := getattr(source, "row_blocks", None)) is not None]
-    if len(trees) < len(sources) or any(tree is None for tree in trees):
-        return None
-    structures: list[Any] = [jax.tree_util.tree_structure(tree) for tree in trees]
-    leaves = [[x.blocks for x in column] for column in zip(*map(jax.tree_util.tree_leaves, trees), strict=False)]
-    columns = [[block for blocks in column for block in blocks] for column in leaves]
-    if any(structure != structures[0] for structure in structures) or not all(map(_are_alike, columns)):
-        return None
-    return Gather([RowBlocks(blocks) for blocks in _copy_smallest(columns, copied)], structures[0])
-
-
-def _are_alike(blocks: Sequence[np.ndarray]) -> bool:
-    return len({(block.dtype, block.shape[1:]) for block in blocks}) == 1
-
-
-def _copy_smallest(columns: Sequence[Sequence[np.ndarray]], most: int) -> list[Sequence[np.ndarray]]:
-    """Replace the blocks of the smallest leaves, which have so many bytes together at most, by one array each.
-
-    Memory maps stay where they are. So do windows, which would need more memory as a copy.
-    """
-    result, left = list(columns), most
-    for number, blocks in sorted(enumerate(columns), key=lambda pair: sum(block.nbytes for block in pair[1])):
-        left -= sum(block.nbytes for block in blocks)
-        if left >= 0 and all(type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.isnative for x in blocks):
-            result[number] = [np.concatenate(blocks)]
-    return result
-
-
-class Gather:
-    """A reader of batches from rows in memory.
-
-    Args:
-      columns: the rows of each leaf.
-      structure: the structure of a batch.
-    """
-
-    def __init__(self, columns: Sequence[RowBlocks], structure: Any):
-        self._columns, self._structure = columns, structure
-
-    def places(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Return where the records at int64 [...] lie: for each leaf, an array of the same shape."""
-        return [column.places(indices) for column in self._columns]
-
-    def read(self, places: Sequence[np.ndarray]) -> Batch:
-        """Return the batch of the records at these places, int64 [n] for each leaf."""
-        leaves = [column.read(x) for column, x in zip(self._columns, places, strict=True)]
-        return jax.tree_util.tree_unflatten(self._structure, leaves)
-
-
 def concat(sources: Sequence[Any]) -> ConcatSource:
-    """Put sources one after the other: the records of the first, then those of the second, and so on.
+    """Put sources one after the other: the records of the first, then the records of the second, and so on.
 
     Args:
       sources: whatever a `Loader` takes, each. Their records need the same structure, shapes and dtypes; the first record of
@@ -202,14 +46,7 @@ def concat(sources: Sequence[Any]) -> ConcatSource:
 
 
 def as_sources(sources: Any, function: str) -> list[Source]:
-    """Make a source of each item of a list, and compare their records.
-
-    Args:
-      function: name of the public function, for errors.
-
-    Raises:
-      TypeError, ValueError: see `concat`. A note names the source.
-    """
+    """Make a source of each item of a list, and compare their records. `function` is the public one, for errors: see `concat`."""
     if not isinstance(sources, (list, tuple, Iterator, ValuesView)):
         what = f"one array, {describe_array(sources)}" if is_array(sources) else type(sources).__name__
         raise TypeError(f"{function} needs a list of sources, such as ps.{function}([a, b]); got {what}")
@@ -243,11 +80,9 @@ class ConcatSource:
     """A source with the records of several sources, one after the other.
 
     Args:
-      sources: the sources.
       copied: most bytes of arrays in memory that are copied into one.
 
     Attributes:
-      sources: the sources.
       starts: int64 [sources + 1], the index of the first record of each source, and the number of all records.
       is_gather: whether `read` only copies rows from memory or from memory-mapped files.
       gather: the reader of the records, if their places can be found before they are read; None if not.
@@ -258,7 +93,9 @@ class ConcatSource:
         self.starts = np.concatenate([[0], np.cumsum([len(source) for source in self.sources], dtype=np.int64)])
         self.is_gather = all(getattr(source, "is_gather", False) for source in self.sources)
         self.gather = gather_of(self.sources, copied)
-        self._joined = _joined(self.sources)
+        kind = type(self.sources[0])  # which may know how to join sources of its kind
+        join = getattr(kind, "joined", None) if all(type(source) is kind for source in self.sources) else None
+        self._joined: Source | None = None if join is None else join(self.sources)
 
     def __reduce__(self) -> Any:
         return ConcatSource, (self.sources, 0)  # worker processes share the memory of the sources
@@ -297,13 +134,6 @@ class ConcatSource:
         return " + ".join(f"{count} × {describe_source(source)}" for count, source in zip(counts, self.sources, strict=True))
 
 
-def _joined(sources: Sequence[Source]) -> Source | None:
-    """Return one source with the records of all sources, if their class knows how to join them."""
-    kind = type(sources[0])
-    join = getattr(kind, "joined", None) if all(type(source) is kind for source in sources) else None
-    return None if join is None else join(sources)
-
-
 def _merged_records(parts: Sequence[tuple[int, np.ndarray, Any]], count: int) -> list[Record]:
     records: list[Record] = [None] * count
     for _, rows, data in parts:
@@ -331,3 +161,128 @@ def _merged_arrays(parts: Sequence[tuple[int, np.ndarray, Any]], count: int) -> 
         for whole, leaf in zip(out, others, strict=True):
             whole[rows] = leaf
     return jax.tree_util.tree_unflatten(structure, out)
+
+
+@dataclass(frozen=True)
+class RecordSpec:
+    """The first record of a source, without its values.
+
+    Attributes:
+      source: number and type of the source, as "source 0 (ArraySource)".
+      is_record: whether the source reads records one by one, which a function may change before they are stacked.
+      structure: the structure of the record.
+      leaves: from the name of a leaf to its dtype and shape, such as "uint8[28,28]"; or to its type. A length that is padded is
+        left out, as in "int32[*]".
+    """
+
+    source: str
+    is_record: bool
+    structure: Any
+    leaves: dict[str, str]
+
+
+def record_specs(sources: Sequence[Source], pad: pad_to | None = None) -> list[RecordSpec]:
+    """Read the first record of each source. `pad` pads records of different lengths; None if they are stacked."""
+    return [_spec(number, source, pad) for number, source in enumerate(sources)]
+
+
+def _spec(number: int, source: Source, pad: pad_to | None) -> RecordSpec:
+    try:
+        data = source.read(np.zeros(1, np.int64))
+    except Exception as error:
+        error.add_note(f"penstock: while reading the first record of source {number}")
+        raise
+    is_record = isinstance(data, list)
+    paths, structure = jax.tree_util.tree_flatten_with_path(data[0] if is_record else data, is_list_of_numbers)
+    leaves = {}
+    for path, leaf in paths:
+        name = leaf_name(path)
+        is_padded = pad is not None and ("" in pad.lengths or name in pad.lengths)
+        leaves[name] = _describe(leaf if is_record or not getattr(leaf, "shape", ()) else leaf[0], is_padded)
+    return RecordSpec(f"source {number} ({type(source).__name__})", is_record, structure, leaves)
+
+
+def _describe(leaf: Any, is_padded: bool) -> str:
+    if isinstance(leaf, (str, bytes)):
+        return type(leaf).__name__
+    try:
+        array = np.asarray(to_numpy(leaf))
+    except (TypeError, ValueError):
+        return type(leaf).__name__
+    if array.dtype == object:
+        return type(leaf).__name__
+    if isinstance(leaf, list) and array.size == 0:
+        return "list"  # no dtype is known
+    what = describe_array(array)
+    return what.replace(f"[{len(array)}", "[*", 1) if is_padded and array.ndim else what
+
+
+def check_alike(specs: Sequence[RecordSpec], function: str) -> None:
+    """Raise ValueError if two records differ in structure, dtype or shape. `function` reads the sources as one, for the error."""
+    for other in specs[1:]:
+        first = specs[0]
+        leaves = {
+            name: (first.leaves.get(name, "absent"), other.leaves.get(name, "absent"))
+            for name in {**first.leaves, **other.leaves}
+        }
+        differing = {name: pair for name, pair in leaves.items() if pair[0] != pair[1] and "list" not in pair}
+        if not differing and other.structure == first.structure:
+            continue
+        listed = ", ".join(f"leaf {name!r} of a record is {a} and {b}" for name, (a, b) in [*differing.items()][:4])
+        raise ValueError(
+            f"{function}: {first.source} and {other.source} have records that differ, so batches would change with the source: "
+            f"{listed or f'the structure is {first.structure} and {other.structure}'}. Make them alike where they are stored, "
+            "for example by array.astype(dtype); or give sources of records (lists of dicts, datasets), which "
+            "transform=ps.per_record(fn) makes alike"
+        )
+
+
+def gather_of(sources: Sequence[Source], copied: int) -> Gather | None:
+    """Return a reader of several sources, whose record indices count through all of them.
+
+    Args:
+      sources: can be gathered from if they have a method `row_blocks`, which returns a pytree of `RowBlocks`.
+      copied: most bytes of arrays that are copied into one.
+
+    Returns:
+      None if the sources cannot be gathered from, or have different leaves.
+    """
+    trees = [blocks() for source in sources if (blocks := getattr(source, "row_blocks", None)) is not None]
+    if len(trees) < len(sources) or any(tree is None for tree in trees):
+        return None
+    structures: list[Any] = [jax.tree_util.tree_structure(tree) for tree in trees]
+    leaves = [[x.blocks for x in column] for column in zip(*map(jax.tree_util.tree_leaves, trees), strict=False)]
+    columns = [[block for blocks in column for block in blocks] for column in leaves]
+    alike = all(len({(block.dtype, block.shape[1:]) for block in blocks}) == 1 for blocks in columns)
+    if any(structure != structures[0] for structure in structures) or not alike:
+        return None
+    return Gather([RowBlocks(blocks) for blocks in _copy_smallest(columns, copied)], structures[0])
+
+
+def _copy_smallest(columns: Sequence[Sequence[np.ndarray]], most: int) -> list[Sequence[np.ndarray]]:
+    """Replace the blocks of the smallest leaves, which have so many bytes together at most, by one array each.
+
+    Memory maps stay where they are. So do windows, which would need more memory as a copy.
+    """
+    result, left = list(columns), most
+    for number, blocks in sorted(enumerate(columns), key=lambda pair: sum(block.nbytes for block in pair[1])):
+        left -= sum(block.nbytes for block in blocks)
+        if left >= 0 and all(type(x) is np.ndarray and x.flags.c_contiguous and x.dtype.isnative for x in blocks):
+            result[number] = [np.concatenate(blocks)]
+    return result
+
+
+class Gather:
+    """A reader of batches: the rows of each leaf in memory, and the structure of a batch."""
+
+    def __init__(self, columns: Sequence[RowBlocks], structure: Any):
+        self._columns, self._structure = columns, structure
+
+    def places(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Return where the records at int64 [...] lie: for each leaf, an array of the same shape."""
+        return [column.places(indices) for column in self._columns]
+
+    def read(self, places: Sequence[np.ndarray]) -> Batch:
+        """Return the batch of the records at these places, int64 [n] for each leaf."""
+        leaves = [column.read(x) for column, x in zip(self._columns, places, strict=True)]
+        return jax.tree_util.tree_unflatten(self._structure, leaves)

@@ -1,6 +1,5 @@
-"""Worker processes that read batches, for Python code that holds the interpreter lock.
+"""Read batches in worker processes, for Python code that holds the interpreter lock.
 
-A function from a step to a batch goes in; N such functions come out, each of which calls a copy of it in a process of its own.
 Processes are spawned, never forked: a fork of a process that runs JAX's threads can deadlock. Each worker process belongs to one
 thread of the parent, which sends it a step, waits, and copies the batch out of shared memory:
 
@@ -57,11 +56,7 @@ class Workers:
 
     @classmethod
     def parse(cls, workers: int | str | None) -> Workers:
-        """Parse None, a number of threads, or "process:N".
-
-        Raises:
-          ValueError: it is none of these.
-        """
+        """Parse None, a number of threads, or "process:N"."""
         if workers is None or workers == 0:
             return cls("none", 1)
         if isinstance(workers, str):
@@ -74,12 +69,7 @@ class Workers:
 
 
 class ProcessPool:
-    """N worker processes, each with a copy of a function that reads a batch.
-
-    Args:
-      read: the function, which must be picklable. The workers share one copy of the bytes of its arrays.
-      count: number of processes.
-    """
+    """Worker processes, each with a copy of a picklable function that reads a batch. They share the bytes of its arrays."""
 
     def __init__(self, read: ReadBatch, count: int):
         context = multiprocessing.get_context("spawn")
@@ -139,7 +129,8 @@ class _Worker:
         if isinstance(reply, _Failure):
             raise reply.error()
         clock.add(reply.seconds)
-        return pickle.loads(reply.pickled, buffers=self._copies(reply.sizes))  # from our own worker, not from disk
+        copies = [np.frombuffer(view, np.uint8).copy() for view in _views(self.segment, reply.sizes)]
+        return pickle.loads(reply.pickled, buffers=copies)  # from our own worker, not from disk
 
     def _ask(self, step: int) -> _Reply | _Failure:
         """Send a step and receive the reply, with a larger segment if the worker asks for it."""
@@ -156,12 +147,6 @@ class _Worker:
             self.connection.send(self.segment.name)
             reply = self.connection.recv()
         return reply
-
-    def _copies(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        return [
-            np.frombuffer(_bytes(self.segment), np.uint8, size, at).copy() if size else np.empty(0, np.uint8)
-            for at, size in _offsets(sizes)
-        ]
 
 
 class _Reply(NamedTuple):
@@ -252,14 +237,14 @@ def _offsets(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         at += _padded(size)
 
 
+def _padded(size: int) -> int:
+    return -(-size // 64) * 64  # so that each array begins at a cache line
+
+
 def _bytes(segment: SharedMemory | None) -> memoryview:
     assert segment is not None
     assert segment.buf is not None  # it is open
     return segment.buf
-
-
-def _padded(size: int) -> int:
-    return -(-size // 64) * 64  # so that each array begins at a cache line
 
 
 def _free(segment: SharedMemory | None) -> None:
