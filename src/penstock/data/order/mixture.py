@@ -92,7 +92,7 @@ class Mixture:
     """Sources with weights. As a `Source`, it has the records of all of them, one after the other.
 
     Args:
-      sources: of single records or arrays, with records that are alike.
+      sources: their records are alike, see `concat`.
       stages: the weights of each stage, in the order of their steps.
       seed, stop: see `mix`.
     """

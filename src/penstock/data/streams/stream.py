@@ -55,10 +55,9 @@ def stream(
       transform, collate: as for `Loader`.
       remainder: what happens to the last records of the last epoch, if they are fewer than a batch: "drop" or "keep". If there
         is not one complete batch, "drop" is an error.
-      deal: which process gets which records. With "records", every process reads all files, and decodes and
-        transforms only its own rows: the batches do not depend on the number of processes, which may change. With "files",
-        process p of n reads each n-th file, and with "own", its source has only its own records. Their epochs differ in length,
-        so they need `epochs=None`.
+      deal: which process gets which records. With "records", every process reads all files, and decodes and transforms only its
+        own rows: the batches do not depend on the number of processes, which may change. With "files", process p of n reads each
+        n-th file, and with "own", its source has only its own records. Their epochs differ in length, so they need `epochs=None`.
       process: (index, count) of this process; None asks JAX, which starts its backend.
 
     Returns:
@@ -199,11 +198,7 @@ class Stream(Iterable[Batch]):
 
 
 class StreamIterator(Iterator[Batch]):
-    """An iterator over the batches of a stream.
-
-    Args:
-      stream: the stream.
-    """
+    """An iterator over the batches of a stream."""
 
     def __init__(self, stream: Stream):
         self._stream = stream
