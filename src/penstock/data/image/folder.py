@@ -37,8 +37,8 @@ def images(
     decodes PNG, WebP, GIF, BMP and TIFF. `workers=2` decodes two batches at once, without holding the interpreter lock.
 
     Args:
-      folder: a path, a URL such as "s3://bucket/train", or `ps.remote("s3://bucket/train/**", ...)`. Its images, and the images in
-        its folders, are read in the order of their names. Names that begin with a dot are left out.
+      folder: a path, a URL such as "s3://bucket/train", or `ps.remote("s3://bucket/train/**", ...)`. Its images, and the images
+        in its folders, are read in the order of their names. Names that begin with a dot are left out.
       size: (height, width) of the images in pixels, or one number for both. None gives the contents of the files, for
         `transform=ps.per_record(fn)` with `ps.decode_image`.
       fit: how an image gets this size, see `ps.decode_image`.

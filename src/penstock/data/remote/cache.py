@@ -1,6 +1,4 @@
-"""A folder with copies of remote files, bounded in bytes and shared by processes.
-
-The name and size of a file, and a function that downloads it, go in; the path of a complete file comes out.
+"""Keep copies of remote files in a folder that is bounded in bytes and shared by processes: `Cache`.
 
 The folder has four parts, and everything in it may be deleted while no process uses it:
 
@@ -37,14 +35,7 @@ _SAME_USE = 60.0  # seconds; the time of the last use need not be finer
 
 
 class Cache:
-    """The cache in one folder, as one process uses it.
-
-    Args:
-      folder: where the files are; it is created.
-
-    Raises:
-      OSError: the folder cannot be created or written to.
-    """
+    """The cache in one folder, which is created, as one process uses it."""
 
     def __init__(self, folder: str):
         self.folder = os.path.abspath(os.path.expanduser(folder))
@@ -115,7 +106,7 @@ class Cache:
         """End one use of a file. When this process has ended all of them, the file may be removed."""
         with self._thread:
             if os.getpid() != self._process:
-                return  # a copy of the object after a fork: the uses are those of the other process
+                return  # a copy of the object after a fork: the other process counts the uses
             self._used[name] -= 1
             if self._used[name] <= 0:
                 del self._used[name]
@@ -198,11 +189,7 @@ class Cache:
         self._used[name] += 1
 
     def _make_room(self, lock: int, name: str, size: int, limit: int, shown: str) -> None:
-        """Remove the least recently used files until another one fits. The lock of the cache is held.
-
-        Raises:
-          OSError: it does not fit, even without all files that no process uses.
-        """
+        """Remove the least recently used files that no process uses, until another one fits. The lock of the cache is held."""
         counted = self._counted(lock)
         if self._scanned and counted is not None and counted + size <= limit and self._free() > size:
             return
@@ -216,8 +203,7 @@ class Cache:
             os.remove(os.path.join(self._files, unused_name))
             total -= bytes_
         self._scanned = True
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(total).encode(), 0)
+        self._set_count(lock, total)
         if total + size > limit:
             raise OSError(
                 errno.ENOSPC,
@@ -229,9 +215,7 @@ class Cache:
         """Return (last use, bytes, name) of each file, and the bytes of all other downloads. Remove what crashes left."""
         partial = 0
         for entry in os.scandir(self._partial):
-            if entry.name == name:
-                continue
-            if _remove_unlocked(entry.path):
+            if entry.name == name or _remove_unlocked(entry.path):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 partial += entry.stat().st_size
@@ -249,10 +233,8 @@ class Cache:
             if _remove_unlocked(entry.path):
                 continue
             with contextlib.suppress(FileNotFoundError), open(entry.path) as lines:
-                used = Counter()  # type: Counter[str]
-                for line in lines:
-                    used[line[1:].rstrip("\n")] = line[0] == "+"
-            names |= {name for name, is_used in used.items() if is_used}
+                used = {line[1:].rstrip("\n"): line[0] == "+" for line in lines}  # the last line of a name counts
+                names |= {name for name, is_used in used.items() if is_used}
         return names
 
     def _free(self) -> int:
@@ -264,11 +246,13 @@ class Cache:
         return int(text) if text.isdigit() else None
 
     def _count(self, lock: int, change: int) -> None:
-        counted = self._counted(lock)
-        if counted is not None:
-            text = str(max(0, counted + change)).encode()
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, text, 0)
+        if (counted := self._counted(lock)) is not None:
+            self._set_count(lock, max(0, counted + change))
+
+    @staticmethod
+    def _set_count(lock: int, total: int) -> None:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(total).encode(), 0)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
@@ -340,11 +324,7 @@ _opening = threading.Lock()
 def open_cache(folder: str | os.PathLike[str] | None) -> Cache:
     """Return the cache in a folder. A process has one object for each folder.
 
-    Args:
-      folder: None stands for `PENSTOCK_CACHE`, or else for "penstock" in the user's cache folder.
-
-    Raises:
-      OSError: the folder cannot be created or written to.
+    Without a folder, it is in `PENSTOCK_CACHE`, or else in "penstock" in the user's cache folder.
     """
     path = os.fspath(folder) if folder is not None else os.environ.get("PENSTOCK_CACHE") or _default_folder()
     key = (os.getpid(), os.path.abspath(os.path.expanduser(path)))
@@ -364,11 +344,7 @@ _NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def try_lock(file: int) -> bool:
-    """Lock an open file, and return whether that succeeded.
-
-    Raises:
-      OSError: the filesystem has no locks.
-    """
+    """Lock an open file, and return whether that succeeded. Raise OSError if the filesystem has no locks."""
     try:
         import fcntl
     except ImportError:
@@ -396,11 +372,7 @@ def unlock(file: int) -> None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[int]:
-    """Hold the lock of a file, which is created if necessary, and give its descriptor.
-
-    Raises:
-      TimeoutError: another process holds the lock for too long, for example because it was stopped.
-    """
+    """Hold the lock of a file, which is created if necessary, and give its descriptor."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         deadline = time.monotonic() + _HELD_TOO_LONG

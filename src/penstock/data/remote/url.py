@@ -1,7 +1,4 @@
-"""Tell URLs from local paths, take them apart, and show them without secrets.
-
-A path or URL as text goes in; its protocol, its file name, the fixed part of a pattern, or a form that may be printed comes out.
-"""
+"""Tell URLs from local paths, take them apart, and show them without secrets."""
 
 from __future__ import annotations
 
