@@ -2,11 +2,11 @@
 
 - An array in a file (memmap, h5py) is replaced by the path of the file. The other process opens it.
 - Views that have more elements than their memory has, such as overlapping windows, are replaced by that memory, once for all
-  views, and by the shape, the strides and the offset of each.
+  views. Each view adds its shape, strides and offset.
 - Any other array stays as it is. Pickle protocol 5 passes its bytes on without a copy.
 
-The version of a file (its number and size) is sent with its path, so that no process reads another file than the one whose array
-was pickled.
+The version of a file (its number and size) is sent with its path. So a process reads the file whose array was pickled, and no
+other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 
 def to_picklable(arrays: Any) -> Any:
-    """Replace the arrays of a pytree by what other processes need to make them again.
+    """Replace the arrays of a pytree by values from which other processes can make them again.
 
     Args:
       arrays: a pytree of arrays of NumPy (also memmaps and views), h5py or zarr.
@@ -50,17 +50,13 @@ def from_picklable(arrays: Any) -> Any:
 class FileVersion(NamedTuple):
     """The path of a file, and its version.
 
-    The time of the last change is no part of it. Processes that map one file see all changes of it, a process may write to its
-    own map, and the cache of remote files marks those that are used by their time.
-
-    Attributes:
-      number: the number (inode) of the file, which belongs to no other file while an array of it is open.
-      size: its bytes.
+    The time of the last change is no part of it. Processes that map one file see all changes of it, and may write to it. The
+    cache of remote files sets the time of a file that is used.
     """
 
     path: str
-    number: int
-    size: int
+    number: int  # the inode, which belongs to no other file while an array of this one is open
+    size: int  # bytes
 
     @classmethod
     def of_array(cls, path: str, is_open: bool) -> FileVersion:

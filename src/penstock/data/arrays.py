@@ -1,9 +1,9 @@
 """Read rows of arrays whose first dimension is the record: in memory, memory-mapped, or in an h5py or zarr file.
 
 `RowBlocks` gathers rows from several blocks of memory in one call of NumPy. Gathering from each block by itself and putting the
-parts together would copy each row twice, and would take some calls for each block. Instead, all memory of the process is taken
-as one row of bytes. A view of it whose elements are as long as a row of the blocks, and begin at each byte, has the row at the
-address `lowest + i` as its element i. So one gather from this view reads rows of any block.
+parts together would copy each row twice, and would take some calls for each block. Instead, all memory from the lowest block to
+the highest is viewed as one array. Its elements are as long as a row of the blocks, and one begins at each byte. So element i is
+the row at the address `lowest + i`, and one gather reads rows of any block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read several sources as one: `concat`, and what mixtures share with it.
+"""Read several sources as one: `concat`, and the sources of a mixture.
 
 Sources whose records could not share a batch are refused, after a comparison of their first records.
 
@@ -26,7 +26,7 @@ def concat(sources: Sequence[Any]) -> ConcatSource:
     """Put sources one after the other: the records of the first, then the records of the second, and so on.
 
     Args:
-      sources: whatever a `Loader` takes, each. Their records need the same structure, shapes and dtypes; the first record of
+      sources: each of them is data for a `Loader`. Their records need the same structure, shapes and dtypes; the first record of
         each is read to compare them. Sources of single records (lists, datasets) may differ if a `ps.per_record` transform or
         a `collate` makes them alike. Arrays of less than 128 MiB in all are copied.
 
@@ -72,7 +72,7 @@ def as_sources(sources: Any, function: str) -> list[Source]:
 
 
 def has_weights(source: Any) -> bool:
-    """Tell whether a source is a `Mixture`, whose records a `Loader` alone reads by its weights."""
+    """Tell whether a source is a `Mixture`, by whose weights only a `Loader` reads records."""
     return hasattr(source, "stages") and isinstance(getattr(source, "source", None), ConcatSource)
 
 
@@ -93,7 +93,7 @@ class ConcatSource:
         self.starts = np.concatenate([[0], np.cumsum([len(source) for source in self.sources], dtype=np.int64)])
         self.is_gather = all(getattr(source, "is_gather", False) for source in self.sources)
         self.gather = gather_of(self.sources, copied)
-        kind = type(self.sources[0])  # which may know how to join sources of its kind
+        kind = type(self.sources[0])  # which may have a method to join its sources
         join = getattr(kind, "joined", None) if all(type(source) is kind for source in self.sources) else None
         self._joined: Source | None = None if join is None else join(self.sources)
 
@@ -101,7 +101,6 @@ class ConcatSource:
         return ConcatSource, (self.sources, 0)  # worker processes share the memory of the sources
 
     def __len__(self) -> int:
-        """Return the number of all records."""
         return int(self.starts[-1])
 
     def read(self, indices: np.ndarray) -> Batch | list[Record]:
@@ -129,7 +128,7 @@ class ConcatSource:
         return f"concat({', '.join(f'{len(s):,} records of {type(s).__name__}' for s in self.sources)})"
 
     def describe(self) -> str:
-        """Return what each source says of itself, with its number of records."""
+        """Return the description of each source, with its number of records."""
         counts = np.diff(self.starts)
         return " + ".join(f"{count} × {describe_source(source)}" for count, source in zip(counts, self.sources, strict=True))
 
@@ -165,20 +164,12 @@ def _merged_arrays(parts: Sequence[tuple[int, np.ndarray, Any]], count: int) -> 
 
 @dataclass(frozen=True)
 class RecordSpec:
-    """The first record of a source, without its values.
+    """The first record of a source, without its values."""
 
-    Attributes:
-      source: number and type of the source, as "source 0 (ArraySource)".
-      is_record: whether the source reads records one by one, which a function may change before they are stacked.
-      structure: the structure of the record.
-      leaves: from the name of a leaf to its dtype and shape, such as "uint8[28,28]"; or to its type. A length that is padded is
-        left out, as in "int32[*]".
-    """
-
-    source: str
-    is_record: bool
+    source: str  # number and type, as "source 0 (ArraySource)"
+    is_record: bool  # whether records are read one by one, so that a function may change them before they are stacked
     structure: Any
-    leaves: dict[str, str]
+    leaves: dict[str, str]  # by name, as "uint8[28,28]", or the type; a length that is padded is left out, as in "int32[*]"
 
 
 def record_specs(sources: Sequence[Source], pad: pad_to | None = None) -> list[RecordSpec]:

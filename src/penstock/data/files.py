@@ -31,7 +31,7 @@ class Files(Protocol):
         """Return the number of files."""
 
     def describe(self) -> str:
-        """Return what tells them from other files."""
+        """Return a text that differs from the text of other files."""
 
     def select(self, indices: Sequence[int]) -> Files:
         """Return some of the files."""

@@ -61,7 +61,7 @@ class Loader:
       epochs: how often to go through the data; None for no end.
       transform: a function from a host batch (NumPy leaves [B, ...]) to a host batch with the same B. It must return new arrays
         each time, and not fill one buffer (`out=`) again: batches are made ahead of time. If it has a parameter named
-        `rng`, it gets a NumPy generator seeded by (seed, step, first row of this process), so its random numbers depend on the
+        `rng`, it gets a NumPy generator seeded by (seed, step, first row of this process). So its random numbers depend on the
         rows that this process reads. Or `ps.per_record(fn)`, whose random numbers do not.
       collate: a function from a list of records to a new batch; `ps.pad_to(lengths)` pads. None stacks.
       remainder: what happens to the last records of an epoch if `batch_size` does not divide their number. "drop" leaves them
@@ -249,7 +249,7 @@ class Loader:
         return f"Loader({len(source):,} records of {what}; {steps}, {epochs})"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return all that decides which records a step holds. It is compared when the state of a feed is restored.
+        """Return the options that decide which records a step holds. It is compared when the state of a feed is restored.
 
         The numbers of processes, workers and epochs are not part of it, so they may change.
         """

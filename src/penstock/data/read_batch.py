@@ -119,7 +119,7 @@ class BatchReader:
 
     def _places_of(self, gather: Gather, block: Block, k: int) -> list[np.ndarray]:
         """Return where the records of step k of a block lie, for each leaf. Places are found for a block of steps at once."""
-        found = self._places  # several threads may replace it at the same time; each uses what it read or found itself
+        found = self._places  # several threads may replace it at the same time; each uses the places that it read or found itself
         if found is None or found[0] is not block:
             found = self._places = (block, gather.places(block.indices))
         return [places[k] for places in found[1]]

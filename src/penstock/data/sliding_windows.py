@@ -58,11 +58,7 @@ def windows(array: Any, length: int, *, stride: int | None = None) -> WindowSour
 
 
 class WindowSource:
-    """A source of windows of the rows of arrays; see `windows`.
-
-    Attributes:
-      is_gather: whether `read` only copies rows from memory or from memory-mapped files.
-    """
+    """A source of windows of the rows of arrays; see `windows`."""
 
     def __init__(self, rows: ArraySource, length: int, stride: int):
         self._rows, self._length, self._stride = rows, length, stride
@@ -70,7 +66,6 @@ class WindowSource:
         self.is_gather = rows.is_gather
 
     def __len__(self) -> int:
-        """Return the number of complete windows."""
         return (len(self._rows) - self._length) // self._stride + 1
 
     def read(self, indices: np.ndarray) -> Batch:

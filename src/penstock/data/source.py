@@ -207,7 +207,7 @@ _READERS: list[tuple[tuple[str, ...], str, Callable[[Any], Source]]] = [
     ((".array_record", ".arrayrecord", ".array_records"), "arrayrecord", array_record),
 ]
 
-# File name endings, and what reads such files.
+# File name endings, and the function that reads such files.
 _REMEDIES: list[tuple[tuple[str, ...], str]] = [
     (IMAGE_ENDINGS, "ps.Loader(ps.images(folder, size=224), ...) reads the images of a folder"),
     ((".jsonl", ".jsonl.gz", ".json"), "ps.stream(ps.jsonl(paths), ...) reads files with one JSON value on each line"),
@@ -217,6 +217,6 @@ _REMEDIES: list[tuple[tuple[str, ...], str]] = [
 
 
 def describe_source(source: Source) -> str:
-    """Return what the source says of itself in `describe()`, or the name of its class."""
+    """Return the result of `describe()` of a source, or the name of its class."""
     describe = getattr(source, "describe", None)
     return str(describe()) if callable(describe) else type(source).__name__

@@ -23,7 +23,7 @@ from penstock.data.worker_processes import Workers
 class Steps:
     """A function from a step number to a host batch, as data for `ps.feed`.
 
-    The state of its feed is one integer, the step. So restoring is exact and costs what step 0 costs, provided that the function
+    The state of its feed is one integer, the step. So restoring is exact and costs as much as step 0, provided that the function
     depends on its argument alone.
 
     Args:

@@ -151,7 +151,7 @@ class ReuseCheck:
 
 
 class RecordReuseCheck:
-    """A check that a function of one record does not write to what it returned for the record before, in the first batches."""
+    """A check that a function of one record does not write to its result for the record before, in the first batches."""
 
     def __init__(self) -> None:
         self._left = _BATCHES

@@ -56,10 +56,7 @@ def as_records(data: Batch | list[Record], records: int) -> list[Record]:
 def to_numpy(leaf: Any) -> Any:
     """Convert a leaf to a NumPy array, without a copy of the memory of torch and TensorFlow tensors.
 
-    NumPy and JAX arrays are returned as they are.
-
-    Raises:
-      TypeError: the leaf is a masked array, whose mask would be lost.
+    NumPy and JAX arrays are returned as they are. A masked array is refused, as its mask would be lost.
     """
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array, whose mask a batch would lose: make an array of it with .filled(value)")

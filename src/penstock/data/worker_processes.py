@@ -9,11 +9,11 @@ thread of the parent, which sends it a step, waits, and copies the batch out of 
     send its name ──────────────────────► copy the arrays into it
     copy them out ◄────────────────────── the rest of the pickle, sizes, seconds spent
 
-*Who owns the shared segment.* The parent creates and removes it. The worker writes to it only between a request and its reply,
-and the parent reads it only after the reply. The batch is the parent's copy, in memory of its own, so nothing is written to
-memory that a device may still read.
+*Ownership of the segment.* The parent creates and removes it. The worker writes to it only between a request and its reply, and
+the parent reads it only after the reply. The batch is the parent's copy, in memory of its own, so nothing is written to memory
+that a device may still read.
 
-*Who may block.* A parent thread waits for the reply of its worker, and a worker waits for the next step. `ProcessPool.kill` ends
+*Blocking.* A parent thread waits for the reply of its worker, and a worker waits for the next step. `ProcessPool.kill` ends
 the processes, and with them every wait of a parent thread. A worker whose parent is gone reads the end of the pipe and ends.
 """
 
@@ -44,15 +44,10 @@ ReadBatch = Callable[[int, Clock], Batch]  # from a step to its batch; adds the 
 
 @dataclass(frozen=True)
 class Workers:
-    """The parsed option `workers`.
+    """The parsed option `workers`."""
 
-    Attributes:
-      kind: "none", "thread" or "process".
-      count: number of threads or processes that read batches.
-    """
-
-    kind: str
-    count: int
+    kind: str  # "none", "thread" or "process"
+    count: int  # of threads or processes that read batches
 
     @classmethod
     def parse(cls, workers: int | str | None) -> Workers:
@@ -150,30 +145,18 @@ class _Worker:
 
 
 class _Reply(NamedTuple):
-    """A batch that was read.
+    """A batch that was read."""
 
-    Attributes:
-      pickled: the batch without the bytes of its arrays.
-      sizes: bytes of each array, which lie in the shared segment in this order.
-      seconds: time of each part of the work.
-    """
-
-    pickled: bytes
-    sizes: list[int]
-    seconds: dict[str, float]
+    pickled: bytes  # without the bytes of its arrays
+    sizes: list[int]  # bytes of each array, which lie in the shared segment in this order
+    seconds: dict[str, float]  # time of each part of the work
 
 
 class _Failure(NamedTuple):
-    """An error in a worker process.
+    """An error in a worker process."""
 
-    Attributes:
-      pickled: the error; None if it cannot be pickled.
-      message: its type and message, used if it cannot be unpickled.
-      traceback: its formatted traceback.
-    """
-
-    pickled: bytes | None
-    message: str
+    pickled: bytes | None  # None if it cannot be pickled
+    message: str  # its type and message, used if it cannot be unpickled
     traceback: str
 
     def error(self) -> BaseException:

@@ -207,7 +207,7 @@ def _open(data: bytes, jpeg: bool) -> tuple[Image, int]:
         image = Image.open(io.BytesIO(data))
         # Pillow turns the pixels of a TIFF file by itself when it loads them.
         orientation = jpeg_orientation(data) if jpeg else image.getexif().get(0x0112, 1) if image.format != "TIFF" else 1
-    except Exception as error:  # Pillow's readers raise what they meet: OSError, SyntaxError, struct.error, KeyError and others
+    except Exception as error:  # Pillow's readers raise OSError, SyntaxError, struct.error, KeyError and others
         raise _unreadable(error) from error
     return image, orientation if orientation in range(1, 9) else 1
 

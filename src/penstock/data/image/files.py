@@ -1,7 +1,7 @@
 """List the image files below a folder, and label them.
 
-Paths are written with "/" and sorted by code points, so their order is the same on each machine. A hash of its path decides to
-which split an image belongs.
+Paths are written with "/" and sorted by code points, so their order is the same on each machine. A hash of its path assigns an
+image to a split.
 """
 
 from __future__ import annotations
@@ -24,16 +24,11 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing",
 
 
 class Labelled(NamedTuple):
-    """Paths of images, relative to their folder, with their classes.
-
-    Attributes:
-      labels: the label of each path, int32 [N], or None.
-      classes: the name of each label; empty if labels are numbers of the user, or None.
-    """
+    """Paths of images, relative to their folder, with their classes."""
 
     paths: list[str]
-    labels: np.ndarray | None
-    classes: tuple[str, ...]
+    labels: np.ndarray | None  # of each path, int32 [N]
+    classes: tuple[str, ...]  # the name of each label; empty if labels are numbers of the user, or None
 
     def fingerprint(self) -> str:
         """Return eight hexadecimal digits that change if a path, its place or its label does."""
@@ -175,7 +170,6 @@ def label_by_folder(folder: str, paths: list[str], folders: list[str], classes: 
     """Label each image with the folder in `folder` that it lies in. Without such folders, there are no labels.
 
     Args:
-      folder: for errors.
       paths: relative paths of its images.
       folders: names of the folders in it.
       classes: names of the folders to read, in the order of their labels; None for all.
@@ -251,7 +245,7 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
 def choose_split(images: Labelled, split: str, validation: float, seed: int) -> Labelled:
     """Return the images of "train" or "validation", which has this fraction of all images, on average.
 
-    A hash of the path and the seed decides, so files that are added later do not move others between the splits.
+    A hash of the path and the seed chooses the split, so files that are added later do not move others.
     """
     if split not in ("train", "validation"):
         raise ValueError(f"split={split!r}: choose from train, validation")

@@ -149,7 +149,7 @@ class ImageFolder:
         return {"image": pixels} if self.labels is None else {"image": pixels, "label": self.labels[indices]}
 
     def damaged(self) -> Iterator[str]:
-        """Yield what is wrong with each image that cannot be read, such as before a long run. It decodes all images.
+        """Decode all images, for example before a long run, and yield an error message for each that cannot be read.
 
         Raises:
           ValueError: the source was made with `size=None`, so that it decodes nothing.

@@ -5,8 +5,8 @@ says which record is at a position: `Shuffled` and `Weighted` here, `MixedSequen
 batches.
 
 `Weighted` draws records by systematic sampling (Madow & Madow, 1944): the weights are laid end to end, and N equally spaced
-points are placed on them. So a record with the share w of all weights is drawn ⌊N·w⌋ or ⌈N·w⌉ times an epoch, and luck adds at
-most one. A permutation of the points gives the order.
+points are placed on them. So a record with the share w of all weights is drawn ⌊N·w⌋ or ⌈N·w⌉ times an epoch. A permutation of
+the points gives the order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RecordSequence(Protocol):
         """Return the record indices, int64 [...], at positions, int64 [...] in `[0, records)`, of one epoch."""
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return all that decides the order, beside the number of records and the batch size."""
+        """Return the options that decide the order, beside the number of records and the batch size."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,11 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Block:
-    """The record indices of some consecutive steps of one epoch.
+    """The record indices of some consecutive steps of one epoch."""
 
-    Attributes:
-      key: (epoch, number of the block, ranges of rows that are read).
-      indices: int64 [steps, n], for the n rows of each batch that are read. Padding repeats the last record.
-      longest: int64 [steps], the largest length in each global batch; None if lengths are unknown.
-    """
-
-    key: _Key
-    indices: np.ndarray
-    longest: np.ndarray | None
+    key: _Key  # epoch, number of the block, ranges of rows that are read
+    indices: np.ndarray  # int64 [steps, n], for the n rows of each batch that are read; padding repeats the last record
+    longest: np.ndarray | None  # int64 [steps], the largest length in each global batch; None if lengths are unknown
 
 
 @dataclass
@@ -138,7 +132,7 @@ class Order:
         return None if block.longest is None else int(block.longest[k])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return all that decides which records a step holds, beside the source."""
+        """Return the options that decide which records a step holds, beside the source."""
         sizes = {"records": self.records, "batch_size": self.batch_size}
         length = {} if self.lengths is None else {"batch_by_length": digest(self.lengths)}
         return {**sizes, **self.sequence.fingerprint(), "remainder": self.remainder, **length}

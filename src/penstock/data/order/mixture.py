@@ -5,9 +5,9 @@ Each source is repeated without end, so the rank of a slot in its source says wh
 
 Method. C_1(n) is n·w_1, rounded. Among the other n − C_1(n) slots, source 2 has its share, rounded, and so on. Each C_i grows by
 0 or 1 from one slot to the next, they add up to n, and they follow from n alone. So step 10^9 costs what step 0 costs, and any
-process can compute any slot. The rows of each batch are then permuted, so that no source has rows of its own. The
-block-deterministic mixtures of Levanter (Stanford CRFM, 2024), which fix the counts of each block of slots, showed that a mixture
-can be a function of the step.
+process can compute any slot. The rows of each batch are then permuted, so that no source has rows of its own. Levanter (Stanford
+CRFM, 2024) has block-deterministic mixtures, which fix the counts of each block of slots. They showed that a mixture can be a
+function of the step.
 
 Example. With the weights 0.5, 0.3 and 0.2, the first 10 slots have 5 of source 1. Source 2 has 0.3 / 0.5 of the other 5 slots,
 which is 3, and source 3 has the remaining 2. The first 11 slots have 5.5 of source 1, rounded up to 6, and 3 and 2 of the others.
@@ -46,12 +46,12 @@ def mix(
 ) -> Mixture:
     """Mix sources by weight: each source has its share of every batch.
 
-    Each source goes through its own records again and again, in a new order each time if the Loader shuffles. Among the first n
+    Each source repeats its records without end, in a new order each time if the Loader shuffles. Among the first n
     rows, the count of a source differs from n·weight by less than the number of sources. For this, weights are rounded to
     multiples of 2^-30, about 10^-9.
 
     Args:
-      sources: whatever a `Loader` takes, each. Their records need to be alike, see `concat`.
+      sources: each of them is data for a `Loader`. Their records need to be alike, see `concat`.
       weights: the share of each source, summing to 1. Or stages: a dict from a step to the weights from that step on; the first
         step is 0. None for shares by number of records.
       seed: selects the rows of a batch that a source gets. None for the seed of the Loader.
@@ -111,7 +111,7 @@ class Mixture:
         return self.source.read(indices)
 
     def describe(self) -> str:
-        """Return what each source says of itself, with its number of records."""
+        """Return the description of each source, with its number of records."""
         return self.source.describe()
 
     def __repr__(self) -> str:
@@ -339,7 +339,7 @@ class MixedSequence:
         return low // epochs * epochs * length, orders
 
     def _kept_epochs(self, source: int) -> int:
-        """Return for how many epochs at a time the orders of a source are computed whole; 0 if it is too large for its share."""
+        """Return how many epochs of a source are ordered at a time, completely; 0 if it is too large for its share."""
         share = max(stage.shares[source] for stage in self._stages)
         return min(_SMALL, _PART * _SMALL * share // ONE) // self._lengths[source] if self._shuffle else 0
 
@@ -454,7 +454,7 @@ def _among(where: np.ndarray | None, chosen: np.ndarray) -> np.ndarray:
 
 
 def _counts(shares: Sequence[int], slots: int) -> list[int]:
-    """Return the count of each source among the first slots of a stage: its share of what the sources before it left."""
+    """Return the count of each source among the first slots of a stage: its share of the rest that the sources before it left."""
     counts, left = [], slots
     for share in shares:
         counts.append((share * left + _HALF) >> BITS if share else 0)

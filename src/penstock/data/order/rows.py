@@ -79,15 +79,7 @@ def index_and_count(process: Any) -> tuple[int, int]:
 
 
 def slice_rows(batch_sizes: Sequence[int], process: tuple[int, int]) -> Rows:
-    """Cut global batches into one slice for each process.
-
-    Args:
-      batch_sizes: the different sizes of global batches. The first is the usual one.
-      process: (index, count).
-
-    Raises:
-      ValueError: the processes cannot share a batch equally.
-    """
+    """Return the slice that a process, (index, count), reads of global batches of some sizes. The usual size is the first."""
     index, count = process
     for rows in batch_sizes:
         if rows % count and rows == batch_sizes[0]:
@@ -101,15 +93,10 @@ def slice_rows(batch_sizes: Sequence[int], process: tuple[int, int]) -> Rows:
 
 
 def device_rows(batch_sizes: Sequence[int], shardings: Sequence[Sharding], process: int) -> Rows:
-    """Find the rows that the devices of a process need.
+    """Find the rows of global batches of some sizes that the devices of a process need, by the first dimension of the shardings.
 
     Two processes may need some rows in common and others not. Then both read the rows of both: a transform of a batch gives the
     same values only if it gets the same rows.
-
-    Args:
-      batch_sizes: the different sizes of global batches.
-      shardings: the shardings of the leaves, of which only the first dimension counts.
-      process: index of the process.
 
     Raises:
       TypeError: the rows of a sharding are unknown.

@@ -1,9 +1,9 @@
 """Read documents, which are 1-D arrays of tokens of different lengths, from any data: `as_documents`.
 
-A reader returns the length of each document, and gathers pieces of documents. `Documents` has one array of tokens and needs no
-Python call for each document. `ArrowDocuments` does the same for a list column of an Arrow table in memory, in files or in a
-Hugging Face dataset, whose chunks are viewed as one array of tokens without a copy. `RecordDocuments` reads any source record by
-record; the leaf with the tokens is found by name, or because it is the only 1-D array of numbers.
+A reader returns the length of each document, and gathers pieces of documents. `Documents` has one array of tokens, and needs no
+Python call for each document. Neither does `ArrowDocuments`, for a list column of an Arrow table: in memory, in files or in a
+Hugging Face dataset. It views the chunks as one array of tokens, without a copy. `RecordDocuments` reads any source record by
+record. The leaf with the tokens is found by name, or because it is the only 1-D array of numbers.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class DocumentReader(PieceReader, Protocol):
         """Return the number of tokens of some documents, int64 [n]."""
 
     def describe(self) -> str:
-        """Return the text by which the state of a feed knows the documents."""
+        """Return a description of the documents for the state of a feed."""
 
 
 def as_documents(data: Any, leaf: str | None) -> DocumentReader:
-    """Make a reader of documents of whatever `as_source` takes, or of `Documents`.
+    """Make a reader of documents of any data that `as_source` takes, or of `Documents`.
 
     The leaf with the tokens has the name `leaf`, such as "input_ids", or is the only one that can be. A list of records in memory
     is copied once into one array of tokens, unless it holds memmaps.

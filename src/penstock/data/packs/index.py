@@ -1,12 +1,12 @@
 """Choose which pieces of which documents each pack holds (`make_index`), and keep this index in a file.
 
 The index is a pure function of the lengths of the documents and the settings, so any process can make it again. Documents are
-taken in windows of consecutive ones (in the order of storage, or in a seeded order that `order.permutation` computes), so no step
-sorts or copies all of them.
+taken in windows of consecutive ones, so no step sorts or copies all of them. Their order is the order of storage, or a seeded one
+that `order.permutation` computes.
 
-The file has a fixed prefix (a magic number, the size and the CRC-32 of the header), a header in JSON, and the arrays, each at a
-multiple of 64 bytes. It is complete or absent, and is checked when it is opened. Several processes may write the same file at
-once: each writes to a name of its own and renames that, so one of them remains.
+The file has a fixed prefix: a magic number, the size of the header and its CRC-32. A header in JSON follows, and the arrays, each
+at a multiple of 64 bytes. The file is complete or absent, and is checked when it is opened. Several processes may write the same
+file at once: each writes to a name of its own and renames that, so one of them remains.
 """
 
 from __future__ import annotations
@@ -34,23 +34,14 @@ Long = Literal["split", "error"]
 
 @dataclass(frozen=True)
 class PackSettings:
-    """All settings that decide which pieces a pack holds.
-
-    Attributes:
-      length: tokens in a pack.
-      method: "best_fit" or "concat".
-      window: consecutive documents that are packed together by "best_fit".
-      long: whether documents longer than a pack are split, or refused.
-      seed: selects an order of the documents; None for the order of storage.
-      has_eos: whether each document is followed by an end-of-sequence token.
-    """
+    """All settings that decide which pieces a pack holds; see `pack`."""
 
     length: int
     method: Method
     window: int
     long: Long
     seed: int | None
-    has_eos: bool
+    has_eos: bool  # whether each document is followed by an end-of-sequence token
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings that have an effect, by name."""
@@ -64,20 +55,13 @@ class PackIndex:
 
     Integers are as small as their values allow. With more than 65,535 documents, of up to 65,535 tokens each, a piece takes 8
     bytes (9 with end-of-sequence tokens), and a pack takes 4.
-
-    Attributes:
-      starts: integers [packs + 1].
-      documents: integers [pieces], the document of each piece.
-      begins: integers [pieces], its first token in the document.
-      counts: integers [pieces], its tokens.
-      ends: bool [pieces], whether the end-of-sequence token of the document follows; of length 0 without such tokens.
     """
 
-    starts: np.ndarray
-    documents: np.ndarray
-    begins: np.ndarray
-    counts: np.ndarray
-    ends: np.ndarray
+    starts: np.ndarray  # integers [packs + 1]
+    documents: np.ndarray  # integers [pieces], the document of each piece
+    begins: np.ndarray  # integers [pieces], its first token in the document
+    counts: np.ndarray  # integers [pieces], its tokens
+    ends: np.ndarray  # bool [pieces], whether the end-of-sequence token of the document follows; [0] without such tokens
 
     def __getstate__(self) -> dict[str, Any]:
         return {"arrays": to_picklable(tuple(self.__dict__.values()))}
@@ -291,7 +275,7 @@ def save_index(path: str, index: PackIndex, made_of: Mapping[str, Any]) -> None:
 
 
 def open_index(path: str) -> tuple[PackIndex, dict[str, Any]]:
-    """Map the arrays of an index into memory, after a check of all bytes. Return them, and what the index was made of.
+    """Map the arrays of an index into memory, after a check of all bytes. Return them, and `made_of` of `save_index`.
 
     Raises:
       ValueError: the file is not an index, is damaged, or has another version of the format.

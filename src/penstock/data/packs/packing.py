@@ -66,9 +66,8 @@ def pack(
       A `Source` of packs. Its attribute `fullness` is the part of all tokens that is not padding.
 
     Raises:
-      ValueError: there are no tokens; a document is too long and `long="error"`; a leaf has no 1-D array of numbers; no
-        one dtype holds the tokens of all documents; the file of the index is damaged, or was made with other settings or
-        documents.
+      ValueError: there are no tokens; a document is too long and `long="error"`; a leaf has no 1-D array of numbers; no one dtype
+        holds the tokens of all documents; the file of the index is damaged, or was made with other settings or documents.
       OSError: the index cannot be written.
 
     Examples:
@@ -129,7 +128,6 @@ class PackSource:
         self.fullness = self.tokens / (len(self) * self.length)
 
     def __len__(self) -> int:
-        """Return the number of packs."""
         return len(self._reader)
 
     def read(self, indices: np.ndarray) -> Batch:
@@ -167,7 +165,7 @@ class PackSource:
 
 
 def _index(documents: DocumentReader, settings: PackSettings, path: str | None) -> tuple[PackIndex, dict[str, Any]]:
-    """Open the index at a path, or make it. Return it with what it was made of."""
+    """Open the index at a path, or make it. Return it with the description of its data and settings."""
     if path is not None and os.path.isdir(path):
         example = os.path.join(path, "pack.index")
         raise IsADirectoryError(f"index={path!r} is a folder: give the path of a file, such as {example!r}")

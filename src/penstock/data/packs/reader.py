@@ -31,7 +31,6 @@ class PackReader:
         self._has_eos = "eos" in values
 
     def __len__(self) -> int:
-        """Return the number of packs."""
         return len(self.index.starts) - 1
 
     def read(self, indices: np.ndarray) -> Batch:

@@ -72,7 +72,7 @@ class Cache:
         If several processes or threads need the same file, one downloads it, and the others wait.
 
         Args:
-          name: name of the file in the cache. Another version of a file needs another name.
+          name: in the cache. Another version of a file needs another name.
           size: its bytes.
           limit: bytes that the cache may have with it.
           fill: writes the content to an empty file, or raises.
@@ -212,7 +212,7 @@ class Cache:
             )
 
     def _scan(self, name: str) -> tuple[list[tuple[float, int, str]], int]:
-        """Return (last use, bytes, name) of each file, and the bytes of all other downloads. Remove what crashes left."""
+        """Return (last use, bytes, name) of each file, and the bytes of all other downloads. Remove the leftovers of crashes."""
         partial = 0
         for entry in os.scandir(self._partial):
             if entry.name == name or _remove_unlocked(entry.path):
@@ -261,12 +261,12 @@ class Cache:
 
     @contextlib.contextmanager
     def _explaining(self, shown: str = "remote files", size: int = 0) -> Iterator[None]:
-        """Say which folder was written to, and what to do, where the operating system refuses it."""
+        """Name the folder and the remedy in an error of the operating system about writing to it."""
         try:
             yield
         except OSError as error:
             if error.errno is None or error.strerror != os.strerror(error.errno):
-                raise  # it says what to do
+                raise  # its message names the remedy
             if error.errno == errno.EFBIG:
                 raise OSError(
                     error.errno,
@@ -326,17 +326,13 @@ def open_cache(folder: str | os.PathLike[str] | None) -> Cache:
 
     Without a folder, it is in `PENSTOCK_CACHE`, or else in "penstock" in the user's cache folder.
     """
-    path = os.fspath(folder) if folder is not None else os.environ.get("PENSTOCK_CACHE") or _default_folder()
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "penstock")
+    path = os.fspath(folder) if folder is not None else os.environ.get("PENSTOCK_CACHE") or default
     key = (os.getpid(), os.path.abspath(os.path.expanduser(path)))
     with _opening:
         if key not in _caches:
             _caches[key] = Cache(path)
         return _caches[key]
-
-
-def _default_folder() -> str:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "penstock")
 
 
 _HELD_TOO_LONG = 60.0  # seconds; the longest work under the lock is one scan of the cache

@@ -56,7 +56,7 @@ def remote(
       timeout: seconds without a new byte after which a file is given up, over all attempts.
 
     Returns:
-      The files, with `len`, `urls` and `bytes`. It goes wherever paths go.
+      The files, with `len`, `urls` and `bytes`. It is given in place of paths.
 
     Raises:
       FileNotFoundError: a file, its bucket or its host does not exist, or a pattern matches nothing.
@@ -215,11 +215,10 @@ class RemoteFiles:
         """
         needed = sum({name: file.size for name, (_, file) in zip(self._names, self._files, strict=True)}.values())
         if needed > self._limit:
+            files = f"{counted(len(self), 'file')} (first {shown(self.urls[0])}) that are all needed at once"
             raise ValueError(
-                f"cache_bytes={format_bytes(self._limit)} is less than {format_bytes(needed)}, the size of "
-                f"{counted(len(self), 'file')} (first {shown(self.urls[0])}) that are all needed at once. Give "
-                f"ps.remote(..., cache_bytes={needed}) and a disk that has the space, or read them one after the other, with "
-                "ps.stream"
+                f"cache_bytes={format_bytes(self._limit)} is less than {format_bytes(needed)}, the size of {files}. Give "
+                f"ps.remote(..., cache_bytes={needed}) and a disk that has the space, or read them one after the other, with ps.stream"
             )
         stop = threading.Event()
         try:

@@ -1,8 +1,8 @@
 """List and read the files of a store through fsspec, and explain why that failed.
 
 `Store` lists files with sizes and versions, and downloads them. `Patience` repeats an attempt that failed for a passing reason,
-with exponential backoff, but not for ever. `explain` replaces an exception of fsspec, botocore, aiohttp, gcsfs or huggingface_hub
-by one of the operating system's kind, with the URL, the reason, the attempts and the remedy.
+with exponential backoff, within a time limit. `explain` replaces an exception of fsspec, botocore, aiohttp, gcsfs or
+huggingface_hub by an OSError with the URL, the reason, the attempts and the remedy.
 """
 
 from __future__ import annotations
@@ -37,25 +37,15 @@ _TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in a store, as it was listed.
+    """A file in a store, as it was listed. Its addresses may have secrets, and are not printed."""
 
-    Attributes:
-      url: its address.
-      path: its address as the filesystem of fsspec has it.
-      size: bytes.
-      version: what the store says to tell versions of the file apart; "" if it says nothing.
-      checksum: (algorithm, hexadecimal digest) of the content, if the store gives one.
-      root: the address of the folder that the file was looked for in: the part of a pattern before its first wildcard.
-      listing: another text for each listing, if the store says nothing of versions; else "".
-    """
-
-    url: str = field(repr=False)  # it may have a secret
-    path: str = field(repr=False)
-    size: int
-    version: str
-    checksum: tuple[str, str] | None
-    root: str = field(repr=False)
-    listing: str = ""
+    url: str = field(repr=False)
+    path: str = field(repr=False)  # its address as the filesystem of fsspec has it
+    size: int  # bytes
+    version: str  # differs between versions of the file, such as an ETag; "" if the store gives none
+    checksum: tuple[str, str] | None  # (algorithm, hexadecimal digest) of the content, if the store gives one
+    root: str = field(repr=False)  # the folder that was listed: the part of a pattern before its first wildcard
+    listing: str = ""  # another text for each listing, if the store gives no versions
 
     @property
     def name(self) -> str:
@@ -127,7 +117,7 @@ class Store:
             return self._info(url, url.rpartition("/")[0])
         except (ConnectionError, TimeoutError):
             raise
-        except Exception:  # the listing finds out what is wrong
+        except Exception:  # the listing raises the error
             return None
 
     def _matches(self, url: str) -> Iterator[dict[str, Any]]:
@@ -477,7 +467,7 @@ def _status(error: BaseException) -> int | None:
 def _kind(error: BaseException) -> tuple[str, BaseException]:
     """Return "missing", "denied", "passing", "option", "circle" or "other", and the exception of the chain that says so.
 
-    The innermost exceptions know best: fsspec raises FileNotFoundError for each failure of HTTP.
+    The innermost exceptions are the most exact: fsspec raises FileNotFoundError for each failure of HTTP.
     """
     chain = list(_chain(error))
     for each in chain:
@@ -541,11 +531,11 @@ def explain(error: Exception, url: str, attempts: int, seconds: float) -> Except
         remedy = _CREDENTIALS.get(family, "Give credentials in storage_options")
         return PermissionError(f"access to {name} was denied ({said}). {tried}. {remedy}")
     if kind == "passing":
-        message = (
+        late = any(isinstance(each, TimeoutError) or "Timeout" in type(each).__name__ for each in _chain(error))
+        return (TimeoutError if late else ConnectionError)(
             f"cannot read {name} ({said}). {tried}. Check the network, the host and endpoint_url, and run again: files that "
             "are complete in the cache are not downloaded again"
         )
-        return _network_error(error, message)
     if kind == "circle":
         return OSError(
             f"cannot read {name} ({said}): the server redirects in a circle. {tried}. Open it in a browser: it may need a "
@@ -557,9 +547,3 @@ def explain(error: Exception, url: str, attempts: int, seconds: float) -> Except
         return OSError(f"cannot read {name} ({said}). {tried}")
     error.add_note(f"penstock: while reading {name}. {tried}")
     return error
-
-
-def _network_error(error: BaseException, message: str) -> OSError:
-    if any(isinstance(each, TimeoutError) or "Timeout" in type(each).__name__ for each in _chain(error)):
-        return TimeoutError(message)
-    return ConnectionError(message)

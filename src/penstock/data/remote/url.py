@@ -76,7 +76,7 @@ def shown(text: str) -> str:
 
 
 def address(url: str) -> str:
-    """Return what names a file in a store: without protocol, query, percent escapes and outer slashes.
+    """Return the address of a file in a store: without protocol, query, percent escapes and outer slashes.
 
     >>> address("https://host/data/my%20cat.jpg?download=1")
     'host/data/my cat.jpg'

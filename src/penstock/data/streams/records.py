@@ -54,7 +54,7 @@ class Records(Protocol):
     repeats: bool
 
     def describe(self) -> str:
-        """Return what tells them from other records."""
+        """Return a text that differs from the text of other records."""
 
     def cursor(self, position: Any, epoch: int, seed: int | None, share: tuple[int, int]) -> Cursor:
         """Begin to read.

@@ -191,7 +191,7 @@ class Stream(Iterable[Batch]):
         return RestorableStreamIterator(self) if self.records.restorable else StreamIterator(self)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return all that decides which records a batch has."""
+        """Return the options that decide which records a batch has."""
         same = {"source": self.source, "batch_size": self.batch_size, "seed": self.seed, "deal": self.deal}
         same["shuffle"] = self.window if self.shuffled else None
         return same if self.deal == "records" else {**same, "process": list(self.process)}
