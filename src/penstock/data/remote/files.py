@@ -218,7 +218,7 @@ class RemoteFiles:
             files = f"{counted(len(self), 'file')} (first {shown(self.urls[0])}) that are all needed at once"
             raise ValueError(
                 f"cache_bytes={format_bytes(self._limit)} is less than {format_bytes(needed)}, the size of {files}. Give "
-                f"ps.remote(..., cache_bytes={needed}) and a disk that has the space, or read them one after the other, with ps.stream"
+                f"ps.remote(..., cache_bytes={needed}) and a disk with that space, or read one after the other, with ps.stream"
             )
         stop = threading.Event()
         try:
