@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jax
 import numpy as np
 
 from penstock.data.array_pickling import from_picklable, to_picklable
 from penstock.data.arrays import ArraySource, is_stored, read_ranges, span
-from penstock.data.arrow import ArrowSource, Rows
 from penstock.data.collate import is_list_of_numbers
 from penstock.data.concatenation import has_weights
 from penstock.data.source import Source, as_source, describe_source
 from penstock.data.tree import Record, as_records, describe_array, is_numeric, leaf_name, leaves_with_names, to_numpy
+
+if TYPE_CHECKING:
+    from penstock.data.arrow import ArrowSource
 
 _BLOCK = 4096  # documents that are read at a time when all of them are read
 
@@ -80,11 +82,8 @@ def as_documents(data: Any, leaf: str | None) -> DocumentReader:
         return _flatten(data, leaf)
     if isinstance(source, ArraySource):
         return _rows_of_arrays(source, leaf)
-    if hasattr(source, "ragged_columns"):
-        from penstock.data.arrow import ArrowSource
-
-        if found := arrow_documents(cast(ArrowSource, source), leaf):
-            return found
+    if hasattr(source, "ragged_columns") and (found := arrow_documents(cast("ArrowSource", source), leaf)):
+        return found
     return RecordDocuments(source, leaf)
 
 
@@ -230,6 +229,8 @@ class ArrowDocuments:
     knows_lengths = True
 
     def __init__(self, source: ArrowSource, name: str):
+        from penstock.data.arrow import Rows
+
         self._source, self._name = source, name
         blocks = source.ragged_columns()[name]
         offsets = [block[0] for block in blocks]
