@@ -1,4 +1,4 @@
-"""Records in storage go in, host batches (pytrees of NumPy arrays) come out. `Loader` is the entry point."""
+"""Read records from storage as host batches, which are pytrees of NumPy arrays. `Loader` is the entry point."""
 
 from penstock.data.arrays import ArraySource as ArraySource
 from penstock.data.collate import pad_to as pad_to

@@ -1,14 +1,12 @@
-"""How the arrays of a source reach another process: without a copy for a file, and once for memory that several views share.
-
-A pytree of arrays goes in. A pytree that pickles small comes out, and `from_picklable` makes the arrays of it again:
+"""Pickle the arrays of a source small: without a copy for a file, and once for memory that several views share.
 
 - An array in a file (memmap, h5py) is replaced by the path of the file. The other process opens it.
 - Views that have more elements than their memory has, such as overlapping windows, are replaced by that memory, once for all
-  views, and by the shape, the strides and the offset of each.
+  views. Each view adds its shape, strides and offset.
 - Any other array stays as it is. Pickle protocol 5 passes its bytes on without a copy.
 
-The version of a file (its number and size) goes with its path, so that no process reads another file than the one whose array was
-pickled.
+The version of a file (its number and size) is sent with its path. So a process reads the file whose array was pickled, and no
+other.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import numpy as np
 
 
 def to_picklable(arrays: Any) -> Any:
-    """Replace the arrays of a pytree by what other processes need to make them again.
+    """Replace the arrays of a pytree by values from which other processes can make them again.
 
     Args:
       arrays: a pytree of arrays of NumPy (also memmaps and views), h5py or zarr.
@@ -41,7 +39,7 @@ def to_picklable(arrays: Any) -> Any:
 
 
 def from_picklable(arrays: Any) -> Any:
-    """Make the arrays again. Those of memory may be read-only.
+    """Make the arrays again. Arrays in memory may be read-only.
 
     Raises:
       OSError: a file has changed since the arrays were pickled.
@@ -52,25 +50,20 @@ def from_picklable(arrays: Any) -> Any:
 class FileVersion(NamedTuple):
     """The path of a file, and its version.
 
-    The time of the last change is no part of it. Processes that map one file see all changes of it, a process may write to its
-    own map, and the cache of remote files marks those that are used by their time.
-
-    Attributes:
-      path: the path.
-      number: the number (inode) of the file, which belongs to no other file while an array of it is open.
-      size: its bytes.
+    The time of the last change is no part of it. Processes that map one file see all changes of it, and may write to it. The
+    cache of remote files sets the time of a file that is used.
     """
 
     path: str
-    number: int
-    size: int
+    number: int  # the inode, which belongs to no other file while an array of this one is open
+    size: int  # bytes
 
     @classmethod
     def of_array(cls, path: str, is_open: bool) -> FileVersion:
         """Return the file that an array of this process lies in.
 
         Args:
-          path: the path by which it was opened.
+          path: by which it was opened.
           is_open: whether the array has a descriptor of its file, as memory maps have.
 
         Raises:
@@ -79,19 +72,14 @@ class FileVersion(NamedTuple):
         try:
             now = os.stat(path)
         except FileNotFoundError as error:
-            raise FileNotFoundError(
-                error.errno, "worker processes cannot open this file any more: keep it until the run ends", path
-            ) from None
+            message = "worker processes cannot open this file any more: keep it until the run ends"
+            raise FileNotFoundError(error.errno, message, path) from None
         if is_open and not _has_open(now):
             raise OSError(_changed(path))
         return cls(path, now.st_ino, now.st_size)
 
     def check(self) -> str:
-        """Return the path.
-
-        Raises:
-          OSError: the file has changed.
-        """
+        """Return the path. Raise OSError if the file has changed."""
         now = os.stat(self.path)
         if (self.number, self.size) != (now.st_ino, now.st_size):
             raise OSError(_changed(self.path))
@@ -105,7 +93,7 @@ def _has_open(now: os.stat_result) -> bool:
     except OSError:
         return True
     for descriptor in descriptors:
-        with contextlib.suppress(OSError):  # such as that of the listing itself
+        with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
             if os.path.samestat(os.fstat(int(descriptor)), now):
                 return True
     return False
@@ -125,7 +113,6 @@ class _Dataset:
         self.file, self.name = file, name
 
     def open(self) -> Any:
-        """Open the file and return the dataset."""
         import h5py
 
         return h5py.File(self.file.check(), "r")[self.name]
@@ -143,19 +130,13 @@ class _Mapped:
 
 
 class _View:
-    """An array by its place in memory.
-
-    Args:
-      memory: the bytes, uint8 [n], or where they lie in a file.
-      offset: of the first element, in bytes.
-    """
+    """An array by the offset of its first element in memory, in bytes. The memory is uint8 [n], or lies in a file."""
 
     def __init__(self, memory: np.ndarray | _Mapped, x: np.ndarray, offset: int):
         self.memory, self.offset = memory, offset
         self.dtype, self.shape, self.strides = x.dtype, x.shape, x.strides
 
     def open(self) -> np.ndarray:
-        """Return the array."""
         memory = self.memory.open() if isinstance(self.memory, _Mapped) else self.memory
         return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
 
@@ -172,7 +153,7 @@ def _in_file(x: Any, base: np.ndarray | None) -> Any:
     # Values written to a copy-on-write map (mode "c") are in the memory of this process, and not in the file.
     if isinstance(base, np.memmap) and base.filename is not None and base.mode != "c" and x.size:
         low, high = _extent(x)
-        # `base` is the map itself, and not a slice of it, so its offset is that of its first byte in the file.
+        # `base` is the map itself, and not a slice of it, so its offset is where its first byte lies in the file.
         start = base.offset + low - base.ctypes.data
         file = FileVersion.of_array(os.fspath(base.filename), is_open=True)
         return _View(_Mapped(file, start, high - low), x, x.ctypes.data - low)
@@ -187,7 +168,7 @@ def _with_shared_memory(leaves: list[Any], bases: Sequence[np.ndarray | None]) -
             groups.setdefault(id(base), []).append(i)
     for group in groups.values():
         base = bases[group[0]]
-        assert base is not None  # that of an ndarray
+        assert base is not None  # as x is an ndarray
         memory = _bytes(base) if sum(leaves[i].nbytes for i in group) > base.nbytes else None
         for i in group:
             x = leaves[i]

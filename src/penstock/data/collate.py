@@ -1,7 +1,4 @@
-"""Functions from a list of records to a batch: `stack`, and `pad_to` for records of different lengths.
-
-Records (pytrees) go in, one pytree with leaves [B, ...] comes out.
-"""
+"""Make a batch, a pytree with leaves [B, ...], of a list of records: `stack`, and `pad_to` for different lengths."""
 
 from __future__ import annotations
 
@@ -78,7 +75,6 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
         """Pad and stack the records. See the class.
 
         Args:
-          records: the records.
           longest: the largest length in the global batch, where that is known, so that all processes choose the same length;
             None for the largest length of `records`.
 
@@ -107,17 +103,13 @@ class pad_to:  # noqa: N801 - used like a function: collate=ps.pad_to([128, 256]
             leaves.append(_pad(name, column, length, self._value))
             if mask is None:
                 mask = np.arange(length) < np.array([len(x) for x in column])[:, None]
-        return self._with_mask(jax.tree_util.tree_unflatten(treedef, leaves), mask)
+        batch = jax.tree_util.tree_unflatten(treedef, leaves)
+        return batch if self._mask is None else add_mask(batch, self._mask, mask, f"pad_to(mask={self._mask!r})")
 
     def _buckets_of(self, name: str, first: Any) -> tuple[int, ...] | None:
         if "" in self.lengths:
             return self.lengths[""] if not isinstance(first, (str, bytes)) and _array(name, first).ndim else None
         return self.lengths.get(name)
-
-    def _with_mask(self, batch: Batch, mask: np.ndarray | None) -> Batch:
-        if self._mask is None:
-            return batch
-        return add_mask(batch, self._mask, mask, f"pad_to(mask={self._mask!r})")
 
 
 MASK = "mask"
@@ -125,14 +117,7 @@ MASK = "mask"
 
 
 def add_mask(batch: Batch, name: str, mask: Any, why: str) -> dict[str, Any]:
-    """Return a dict batch with one more leaf.
-
-    Args:
-      why: the option that asked for the leaf, for the error message.
-
-    Raises:
-      ValueError: the batch is not a dict, or already has a leaf of that name.
-    """
+    """Return a dict batch with one more leaf. `why` names the option that asked for the leaf, for errors."""
     if not isinstance(batch, dict):
         raise ValueError(f"{why} adds a leaf {name!r} to a dict batch; this batch is a {type(batch).__name__}")
     if name in batch:
@@ -228,11 +213,7 @@ def _pad(name: str, column: Sequence[np.ndarray], length: int, value: float) -> 
 
 
 def _padding(name: str, value: float, dtype: np.dtype) -> np.ndarray:
-    """Return the padding value in the dtype of a leaf.
-
-    Raises:
-      ValueError: the dtype cannot represent the value. Rounding to the precision of a float is allowed.
-    """
+    """Return the padding value in the dtype of a leaf. It may be rounded to the precision of a float, and no further."""
     try:
         with np.errstate(all="ignore"):
             padding = np.array(value).astype(dtype)

@@ -1,4 +1,4 @@
-"""Files by number, wherever they are: paths, patterns, folders and URLs go in, local paths and contents come out.
+"""List the files at paths, patterns and URLs, and read them by number, wherever they are.
 
 `LocalFiles` and `penstock.data.remote.files.RemoteFiles` are the two kinds of `Files`.
 """
@@ -26,50 +26,37 @@ class Files(Protocol):
     @property
     def names(self) -> list[str]:
         """Return the path or URL of each file, for messages."""
-        ...
 
     def __len__(self) -> int:
         """Return the number of files."""
-        ...
 
     def describe(self) -> str:
-        """Return what tells them from other files."""
-        ...
+        """Return a text that differs from the text of other files."""
 
     def select(self, indices: Sequence[int]) -> Files:
         """Return some of the files."""
-        ...
 
     def using(self, index: int) -> AbstractContextManager[str]:
         """Give the local path of one file inside of a `with`."""
-        ...
 
     def prefetch(self, index: int) -> None:
         """Begin to download a file that will soon be used."""
-        ...
 
     def read_bytes(self, index: int) -> bytes:
         """Return the content of one file."""
-        ...
 
 
 class LocalFiles:
-    """Files of this machine.
-
-    Args:
-      paths: files that exist.
-    """
+    """Files of this machine, which exist."""
 
     def __init__(self, paths: Sequence[str]):
         self._paths = list(paths)
 
     @property
     def names(self) -> list[str]:
-        """Return the paths."""
         return self._paths
 
     def __len__(self) -> int:
-        """Return the number of files."""
         return len(self._paths)
 
     def describe(self) -> str:
@@ -80,25 +67,22 @@ class LocalFiles:
         return f"{counted(len(self), 'file')} of {counted(sum(sizes), 'byte')}, version {version}"
 
     def select(self, indices: Sequence[int]) -> LocalFiles:
-        """Return some of the files."""
         return LocalFiles([self._paths[index] for index in indices])
 
     @contextmanager
     def using(self, index: int) -> Iterator[str]:
-        """Give the path of one file."""
         yield self._paths[index]
 
     def prefetch(self, index: int) -> None:
         """Do nothing: the file is here."""
 
     def read_bytes(self, index: int) -> bytes:
-        """Return the content of one file."""
         with open(self._paths[index], "rb") as file:
             return file.read()
 
 
 def list_files(paths: Paths) -> Files:
-    """List files of this machine or of a store.
+    """List files of this machine or a store.
 
     Args:
       paths: one path or URL, or several; each a file, a glob pattern, or a range of names such as "shard-{000..127}.tar". Or

@@ -1,6 +1,7 @@
-"""The Loader: records in storage and options go in, a pure function from a step number to a host batch comes out.
+"""Give random access to the host batches of a training run: `Loader`.
 
-`order` computes the order of the records, `rows` the rows of this process, and `read_batch` reads them.
+A batch is a pure function of its step: `order` computes which records it has and which rows this process needs, and `read_batch`
+reads them.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from penstock.data.collate import MASK, add_mask, pad_to
 from penstock.data.concatenation import ConcatSource, check_alike, record_specs
 from penstock.data.order.batch_order import Order, RecordSequence, Remainder, Shuffled, Weighted
 from penstock.data.order.mixture import MixedSequence, Mixture
-from penstock.data.order.rows import Rows, device_rows, slice_rows
+from penstock.data.order.rows import Rows, device_rows, index_and_count, slice_rows
 from penstock.data.read_batch import BatchReader, batch_producers
 from penstock.data.source import Source, as_source, describe_source
 from penstock.data.transform import Transform, per_record
-from penstock.data.tree import Batch, Record, describe_array, leaves_with_names, unstack
+from penstock.data.tree import Batch, Record, as_records, describe_array, leaves_with_names
 from penstock.data.worker_processes import Workers
 
 _WINDOW = 64  # batches that batch_by_length sorts together
+_LENGTHS_AT_ONCE = 1024  # records that are read at once to see their lengths
 
 _NO_LIST_OF_ARRAYS = ". A list holds one record an item: arrays with one row a record are given as a tuple or dict"
 
@@ -59,7 +61,7 @@ class Loader:
       epochs: how often to go through the data; None for no end.
       transform: a function from a host batch (NumPy leaves [B, ...]) to a host batch with the same B. It must return new arrays
         each time, and not fill one buffer (`out=`) again: batches are made ahead of time. If it has a parameter named
-        `rng`, it gets a NumPy generator seeded by (seed, step, first row of this process), so its random numbers depend on the
+        `rng`, it gets a NumPy generator seeded by (seed, step, first row of this process). So its random numbers depend on the
         rows that this process reads. Or `ps.per_record(fn)`, whose random numbers do not.
       collate: a function from a list of records to a new batch; `ps.pad_to(lengths)` pads. None stacks.
       remainder: what happens to the last records of an epoch if `batch_size` does not divide their number. "drop" leaves them
@@ -121,7 +123,7 @@ class Loader:
             _WINDOW,
             seed if shuffle else None,
         )
-        self._given_process = None if process is None else _index_and_count(process)
+        self._given_process = None if process is None else index_and_count(process)
         wrapped = None if transform is None else Transform(transform, seed)
         self._reader = BatchReader(source, self._order, wrapped, collate, Rows({}))
         _check(self._reader)
@@ -146,7 +148,6 @@ class Loader:
         return self._reading(slice_rows(self.batch_sizes, self.process))
 
     def _reading(self, rows: Rows) -> BatchReader:
-        """Return the reader of some rows."""
         collate = self._reader.collate
         if isinstance(collate, pad_to) and collate.has_choice and not rows.cover_all and not self._reader.knows_longest:
             raise ValueError(
@@ -160,12 +161,11 @@ class Loader:
         """Return a Loader that reads the rows that the devices of this process need, and these rows.
 
         Args:
-          shardings: the shardings of the leaves of a batch, over the devices of several processes. Only that of the first
-            dimension counts.
+          shardings: of the leaves of a batch, over the devices of several processes. Only the first dimension counts.
 
         Raises:
           TypeError: the rows of a sharding are unknown.
-          ValueError: `process` was given, and is not that of JAX; a batch does not divide over a sharding.
+          ValueError: `process` was given, and JAX has another; a batch does not divide over a sharding.
         """
         here = (jax.process_index(), jax.process_count())
         if self.process != here:
@@ -245,12 +245,11 @@ class Loader:
         epochs = "for ever" if self.epochs is None else f"{self.epochs} epochs"
         source = self._reader.source
         what = repr(source) if isinstance(source, Mixture) else textwrap.shorten(describe_source(source), 80, placeholder=" …")
-        return (
-            f"Loader({len(source):,} records of {what}; {self.steps_per_epoch:,} steps of {self.batch_size} an epoch, {epochs})"
-        )
+        steps = f"{self.steps_per_epoch:,} steps of {self.batch_size} an epoch"
+        return f"Loader({len(source):,} records of {what}; {steps}, {epochs})"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return all that decides which records a step holds. It is compared when the state of a feed is restored.
+        """Return the options that decide which records a step holds. It is compared when the state of a feed is restored.
 
         The numbers of processes, workers and epochs are not part of it, so they may change.
         """
@@ -259,16 +258,6 @@ class Loader:
     def producers(self, start: int, clocks: Sequence[Clock]) -> Producers:
         """Return the producers of the batches from step `start` on, for a `PrefetchPipeline`: one for each clock."""
         return batch_producers(self._local, self.workers, start, self._steps, clocks)
-
-
-def _index_and_count(process: Any) -> tuple[int, int]:
-    try:
-        index, count = map(operator.index, process)
-    except (TypeError, ValueError):
-        index, count = 0, 0
-    if not 0 <= index < count:
-        raise ValueError(f"process={process!r}: needs (index, count) with 0 <= index < count")
-    return index, count
 
 
 def _is_shuffled(shuffle: Any) -> bool:
@@ -289,9 +278,7 @@ def _sequence(
         raise ValueError(f"no records: {type(source).__name__} has length 0")
     if isinstance(source, Mixture):
         if weights is not None:
-            raise ValueError(
-                "weights of records cannot be given for a mixture: give mix(sources, weights) the shares of its sources"
-            )
+            raise ValueError("weights of records do not fit a mixture: give mix(sources, weights) the shares of its sources")
         return MixedSequence(source, batch_size, remainder, shuffle, seed, endless)
     if weights is None:
         return Shuffled(records, shuffle, seed)
@@ -314,12 +301,8 @@ def _check(reader: BatchReader) -> None:
                 * (reader.source.stop == "first_exhausted")
             )
         raise ValueError(f"{too_large} records, {leaves_none}" + _NO_LIST_OF_ARRAYS * (describe_source(reader.source) == "list"))
-    if (
-        order.remainder == "pad"
-        and isinstance(reader.source, ArraySource)
-        and reader.transform is None
-        and reader.collate is None
-    ):
+    calls_functions = reader.transform is not None or reader.collate is not None
+    if order.remainder == "pad" and isinstance(reader.source, ArraySource) and not calls_functions:
         add_mask(reader.source.arrays, MASK, None, "remainder='pad'")  # every batch would fail
     parts = reader.source.source if isinstance(reader.source, Mixture) else reader.source
     pad = reader.collate if isinstance(reader.collate, pad_to) else None
@@ -342,23 +325,8 @@ def _check_pickles(reader: BatchReader) -> None:
             ) from error
 
 
-_AT_ONCE = 1024  # records that are read at once to see their lengths
-
-
 def record_lengths(source: Source, given: Any) -> np.ndarray:
-    """Check the lengths of records, or read them.
-
-    Args:
-      source: the records.
-      given: integers [N] >= 0, or the name of a leaf whose first dimension is the length.
-
-    Returns:
-      int64 [N].
-
-    Raises:
-      TypeError: `given` is neither.
-      ValueError: it has another number of lengths, or some below 0 or from 2**63 on; there is no such leaf, or it is a scalar.
-    """
+    """Return the lengths of records, int64 [N]: checked, or read as the first dimension of the leaf with this name."""
     if isinstance(given, str):
         return _read_lengths(source, given)
     lengths = np.asarray(given)
@@ -383,10 +351,9 @@ def record_lengths(source: Source, given: Any) -> np.ndarray:
 
 def _read_lengths(source: Source, name: str) -> np.ndarray:
     lengths = np.empty(len(source), np.int64)
-    for start in range(0, len(source), _AT_ONCE):
-        indices = np.arange(start, min(start + _AT_ONCE, len(source)), dtype=np.int64)
-        data = source.read(indices)
-        for index, record in zip(indices.tolist(), data if isinstance(data, list) else unstack(data, len(indices)), strict=True):
+    for start in range(0, len(source), _LENGTHS_AT_ONCE):
+        indices = np.arange(start, min(start + _LENGTHS_AT_ONCE, len(source)), dtype=np.int64)
+        for index, record in zip(indices.tolist(), as_records(source.read(indices), len(indices)), strict=True):
             lengths[index] = _length(index, record, name)
     return lengths
 
@@ -402,6 +369,5 @@ def _length(index: int, record: Any, name: str) -> int:
     try:
         return len(leaf)
     except TypeError:
-        raise ValueError(
-            f"batch_by_length={name!r}: this leaf of record {index} is {type(leaf).__name__}, without a length"
-        ) from None
+        what = type(leaf).__name__
+        raise ValueError(f"batch_by_length={name!r}: this leaf of record {index} is {what}, without a length") from None

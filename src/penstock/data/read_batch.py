@@ -1,4 +1,4 @@
-"""Read one host batch: from a step number to the rows of this process, read, transformed, collated and checked.
+"""Read one host batch: the rows of this process at a step, read, transformed, collated and checked.
 
 `BatchReader` is a pure function of the step. `batch_producers` runs it ahead of time, on threads or worker processes.
 """
@@ -22,7 +22,7 @@ from penstock.data.order.rows import Rows
 from penstock.data.records import RecordSource
 from penstock.data.source import Source
 from penstock.data.transform import ReuseCheck, Transform
-from penstock.data.tree import Batch, Record, describe_array, leaves_with_names, to_numpy, unstack
+from penstock.data.tree import Batch, Record, as_records, describe_array, leaves_with_names, to_numpy
 from penstock.data.worker_processes import ProcessPool, ReadBatch, Workers
 
 
@@ -31,8 +31,7 @@ class BatchReader:
     """The pure function from a step to a host batch. Each worker process gets a copy of it.
 
     Attributes:
-      source: the records.
-      order: the records of each step.
+      order: says which records each step has.
       transform: applied to each record, or to the batch.
       collate: from a list of records to a batch; None stacks.
       reads: the rows of this process, which are read.
@@ -63,10 +62,10 @@ class BatchReader:
                 data = self._copy_containers(data)
         if self.transform and self.transform.each_record:
             with clock.time("transform"):
-                data = self._noting(step, self.transform.records, _records(data, len(indices)), indices, step, rows)
+                data = self._noting(step, self.transform.records, as_records(data, len(indices)), indices, step, rows)
         if self.collate is not None or isinstance(data, list):
             with clock.time("collate"):
-                data = self._noting(step, self._collated, _records(data, len(indices)), step)
+                data = self._noting(step, self._collated, as_records(data, len(indices)), step)
         if self.transform and not self.transform.each_record:
             with clock.time("transform"):
                 data = self._noting(step, self.transform.batch, data, step, int(rows[0]))
@@ -120,7 +119,7 @@ class BatchReader:
 
     def _places_of(self, gather: Gather, block: Block, k: int) -> list[np.ndarray]:
         """Return where the records of step k of a block lie, for each leaf. Places are found for a block of steps at once."""
-        found = self._places  # several threads may replace it at the same time; each uses what it read or found itself
+        found = self._places  # several threads may replace it at the same time; each uses the places that it read or found itself
         if found is None or found[0] is not block:
             found = self._places = (block, gather.places(block.indices))
         return [places[k] for places in found[1]]
@@ -170,8 +169,7 @@ class BatchReader:
         for name, leaf in leaves_with_names(batch):
             if not isinstance(leaf, np.ndarray) or not leaf.dtype.hasobject:
                 continue
-            wrong = [type(x).__name__ for x in leaf.ravel() if not isinstance(x, (str, bytes))]
-            if wrong:
+            if wrong := [type(x).__name__ for x in leaf.ravel() if not isinstance(x, (str, bytes))]:
                 raise TypeError(
                     f"batch {step}: {self._last_function()} returned leaf {name!r} as an array of Python objects ({wrong[0]}), "
                     "which no device can hold: make numbers of it in the transform, or leave it out"
@@ -184,10 +182,6 @@ class BatchReader:
         if self.collate is not None:
             return "collate"
         return "the transform" if self.transform is not None else f"{type(self.source).__name__}.read"
-
-
-def _records(data: Batch | list[Record], rows: int) -> list[Record]:
-    return data if isinstance(data, list) else unstack(data, rows)
 
 
 def _failing_record(source: Source, indices: np.ndarray) -> str:
@@ -215,14 +209,12 @@ class StepReader(Protocol):
 
     def __call__(self, step: int, clock: Clock) -> Batch:
         """Read the batch of a step, and add the time of each part to the clock."""
-        ...
 
 
 def batch_producers(reader: StepReader, workers: Workers, start: int, stop: float, clocks: Sequence[Clock]) -> Producers:
     """Return the producers of the batches `start … stop - 1` for a `PrefetchPipeline`.
 
     Args:
-      reader: reads one batch.
       workers: whether the batches are read on one thread, on several threads, or in worker processes.
       start: step of item 0.
       stop: steps in all, `math.inf` if they do not end.

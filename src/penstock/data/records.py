@@ -1,13 +1,10 @@
-"""A source over objects that return one record, or a list of records, at a time.
-
-Record indices int64 [n] go in, a list of n records comes out.
-"""
+"""Read records from objects that return one record, or a list of records, at a time."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,15 +64,12 @@ class RecordSource:
 
     def __getstate__(self) -> dict[str, Any]:
         records = self._records
-        return self.__dict__ | {"_records": to_picklable(records) if _is_list_of_memmaps(records) else records}
+        holds_memmaps = isinstance(records, list) and any(isinstance(record, np.memmap) for record in records)
+        return self.__dict__ | {"_records": to_picklable(records) if holds_memmaps else records}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         records = state["_records"]
         self.__dict__ = state | {"_records": from_picklable(records) if isinstance(records, list) else records}
-
-
-def _is_list_of_memmaps(records: Any) -> bool:
-    return isinstance(records, list) and any(isinstance(record, np.memmap) for record in records)
 
 
 def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | RemoteFiles) -> RecordSource | RemoteSource:
@@ -102,29 +96,20 @@ def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     try:
         records = ArrayRecordDataSource(files)  # opens all files in parallel
     except RuntimeError:
-        _open_each(ArrayRecordDataSource, files)  # names the file: the library does not, and does not always give the reason
+        for file in files:  # the library does not name the file, and does not always give the reason
+            try:
+                ArrayRecordDataSource([file])
+            except RuntimeError as error:
+                raise ValueError(
+                    f"{file!r} ({os.path.getsize(file):,} bytes) is not a complete ArrayRecord file"
+                    f"{f': {error}' if str(error) else ''}. Was it cut short while it was written or copied?"
+                ) from error
         raise
     return RecordSource(records, name="ArrayRecord")
 
 
-def _open_each(opener: Callable[[list[str]], Any], files: list[str]) -> None:
-    """Open files one by one, and raise ValueError for the first that fails."""
-    for file in files:
-        try:
-            opener([file])
-        except RuntimeError as error:
-            raise ValueError(
-                f"{file!r} ({os.path.getsize(file):,} bytes) is not a complete ArrayRecord file"
-                f"{f': {error}' if str(error) else ''}. Was it cut short while it was written or copied?"
-            ) from error
-
-
 def expand(paths: Any) -> list[str]:
-    """Expand paths and glob patterns to existing files. The files of a pattern are sorted by name.
-
-    Raises:
-      FileNotFoundError: there is no file at a path or pattern.
-    """
+    """Expand paths and glob patterns to existing files. The files of a pattern are sorted by name."""
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     files: list[str] = []
     for path in [os.fspath(path) for path in given]:

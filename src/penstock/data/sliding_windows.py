@@ -1,7 +1,6 @@
-"""Windows of consecutive rows of long arrays, as records: `windows`.
+"""Read windows of consecutive rows of long arrays as records: `windows`.
 
-Arrays [T, ...], a length and a stride go in; a source of T/stride records [length, ...] comes out. Overlapping windows share the
-memory of the array: a window is a view, and a batch is one gather of views.
+Overlapping windows share the memory of the array: a window is a view, and a batch is one gather of views.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from penstock.data.tree import Batch
 def windows(array: Any, length: int, *, stride: int | None = None) -> WindowSource:
     """Make records of a long array: record i is the rows `i·stride … i·stride + length - 1`.
 
-    Rows after the last complete window are left out. The order is that of the array; `ps.Loader(..., shuffle=True)` shuffles the
-    windows.
+    Rows after the last complete window are left out. Windows keep the order of the array, unless the Loader shuffles.
 
     Args:
       array: an array or memmap [T, ...] of NumPy, h5py, zarr, torch or JAX; or a pytree of such arrays with the same T.
       length: rows in a window.
-      stride: rows from the start of a window to that of the next one; None for `length`. With less, windows overlap.
-        For inputs and targets of a language model, use windows of L + 1 tokens with a stride of L.
+      stride: rows from the start of a window to the start of the next; None for `length`. With less, windows overlap. For
+        inputs and targets of a language model, use windows of L + 1 tokens with a stride of L.
 
     Returns:
       A `Source` of `(T - length) // stride + 1` records, each a pytree of arrays [length, ...]. Worker processes open a memmap or
@@ -60,11 +58,7 @@ def windows(array: Any, length: int, *, stride: int | None = None) -> WindowSour
 
 
 class WindowSource:
-    """A source of windows of the rows of arrays; see `windows`.
-
-    Attributes:
-      is_gather: whether `read` only copies rows from memory or from memory-mapped files.
-    """
+    """A source of windows of the rows of arrays; see `windows`."""
 
     def __init__(self, rows: ArraySource, length: int, stride: int):
         self._rows, self._length, self._stride = rows, length, stride
@@ -72,7 +66,6 @@ class WindowSource:
         self.is_gather = rows.is_gather
 
     def __len__(self) -> int:
-        """Return the number of complete windows."""
         return (len(self._rows) - self._length) // self._stride + 1
 
     def read(self, indices: np.ndarray) -> Batch:

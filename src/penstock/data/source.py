@@ -1,7 +1,4 @@
-"""The protocol of a data source, and `as_source`, which makes one of arrays, files, tables and data sets.
-
-Whatever a user has goes in; an object with a length and `read(indices)` comes out.
-"""
+"""Define the protocol of a data source, and make one of arrays, files, tables and data sets: `as_source`."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import numpy as np
 from penstock.data.arrays import ArraySource, is_array
 from penstock.data.files import list_files
 from penstock.data.image.files import ENDINGS as IMAGE_ENDINGS
-from penstock.data.records import RecordSource
+from penstock.data.records import RecordSource, array_record
 from penstock.data.remote.files import RemoteFiles, as_remote
 from penstock.data.remote.url import file_name
 from penstock.data.tree import Batch, Record, check_keys
@@ -44,7 +41,6 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """Return the number of records."""
-        ...
 
     def read(self, indices: np.ndarray) -> Batch | list[Record]:
         """Read records.
@@ -56,7 +52,6 @@ class Source(Protocol):
           A pytree of arrays [n, ...], which the caller may keep and write to. Or a list of n records, each a pytree: the `Loader`
           passes them to `transform=ps.per_record(...)`, and then collates them.
         """
-        ...
 
 
 def as_source(data: Any) -> Source:
@@ -115,18 +110,15 @@ def as_source(data: Any) -> Source:
         raise TypeError(f"got a {type(data).__name__} of Ray: give penstock.ray.source(dataset), which makes a source of it")
     if package in ("h5py", "zarr") and hasattr(data, "keys"):
         data = _members(data)
-    if isinstance(data, Mapping) and jax.tree_util.all_leaves(
-        [data]
-    ):  # such as an .npz file or a UserDict, which JAX takes for a leaf
+    if isinstance(data, Mapping) and jax.tree_util.all_leaves([data]):  # as JAX takes an .npz file or a UserDict for a leaf
         data = dict(data)
     if _holds_arrays(data):
         return ArraySource(data)
     if hasattr(data, "__len__") and (hasattr(data, "__getitem__") or hasattr(data, "__getitems__")):
         return RecordSource(data)
     raise TypeError(
-        f"cannot read records from {type(data).__name__}: a Loader needs random access, that is, arrays, files, or an "
-        "object with __len__ and __getitem__ (or read). An iterable of ready batches needs no "
-        "Loader: pass it to ps.feed."
+        f"cannot read records from {type(data).__name__}: a Loader needs random access, that is, arrays, files, or an object "
+        "with __len__ and __getitem__ (or read). An iterable of ready batches needs no Loader: pass it to ps.feed."
     )
 
 
@@ -173,10 +165,17 @@ def _paths(data: Any) -> list[str]:
 def _from_files(paths: list[str] | RemoteFiles, names: list[str]) -> Source:
     for endings, extra, reader in _READERS:
         if all(name.endswith(endings) for name in names):
-            return _read(reader, extra, paths, names[0])
-    if paths is names and any(map(os.path.isdir, names)):
-        raise TypeError(_folder_hint(next(filter(os.path.isdir, names))))
+            try:
+                return reader(paths)
+            except ModuleNotFoundError as error:
+                message = f'reading {names[0]!r} needs {error.name}: pip install "penstock[{extra}]"'
+                raise ModuleNotFoundError(message, name=error.name) from error
     if paths is names:
+        if folder := next(filter(os.path.isdir, names), None):
+            raise TypeError(
+                f"{folder!r} is a folder: ps.Loader(ps.images({folder!r}, size=224), ...) reads the images in it, and a pattern "
+                f"such as {os.path.join(folder, '*.parquet')!r} reads other files. zarr.open(path) opens a zarr folder."
+            )
         list_files(paths)  # which raises an error if there are none
     for endings, remedy in _REMEDIES:
         if names[0].lower().endswith(endings):
@@ -187,22 +186,6 @@ def _from_files(paths: list[str] | RemoteFiles, names: list[str]) -> Source:
         f"cannot tell what {names[0]!r} holds{' and the others hold' if len(names) > 1 else ''}: known endings are "
         f"{known}. Other files can be opened first: np.load({path}, mmap_mode='r'), h5py.File({path})['x'], zarr.open({path})."
     )
-
-
-def _folder_hint(folder: str) -> str:
-    return (
-        f"{folder!r} is a folder: ps.Loader(ps.images({folder!r}, size=224), ...) reads the images in it, and a pattern such as "
-        f"{os.path.join(folder, '*.parquet')!r} reads other files. zarr.open(path) opens a zarr folder."
-    )
-
-
-def _read(reader: Callable[[Any], Source], extra: str, paths: list[str] | RemoteFiles, name: str) -> Source:
-    try:
-        return reader(paths)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f'reading {name!r} needs {error.name}: pip install "penstock[{extra}]"', name=error.name
-        ) from error
 
 
 def _read_parquet(paths: Any) -> Source:
@@ -217,21 +200,14 @@ def _read_ipc(paths: Any) -> Source:
     return ipc(paths)
 
 
-def _read_array_record(paths: Any) -> Source:
-    from penstock.data.records import array_record
-
-    return array_record(paths)
-
-
 # File name endings, the extra that installs what the reader needs, and the reader.
 _READERS: list[tuple[tuple[str, ...], str, Callable[[Any], Source]]] = [
     ((".parquet", ".pq"), "arrow", _read_parquet),
     ((".arrow", ".feather"), "arrow", _read_ipc),
-    ((".array_record", ".arrayrecord", ".array_records"), "arrayrecord", _read_array_record),
+    ((".array_record", ".arrayrecord", ".array_records"), "arrayrecord", array_record),
 ]
 
-
-# File name endings, and what reads such files.
+# File name endings, and the function that reads such files.
 _REMEDIES: list[tuple[tuple[str, ...], str]] = [
     (IMAGE_ENDINGS, "ps.Loader(ps.images(folder, size=224), ...) reads the images of a folder"),
     ((".jsonl", ".jsonl.gz", ".json"), "ps.stream(ps.jsonl(paths), ...) reads files with one JSON value on each line"),
@@ -241,6 +217,6 @@ _REMEDIES: list[tuple[tuple[str, ...], str]] = [
 
 
 def describe_source(source: Source) -> str:
-    """Return what the source says of itself in `describe()`, or the name of its class."""
+    """Return the result of `describe()` of a source, or the name of its class."""
     describe = getattr(source, "describe", None)
     return str(describe()) if callable(describe) else type(source).__name__

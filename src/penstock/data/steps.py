@@ -1,7 +1,4 @@
-"""`Steps`: any function from a step to a host batch, to be fed with a state.
-
-A function goes in; an object that `ps.feed` reads ahead, and whose position is the number of the step, comes out.
-"""
+"""Feed any function from a step to a host batch, with the step as the state: `Steps`."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from penstock.data.worker_processes import Workers
 class Steps:
     """A function from a step number to a host batch, as data for `ps.feed`.
 
-    The state of its feed is one integer, the step. So restoring is exact and costs what step 0 costs, provided that the function
+    The state of its feed is one integer, the step. So restoring is exact and costs as much as step 0, provided that the function
     depends on its argument alone.
 
     Args:
@@ -49,12 +46,7 @@ class Steps:
     """
 
     def __init__(
-        self,
-        fn: Callable[[int], Batch],
-        length: int | None = None,
-        *,
-        workers: int | str | None = None,
-        name: str | None = None,
+        self, fn: Callable[[int], Batch], length: int | None = None, *, workers: int | str | None = None, name: str | None = None
     ):
         if not callable(fn):
             raise TypeError(f"Steps needs a function from a step to a batch, got {type(fn).__name__}")

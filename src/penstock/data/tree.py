@@ -1,4 +1,4 @@
-"""Functions on batches, which are pytrees of arrays [B, ...]: names and descriptions of leaves, conversion to NumPy."""
+"""Handle batches, which are pytrees of arrays [B, ...]: name and describe their leaves, convert them to NumPy."""
 
 from __future__ import annotations
 
@@ -45,19 +45,18 @@ def describe(tree: Any) -> str:
     )
 
 
-def unstack(batch: Batch, records: int) -> list[Record]:
-    """Split a batch into its records, which are views."""
-    leaves, treedef = jax.tree_util.tree_flatten(batch)
+def as_records(data: Batch | list[Record], records: int) -> list[Record]:
+    """Split a batch into its records, which are views. Return a list of records as it is."""
+    if isinstance(data, list):
+        return data
+    leaves, treedef = jax.tree_util.tree_flatten(data)
     return [jax.tree_util.tree_unflatten(treedef, [leaf[i] for leaf in leaves]) for i in range(records)]
 
 
 def to_numpy(leaf: Any) -> Any:
     """Convert a leaf to a NumPy array, without a copy of the memory of torch and TensorFlow tensors.
 
-    NumPy and JAX arrays are returned as they are.
-
-    Raises:
-      TypeError: the leaf is a masked array, whose mask would be lost.
+    NumPy and JAX arrays are returned as they are. A masked array is refused, as its mask would be lost.
     """
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array, whose mask a batch would lose: make an array of it with .filled(value)")

@@ -1,6 +1,5 @@
-"""Worker processes that read batches, for Python code that holds the interpreter lock.
+"""Read batches in worker processes, for Python code that holds the interpreter lock.
 
-A function from a step to a batch goes in; N such functions come out, each of which calls a copy of it in a process of its own.
 Processes are spawned, never forked: a fork of a process that runs JAX's threads can deadlock. Each worker process belongs to one
 thread of the parent, which sends it a step, waits, and copies the batch out of shared memory:
 
@@ -10,11 +9,11 @@ thread of the parent, which sends it a step, waits, and copies the batch out of 
     send its name ──────────────────────► copy the arrays into it
     copy them out ◄────────────────────── the rest of the pickle, sizes, seconds spent
 
-*Who owns the shared segment.* The parent creates and removes it. The worker writes to it only between a request and its reply,
-and the parent reads it only after the reply. The batch is the parent's copy, in memory of its own, so nothing is written to
-memory that a device may still read.
+*Ownership of the segment.* The parent creates and removes it. The worker writes to it only between a request and its reply, and
+the parent reads it only after the reply. The batch is the parent's copy, in memory of its own, so nothing is written to memory
+that a device may still read.
 
-*Who may block.* A parent thread waits for the reply of its worker, and a worker waits for the next step. `ProcessPool.kill` ends
+*Blocking.* A parent thread waits for the reply of its worker, and a worker waits for the next step. `ProcessPool.kill` ends
 the processes, and with them every wait of a parent thread. A worker whose parent is gone reads the end of the pipe and ends.
 """
 
@@ -45,23 +44,14 @@ ReadBatch = Callable[[int, Clock], Batch]  # from a step to its batch; adds the 
 
 @dataclass(frozen=True)
 class Workers:
-    """The parsed option `workers`.
+    """The parsed option `workers`."""
 
-    Attributes:
-      kind: "none", "thread" or "process".
-      count: number of threads or processes that read batches.
-    """
-
-    kind: str
-    count: int
+    kind: str  # "none", "thread" or "process"
+    count: int  # of threads or processes that read batches
 
     @classmethod
     def parse(cls, workers: int | str | None) -> Workers:
-        """Parse None, a number of threads, or "process:N".
-
-        Raises:
-          ValueError: it is none of these.
-        """
+        """Parse None, a number of threads, or "process:N"."""
         if workers is None or workers == 0:
             return cls("none", 1)
         if isinstance(workers, str):
@@ -74,12 +64,7 @@ class Workers:
 
 
 class ProcessPool:
-    """N worker processes, each with a copy of a function that reads a batch.
-
-    Args:
-      read: the function, which must be picklable. The workers share one copy of the bytes of its arrays.
-      count: number of processes.
-    """
+    """Worker processes, each with a copy of a picklable function that reads a batch. They share the bytes of its arrays."""
 
     def __init__(self, read: ReadBatch, count: int):
         context = multiprocessing.get_context("spawn")
@@ -139,7 +124,8 @@ class _Worker:
         if isinstance(reply, _Failure):
             raise reply.error()
         clock.add(reply.seconds)
-        return pickle.loads(reply.pickled, buffers=self._copies(reply.sizes))  # from our own worker, not from disk
+        copies = [np.frombuffer(view, np.uint8).copy() for view in _views(self.segment, reply.sizes)]
+        return pickle.loads(reply.pickled, buffers=copies)  # from our own worker, not from disk
 
     def _ask(self, step: int) -> _Reply | _Failure:
         """Send a step and receive the reply, with a larger segment if the worker asks for it."""
@@ -157,38 +143,20 @@ class _Worker:
             reply = self.connection.recv()
         return reply
 
-    def _copies(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        return [
-            np.frombuffer(_bytes(self.segment), np.uint8, size, at).copy() if size else np.empty(0, np.uint8)
-            for at, size in _offsets(sizes)
-        ]
-
 
 class _Reply(NamedTuple):
-    """A batch that was read.
+    """A batch that was read."""
 
-    Attributes:
-      pickled: the batch without the bytes of its arrays.
-      sizes: bytes of each array, which lie in the shared segment in this order.
-      seconds: time of each part of the work.
-    """
-
-    pickled: bytes
-    sizes: list[int]
-    seconds: dict[str, float]
+    pickled: bytes  # without the bytes of its arrays
+    sizes: list[int]  # bytes of each array, which lie in the shared segment in this order
+    seconds: dict[str, float]  # time of each part of the work
 
 
 class _Failure(NamedTuple):
-    """An error in a worker process.
+    """An error in a worker process."""
 
-    Attributes:
-      pickled: the error; None if it cannot be pickled.
-      message: its type and message, used if it cannot be unpickled.
-      traceback: its formatted traceback.
-    """
-
-    pickled: bytes | None
-    message: str
+    pickled: bytes | None  # None if it cannot be pickled
+    message: str  # its type and message, used if it cannot be unpickled
     traceback: str
 
     def error(self) -> BaseException:
@@ -252,14 +220,14 @@ def _offsets(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         at += _padded(size)
 
 
+def _padded(size: int) -> int:
+    return -(-size // 64) * 64  # so that each array begins at a cache line
+
+
 def _bytes(segment: SharedMemory | None) -> memoryview:
     assert segment is not None
     assert segment.buf is not None  # it is open
     return segment.buf
-
-
-def _padded(size: int) -> int:
-    return -(-size // 64) * 64  # so that each array begins at a cache line
 
 
 def _free(segment: SharedMemory | None) -> None:

@@ -1,1 +1,1 @@
-"""Folders of images go in, batches of pixels and labels come out: listing, decoding and resizing."""
+"""Read folders of images as batches of pixels and labels: list, decode and resize them."""

@@ -1,12 +1,10 @@
-"""Where the pixels of an image go: two sizes and a policy go in, a box of the image and a box of the result come out.
+"""Decode a JPEG, PNG, WebP, GIF, BMP or TIFF file to RGB pixels uint8 of a wanted size: `decode_image`.
 
-The orientation that a camera stores is read here, and applied here. Random boxes are those of the Inception networks (Szegedy et
-al., 2015, section 6).
+JPEG is decoded by libjpeg-turbo (the package simplejpeg) and resized by OpenCV where both are installed. Pillow decodes all other
+files, and those that libjpeg-turbo refuses. Both give the same photograph within a grey level or two on average.
 
-Decode one image to a wanted size: the bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file go in, RGB pixels uint8 come out.
-
-JPEG is decoded by libjpeg-turbo (the package simplejpeg) and resized by OpenCV where both are installed. Everything else, and
-whatever libjpeg-turbo refuses, goes through Pillow. Both give the same photograph within a grey level or two on average.
+A *box* is a rectangle of an image, or of the result. Random boxes are drawn as for the Inception networks (Szegedy et al., 2015,
+section 6). The orientation that a camera stores is applied.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
 
 Fit = Literal["crop", "stretch", "pad"]
+Decoder = Literal["auto", "pil"]
 Size = tuple[int, int]  # height, width
 
 
@@ -38,100 +37,6 @@ class Box(NamedTuple):
     left: float
     height: float
     width: float
-
-
-def check_fit(fit: str) -> None:
-    """Raise ValueError if there is no such policy."""
-    if fit not in get_args(Fit):
-        raise ValueError(f"fit={fit!r}: choose from {', '.join(get_args(Fit))}")
-
-
-def place(image: Size, size: Size, fit: str) -> tuple[Box, Box]:
-    """Return the box of the image that is scaled, and the box of the result that it fills, in complete pixels."""
-    whole, target = Box(0, 0, *image), Box(0, 0, *size)
-    if fit == "stretch":
-        return whole, target
-    ratios = image[0] / size[0], image[1] / size[1]
-    if fit == "crop":
-        height, width = size[0] * min(ratios), size[1] * min(ratios)
-        return Box((image[0] - height) / 2, (image[1] - width) / 2, height, width), target
-    rows, columns = (max(1, round(length / max(ratios))) for length in image)
-    return whole, Box((size[0] - rows) // 2, (size[1] - columns) // 2, rows, columns)
-
-
-def random_box(image: Size, rng: np.random.Generator, area: tuple[float, float]) -> Box:
-    """Draw a box of the image with a random area, aspect ratio (3/4 to 4/3, logarithmic) and position.
-
-    Args:
-      image: height and width.
-      rng: the random numbers.
-      area: least and greatest area, as fractions of the image.
-
-    Returns:
-      The first of ten drawn boxes that lies inside of the image; else the greatest central box with an allowed aspect ratio.
-    """
-    height, width = image
-    for _ in range(10):
-        wanted = height * width * rng.uniform(*area)
-        aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        h, w = round(math.sqrt(wanted / aspect)), round(math.sqrt(wanted * aspect))
-        if 0 < h <= height and 0 < w <= width:
-            return Box(int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w)
-    height_of_box, width_of_box = min(height, width * 4 / 3), min(width, height * 4 / 3)
-    return Box((height - height_of_box) / 2, (width - width_of_box) / 2, height_of_box, width_of_box)
-
-
-def shrink_factor(box: Box, size: Size) -> int:
-    """Return by how much a JPEG decoder may shrink the image so that the box still has at least the wanted size.
-
-    Decoders shrink by 2, 4 and 8 for less than the work of a full decoding. Other factors take them longer than none.
-    """
-    largest = min(box.height / size[0], box.width / size[1])
-    return next((factor for factor in (8, 4, 2) if factor <= largest), 1)
-
-
-def turns(orientation: int) -> bool:
-    """Return whether an orientation exchanges height and width."""
-    return orientation >= 5
-
-
-def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Turn and mirror stored pixels [h, w, 3] so that they are seen upright. The result is a view."""
-    if turns(orientation):
-        pixels = pixels.transpose(1, 0, 2)
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    return pixels
-
-
-def jpeg_orientation(data: bytes) -> int:
-    """Return the orientation 1 to 8 in the Exif segment of a JPEG; 1, which is upright, if there is none or it is damaged."""
-    at = 2
-    try:
-        while data[at] == 0xFF and data[at + 1] != 0xDA:  # up to the start of the scan
-            (length,) = struct.unpack_from(">H", data, at + 2)
-            if data[at + 1] == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-                return _tiff_orientation(data[at + 10 : at + 2 + length])
-            at += 2 + length
-    except (struct.error, IndexError):
-        pass
-    return 1
-
-
-def _tiff_orientation(tiff: bytes) -> int:
-    order = "<" if tiff[:2] == b"II" else ">"
-    (directory,) = struct.unpack_from(order + "I", tiff, 4)
-    (entries,) = struct.unpack_from(order + "H", tiff, directory)
-    for i in range(entries):
-        tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, directory + 2 + 12 * i)
-        if (tag, kind, count) == (0x0112, 3, 1):
-            return value if 1 <= value <= 8 else 1
-    return 1
-
-
-Decoder = Literal["auto", "pil"]
 
 
 def decode_image(
@@ -186,8 +91,7 @@ def decode_image(
       >>> loader[0]["image"].shape
       (2, 224, 224, 3)
     """
-    check_fit(fit)
-    check_decoder(decoder)
+    check_options(fit, decoder)
     if rng is not None and fit != "crop":
         raise ValueError(f"fit={fit!r} with rng: a random part is always stretched to the size; leave one of them out")
     if not 0 < area[0] <= area[1] <= 1:
@@ -243,11 +147,7 @@ class _NoScaleError(Exception):
 
 
 def check_size(size: int | tuple[int, int]) -> Size:
-    """Return (height, width).
-
-    Raises:
-      ValueError: it is neither one number nor two, or one of them is < 1.
-    """
+    """Return (height, width) of one number or two, which are >= 1."""
     if not isinstance(size, (tuple, list)):
         size = (size, size)
     if len(size) != 2:
@@ -255,8 +155,10 @@ def check_size(size: int | tuple[int, int]) -> Size:
     return at_least(1, "size", size[0]), at_least(1, "size", size[1])
 
 
-def check_decoder(decoder: str) -> None:
-    """Raise an error if there is no such decoder, or Pillow is not installed."""
+def check_options(fit: str, decoder: str) -> None:
+    """Raise an error if there is no such policy or decoder, or Pillow is not installed."""
+    if fit not in get_args(Fit):
+        raise ValueError(f"fit={fit!r}: choose from {', '.join(get_args(Fit))}")
     if decoder not in get_args(Decoder):
         raise ValueError(f"decoder={decoder!r}: choose from {', '.join(get_args(Decoder))}")
     try:
@@ -273,11 +175,7 @@ def decode_into(
     rng: np.random.Generator | None = None,
     area: tuple[float, float] = (0.08, 1.0),
 ) -> None:
-    """Decode an image into `out`, uint8 [height, width, 3], contiguous.
-
-    Raises:
-      UnreadableImageError: it cannot be decoded completely.
-    """
+    """Decode an image into `out`, uint8 [height, width, 3], contiguous. Raise UnreadableImageError if it is not complete."""
     jpeg = data[:2] == b"\xff\xd8"
     fast = _fast_libraries() if jpeg and decoder == "auto" else None
     header = _header(fast, data) if fast else None
@@ -291,24 +189,14 @@ def decode_into(
     box, inner = place(image, size, fit) if rng is None else (random_box(image, rng, area), Box(0, 0, *size))
     if turns(orientation):
         inner = Box(inner.left, inner.top, inner.width, inner.height)
-    target = _stored_view(_part(out, inner), orientation)
+    top, left, rows, columns = map(int, inner)
+    # The view of `out` that is indexed as the stored pixels are: the inverse of `upright`.
+    target = upright(out[top : top + rows, left : left + columns], {6: 8, 8: 6}.get(orientation, orientation))
     if target.size < out.size:
         out[:] = 0
     if fast is not None and opened is None and _decode_fast(fast, data, image, box, target):
         return
     target[:] = _decode_with_pillow(opened or _open(data, jpeg)[0], box, (target.shape[0], target.shape[1]))
-
-
-def _part(pixels: np.ndarray, box: Box) -> np.ndarray:
-    """Return a view of the pixels in a box of complete pixels."""
-    top, left, height, width = map(int, box)
-    return pixels[top : top + height, left : left + width]
-
-
-def _stored_view(out: np.ndarray, orientation: int) -> np.ndarray:
-    """Return the view of `out` that is indexed as the stored pixels are: the inverse of `upright`."""
-    inverse = {6: 8, 8: 6}.get(orientation, orientation)
-    return upright(out, inverse)
 
 
 def _open(data: bytes, jpeg: bool) -> tuple[Image, int]:
@@ -319,7 +207,7 @@ def _open(data: bytes, jpeg: bool) -> tuple[Image, int]:
         image = Image.open(io.BytesIO(data))
         # Pillow turns the pixels of a TIFF file by itself when it loads them.
         orientation = jpeg_orientation(data) if jpeg else image.getexif().get(0x0112, 1) if image.format != "TIFF" else 1
-    except Exception as error:  # Pillow's readers raise what they meet: OSError, SyntaxError, struct.error, KeyError and others
+    except Exception as error:  # Pillow's readers raise OSError, SyntaxError, struct.error, KeyError and others
         raise _unreadable(error) from error
     return image, orientation if orientation in range(1, 9) else 1
 
@@ -418,14 +306,8 @@ def _decode_fast(fast: tuple[Any, Any], data: bytes, image: Size, box: Box, targ
         return False
     rows, columns = math.ceil(image[0] / factor), math.ceil(image[1] / factor)
     try:
-        pixels = simplejpeg.decode_jpeg(
-            data,
-            "RGB",
-            min_height=rows,
-            min_width=columns,
-            min_factor=factor,
-            buffer=_scratch.get("decoded", rows * columns * 3),
-        )
+        buffer = _scratch.get("decoded", rows * columns * 3)
+        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=rows, min_width=columns, min_factor=factor, buffer=buffer)
     except ValueError:  # damaged, or with a harmless fault that Pillow ignores
         return False
     top, bottom, down = _interval(box.top / factor, box.height / factor, rows, height)
@@ -444,14 +326,8 @@ def _decode_fast(fast: tuple[Any, Any], data: bytes, image: Size, box: Box, targ
 def _interval(start: float, length: float, most: int, wanted: int) -> tuple[int, int, np.ndarray]:
     """Return the complete pixels nearest to an interval, and the filter to apply before `wanted` points of it are interpolated.
 
-    Args:
-      start: its start in pixels.
-      length: its length in pixels.
-      most: number of pixels that there are.
-      wanted: number of points.
-
-    Returns:
-      The first pixel, the end, and the filter. It also corrects the difference between the centres of interval and pixels.
+    The interval has a start and a length in pixels, of which there are `most`. The filter also corrects the difference between
+    the centres of interval and pixels.
     """
     pixels = min(most, max(1, round(length)))
     first = min(most - pixels, round(start))
@@ -488,3 +364,86 @@ def _prefilter(scale: float, shift: float) -> np.ndarray:
     columns = np.stack(moved, axis=1) - centre[:, None]
     others = np.linalg.lstsq(columns, wanted.ravel() - centre, rcond=None)[0]
     return np.insert(others, reach, 1 - others.sum()).astype(np.float32)
+
+
+# The boxes and the orientation of an image.
+
+
+def place(image: Size, size: Size, fit: str) -> tuple[Box, Box]:
+    """Return the box of the image that is scaled, and the box of the result that it fills, in complete pixels."""
+    whole, target = Box(0, 0, *image), Box(0, 0, *size)
+    if fit == "stretch":
+        return whole, target
+    ratios = image[0] / size[0], image[1] / size[1]
+    if fit == "crop":
+        height, width = size[0] * min(ratios), size[1] * min(ratios)
+        return Box((image[0] - height) / 2, (image[1] - width) / 2, height, width), target
+    rows, columns = (max(1, round(length / max(ratios))) for length in image)
+    return whole, Box((size[0] - rows) // 2, (size[1] - columns) // 2, rows, columns)
+
+
+def random_box(image: Size, rng: np.random.Generator, area: tuple[float, float]) -> Box:
+    """Draw a box of the image with a random area, aspect ratio (3/4 to 4/3, logarithmic) and position.
+
+    The area is given by its least and greatest fraction of the image. The result is the first of ten drawn boxes that lies inside
+    of the image; else the greatest central box with an allowed aspect ratio.
+    """
+    height, width = image
+    for _ in range(10):
+        wanted = height * width * rng.uniform(*area)
+        aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        h, w = round(math.sqrt(wanted / aspect)), round(math.sqrt(wanted * aspect))
+        if 0 < h <= height and 0 < w <= width:
+            return Box(int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w)
+    height_of_box, width_of_box = min(height, width * 4 / 3), min(width, height * 4 / 3)
+    return Box((height - height_of_box) / 2, (width - width_of_box) / 2, height_of_box, width_of_box)
+
+
+def shrink_factor(box: Box, size: Size) -> int:
+    """Return by how much a JPEG decoder may shrink the image so that the box still has at least the wanted size.
+
+    Decoders shrink by 2, 4 and 8 for less than the work of a full decoding. Other factors take them longer than none.
+    """
+    largest = min(box.height / size[0], box.width / size[1])
+    return next((factor for factor in (8, 4, 2) if factor <= largest), 1)
+
+
+def turns(orientation: int) -> bool:
+    """Return whether an orientation exchanges height and width."""
+    return orientation >= 5
+
+
+def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Turn and mirror stored pixels [h, w, 3] so that they are seen upright. The result is a view."""
+    if turns(orientation):
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels
+
+
+def jpeg_orientation(data: bytes) -> int:
+    """Return the orientation 1 to 8 in the Exif segment of a JPEG; 1, which is upright, if there is none or it is damaged."""
+    at = 2
+    try:
+        while data[at] == 0xFF and data[at + 1] != 0xDA:  # up to the start of the scan
+            (length,) = struct.unpack_from(">H", data, at + 2)
+            if data[at + 1] == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+                return _tiff_orientation(data[at + 10 : at + 2 + length])
+            at += 2 + length
+    except (struct.error, IndexError):
+        pass
+    return 1
+
+
+def _tiff_orientation(tiff: bytes) -> int:
+    order = "<" if tiff[:2] == b"II" else ">"
+    (directory,) = struct.unpack_from(order + "I", tiff, 4)
+    (entries,) = struct.unpack_from(order + "H", tiff, directory)
+    for i in range(entries):
+        tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, directory + 2 + 12 * i)
+        if (tag, kind, count) == (0x0112, 3, 1):
+            return value if 1 <= value <= 8 else 1
+    return 1

@@ -1,7 +1,7 @@
-"""The image files below a folder: a folder goes in, the relative paths of its images, with labels, come out.
+"""List the image files below a folder, and label them.
 
-Paths are written with "/" and sorted by code points, so their order is the same on each machine. A hash of its path decides to
-which split an image belongs.
+Paths are written with "/" and sorted by code points, so their order is the same on each machine. A hash of its path assigns an
+image to a split.
 """
 
 from __future__ import annotations
@@ -24,50 +24,37 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing",
 
 
 class Labelled(NamedTuple):
-    """Paths of images, relative to their folder, with their classes.
-
-    Attributes:
-      paths: the relative paths.
-      labels: the label of each path, int32 [N], or None.
-      classes: the name of each label; empty if labels are numbers of the user, or None.
-    """
+    """Paths of images, relative to their folder, with their classes."""
 
     paths: list[str]
-    labels: np.ndarray | None
-    classes: tuple[str, ...]
+    labels: np.ndarray | None  # of each path, int32 [N]
+    classes: tuple[str, ...]  # the name of each label; empty if labels are numbers of the user, or None
+
+    def fingerprint(self) -> str:
+        """Return eight hexadecimal digits that change if a path, its place or its label does."""
+        digest = hashlib.blake2b("\0".join(self.paths).encode("utf-8", "surrogateescape"), digest_size=4)
+        if self.labels is not None:
+            digest.update(self.labels.tobytes())
+        return digest.hexdigest()
 
 
 class Folder(Protocol):
-    """A folder with files, wherever it is.
+    """A folder with files, wherever it is."""
 
-    Attributes:
-      name: its path or URL, for messages.
-    """
-
-    name: str
+    name: str  # path or URL, for messages
 
     def list(self) -> tuple[list[str], list[str]]:
         """Return the relative paths of all files in it and below, and the names of the folders in it, in any order."""
-        ...
 
     def read(self, path: str) -> bytes:
         """Return the contents of a file, by its relative path."""
-        ...
 
     def full(self, path: str) -> str:
         """Return the path or URL of a file, for messages."""
-        ...
 
 
 class LocalFolder:
-    """A folder of this machine.
-
-    Args:
-      path: its path.
-
-    Raises:
-      FileNotFoundError, NotADirectoryError: it is not a folder.
-    """
+    """A folder of this machine."""
 
     def __init__(self, path: str):
         self.name = path
@@ -78,9 +65,8 @@ class LocalFolder:
                 f"{path!r} is a file, and ps.images reads the images of a folder: give {os.path.dirname(path) or '.'!r}, or "
                 "decode one image with ps.decode_image(pathlib.Path(path).read_bytes(), size)"
             )
-        raise FileNotFoundError(
-            f"no such folder: {path!r} (relative to {os.getcwd()!r}). ps.images needs a folder that exists, or a URL"
-        )
+        where = f"{path!r} (relative to {os.getcwd()!r})"
+        raise FileNotFoundError(f"no such folder: {where}. ps.images needs a folder that exists, or a URL")
 
     def list(self) -> tuple[list[str], list[str]]:
         """Return its files and folders. Links are followed, except to a folder that they lie in."""
@@ -89,32 +75,21 @@ class LocalFolder:
         return list(_walk(self.name, "", ())), folders
 
     def read(self, path: str) -> bytes:
-        """Return the contents of a file."""
         with open(self.full(path), "rb", buffering=0) as file:
             return file.read()
 
     def full(self, path: str) -> str:
-        """Return the path of a file."""
         return os.path.join(self.name, path)
 
 
 class RemoteFolder:
-    """The folder in a store that files were looked for in. They are read through the local cache.
-
-    Args:
-      files: the files in it and below.
-
-    Raises:
-      ValueError: only their queries tell two files apart.
-    """
+    """The folder in a store that files were listed in. They are read through the local cache."""
 
     def __init__(self, files: RemoteFiles):
         self._files = files
         addresses = [address(url) for url in files.urls]
         folder = _common([address(root) for root in files.roots])
-        if folder and not all(
-            each.startswith(f"{folder}/") for each in addresses
-        ):  # such as one that the store writes in another way
+        if folder and not all(each.startswith(f"{folder}/") for each in addresses):  # the store may write it in another way
             folder = _common([each.rpartition("/")[0] for each in addresses])
         self.name = shown(f"{files.urls[0].partition('://')[0]}://{folder}")
         self._index: dict[str, int] = {}
@@ -127,15 +102,12 @@ class RemoteFolder:
                 )
 
     def list(self) -> tuple[list[str], list[str]]:
-        """Return its files and folders."""
         return list(self._index), list({path.partition("/")[0] for path in self._index if "/" in path})
 
     def read(self, path: str) -> bytes:
-        """Return the contents of a file, through the cache."""
         return self._files.read_bytes(self._index[path])
 
     def full(self, path: str) -> str:
-        """Return the URL of a file, without secrets."""
         return self._files.names[self._index[path]]
 
 
@@ -146,11 +118,7 @@ def _common(folders: Sequence[str]) -> str:
 
 
 def open_folder(folder: Any) -> Folder:
-    """Open a folder.
-
-    Args:
-      folder: a path, a URL, or the files that `ps.remote` listed.
-    """
+    """Open a folder: a path, a URL, or the files that `ps.remote` listed."""
     if isinstance(folder, RemoteFiles):
         return RemoteFolder(folder)
     if not is_url(folder):
@@ -164,15 +132,9 @@ def open_folder(folder: Any) -> Folder:
 
 
 def list_images(folder: Folder) -> tuple[list[str], list[str]]:
-    """List the image files below a folder, and the folders in it.
+    """Return the sorted relative paths of the images in a folder and below, and the sorted names of the folders in it.
 
     Names that begin with a dot are left out, and `__MACOSX`, which archives from macOS have.
-
-    Returns:
-      Sorted relative paths of the images in it and below, and the sorted names of the folders in it.
-
-    Raises:
-      ValueError: there is no image.
     """
     files, folders = folder.list()
     paths = sorted(path for path in files if not any(map(_is_hidden, path.split("/"))))
@@ -205,10 +167,9 @@ def _is_hidden(name: str) -> bool:
 
 
 def label_by_folder(folder: str, paths: list[str], folders: list[str], classes: Sequence[str] | None) -> Labelled:
-    """Label each image with the folder, of those in `folder`, that it lies in. Without such folders, there are no labels.
+    """Label each image with the folder in `folder` that it lies in. Without such folders, there are no labels.
 
     Args:
-      folder: the folder, for errors.
       paths: relative paths of its images.
       folders: names of the folders in it.
       classes: names of the folders to read, in the order of their labels; None for all.
@@ -253,35 +214,28 @@ def _check_folders(folder: str, paths: list[str], classes: tuple[str, ...], coun
 
 
 def label_by_function(paths: list[str], function: Callable[[str], Any], classes: Sequence[str] | None) -> Labelled:
-    """Label each image with a function of its relative path, which returns the name of a class or a number.
-
-    Raises:
-      TypeError, ValueError: it returns something else, or a name that is not in `classes`.
-    """
+    """Label each image with a function of its relative path, which returns the name of a class or a number."""
     found = [function(path) for path in paths]
     if all(isinstance(label, str) for label in found):
         classes = tuple(sorted(set(found))) if classes is None else check_classes(classes)
         numbers = {name: number for number, name in enumerate(classes)}
-        if unknown := [i for i, name in enumerate(found) if name not in numbers]:
-            i = unknown[0]
-            raise ValueError(f"the label of {paths[i]!r} is {found[i]!r}, which is not among the classes {_some(classes)}")
+        if unknown := [(path, name) for path, name in zip(paths, found, strict=True) if name not in numbers]:
+            path, name = unknown[0]
+            raise ValueError(f"the label of {path!r} is {name!r}, which is not among the classes {_some(classes)}")
         return Labelled(paths, np.array([numbers[name] for name in found], np.int32), tuple(classes))
-    if wrong := [i for i, label in enumerate(found) if isinstance(label, bool) or not isinstance(label, (int, np.integer))]:
-        i = wrong[0]
-        raise TypeError(f"the label of {paths[i]!r} is {found[i]!r}: labels(path) needs to return a name or an integer for each")
+    for path, label in zip(paths, found, strict=True):
+        if isinstance(label, bool) or not isinstance(label, (int, np.integer)):
+            raise TypeError(f"the label of {path!r} is {label!r}: labels(path) needs to return a name or an integer for each")
     if classes is not None:
         raise ValueError("classes= names the labels that are names; labels(path) returned numbers")
-    if too_large := [i for i, label in enumerate(found) if not -(2**31) <= label < 2**31]:
-        raise ValueError(f"the label of {paths[too_large[0]]!r} is {found[too_large[0]]}, which is not an int32")
+    for path, label in zip(paths, found, strict=True):
+        if not -(2**31) <= label < 2**31:
+            raise ValueError(f"the label of {path!r} is {label}, which is not an int32")
     return Labelled(paths, np.array(found, np.int32), ())
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return the names as a tuple.
-
-    Raises:
-      ValueError: it is one string or empty, or a name is there twice or is not a string.
-    """
+    """Return the names as a tuple of different strings."""
     names = () if isinstance(classes, str) else tuple(classes)
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"classes={classes!r}: needs a list of different names")
@@ -289,16 +243,9 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def choose_split(images: Labelled, split: str, validation: float, seed: int) -> Labelled:
-    """Return the images of one split. A hash of the path decides, so more files change nothing for those that are there.
+    """Return the images of "train" or "validation", which has this fraction of all images, on average.
 
-    Args:
-      images: all images.
-      split: "train" or "validation".
-      validation: the fraction of images in "validation", on average.
-      seed: selects another division.
-
-    Raises:
-      ValueError: the arguments are not allowed, or no image is left.
+    A hash of the path and the seed chooses the split, so files that are added later do not move others.
     """
     if split not in ("train", "validation"):
         raise ValueError(f"split={split!r}: choose from train, validation")
@@ -317,15 +264,6 @@ def choose_split(images: Labelled, split: str, validation: float, seed: int) -> 
 
 def _hash(path: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{path}".encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big")
-
-
-def fingerprint(images: Labelled) -> str:
-    """Return eight hexadecimal digits that change if a path, its place or its label does."""
-    digest = hashlib.blake2b(digest_size=4)
-    digest.update("\0".join(images.paths).encode("utf-8", "surrogateescape"))
-    if images.labels is not None:
-        digest.update(images.labels.tobytes())
-    return digest.hexdigest()
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
-"""A source over the images of a folder: a folder and a size go in, batches of pixels and labels come out.
+"""Read the images of a folder as batches of pixels and labels: `images`.
 
-The folders in it are the classes, as Keras, torchvision and Hugging Face have it.
+The folders in it are the classes, as in Keras, torchvision and Hugging Face.
 """
 
 from __future__ import annotations
@@ -13,26 +13,8 @@ import numpy as np
 
 from penstock._arguments import at_least
 from penstock._bytes import counted
-from penstock.data.image.decoding import (
-    Decoder,
-    Fit,
-    Size,
-    UnreadableImageError,
-    check_decoder,
-    check_fit,
-    check_size,
-    decode_into,
-)
-from penstock.data.image.files import (
-    Folder,
-    Labelled,
-    choose_split,
-    fingerprint,
-    label_by_folder,
-    label_by_function,
-    list_images,
-    open_folder,
-)
+from penstock.data.image.decoding import Decoder, Fit, Size, UnreadableImageError, check_options, check_size, decode_into
+from penstock.data.image.files import Folder, Labelled, choose_split, label_by_folder, label_by_function, list_images, open_folder
 from penstock.data.remote.files import RemoteFiles
 from penstock.data.tree import Batch, Record
 
@@ -55,8 +37,8 @@ def images(
     decodes PNG, WebP, GIF, BMP and TIFF. `workers=2` decodes two batches at once, without holding the interpreter lock.
 
     Args:
-      folder: its images, and those in its folders, are read in the order of their names. Names that begin with a dot are left
-        out. A path, a URL such as "s3://bucket/train", or `ps.remote("s3://bucket/train/**", ...)`.
+      folder: a path, a URL such as "s3://bucket/train", or `ps.remote("s3://bucket/train/**", ...)`. Its images, and the images
+        in its folders, are read in the order of their names. Names that begin with a dot are left out.
       size: (height, width) of the images in pixels, or one number for both. None gives the contents of the files, for
         `transform=ps.per_record(fn)` with `ps.decode_image`.
       fit: how an image gets this size, see `ps.decode_image`.
@@ -99,8 +81,7 @@ def images(
       >>> batch["image"].shape, batch["label"].shape
       ((4, 224, 224, 3), (4,))
     """
-    check_fit(fit)
-    check_decoder(decoder)
+    check_options(fit, decoder)
     height_and_width = None if size is None else check_size(size)
     seed = at_least(0, "seed", seed)
     if (split is None) != (validation is None):
@@ -114,9 +95,8 @@ def images(
     elif labels is None and classes is None:
         found = Labelled(paths, None, ())
     else:
-        raise ValueError(
-            f"labels={labels!r} with classes={classes!r}: labels is 'folder', a function of a path, or None (no classes)"
-        )
+        needed = "labels is 'folder', a function of a path, or None (no classes)"
+        raise ValueError(f"labels={labels!r} with classes={classes!r}: {needed}")
     if split is not None and validation is not None:
         found = choose_split(found, split, validation, seed)
     return ImageFolder(opened, found, height_and_width, fit, decoder)
@@ -136,7 +116,7 @@ class ImageFolder:
         self.labels = images.labels
         self.paths = images.paths
         self._folder, self._size, self._fit, self._decoder = folder, size, fit, decoder
-        self._fingerprint = fingerprint(images)
+        self._fingerprint = images.fingerprint()
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -152,10 +132,7 @@ class ImageFolder:
         return f"images {how}, files {self._fingerprint}"
 
     def read(self, indices: np.ndarray) -> Batch | list[Record]:
-        """Read images.
-
-        Args:
-          indices: int64 [n].
+        """Read the images at int64 [n].
 
         Returns:
           {"image": uint8 [n, height, width, 3], "label": int32 [n]}. Without a size, n records {"image": bytes, "label": int32}.
@@ -172,7 +149,7 @@ class ImageFolder:
         return {"image": pixels} if self.labels is None else {"image": pixels, "label": self.labels[indices]}
 
     def damaged(self) -> Iterator[str]:
-        """Yield what is wrong with each image that cannot be read, such as before a long run. It decodes all images.
+        """Decode all images, for example before a long run, and yield an error message for each that cannot be read.
 
         Raises:
           ValueError: the source was made with `size=None`, so that it decodes nothing.
@@ -206,6 +183,5 @@ class ImageFolder:
             return self._folder.read(self.paths[index])
         except FileNotFoundError as error:
             path = self._folder.full(self.paths[index])
-            raise FileNotFoundError(
-                f"{path!r} is gone: it was there when the folder was listed. Put it back, or make the source anew"
-            ) from error
+            why = "is gone: it was there when the folder was listed. Put it back, or make the source anew"
+            raise FileNotFoundError(f"{path!r} {why}") from error

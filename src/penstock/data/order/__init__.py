@@ -1,1 +1,1 @@
-"""A seed and a step go in, record indices come out: permutations, weights, mixtures, batches, and the rows of a process."""
+"""Compute the record indices of a step from a seed: permutations, weights, mixtures, batches, and the rows of a process."""

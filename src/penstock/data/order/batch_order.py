@@ -1,16 +1,12 @@
-"""The order of the records: which record is at each position of an epoch, and which positions make up a batch.
+"""Compute which record is at each position of an epoch, and which positions make up a batch, from a seed and a step.
 
-A seed and a step go in, record indices come out. Nothing is stored: all is computed for the positions that a batch needs, so
-step 10^9 costs as much as step 0.
+Nothing is stored: all is computed for the positions that a batch needs, so step 10^9 costs as much as step 0. A `RecordSequence`
+says which record is at a position: `Shuffled` and `Weighted` here, `MixedSequence` in `mixture`. `Order` cuts the positions into
+batches.
 
-A `RecordSequence` says which record is at a position: `Shuffled` here, `Weighted` and `MixedSequence` in modules of their own.
-`Order` cuts the positions into batches.
-
-Records that are drawn by weight, such as those of rare classes more often.
-
-Weights [N] go in; the record at each position of an epoch comes out. The method is systematic sampling (Madow & Madow, 1944): the
-weights are laid end to end, and N equally spaced points are placed on them. So a record with the share w of all weights is drawn
-⌊N·w⌋ or ⌈N·w⌉ times an epoch, and luck adds at most one. A permutation of the points gives the order.
+`Weighted` draws records by systematic sampling (Madow & Madow, 1944): the weights are laid end to end, and N equally spaced
+points are placed on them. So a record with the share w of all weights is drawn ⌊N·w⌋ or ⌈N·w⌉ times an epoch. A permutation of
+the points gives the order.
 """
 
 from __future__ import annotations
@@ -34,24 +30,17 @@ _BLOCK = 65536
 
 
 class RecordSequence(Protocol):
-    """The records of a training run in their order.
-
-    Attributes:
-      records: number of positions in an epoch.
-    """
+    """The records of a training run in their order."""
 
     @property
     def records(self) -> int:
         """Return the number of positions in an epoch."""
-        ...
 
     def at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return the record indices, int64 [...], at positions, int64 [...] in `[0, records)`, of one epoch."""
-        ...
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return all that decides the order, beside the number of records and the batch size."""
-        ...
+        """Return the options that decide the order, beside the number of records and the batch size."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +48,7 @@ class Shuffled:
     """The order of one source: each record once an epoch.
 
     Attributes:
-      records: number of records.
-      shuffle: whether each epoch has an order of its own, rather than that of the storage.
+      shuffle: whether each epoch has an order of its own, rather than the order of storage.
       seed: selects the orders.
     """
 
@@ -69,27 +57,19 @@ class Shuffled:
     seed: int
 
     def at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Return the record indices at some positions of an epoch."""
         return permute(positions, self.records, epoch_keys(self.seed, epoch)) if self.shuffle else positions
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return the options."""
         return {"shuffle": self.shuffle, "seed": self.seed}
 
 
 @dataclass(frozen=True)
 class Block:
-    """The record indices of some consecutive steps of one epoch.
+    """The record indices of some consecutive steps of one epoch."""
 
-    Attributes:
-      key: (epoch, number of the block, ranges of rows that are read).
-      indices: int64 [steps, n], for the n rows of each batch that are read. Padding repeats the last record.
-      longest: int64 [steps], the largest length in each global batch; None if lengths are unknown.
-    """
-
-    key: _Key
-    indices: np.ndarray
-    longest: np.ndarray | None
+    key: _Key  # epoch, number of the block, ranges of rows that are read
+    indices: np.ndarray  # int64 [steps, n], for the n rows of each batch that are read; padding repeats the last record
+    longest: np.ndarray | None  # int64 [steps], the largest length in each global batch; None if lengths are unknown
 
 
 @dataclass
@@ -152,15 +132,10 @@ class Order:
         return None if block.longest is None else int(block.longest[k])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return all that decides which records a step holds, beside the source."""
+        """Return the options that decide which records a step holds, beside the source."""
+        sizes = {"records": self.records, "batch_size": self.batch_size}
         length = {} if self.lengths is None else {"batch_by_length": digest(self.lengths)}
-        return {
-            "records": self.records,
-            "batch_size": self.batch_size,
-            **self.sequence.fingerprint(),
-            "remainder": self.remainder,
-            **length,
-        }
+        return {**sizes, **self.sequence.fingerprint(), "remainder": self.remainder, **length}
 
     def block(self, step: int, rows: Rows) -> tuple[Block, int]:
         """Return a block of steps with `step` in it, and the number of the step in the block."""
@@ -205,7 +180,7 @@ class Order:
 
 
 def digest(numbers: np.ndarray) -> str:
-    """Return a hash of an array, to be compared with that of another run."""
+    """Return a hash of an array, to be compared with the hash of another run."""
     import hashlib
 
     return hashlib.blake2b(np.ascontiguousarray(numbers, np.dtype(numbers.dtype).newbyteorder("<")), digest_size=8).hexdigest()
@@ -216,15 +191,8 @@ class Weighted:
 
     Args:
       weights: numbers [N] >= 0, one for each record; their sum may be anything above 0.
-      records: N.
+      records: N, which is also the number of draws in an epoch.
       seed: selects the draws and their order.
-
-    Attributes:
-      records: number of draws in an epoch, which is that of the records.
-
-    Raises:
-      TypeError: the weights are not numbers.
-      ValueError: the weights are of another number, negative, not finite, or all 0.
     """
 
     def __init__(self, weights: Any, records: int, seed: int):
@@ -246,7 +214,6 @@ class Weighted:
         self._digest = digest(given.astype(np.float64))
 
     def at(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Return the record indices at some positions of an epoch."""
         keys = epoch_keys(self.seed, epoch)
         offset = float(keys[-1] >> np.uint64(11)) * 2.0**-53  # in [0, 1), one for all points of the epoch
         points = (permute(positions, self.records, keys) + offset) * (self._ends[-1] / self.records)

@@ -1,19 +1,13 @@
-"""Sources that are mixed by weight: `mix`.
+"""Mix sources by weight: `mix`, and the order in which a `Loader` reads the records of a `Mixture`.
 
-Sources and weights go in; a `Mixture` comes out, whose records a `Loader` reads in the order of a `MixedSequence`.
-
-The order of a mixture: which record of which source is at each position.
-
-Weights, a seed and positions go in; record indices, which count through all sources, come out.
-
-Words. The *stream* is all rows of all batches in turn: row r of step k is slot k·B + r. Among the first n slots, source i has
-C_i(n). Each source goes through its own records again and again, so the rank of a slot in its source says which record it is.
+The *stream* is all rows of all batches in turn: row r of step k is slot k·B + r. Among the first n slots, source i has C_i(n).
+Each source is repeated without end, so the rank of a slot in its source says which record it is.
 
 Method. C_1(n) is n·w_1, rounded. Among the other n − C_1(n) slots, source 2 has its share, rounded, and so on. Each C_i grows by
 0 or 1 from one slot to the next, they add up to n, and they follow from n alone. So step 10^9 costs what step 0 costs, and any
-process can compute any slot. The rows of each batch are then permuted, so that no source has rows of its own. That a mixture can
-be a function of the step was shown by the block-deterministic mixtures of Levanter (Stanford CRFM, 2024), which fix the counts of
-each block of slots.
+process can compute any slot. The rows of each batch are then permuted, so that no source has rows of its own. Levanter (Stanford
+CRFM, 2024) has block-deterministic mixtures, which fix the counts of each block of slots. They showed that a mixture can be a
+function of the step.
 
 Example. With the weights 0.5, 0.3 and 0.2, the first 10 slots have 5 of source 1. Source 2 has 0.3 / 0.5 of the other 5 slots,
 which is 3, and source 3 has the remaining 2. The first 11 slots have 5.5 of source 1, rounded up to 6, and 3 and 2 of the others.
@@ -50,14 +44,14 @@ def mix(
     seed: int | None = None,
     stop: Stop = "first_exhausted",
 ) -> Mixture:
-    """Mix sources by weight: of every batch, each source has its share.
+    """Mix sources by weight: each source has its share of every batch.
 
-    Each source goes through its own records again and again, in a new order each time if the Loader shuffles. Among the first n
+    Each source repeats its records without end, in a new order each time if the Loader shuffles. Among the first n
     rows, the count of a source differs from n·weight by less than the number of sources. For this, weights are rounded to
     multiples of 2^-30, about 10^-9.
 
     Args:
-      sources: whatever a `Loader` takes, each. Their records need to be alike, see `concat`.
+      sources: each of them is data for a `Loader`. Their records need to be alike, see `concat`.
       weights: the share of each source, summing to 1. Or stages: a dict from a step to the weights from that step on; the first
         step is 0. None for shares by number of records.
       seed: selects the rows of a batch that a source gets. None for the seed of the Loader.
@@ -88,12 +82,7 @@ def mix(
 
 @dataclass(frozen=True)
 class Stage:
-    """The weights from a step on.
-
-    Attributes:
-      step: the first step.
-      shares: the weight of each source, in units of 2^-30. They add up to 2^30.
-    """
+    """The weights of all sources from a step on, in units of 2^-30. They add up to 2^30."""
 
     step: int
     shares: tuple[int, ...]
@@ -103,7 +92,7 @@ class Mixture:
     """Sources with weights. As a `Source`, it has the records of all of them, one after the other.
 
     Args:
-      sources: the sources.
+      sources: their records are alike, see `concat`.
       stages: the weights of each stage, in the order of their steps.
       seed, stop: see `mix`.
     """
@@ -122,7 +111,7 @@ class Mixture:
         return self.source.read(indices)
 
     def describe(self) -> str:
-        """Return what each source says of itself, with its number of records."""
+        """Return the description of each source, with its number of records."""
         return self.source.describe()
 
     def __repr__(self) -> str:
@@ -149,9 +138,8 @@ def _checked(weights: Any, count: int, name: str) -> tuple[int, ...]:
     except (TypeError, ValueError):
         raise TypeError(f"{name}={weights!r}: needs a list of numbers, one for each of the {count} sources") from None
     if given.shape != (count,):
-        raise ValueError(
-            f"{name}={weights!r}: needs a list of {count} numbers, one for each source, and has the shape {given.shape}"
-        )
+        needed = f"needs a list of {count} numbers, one for each source"
+        raise ValueError(f"{name}={weights!r}: {needed}, and has the shape {given.shape}")
     if not (np.isfinite(given) & (given >= 0)).all():
         raise ValueError(f"{name}={weights!r}: each weight needs to be finite and >= 0")
     with np.errstate(over="ignore"):
@@ -195,11 +183,9 @@ class MixedSequence:
     """The order of a mixture, for batches of one size.
 
     Args:
-      mixture: the sources and their weights.
       batch_size: rows of a global batch.
       remainder: what happens to the last rows of an epoch.
       shuffle: whether the records of each source, and the rows of each batch, have a random order.
-      seed: selects these orders.
       endless: whether epochs follow each other without end. With `remainder="drop"`, their rows are then one stream, so an epoch
         that is shorter than a batch is made as long as one.
 
@@ -214,7 +200,7 @@ class MixedSequence:
         self._row_seed = seed if mixture.seed is None else mixture.seed
         self._stages, self._stop = mixture.stages, mixture.stop
         self._whole = [self._kept_epochs(source) for source in range(len(self._lengths))]
-        self._shares = [_of_what_is_left(stage.shares) for stage in self._stages]
+        self._shares = [_shares_of_rest(stage.shares) for stage in self._stages]
         self._first = [stage.step * batch_size for stage in self._stages]  # the first slot of each stage, in the first epoch
         self._before = self._counts_before()
         self.records = self._epoch()
@@ -261,7 +247,6 @@ class MixedSequence:
         return indices.reshape(positions.shape)
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return the options."""
         stages = {str(stage.step): list(stage.shares) for stage in self._stages}
         return {"shuffle": self._shuffle, "seed": self._seed, "mix_seed": self._row_seed, "stop": self._stop, "weights": stages}
 
@@ -297,11 +282,8 @@ class MixedSequence:
     def _run(self, stage: int, base: int, count: int) -> np.ndarray:
         """Return the record indices, int64 [count], at slots of a stage that follow each other.
 
-        So the ranks of each source follow each other as well, and so do the slots that each source leaves to those after it.
-
-        Args:
-          stage, base: as in `_in_stage`.
-          count: number of slots, less than 2^32.
+        So the ranks of each source follow each other as well, and so do the slots that each source leaves to the next sources.
+        `stage` and `base` are as in `_in_stage`, and the count is less than 2^32.
         """
         indices = np.empty(count, np.int64)
         where = None
@@ -335,15 +317,13 @@ class MixedSequence:
         if not count:
             return np.empty(0, np.int64)
         length = self._lengths[source]
-        low, high = start // length, (start + count - 1) // length
-        if found := self._orders(source, low, high, count):
+        if found := self._orders(source, start // length, (start + count - 1) // length, count):
             first, orders = found
             size = len(orders[0])
             parts = [(start - rank, start - rank + count) for rank in range(first, first + size * len(orders), size)]
             records = np.concatenate([order[max(0, begin) : end] for order, (begin, end) in zip(orders, parts, strict=True)])
-            records += self._starts[source]
-            return records
-        records = self._records(source, np.arange(start, start + count))
+        else:
+            records = self._records(source, np.arange(start, start + count))
         records += self._starts[source]
         return records
 
@@ -359,7 +339,7 @@ class MixedSequence:
         return low // epochs * epochs * length, orders
 
     def _kept_epochs(self, source: int) -> int:
-        """Return for how many epochs at a time the orders of a source are computed whole; 0 if it is too large for its share."""
+        """Return how many epochs of a source are ordered at a time, completely; 0 if it is too large for its share."""
         share = max(stage.shares[source] for stage in self._stages)
         return min(_SMALL, _PART * _SMALL * share // ONE) // self._lengths[source] if self._shuffle else 0
 
@@ -367,7 +347,6 @@ class MixedSequence:
         """Return the record indices at slots of a stage, int64 [n].
 
         Args:
-          stage: number of the stage.
           base: a slot, counted from the beginning of the stage. Counts are exact integers of Python up to here, and of 64 bits
             from here on.
           left: the slots, counted from `base`: int64 [n], less than 2^32, which may be written to.
@@ -444,7 +423,7 @@ class MixedSequence:
 
 @functools.lru_cache(maxsize=32)
 def _whole_orders(length: int, seed: int, stream: int, number: int, epochs: int) -> np.ndarray:
-    """Return the orders of a small source, int64 [epochs * length]: those of the epochs from `number * epochs` on.
+    """Return the orders of a small source in the epochs from `number * epochs` on, int64 [epochs * length].
 
     They are kept, as several blocks of steps need them. A call of NumPy has its cost, so many records are ordered in one.
     """
@@ -475,7 +454,7 @@ def _among(where: np.ndarray | None, chosen: np.ndarray) -> np.ndarray:
 
 
 def _counts(shares: Sequence[int], slots: int) -> list[int]:
-    """Return the count of each source among the first slots of a stage: its share of those that the sources before it left."""
+    """Return the count of each source among the first slots of a stage: its share of the rest that the sources before it left."""
     counts, left = [], slots
     for share in shares:
         counts.append((share * left + _HALF) >> BITS if share else 0)
@@ -483,7 +462,7 @@ def _counts(shares: Sequence[int], slots: int) -> list[int]:
     return counts
 
 
-def _of_what_is_left(shares: Sequence[int]) -> list[int]:
+def _shares_of_rest(shares: Sequence[int]) -> list[int]:
     """Return the share of each source among the slots that the sources before it left, in units of 2^-30."""
     result, left = [], ONE
     for share in shares:

@@ -1,12 +1,10 @@
-"""A permutation that is computed, and never stored.
+"""Permute record indices by a keyed permutation that is computed, and never stored.
 
-Keys and positions go in; distinct indices come out.
-
-A keyed permutation of `0 … records-1` is evaluated only at the positions that a batch needs. So its
-memory does not depend on the number of records, and step 10^9 costs as much as step 0. The permutation is a Feistel network (Luby
-& Rackoff, 1988), which is a bijection for any round function, on a rectangle of `rows × 2^k` cells that is just large enough for
-the records. A position that lands on a cell beyond the last record goes through the network again until it does not ("cycle
-walking": Black & Rogaway, 2002). The result is still a bijection.
+The permutation of `0 … records-1` is evaluated only at the positions that a batch needs. So its memory does not depend on the
+number of records, and step 10^9 costs as much as step 0. It is a Feistel network (Luby & Rackoff, 1988), which is a bijection for
+any round function. It permutes a rectangle of `rows × 2^k` cells that is just large enough for the records. A position that lands
+on a cell beyond the last record is put through the network again until it does not ("cycle walking": Black & Rogaway, 2002). The
+result is still a bijection.
 """
 
 from __future__ import annotations
@@ -40,16 +38,9 @@ def epoch_keys(seed: int, epoch: int) -> np.ndarray:
 
 
 def many_keys(seed: int, stream: int, numbers: np.ndarray) -> np.ndarray:
-    """Derive the round keys of many permutations at once, one for each number.
+    """Derive the round keys of many permutations, uint64 [12, *numbers.shape]: one permutation for each number >= 0.
 
     The keys are a hash of (seed, stream, number): the generator splitmix64 (Steele, Lea & Flood, 2014), once for each number.
-
-    Args:
-      seed, stream: select the keys, >= 0.
-      numbers: integers of any shape, >= 0.
-
-    Returns:
-      uint64 [12, *numbers.shape].
     """
     state = _splitmix(_start(seed, stream) + numbers.reshape(-1).astype(np.uint64) * _GOLDEN)
     steps = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * _GOLDEN
@@ -72,7 +63,7 @@ def permute(positions: np.ndarray, records: int, keys: np.ndarray) -> np.ndarray
 
     Args:
       positions: integers of any shape in `[0, records)`.
-      records: size of the permuted range, at most 2^62.
+      records: at most 2^62.
       keys: uint64 [12] from `epoch_keys`; or from `many_keys`, [12, ...] where the rest broadcasts to `positions`: each
         position then has a permutation of its own.
 
@@ -96,14 +87,9 @@ def permute(positions: np.ndarray, records: int, keys: np.ndarray) -> np.ndarray
 
 
 def permute_all(records: int, keys: np.ndarray) -> np.ndarray:
-    """Return several permutations of a range whole. This takes less time than `permute`, as each cell is computed once.
+    """Return n complete permutations of a range, int64 [n, records], by keys uint64 [12, n] from `many_keys`.
 
-    Args:
-      records: size of the permuted range.
-      keys: uint64 [12, n] from `many_keys`.
-
-    Returns:
-      int64 [n, records]. Each row is what `permute` returns for the positions 0 … records - 1.
+    Each row is what `permute` returns for the positions 0 … records - 1. This takes less time, as each cell is computed once.
     """
     rows, k, word, rounds = _network(records, keys)
     cells = _feistel(np.tile(np.arange(rows << k, dtype=word), (keys.shape[1], 1)), rows, k, rounds[:, :, None])

@@ -1,15 +1,15 @@
-"""The rows of a global batch that one process reads.
+"""Find the rows of a global batch that one process reads.
 
-Words. A *global batch* has B rows, over all processes. A process reads *ranges* of them: half-open, increasing and disjoint.
+A *global batch* has B rows, over all processes. A process reads *ranges* of them: half-open, increasing and disjoint.
 
-Shardings go in, the ranges of this process come out. Each device needs the rows of its shard, so a process needs the rows of its
-own devices. Where a batch is replicated over processes, each of these processes reads the same rows. Without shardings, process p
-of n reads the slice `p·B/n … (p+1)·B/n`.
+Each device needs the rows of its shard, so a process needs the rows of its own devices. Where a batch is replicated over
+processes, each of these processes reads the same rows. Without shardings, process p of n reads the slice `p·B/n … (p+1)·B/n`.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +23,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of this process, for each size of a global batch.
-
-    Attributes:
-      ranges: from the number of rows of a global batch to the ranges that this process reads.
-    """
+    """The ranges of rows that this process reads, by the number of rows of a global batch."""
 
     ranges: dict[int, Ranges]
 
@@ -52,11 +48,11 @@ class Rows:
         return next((rows for rows, numbers in found if len(numbers) == local), None)
 
     def local(self, rows: int, part: slice) -> slice:
-        """Return where a shard's rows are among the rows of this process.
+        """Return where the rows of a shard are among the rows of this process.
 
         Args:
           rows: number of rows of the global batch.
-          part: rows of a shard of a device of this process, as in `Sharding.addressable_devices_indices_map`.
+          part: rows of the shard, as in `Sharding.addressable_devices_indices_map`.
         """
         start, stop, _ = part.indices(rows)
         before = 0
@@ -64,23 +60,26 @@ class Rows:
             if first <= start and stop <= last:
                 return slice(before + start - first, before + stop - first)
             before += last - first
-        raise ValueError(f"rows {start} to {stop} of a batch of {rows} are not among those of this process: {self.ranges[rows]}")
+        raise ValueError(f"rows {start} to {stop} of a batch of {rows} are not rows of this process: {self.ranges[rows]}")
 
 
 def _numbers(ranges: Ranges) -> np.ndarray:
     return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
 
 
+def index_and_count(process: Any) -> tuple[int, int]:
+    """Return the index of a process and the number of processes. Raise ValueError if `process` is no such pair."""
+    try:
+        index, count = map(operator.index, process)
+    except (TypeError, ValueError):
+        index, count = 0, 0
+    if not 0 <= index < count:
+        raise ValueError(f"process={process!r}: needs (index, count) with 0 <= index < count")
+    return index, count
+
+
 def slice_rows(batch_sizes: Sequence[int], process: tuple[int, int]) -> Rows:
-    """Cut global batches into one slice for each process.
-
-    Args:
-      batch_sizes: the different sizes of global batches. The first is the usual one.
-      process: (index, count).
-
-    Raises:
-      ValueError: a batch cannot be divided among the processes.
-    """
+    """Return the slice that a process, (index, count), reads of global batches of some sizes. The usual size is the first."""
     index, count = process
     for rows in batch_sizes:
         if rows % count and rows == batch_sizes[0]:
@@ -94,15 +93,10 @@ def slice_rows(batch_sizes: Sequence[int], process: tuple[int, int]) -> Rows:
 
 
 def device_rows(batch_sizes: Sequence[int], shardings: Sequence[Sharding], process: int) -> Rows:
-    """Find the rows that the devices of a process need.
+    """Find the rows of global batches of some sizes that the devices of a process need, by the first dimension of the shardings.
 
     Two processes may need some rows in common and others not. Then both read the rows of both: a transform of a batch gives the
     same values only if it gets the same rows.
-
-    Args:
-      batch_sizes: the different sizes of global batches.
-      shardings: the shardings of the leaves. Only that of the first dimension counts.
-      process: index of the process.
 
     Raises:
       TypeError: the rows of a sharding are unknown.
@@ -121,7 +115,7 @@ def _rows_of_process(rows: int, shardings: Sequence[Sharding], process: int) -> 
     if process not in needed:
         raise ValueError(f"`to` has no device of process {process}: give shardings over the devices of all processes")
     cuts = sorted({cut for parts in needed.values() for part in parts for cut in part})
-    readers: dict[tuple[int, int], set[int]] = {}  # of each stretch between two cuts
+    readers: dict[tuple[int, int], set[int]] = {}  # by stretch between two cuts
     for reader, parts in needed.items():
         for start, stop in parts:
             inside = cuts[cuts.index(start) : cuts.index(stop) + 1]
@@ -155,23 +149,14 @@ def _first_dimension(sharding: Sharding) -> Sharding:
 
 
 def local_parts(sharding: Any, dimension: int) -> int:
-    """Count the different shards along a dimension that the devices of this process hold.
-
-    Args:
-      sharding: a `NamedSharding`.
-      dimension: a dimension that its spec names.
-    """
+    """Count the different shards along a dimension of a `NamedSharding` that the devices of this process hold."""
     return len({coordinates[dimension] for coordinates in shard_coordinates(sharding).get(jax.process_index(), ())})
 
 
 def shard_coordinates(sharding: Any) -> dict[int, set[tuple[tuple[int, ...], ...]]]:
-    """Return, for each process, the coordinates of the shards that its devices hold.
+    """Return, for each process, the shards of a `NamedSharding` that its devices hold.
 
-    Args:
-      sharding: a `NamedSharding`.
-
-    Returns:
-      From a process index to shards. A shard has, for each dimension of the spec, the mesh coordinates along its mesh axes.
+    A shard is given, for each dimension of the spec, by its mesh coordinates along the mesh axes of the dimension.
     """
     mesh, names = sharding.mesh, list(sharding.mesh.axis_names)
     spec = [() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in sharding.spec]

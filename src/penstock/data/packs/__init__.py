@@ -1,1 +1,1 @@
-"""Documents of different lengths go in, records of one length come out: which pieces share a pack, its file, and reading it."""
+"""Pack documents of different lengths into records of one length: choose the pieces of each pack, save this index, read by it."""

@@ -1,14 +1,12 @@
-"""The index of packed documents: which pieces of which documents each pack holds.
+"""Choose which pieces of which documents each pack holds (`make_index`), and keep this index in a file.
 
-The lengths of the documents and the settings go in; a `PackIndex`, four arrays, comes out. It is a pure function of them, so any
-process can make it again. Documents are taken in windows of consecutive ones (in the order of storage, or in a seeded order that
-`order.permute` computes), so no step sorts or copies all of them.
+The index is a pure function of the lengths of the documents and the settings, so any process can make it again. Documents are
+taken in windows of consecutive ones, so no step sorts or copies all of them. Their order is the order of storage, or a seeded one
+that `order.permutation` computes.
 
-The index of packed documents on disk: one file that is complete or absent, and is checked when it is opened.
-
-An index and a description of what it was made of go in; the index comes out again, as memory-mapped arrays. The file has a fixed
-prefix (a magic number, the size and the CRC-32 of the header), a header in JSON, and the arrays, each at a multiple of 64 bytes.
-Several processes may write the same file at once: each writes to a name of its own and renames that, so one of them remains.
+The file has a fixed prefix: a magic number, the size of the header and its CRC-32. A header in JSON follows, and the arrays, each
+at a multiple of 64 bytes. The file is complete or absent, and is checked when it is opened. Several processes may write the same
+file at once: each writes to a name of its own and renames that, so one of them remains.
 """
 
 from __future__ import annotations
@@ -36,23 +34,14 @@ Long = Literal["split", "error"]
 
 @dataclass(frozen=True)
 class PackSettings:
-    """All settings that decide which pieces a pack holds.
-
-    Attributes:
-      length: tokens in a pack.
-      method: "best_fit" or "concat".
-      window: consecutive documents that are packed together by "best_fit".
-      long: whether documents longer than a pack are split, or refused.
-      seed: selects an order of the documents; None for that of storage.
-      has_eos: whether each document is followed by an end-of-sequence token.
-    """
+    """All settings that decide which pieces a pack holds; see `pack`."""
 
     length: int
     method: Method
     window: int
     long: Long
     seed: int | None
-    has_eos: bool
+    has_eos: bool  # whether each document is followed by an end-of-sequence token
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings that have an effect, by name."""
@@ -66,20 +55,13 @@ class PackIndex:
 
     Integers are as small as their values allow. With more than 65,535 documents, of up to 65,535 tokens each, a piece takes 8
     bytes (9 with end-of-sequence tokens), and a pack takes 4.
-
-    Attributes:
-      starts: integers [packs + 1].
-      documents: integers [pieces], the document of each piece.
-      begins: integers [pieces], its first token in the document.
-      counts: integers [pieces], its tokens.
-      ends: bool [pieces], whether the end-of-sequence token of the document follows; of length 0 without such tokens.
     """
 
-    starts: np.ndarray
-    documents: np.ndarray
-    begins: np.ndarray
-    counts: np.ndarray
-    ends: np.ndarray
+    starts: np.ndarray  # integers [packs + 1]
+    documents: np.ndarray  # integers [pieces], the document of each piece
+    begins: np.ndarray  # integers [pieces], its first token in the document
+    counts: np.ndarray  # integers [pieces], its tokens
+    ends: np.ndarray  # bool [pieces], whether the end-of-sequence token of the document follows; [0] without such tokens
 
     def __getstate__(self) -> dict[str, Any]:
         return {"arrays": to_picklable(tuple(self.__dict__.values()))}
@@ -89,11 +71,7 @@ class PackIndex:
 
 
 def make_index(lengths: np.ndarray, settings: PackSettings) -> PackIndex:
-    """Choose the pieces of all packs.
-
-    Args:
-      lengths: int64 [N], tokens of each document. Empty documents are left out.
-      settings: how to pack.
+    """Choose the pieces of all packs of documents with these lengths, int64 [N]. Empty documents are left out.
 
     Raises:
       ValueError: all documents are empty, or one is longer than a pack and `long="error"`.
@@ -192,14 +170,11 @@ def _concatenated(lengths: np.ndarray, settings: PackSettings) -> _Pieces:
 
 
 def best_fit_decreasing(sizes: np.ndarray, bin_size: int) -> np.ndarray:
-    """Choose a bin for each piece.
+    """Return the number of a bin for each piece, int64 [n], from 0 on. Each bin has at least one piece.
 
     Args:
       sizes: integers [n], each in `1 … bin_size`.
-      bin_size: what a bin holds.
-
-    Returns:
-      int64 [n], the number of the bin of each piece. Bins are numbered from 0, and each has at least one piece.
+      bin_size: sum of the sizes that a bin can hold.
 
     Examples:
       >>> best_fit_decreasing(np.array([2, 5, 3, 6]), 8).tolist()  # 6 + 2 and 5 + 3
@@ -260,8 +235,7 @@ def save_index(path: str, index: PackIndex, made_of: Mapping[str, Any]) -> None:
 
     Args:
       path: the file. Its folder is made if it does not exist.
-      index: the arrays.
-      made_of: what the index depends on, for JSON.
+      made_of: describes the data and settings that the index depends on, for JSON.
 
     Raises:
       OSError: the file cannot be written, for example because the disk is full. Nothing is left of it.
@@ -293,10 +267,9 @@ def save_index(path: str, index: PackIndex, made_of: Mapping[str, Any]) -> None:
 
 
 def open_index(path: str) -> tuple[PackIndex, dict[str, Any]]:
-    """Map the arrays of an index into memory, after a check of all bytes. Return them, and what the index was made of.
+    """Map the arrays of an index into memory, after a check of all bytes. Return them, and `made_of` of `save_index`.
 
     Raises:
-      FileNotFoundError: there is no file.
       ValueError: the file is not an index, is damaged, or has another version of the format.
     """
     with open(path, "rb") as file:
@@ -366,7 +339,7 @@ def _check_keys(path: str, what: str, given: Any, kinds: Mapping[str, type]) -> 
 
 
 def _check_places(path: str, places: list[dict[str, Any]], size: int) -> None:
-    """Raise ValueError if the arrays are not those of an index, each within the file and after the one before."""
+    """Raise ValueError if arrays of an index are missing, or not each within the file and after the one before."""
     names, end = [field.name for field in fields(PackIndex)], 0
     if [place["name"] for place in places] != names:
         raise _damaged(path, f"it has the arrays {[place['name'] for place in places]}, and needs {names}")

@@ -1,7 +1,7 @@
-"""Packing: documents of different lengths become records of one length. `pack` is the entry point.
+"""Pack documents of different lengths into records of one length, {tokens, segment_ids, positions}: `pack`.
 
-Documents go in; records {tokens, segment_ids, positions}, each [length], come out. An index (`index`) says which pieces of
-which documents each pack holds. It is computed once, so a pack is a function of its number. `reader` reads packs by it.
+`index` computes once which pieces of which documents each pack holds, so a pack is a function of its number. `reader` reads packs
+by this index.
 """
 
 from __future__ import annotations
@@ -66,9 +66,8 @@ def pack(
       A `Source` of packs. Its attribute `fullness` is the part of all tokens that is not padding.
 
     Raises:
-      ValueError: there are no tokens; a document is too long and `long="error"`; a leaf has no 1-D array of numbers; no
-        one dtype holds the tokens of all documents; the file of the index is damaged, or was made with other settings or
-        documents.
+      ValueError: there are no tokens; a document is too long and `long="error"`; a leaf has no 1-D array of numbers; no one dtype
+        holds the tokens of all documents; the file of the index is damaged, or was made with other settings or documents.
       OSError: the index cannot be written.
 
     Examples:
@@ -107,7 +106,7 @@ class PackSource:
 
     Attributes:
       length: tokens in a pack.
-      tokens: tokens of all documents, with those that end documents.
+      tokens: tokens of all documents, with the tokens that end documents.
       fullness: the part of all tokens that is not padding.
       fingerprint: a hash of the settings, of the lengths of all documents, and of the first tokens of some.
     """
@@ -129,7 +128,6 @@ class PackSource:
         self.fullness = self.tokens / (len(self) * self.length)
 
     def __len__(self) -> int:
-        """Return the number of packs."""
         return len(self._reader)
 
     def read(self, indices: np.ndarray) -> Batch:
@@ -167,11 +165,10 @@ class PackSource:
 
 
 def _index(documents: DocumentReader, settings: PackSettings, path: str | None) -> tuple[PackIndex, dict[str, Any]]:
-    """Open the index at a path, or make it. Return it with what it was made of."""
+    """Open the index at a path, or make it. Return it with the description of its data and settings."""
     if path is not None and os.path.isdir(path):
-        raise IsADirectoryError(
-            f"index={path!r} is a folder: give the path of a file, such as {os.path.join(path, 'pack.index')!r}"
-        )
+        example = os.path.join(path, "pack.index")
+        raise IsADirectoryError(f"index={path!r} is a folder: give the path of a file, such as {example!r}")
     if path is None or not os.path.exists(path):
         lengths, dtype = documents.scan()
         index = make_index(lengths, settings)
@@ -220,8 +217,7 @@ def _fingerprint(made_of: dict[str, Any]) -> str:
 def _check_made_of(path: str, made_of: dict[str, Any], documents: DocumentReader, settings: PackSettings) -> None:
     """Raise ValueError if an index on disk was made with other settings, or of other documents."""
     before, now = made_of["settings"], settings.as_dict()
-    different = [name for name in {**now, **before} if before.get(name) != now.get(name)]
-    if different:
+    if different := [name for name in {**now, **before} if before.get(name) != now.get(name)]:
         listed = ", ".join(f"{name}={before.get(name)!r} (now {now.get(name)!r})" for name in different)
         raise ValueError(f"the index {path!r} was made with {listed}: give index= another path, or delete it")
     changed = f"the documents have changed since the index {path!r} was made: "

@@ -1,11 +1,7 @@
-"""Packs, read by their index: tokens, segment ids and positions.
+"""Read packs by their index: tokens, segment ids and positions.
 
-The numbers of packs go in; a batch comes out. It is one gather of tokens, and no Python code runs for each token or piece.
-
-Packs of several sources, read as those of one.
-
-Readers of packs go in; one reader with the packs of all of them comes out. A batch of a mixture then takes as long as one of a
-single source.
+A batch is one gather of tokens, and no Python code runs for each token or piece. `join` makes one reader of the packs of several
+sources, so a batch of a mixture takes as long as one of a single source.
 """
 
 from __future__ import annotations
@@ -25,8 +21,6 @@ class PackReader:
     """A reader of packs.
 
     Attributes:
-      documents: the documents.
-      index: the pieces of each pack.
       length: tokens in a pack.
       dtype: of the tokens.
       values: the token that fills a pack up, "padding", and the one that ends a document, "eos", if there is one.
@@ -37,7 +31,6 @@ class PackReader:
         self._has_eos = "eos" in values
 
     def __len__(self) -> int:
-        """Return the number of packs."""
         return len(self.index.starts) - 1
 
     def read(self, indices: np.ndarray) -> Batch:
@@ -115,10 +108,10 @@ _COPIED = 128 << 20  # bytes of all indices, at most
 
 
 def join(readers: Sequence[PackReader]) -> PackReader | None:
-    """Return a reader of the packs of all readers, one after the other.
+    """Return a reader of the packs of all readers, one after the other, with a copy of their indices.
 
     Returns:
-      None if packs differ in length, dtype or values, or if the indices are large: they are copied into one.
+      None if packs differ in length, dtype or values, or if the indices are large.
     """
     first = readers[0]
     alike = all((x.length, x.dtype, x.values) == (first.length, first.dtype, first.values) for x in readers)
@@ -150,23 +143,17 @@ def _concatenated(numbers: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class JoinedDocuments:
-    """Documents of several readers, one after the other.
-
-    Attributes:
-      starts: the number of the first document of each reader, and the number of all documents.
-    """
+    """Documents of several readers, one after the other."""
 
     def __init__(self, readers: Sequence[PieceReader]):
         self._readers = list(readers)
-        self.starts = np.cumsum([0, *map(len, readers)]).tolist()
+        self.starts = np.cumsum([0, *map(len, readers)]).tolist()  # the first document of each reader, and the number of all
         self._memory = _in_memory(readers)
 
     def __len__(self) -> int:
-        """Return the number of documents."""
         return int(self.starts[-1])
 
     def gather(self, documents: np.ndarray, begins: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find pieces of documents. See `penstock.data.packs.documents.PieceReader`."""
         if self._memory is not None:
             tokens, firsts = self._memory
             return tokens, firsts[documents] + begins

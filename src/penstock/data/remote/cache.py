@@ -39,14 +39,7 @@ _NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Cache:
-    """The cache in one folder, as one process uses it.
-
-    Args:
-      folder: where the files are; it is created.
-
-    Raises:
-      OSError: the folder cannot be created or written to.
-    """
+    """The cache in one folder, which is created, as one process uses it."""
 
     def __init__(self, folder: str):
         self.folder = os.path.abspath(os.path.expanduser(folder))
@@ -85,7 +78,7 @@ class Cache:
         If several processes or threads need the same file, one downloads it, and the others wait.
 
         Args:
-          name: name of the file in the cache. Another version of a file needs another name.
+          name: in the cache. Another version of a file needs another name.
           size: its bytes.
           limit: bytes that the cache may have with it.
           fill: writes the content to an empty file, or raises.
@@ -121,7 +114,7 @@ class Cache:
         """End one use of a file. When this process has ended all of them, the file may be removed."""
         with self._thread:
             if os.getpid() != self._process:
-                return  # a copy of the object after a fork: the uses are those of the other process
+                return  # a copy of the object after a fork: the other process counts the uses
             self._used[name] -= 1
             if self._used[name] <= 0:
                 del self._used[name]
@@ -228,12 +221,10 @@ class Cache:
             )
 
     def _scan(self, name: str) -> tuple[list[tuple[float, int, str]], int]:
-        """Return (last use, bytes, name) of each file, and the bytes of all other downloads. Remove what crashes left."""
+        """Return (last use, bytes, name) of each file, and the bytes of all other downloads. Remove the leftovers of crashes."""
         partial = 0
         for entry in os.scandir(self._partial):
-            if entry.name == name:
-                continue
-            if _remove_unlocked(entry.path):
+            if entry.name == name or _remove_unlocked(entry.path):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 partial += entry.stat().st_size
@@ -251,10 +242,8 @@ class Cache:
             if _remove_unlocked(entry.path):
                 continue
             with contextlib.suppress(FileNotFoundError), open(entry.path) as lines:
-                used = Counter()  # type: Counter[str]
-                for line in lines:
-                    used[line[1:].rstrip("\n")] = line[0] == "+"
-            names |= {name for name, is_used in used.items() if is_used}
+                used = {line[1:].rstrip("\n"): line[0] == "+" for line in lines}  # the last line of a name counts
+                names |= {name for name, is_used in used.items() if is_used}
         return names
 
     def _free(self) -> int:
@@ -289,12 +278,12 @@ class Cache:
 
     @contextlib.contextmanager
     def _explaining(self, shown: str = "remote files", size: int = 0) -> Iterator[None]:
-        """Say which folder was written to, and what to do, where the operating system refuses it."""
+        """Name the folder and the remedy in an error of the operating system about writing to it."""
         try:
             yield
         except OSError as error:
             if error.errno is None or error.strerror != os.strerror(error.errno):
-                raise  # it says what to do
+                raise  # its message names the remedy
             if error.errno == errno.EFBIG:
                 raise OSError(
                     error.errno,
@@ -370,13 +359,10 @@ _opening = threading.Lock()
 def open_cache(folder: str | os.PathLike[str] | None) -> Cache:
     """Return the cache in a folder. A process has one object for each folder.
 
-    Args:
-      folder: None stands for `PENSTOCK_CACHE`, or else for "penstock" in the user's cache folder.
-
-    Raises:
-      OSError: the folder cannot be created or written to.
+    Without a folder, it is in `PENSTOCK_CACHE`, or else in "penstock" in the user's cache folder.
     """
-    path = os.fspath(folder) if folder is not None else os.environ.get("PENSTOCK_CACHE") or _default_folder()
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "penstock")
+    path = os.fspath(folder) if folder is not None else os.environ.get("PENSTOCK_CACHE") or default
     key = (os.getpid(), os.path.abspath(os.path.expanduser(path)))
     with _opening:
         if key not in _caches:

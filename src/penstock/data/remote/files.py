@@ -1,7 +1,4 @@
-"""`remote` and `local`: URLs and patterns go in, files that are listed, or local paths of complete copies, come out.
-
-A source over remote files: `RemoteFiles` and a function that opens local paths go in, a `Source` comes out.
-"""
+"""List remote files and give the local paths of their copies: `remote`, `local`, and `RemoteSource`, which opens them."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ def remote(
       timeout: seconds without a new byte after which a file is given up, over all attempts.
 
     Returns:
-      The files, with `len`, `urls` and `bytes`. It goes wherever paths go.
+      The files, with `len`, `urls` and `bytes`. It is given in place of paths.
 
     Raises:
       FileNotFoundError: a file, its bucket or its host does not exist, or a pattern matches nothing.
@@ -218,11 +215,10 @@ class RemoteFiles:
         """
         needed = sum({name: file.size for name, (_, file) in zip(self._names, self._files, strict=True)}.values())
         if needed > self._limit:
+            files = f"{counted(len(self), 'file')} (first {shown(self.urls[0])}) that are all needed at once"
             raise ValueError(
-                f"cache_bytes={format_bytes(self._limit)} is less than {format_bytes(needed)}, the size of "
-                f"{counted(len(self), 'file')} (first {shown(self.urls[0])}) that are all needed at once. Give "
-                f"ps.remote(..., cache_bytes={needed}) and a disk that has the space, or read them one after the other, with "
-                "ps.stream"
+                f"cache_bytes={format_bytes(self._limit)} is less than {format_bytes(needed)}, the size of {files}. Give "
+                f"ps.remote(..., cache_bytes={needed}) and a disk with that space, or read one after the other, with ps.stream"
             )
         stop = threading.Event()
         try:
@@ -308,8 +304,7 @@ def _cache_name(store: Store, file: RemoteFile) -> str:
 def in_parallel(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Call a function for each item on a few daemon threads, and return the results in order.
 
-    Raises:
-      BaseException: the first error, without waiting for the calls that are still running.
+    The first error is raised without waiting for the calls that are still running.
     """
     if len(items) == 1:
         return [function(items[0])]
@@ -348,12 +343,8 @@ class RemoteSource:
     """A source over the local copies of remote files. Their versions are a part of its description.
 
     Args:
-      files: the remote files. All are downloaded here, and stay in the cache as long as the source exists.
+      files: are all downloaded here, and stay in the cache as long as the source exists.
       opener: makes a `Source` of their local paths.
-
-    Raises:
-      ValueError: the files do not fit the cache, or a file is damaged.
-      OSError: a file cannot be downloaded.
     """
 
     def __init__(self, files: RemoteFiles, opener: Callable[[list[str]], Any]):
@@ -369,7 +360,6 @@ class RemoteSource:
         self.is_gather = getattr(self._source, "is_gather", False)
 
     def __len__(self) -> int:
-        """Return the number of records."""
         return len(self._source)
 
     def read(self, indices: np.ndarray) -> Batch | list[Record]:

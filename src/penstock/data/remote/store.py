@@ -1,16 +1,8 @@
-"""Find out why a store failed, from the exceptions of its client.
+"""List and read the files of a store through fsspec, and explain why that failed.
 
-An exception of fsspec, botocore, aiohttp, gcsfs or huggingface_hub goes in. An exception of the operating system's kind comes
-out, with the URL, the reason, the attempts and the remedy; and whether another attempt may help.
-
-Call a store until it answers, but not for ever.
-
-A function that reads from a store goes in. Its result comes out, or one error of the operating system's kind that names the URL,
-the reason, the attempts and the remedy. Attempts that failed for a passing reason are repeated with exponential backoff.
-
-List and read the files of a store through fsspec.
-
-URLs, patterns and storage options go in; `RemoteFile`s with sizes and versions, and their bytes come out.
+`Store` lists files with sizes and versions, and downloads them. `Patience` repeats an attempt that failed for a passing reason,
+with exponential backoff, within a time limit. `explain` replaces an exception of fsspec, botocore, aiohttp, gcsfs or
+huggingface_hub by an OSError with the URL, the reason, the attempts and the remedy.
 """
 
 from __future__ import annotations
@@ -33,232 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from penstock.data.remote.url import file_name, fixed_part, is_http, is_pattern, protocol, shown
 
-_CREDENTIALS = {
-    "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), or give "
-    "storage_options={'key': …, 'secret': …}; {'anon': True} reads a public bucket",
-    "gs": "Run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS, or give "
-    "storage_options={'token': …}; {'token': 'anon'} reads a public bucket",
-    "hf": "Run `hf auth login`, set HF_TOKEN, or give storage_options={'token': …}. For a gated data set, accept its terms",
-    "http": "Give storage_options={'headers': {'Authorization': …}}, or a URL that is signed and not expired",
-}
-_PASSING_MODULES = ("aiohttp", "httpx", "httpcore", "requests", "urllib3", "urllib", "http", "asyncio", "ssl")
-_NETWORK_NAMES = ("Connect", "Timeout", "HTTPClientError", "ResponseStreaming", "TransportError", "Closed")
-_CREDENTIAL_NAMES = ("Credential", "ProfileNotFound", "RefreshError", "GatedRepo", "TokenRetrieval", "Unauthorized")
-_TRUNCATION_NAMES = ("Truncated", "PayloadError", "ContentLengthError", "TransferEncodingError", "IncompleteRead")
-_MISSING = (404, 410)
-_DENIED = (401, 403)
-
-
-class TruncatedError(OSError):
-    """A download that ended before all bytes came."""
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that caused it."""
-    seen: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in seen:
-        seen.append(following)
-        yield following
-        following = following.__cause__ or following.__context__
-
-
-def _status(error: BaseException) -> int | None:
-    """Return the HTTP status that an exception of a client carries."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):  # of botocore
-        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    elif hasattr(error, "status"):  # of aiohttp, which warns of `code`
-        value = error.status
-    else:
-        value = getattr(response, "status_code", None) or getattr(error, "code", None)
-    return value if isinstance(value, int) and 300 <= value < 600 else None
-
-
-def _kind(error: BaseException) -> tuple[str, BaseException]:
-    """Return "missing", "denied", "passing", "option", "circle" or "other", and the exception of the chain that says so.
-
-    The innermost exceptions know best: fsspec raises FileNotFoundError for each failure of HTTP.
-    """
-    chain = list(_chain(error))
-    for each in chain:
-        if any(name in type(each).__name__ for name in _CREDENTIAL_NAMES):
-            return "denied", each
-    for each in chain:
-        if any(name in type(each).__name__ for name in _TRUNCATION_NAMES):  # aiohttp gives these the status 400
-            return "passing", each
-    for each in chain:
-        if isinstance(each, TypeError) and "keyword argument" in str(each):
-            return "option", each
-        if "TooManyRedirects" in type(each).__name__:  # it has a status too
-            return "circle", each
-    for each in chain:
-        status = _status(each)
-        if status is not None:
-            known = "missing" if status in _MISSING else "denied" if status in _DENIED else "other"
-            return "passing" if status in (408, 425, 429) or status >= 500 else known, each
-    for each in reversed(chain):
-        if isinstance(each, (TimeoutError, ConnectionError, socket.gaierror)):
-            return "passing", each
-        if any(name in type(each).__name__ for name in _NETWORK_NAMES):
-            return "passing", each
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return "missing", error
-    if isinstance(error, PermissionError):
-        return "denied", error
-    if type(error).__module__.partition(".")[0] in _PASSING_MODULES or type(error) is OSError:
-        return "passing", error
-    return "other", error
-
-
-def passes(error: BaseException) -> bool:
-    """Return whether another attempt may succeed: after a lost connection, a timeout, or an overloaded server."""
-    return _kind(error)[0] == "passing"
-
-
-def reason(error: BaseException, url: str = "") -> str:
-    """Return the kind, the status and the text of an error, without secrets, on one line."""
-    status = _status(error)
-    text = shown(" ".join(str(error).split()))[:300]
-    name = "TimeoutError" if isinstance(error, TimeoutError) else type(error).__name__
-    return f"{name}{f' {status}' if status else ''}{f': {text}' if text and text != shown(url) else ''}"
-
-
-def explain(error: Exception, url: str, attempts: int, seconds: float) -> Exception:
-    """Return the error for a file or listing that cannot be read.
-
-    Args:
-      error: the last failure.
-      url: the file or pattern.
-      attempts: how often it was tried.
-      seconds: for how long.
-
-    Returns:
-      FileNotFoundError, PermissionError, TimeoutError, ConnectionError or OSError; a TypeError for an unknown storage option.
-      An error of another kind is returned with a note, if it has no secrets in it.
-    """
-    kind, cause = _kind(error)
-    said = reason(cause, url)
-    tried = f"Tried {'once' if attempts == 1 else f'{attempts} times'} in {seconds:.1f} s"
-    name = shown(url)
-    family = {"gcs": "gs", "https": "http", "s3a": "s3"}.get(protocol(url), protocol(url))
-    if kind == "missing":
-        return FileNotFoundError(f"{name} does not exist ({said}). {tried}. Check the bucket or host, the path, and endpoint_url")
-    if kind == "denied":
-        remedy = _CREDENTIALS.get(family, "Give credentials in storage_options")
-        return PermissionError(f"access to {name} was denied ({said}). {tried}. {remedy}")
-    if kind == "passing":
-        message = (
-            f"cannot read {name} ({said}). {tried}. Check the network, the host and endpoint_url, and run again: files that "
-            "are complete in the cache are not downloaded again"
-        )
-        return _network_error(error, message)
-    if kind == "circle":
-        return OSError(
-            f"cannot read {name} ({said}): the server redirects in a circle. {tried}. Open it in a browser: it may need a "
-            "login or a cookie; give the address where the redirects end"
-        )
-    if kind == "option":
-        return TypeError(f"the client of {name} refuses one of storage_options ({said}): remove it, or correct its name")
-    if isinstance(error, OSError) or shown(str(error)) != str(error):
-        return OSError(f"cannot read {name} ({said}). {tried}")
-    error.add_note(f"penstock: while reading {name}. {tried}")
-    return error
-
-
-def _network_error(error: BaseException, message: str) -> OSError:
-    if any(isinstance(each, TimeoutError) or "Timeout" in type(each).__name__ for each in _chain(error)):
-        return TimeoutError(message)
-    return ConnectionError(message)
-
-
 T = TypeVar("T")
-
-ATTEMPTS = 6  # in a row without a new byte; with their pauses, these take 8 seconds
-_FIRST_PAUSE = 0.25  # seconds; the pauses double
-
-
-class NoAnswerError(TimeoutError):
-    """An error for a call that had no result in time, though its client may still wait for one."""
-
-
-class Patience:
-    """The attempts that are left to read one file or listing.
-
-    Args:
-      url: for errors.
-      timeout: seconds without progress after which it is given up, over all attempts.
-      stop: set if the result is not wanted any more.
-    """
-
-    def __init__(self, url: str, timeout: float, stop: threading.Event | None = None):
-        self._url, self._timeout = url, timeout
-        self._stop = stop or threading.Event()
-        self._began = time.monotonic()
-        self._last: Exception | None = None
-        self.progress()
-
-    def progress(self) -> None:
-        """Begin to count anew, after new bytes."""
-        self._attempts, self._since = 0, time.monotonic()
-
-    def call(self, function: Callable[[], T]) -> T:
-        """Call a function on a thread, and wait for it as long as there is time.
-
-        A client may wait for a dead connection for ever, and Python cannot interrupt that. Such a thread is left behind.
-
-        Raises:
-          NoAnswerError: there is no result in time.
-          ConnectionAbortedError: the result is not wanted any more.
-        """
-        if self._stop.is_set():
-            raise ConnectionAbortedError("given up, because another file failed")
-        results: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
-
-        def work() -> None:
-            try:
-                results.put((True, function()))
-            except BaseException as error:
-                results.put((False, error))
-
-        threading.Thread(target=work, name="penstock-remote", daemon=True).start()
-        try:
-            done, result = results.get(timeout=max(0.01, self._since + self._timeout - time.monotonic()))
-        except queue.Empty:
-            before = f"; the attempt before it failed with {reason(self._last)}" if self._last else ""
-            raise NoAnswerError(f"no answer within timeout={self._timeout:g} s{before}") from None
-        if done:
-            return result  # type: ignore[return-value]  # `done` tells which of the two it is
-        raise result  # type: ignore[misc]  # likewise
-
-    def failed(self, error: Exception) -> None:
-        """Sleep before the next attempt.
-
-        Raises:
-          OSError: the reason does not pass, or there is neither time nor an attempt left.
-        """
-        self._attempts += 1
-        self._last = error
-        pause = _FIRST_PAUSE * 2 ** (self._attempts - 1)
-        late = time.monotonic() + pause > self._since + self._timeout
-        if not passes(error) or self._attempts >= ATTEMPTS or late or self._stop.is_set():
-            explained = explain(error, self._url, self._attempts, time.monotonic() - self._began)
-            # The causes of a client have the URL in them, with its secrets.
-            raise explained from (None if explained is error or shown(self._url) != self._url else error)
-        self._stop.wait(pause)
-
-    def insist(self, function: Callable[[], T]) -> T:
-        """Call a function until it succeeds.
-
-        Raises:
-          OSError: it fails for a reason that does not pass, or too often.
-        """
-        while True:
-            try:
-                return self.call(function)
-            except Exception as error:
-                self.failed(error)
-
 
 _SMALLEST_PART, _FIRST_PART, _LARGEST_PART = 1 << 16, 1 << 20, 32 << 20  # bytes of one request to a store other than HTTP
 _PART_SECONDS = 2.0  # the wanted duration of one request
@@ -270,25 +37,15 @@ _TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in a store, as it was listed.
+    """A file in a store, as it was listed. Its addresses may have secrets, and are not printed."""
 
-    Attributes:
-      url: its address.
-      path: its address as the filesystem of fsspec has it.
-      size: bytes.
-      version: what the store says to tell versions of the file apart; "" if it says nothing.
-      checksum: (algorithm, hexadecimal digest) of the content, if the store gives one.
-      root: the address of the folder that the file was looked for in: the part of a pattern before its first wildcard.
-      listing: another text for each listing, if the store says nothing of versions; else "".
-    """
-
-    url: str = field(repr=False)  # it may have a secret
-    path: str = field(repr=False)
-    size: int
-    version: str
-    checksum: tuple[str, str] | None
-    root: str = field(repr=False)
-    listing: str = ""
+    url: str = field(repr=False)
+    path: str = field(repr=False)  # its address as the filesystem of fsspec has it
+    size: int  # bytes
+    version: str  # differs between versions of the file, such as an ETag; "" if the store gives none
+    checksum: tuple[str, str] | None  # (algorithm, hexadecimal digest) of the content, if the store gives one
+    root: str = field(repr=False)  # the folder that was listed: the part of a pattern before its first wildcard
+    listing: str = ""  # another text for each listing, if the store gives no versions
 
     @property
     def name(self) -> str:
@@ -324,7 +81,7 @@ class Store:
 
     @property
     def filesystem(self) -> Any:
-        """Return the filesystem of this process. Those of fsspec do not survive a fork."""
+        """Return the filesystem of this process. A filesystem of fsspec does not survive a fork."""
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
                 self._opened = (os.getpid(), _open(self.protocol, self.options, self.timeout))
@@ -360,7 +117,7 @@ class Store:
             return self._info(url, url.rpartition("/")[0])
         except (ConnectionError, TimeoutError):
             raise
-        except Exception:  # the listing finds out what is wrong
+        except Exception:  # the listing raises the error
             return None
 
     def _matches(self, url: str) -> Iterator[dict[str, Any]]:
@@ -462,7 +219,7 @@ class Store:
 
     def _read_stream(self, file: RemoteFile, out: BinaryIO, patience: Patience) -> None:
         """Read from the beginning to the end. After a failure, continue there, or begin anew if the server gives no parts."""
-        for at, block in self._blocks(file, patience):  # which repeats errors of reading, and not those of writing
+        for at, block in self._blocks(file, patience):  # which repeats errors of reading, and not of writing
             out.seek(at)
             out.write(block)
 
@@ -495,7 +252,7 @@ class Store:
     def _open_stream(self, file: RemoteFile, at: int) -> tuple[Any, int]:
         """Request a file of HTTP from a byte on. Return the answer, and the byte that it begins at."""
         headers = dict(self.filesystem.kwargs.get("headers", {}))
-        if at and file.version:  # otherwise the rest could be that of another version
+        if at and file.version:  # otherwise the rest could come from another version
             headers["Range"] = f"bytes={at}-"
         stream = self.filesystem.open(file.path, "rb", block_size=0, size=file.size, headers=headers)
         is_part = stream.r.status == 206 and stream.r.headers.get("Content-Range", "").startswith(f"bytes {at}-")
@@ -581,3 +338,212 @@ def _checksum(info: dict[str, Any]) -> tuple[str, str] | None:
     if isinstance(info.get("md5Hash"), str):
         return "md5", base64.b64decode(info["md5Hash"]).hex()
     return None
+
+
+# Attempts.
+
+ATTEMPTS = 6  # in a row without a new byte; with their pauses, these take 8 seconds
+_FIRST_PAUSE = 0.25  # seconds; the pauses double
+
+
+class NoAnswerError(TimeoutError):
+    """An error for a call that had no result in time, though its client may still wait for one."""
+
+
+class Patience:
+    """The attempts that are left to read one file or listing.
+
+    Args:
+      url: for errors.
+      timeout: seconds without progress after which it is given up, over all attempts.
+      stop: set if the result is not wanted any more.
+    """
+
+    def __init__(self, url: str, timeout: float, stop: threading.Event | None = None):
+        self._url, self._timeout = url, timeout
+        self._stop = stop or threading.Event()
+        self._began = time.monotonic()
+        self._last: Exception | None = None
+        self.progress()
+
+    def progress(self) -> None:
+        """Begin to count anew, after new bytes."""
+        self._attempts, self._since = 0, time.monotonic()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function on a thread, and wait for it as long as there is time.
+
+        A client may wait for a dead connection for ever, and Python cannot interrupt that. Such a thread is left behind.
+
+        Raises:
+          NoAnswerError: there is no result in time.
+          ConnectionAbortedError: the result is not wanted any more.
+        """
+        if self._stop.is_set():
+            raise ConnectionAbortedError("given up, because another file failed")
+        results: queue.SimpleQueue[tuple[bool, T | BaseException]] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                results.put((True, function()))
+            except BaseException as error:
+                results.put((False, error))
+
+        threading.Thread(target=work, name="penstock-remote", daemon=True).start()
+        try:
+            done, result = results.get(timeout=max(0.01, self._since + self._timeout - time.monotonic()))
+        except queue.Empty:
+            before = f"; the attempt before it failed with {reason(self._last)}" if self._last else ""
+            raise NoAnswerError(f"no answer within timeout={self._timeout:g} s{before}") from None
+        if done:
+            return result  # type: ignore[return-value]  # `done` tells which of the two it is
+        raise result  # type: ignore[misc]  # likewise
+
+    def failed(self, error: Exception) -> None:
+        """Sleep before the next attempt. Raise an error if the reason does not pass, or no time or attempt is left."""
+        self._attempts += 1
+        self._last = error
+        pause = _FIRST_PAUSE * 2 ** (self._attempts - 1)
+        late = time.monotonic() + pause > self._since + self._timeout
+        if not passes(error) or self._attempts >= ATTEMPTS or late or self._stop.is_set():
+            explained = explain(error, self._url, self._attempts, time.monotonic() - self._began)
+            # The causes of a client have the URL in them, with its secrets.
+            raise explained from (None if explained is error or shown(self._url) != self._url else error)
+        self._stop.wait(pause)
+
+    def insist(self, function: Callable[[], T]) -> T:
+        """Call a function until it succeeds, or `failed` raises an error."""
+        while True:
+            try:
+                return self.call(function)
+            except Exception as error:
+                self.failed(error)
+
+
+# Reasons of failures.
+
+_CREDENTIALS = {
+    "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), or give "
+    "storage_options={'key': …, 'secret': …}; {'anon': True} reads a public bucket",
+    "gs": "Run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS, or give "
+    "storage_options={'token': …}; {'token': 'anon'} reads a public bucket",
+    "hf": "Run `hf auth login`, set HF_TOKEN, or give storage_options={'token': …}. For a gated data set, accept its terms",
+    "http": "Give storage_options={'headers': {'Authorization': …}}, or a URL that is signed and not expired",
+}
+_PASSING_MODULES = ("aiohttp", "httpx", "httpcore", "requests", "urllib3", "urllib", "http", "asyncio", "ssl")
+_NETWORK_NAMES = ("Connect", "Timeout", "HTTPClientError", "ResponseStreaming", "TransportError", "Closed")
+_CREDENTIAL_NAMES = ("Credential", "ProfileNotFound", "RefreshError", "GatedRepo", "TokenRetrieval", "Unauthorized")
+_TRUNCATION_NAMES = ("Truncated", "PayloadError", "ContentLengthError", "TransferEncodingError", "IncompleteRead")
+_MISSING = (404, 410)
+_DENIED = (401, 403)
+
+
+class TruncatedError(OSError):
+    """A download that ended before all bytes came."""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that caused it."""
+    seen: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in seen:
+        seen.append(following)
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status that an exception of a client carries."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # of botocore
+        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    elif hasattr(error, "status"):  # of aiohttp, which warns of `code`
+        value = error.status
+    else:
+        value = getattr(response, "status_code", None) or getattr(error, "code", None)
+    return value if isinstance(value, int) and 300 <= value < 600 else None
+
+
+def _kind(error: BaseException) -> tuple[str, BaseException]:
+    """Return "missing", "denied", "passing", "option", "circle" or "other", and the exception of the chain that says so.
+
+    The innermost exceptions are the most exact: fsspec raises FileNotFoundError for each failure of HTTP.
+    """
+    chain = list(_chain(error))
+    for each in chain:
+        if any(name in type(each).__name__ for name in _CREDENTIAL_NAMES):
+            return "denied", each
+    for each in chain:
+        if any(name in type(each).__name__ for name in _TRUNCATION_NAMES):  # aiohttp gives these the status 400
+            return "passing", each
+    for each in chain:
+        if isinstance(each, TypeError) and "keyword argument" in str(each):
+            return "option", each
+        if "TooManyRedirects" in type(each).__name__:  # it has a status too
+            return "circle", each
+    for each in chain:
+        status = _status(each)
+        if status is not None:
+            known = "missing" if status in _MISSING else "denied" if status in _DENIED else "other"
+            return "passing" if status in (408, 425, 429) or status >= 500 else known, each
+    for each in reversed(chain):
+        if isinstance(each, (TimeoutError, ConnectionError, socket.gaierror)):
+            return "passing", each
+        if any(name in type(each).__name__ for name in _NETWORK_NAMES):
+            return "passing", each
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return "missing", error
+    if isinstance(error, PermissionError):
+        return "denied", error
+    if type(error).__module__.partition(".")[0] in _PASSING_MODULES or type(error) is OSError:
+        return "passing", error
+    return "other", error
+
+
+def passes(error: BaseException) -> bool:
+    """Return whether another attempt may succeed: after a lost connection, a timeout, or an overloaded server."""
+    return _kind(error)[0] == "passing"
+
+
+def reason(error: BaseException, url: str = "") -> str:
+    """Return the kind, the status and the text of an error, without secrets, on one line."""
+    status = _status(error)
+    text = shown(" ".join(str(error).split()))[:300]
+    name = "TimeoutError" if isinstance(error, TimeoutError) else type(error).__name__
+    return f"{name}{f' {status}' if status else ''}{f': {text}' if text and text != shown(url) else ''}"
+
+
+def explain(error: Exception, url: str, attempts: int, seconds: float) -> Exception:
+    """Return the error for a file or listing that cannot be read after some attempts, of which `error` is the last failure.
+
+    Returns:
+      FileNotFoundError, PermissionError, TimeoutError, ConnectionError or OSError; a TypeError for an unknown storage option.
+      An error of another kind is returned with a note, if it has no secrets in it.
+    """
+    kind, cause = _kind(error)
+    said = reason(cause, url)
+    tried = f"Tried {'once' if attempts == 1 else f'{attempts} times'} in {seconds:.1f} s"
+    name = shown(url)
+    family = {"gcs": "gs", "https": "http", "s3a": "s3"}.get(protocol(url), protocol(url))
+    if kind == "missing":
+        return FileNotFoundError(f"{name} does not exist ({said}). {tried}. Check the bucket or host, the path, and endpoint_url")
+    if kind == "denied":
+        remedy = _CREDENTIALS.get(family, "Give credentials in storage_options")
+        return PermissionError(f"access to {name} was denied ({said}). {tried}. {remedy}")
+    if kind == "passing":
+        late = any(isinstance(each, TimeoutError) or "Timeout" in type(each).__name__ for each in _chain(error))
+        return (TimeoutError if late else ConnectionError)(
+            f"cannot read {name} ({said}). {tried}. Check the network, the host and endpoint_url, and run again: files that "
+            "are complete in the cache are not downloaded again"
+        )
+    if kind == "circle":
+        return OSError(
+            f"cannot read {name} ({said}): the server redirects in a circle. {tried}. Open it in a browser: it may need a "
+            "login or a cookie; give the address where the redirects end"
+        )
+    if kind == "option":
+        return TypeError(f"the client of {name} refuses one of storage_options ({said}): remove it, or correct its name")
+    if isinstance(error, OSError) or shown(str(error)) != str(error):
+        return OSError(f"cannot read {name} ({said}). {tried}")
+    error.add_note(f"penstock: while reading {name}. {tried}")
+    return error

@@ -1,7 +1,4 @@
-"""Tell URLs from local paths, take them apart, and show them without secrets.
-
-A path or URL as text goes in; its protocol, its file name, the fixed part of a pattern, or a form that may be printed comes out.
-"""
+"""Tell URLs from local paths, take them apart, and show them without secrets."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ def shown(text: str) -> str:
 
 
 def address(url: str) -> str:
-    """Return what names a file in a store: without protocol, query, percent escapes and outer slashes.
+    """Return the address of a file in a store: without protocol, query, percent escapes and outer slashes.
 
     >>> address("https://host/data/my%20cat.jpg?download=1")
     'host/data/my cat.jpg'

@@ -1,4 +1,4 @@
-"""Records without a length or random access go in, batches whose position can be saved come out.
+"""Read records without a length or random access as batches whose position can be saved.
 
-`stream.stream` is the entry point; `jsonl` and `webdataset` read files, and `iterables` any iterable with a state of its own.
+`stream.stream` is the entry point; `jsonl` and `webdataset` read files, and `records.IterableRecords` any iterable.
 """

@@ -1,4 +1,4 @@
-"""`jsonl`: files with one JSON value on each line go in, records for `ps.stream` come out."""
+"""Read files with one JSON value on each line as records for `ps.stream`: `jsonl`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.data.files import Files, Paths, list_files
-from penstock.data.streams.records import Cursor, Raw, damaged, file_cursor, open_file
+from penstock.data.files import Paths, list_files
+from penstock.data.streams.records import FileRecords, Raw, damaged, open_file
 
 
 def jsonl(paths: Paths) -> JsonLines:
@@ -37,28 +37,10 @@ def jsonl(paths: Paths) -> JsonLines:
     return JsonLines(list_files(paths))
 
 
-class JsonLines:
-    """The records of files of JSON lines. The position in a file is [byte after the line, number of the line].
+class JsonLines(FileRecords):
+    """The records of files of JSON lines. The position in a file is [byte after the line, number of the line]."""
 
-    Args:
-      files: the files.
-    """
-
-    restorable = repeats = True
-
-    def __init__(self, files: Files):
-        self.files = files
-
-    def __repr__(self) -> str:
-        return f"JsonLines({self.files.describe()})"
-
-    def describe(self) -> str:
-        """Return the format and what tells the files from others."""
-        return f"JSON lines in {self.files.describe()}"
-
-    def cursor(self, position: Any, epoch: int, seed: int | None, share: tuple[int, int]) -> Cursor:
-        """Begin to read, see `Records`."""
-        return file_cursor(self.files, self, position, epoch, seed, share)
+    form = "JSON lines"
 
     def records(self, path: str, name: str, position: Any) -> Iterator[tuple[Raw, Any]]:
         """Yield the lines that are not empty, undecoded."""
@@ -77,11 +59,7 @@ class JsonLines:
                     yield Raw(line, f"{name}, line {number}"), [offset, number]
 
     def decode(self, raw: Raw) -> Any:
-        """Parse a line.
-
-        Raises:
-          ValueError: it is not JSON; the message names file and line.
-        """
+        """Parse a line. Raise ValueError, which names file and line, if it is not JSON."""
         try:
             return json.loads(raw.data)
         except ValueError as error:

@@ -1,10 +1,6 @@
-"""Read the undecoded records of files one after the other, or of several files in turn, with a position that can be saved.
+"""Read records one after the other, from files or any iterable, with a position that can be saved.
 
-Files, an order of them, and a position go in; records and the position after each come out.
-
-Convert the state of an iterator to a value for JSON, and back.
-
-Any iterable of records goes in, `Records` come out. Its own state, if it has one, is the position.
+A *cursor* reads the records of one epoch. Its position, which is a value for JSON, says where another cursor continues.
 """
 
 from __future__ import annotations
@@ -27,12 +23,7 @@ _IN_TURN = 8  # files that a shuffled stream reads in turn
 
 
 class Raw(NamedTuple):
-    """A record before it is decoded.
-
-    Attributes:
-      data: the bytes of the record, or whatever the format makes of them.
-      place: where it comes from, for errors.
-    """
+    """A record before it is decoded: its bytes, or the parts that its format makes of them, and its place for errors."""
 
     data: Any
     place: str
@@ -43,15 +34,12 @@ class Cursor(Protocol):
 
     def __next__(self) -> Raw:
         """Return the next record."""
-        ...
 
     def position(self) -> Any:
         """Return the position after the last record, for JSON. A cursor that begins there gives the records after it."""
-        ...
 
     def close(self) -> None:
         """Close the files."""
-        ...
 
 
 class Records(Protocol):
@@ -66,8 +54,7 @@ class Records(Protocol):
     repeats: bool
 
     def describe(self) -> str:
-        """Return what tells them from other records."""
-        ...
+        """Return a text that differs from the text of other records."""
 
     def cursor(self, position: Any, epoch: int, seed: int | None, share: tuple[int, int]) -> Cursor:
         """Begin to read.
@@ -78,23 +65,41 @@ class Records(Protocol):
           seed: of the order of the files; None for the order in which they were given.
           share: (index, count): the part of the files to read.
         """
-        ...
 
     def decode(self, raw: Raw) -> Any:
-        """Return the record.
-
-        Raises:
-          ValueError: it is damaged; the message names its place.
-        """
-        ...
+        """Return the record. Raise ValueError, which names its place, if it is damaged."""
 
 
-class FileFormat(Protocol):
-    """A format of files with many records."""
+class FileRecords:
+    """The records of files of one format. A subclass reads one file, and decodes a record."""
+
+    form = ""  # name of the format
+    restorable = repeats = True
+
+    def __init__(self, files: Files):
+        self.files = files
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.files.describe()})"
+
+    def describe(self) -> str:
+        """Return the format, and the number, size and version of the files."""
+        return f"{self.form} in {self.files.describe()}"
+
+    def cursor(self, position: Any, epoch: int, seed: int | None, share: tuple[int, int]) -> Cursor:
+        """Begin to read one share of the files, the same in all epochs, in an order of the epoch if there is a seed."""
+        mine = np.arange(len(self.files))[share[0] :: share[1]]
+        if seed is not None:
+            mine = np.random.default_rng([seed, epoch]).permutation(mine)
+        return FileCursor(self.files, self, mine.tolist(), 1 if seed is None else _IN_TURN, position)
 
     def records(self, path: str, name: str, position: Any) -> Iterator[tuple[Raw, Any]]:
         """Yield the records of a file after a position, each with the position after it."""
-        ...
+        raise NotImplementedError
+
+    def decode(self, raw: Raw) -> Any:
+        """Return the record. Raise ValueError, which names its place, if it is damaged."""
+        raise NotImplementedError
 
 
 class FileCursor:
@@ -102,13 +107,13 @@ class FileCursor:
 
     Args:
       files: all files.
-      form: their format.
+      form: reads one of them.
       order: numbers of the files to read.
       width: how many files to read at a time.
       position: of an earlier cursor; None for the beginning.
     """
 
-    def __init__(self, files: Files, form: FileFormat, order: Sequence[int], width: int, position: Any):
+    def __init__(self, files: Files, form: FileRecords, order: Sequence[int], width: int, position: Any):
         self._files, self._format, self._order = files, form, order
         saved = position or {"next": 0, "turn": 0, "open": []}
         self._next, self._turn = saved["next"], saved["turn"]
@@ -140,24 +145,18 @@ class FileCursor:
         return opened
 
     def position(self) -> Any:
-        """Return how many files were opened, whose turn it is, and the position inside of each open file."""
+        """Return the number of files that were opened, the file to read next, and the position inside of each open file."""
         return {"next": self._next, "turn": self._turn, "open": [[file.at, file.position] for file in self._open]}
 
     def close(self) -> None:
-        """Close all files."""
         for file in self._open:
             file.close()
 
 
 class _OpenFile:
-    """A file that is being read.
+    """A file that is being read, at a place in the order of the files, with the position after its last record."""
 
-    Attributes:
-      at: its place in the order of the files.
-      position: the position in it after the last record.
-    """
-
-    def __init__(self, files: Files, form: FileFormat, index: int, at: int, position: Any):
+    def __init__(self, files: Files, form: FileRecords, index: int, at: int, position: Any):
         self.at, self.position = at, position
         self._stack = contextlib.ExitStack()
         path = self._stack.enter_context(files.using(index))
@@ -172,22 +171,8 @@ class _OpenFile:
         self._stack.close()
 
 
-def file_cursor(
-    files: Files, form: FileFormat, position: Any, epoch: int, seed: int | None, share: tuple[int, int]
-) -> FileCursor:
-    """Return a cursor over one share of the files, in an order of the epoch if there is a seed. The share is the same in all."""
-    mine = np.arange(len(files))[share[0] :: share[1]]
-    if seed is not None:
-        mine = np.random.default_rng([seed, epoch]).permutation(mine)
-    return FileCursor(files, form, mine.tolist(), 1 if seed is None else _IN_TURN, position)
-
-
 def open_file(path: str, name: str) -> BinaryIO:
-    """Open a file that may be compressed by gzip, which its first bytes say.
-
-    Raises:
-      ValueError: it is compressed in another way.
-    """
+    """Open a file that may be compressed by gzip, which its first bytes say. Raise ValueError for other compressions."""
     with open(path, "rb") as file:
         start = file.read(6)
     if start.startswith(b"\x1f\x8b"):
@@ -199,18 +184,11 @@ def open_file(path: str, name: str) -> BinaryIO:
 
 
 class damaged:  # noqa: N801 - a context manager, used like a function
-    """A context manager that replaces an error about damaged compressed data by a ValueError that names the file and place.
-
-    Args:
-      name: the file.
-
-    Attributes:
-      place: where the last good record ends; set by the reader.
-    """
+    """A context manager that replaces an error about damaged compressed data by a ValueError that names the file and place."""
 
     def __init__(self, name: str):
         self._name = name
-        self.place = "at its beginning"
+        self.place = "at its beginning"  # where the last good record ends; set by the reader
 
     def __enter__(self) -> damaged:
         return self
@@ -239,12 +217,9 @@ def decode_state(value: Any) -> Any:
     return value
 
 
-_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
-
-
 def _state_methods(owner: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
     """Return the functions that get and set the state of an object; None if it has none."""
-    for get, put in _METHODS:
+    for get, put in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
         if hasattr(owner, get) and hasattr(owner, put):
             return getattr(owner, get), getattr(owner, put)
     return None
@@ -256,11 +231,7 @@ class IterableRecords:
     Its iterator, or the iterable itself, may have `get_state` and `set_state`, or `state_dict` and `load_state_dict`, as the
     iterators of Grain and the `IterableDataset` of Hugging Face have.
 
-    Args:
-      iterable: yields records.
-
-    Raises:
-      ValueError: the iterable is a Hugging Face data set with a shuffle buffer, whose state does not contain the buffer.
+    A Hugging Face data set with a shuffle buffer is refused, as its state does not contain the buffer.
     """
 
     def __init__(self, iterable: Any):
@@ -278,7 +249,6 @@ class IterableRecords:
         self.restorable = (self._of_iterable or _state_methods(begun)) is not None
 
     def describe(self) -> str:
-        """Return the name of its class."""
         return type(self._iterable).__name__
 
     def cursor(self, position: Any, epoch: int, seed: int | None, share: tuple[int, int]) -> Cursor:
@@ -294,7 +264,6 @@ class IterableRecords:
         return _IterableCursor(self._iterable, self._of_iterable, position)
 
     def decode(self, raw: Raw) -> Any:
-        """Return the record as it is."""
         return raw.data
 
 
@@ -313,13 +282,10 @@ class _IterableCursor:
         return Raw(next(self._iterator), f"{self._name}, record {self._number} since it was opened")
 
     def position(self) -> Any:
-        """Return the state of the iterable; None if it has none."""
         return encode_state(self._state[0]()) if self._state else None
 
     def close(self) -> None:
-        """Close a generator."""
-        close = getattr(self._iterator, "close", None)
-        if callable(close):
+        if callable(close := getattr(self._iterator, "close", None)):  # a generator
             close()
 
 

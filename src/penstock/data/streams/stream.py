@@ -1,12 +1,13 @@
-"""`stream`: records without a length go in, host batches come out, shuffled in a window, with an exact and small state.
+"""Read records without a length as host batches, shuffled in a window, with an exact and small state: `stream`.
 
-Words: a *block* is the next W records of an epoch, where W is the window. A block is read completely and permuted by (seed,
-epoch, number of the block). So the state is the position at the beginning of a block, and how many of its records were given.
-Restoring reads that block again.
+A *block* is the next W records of an epoch, where W is the window. A block is read completely and permuted by (seed, epoch,
+number of the block). So the state is the position at the beginning of a block, and how many of its records were given. Restoring
+reads that block again.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -17,6 +18,7 @@ import numpy as np
 from penstock._arguments import at_least
 from penstock._bytes import counted
 from penstock.data.collate import stack
+from penstock.data.order.rows import index_and_count
 from penstock.data.streams.records import Cursor, IterableRecords, Raw, Records
 from penstock.data.transform import Transform, per_record
 from penstock.data.tree import Batch, Record, leaves_with_names, to_numpy
@@ -53,10 +55,9 @@ def stream(
       transform, collate: as for `Loader`.
       remainder: what happens to the last records of the last epoch, if they are fewer than a batch: "drop" or "keep". If there
         is not one complete batch, "drop" is an error.
-      deal: who gets which records, with several processes. With "records", every process reads all files, and decodes and
-        transforms only its own rows: the batches do not depend on the number of processes, which may change. With "files",
-        process p of n reads each n-th file, and with "own", its source has only its own records. Their epochs differ in length,
-        so they need `epochs=None`.
+      deal: which process gets which records. With "records", every process reads all files, and decodes and transforms only its
+        own rows: the batches do not depend on the number of processes, which may change. With "files", process p of n reads each
+        n-th file, and with "own", its source has only its own records. Their epochs differ in length, so they need `epochs=None`.
       process: (index, count) of this process; None asks JAX, which starts its backend.
 
     Returns:
@@ -95,11 +96,7 @@ def stream(
     if collate is not None and not callable(collate):
         raise TypeError(f"collate={collate!r} is not a function from a list of records to a batch")
     records = _as_records(source)
-    if process is not None and (not isinstance(process, (tuple, list)) or len(process) != 2):
-        raise ValueError(f"process={process!r}: needs (index, count) with 0 <= index < count")
-    index, count = (jax.process_index(), jax.process_count()) if process is None else process
-    if not 0 <= index < count:
-        raise ValueError(f"process={process!r}: needs (index, count) with 0 <= index < count")
+    index, count = (jax.process_index(), jax.process_count()) if process is None else index_and_count(process)
     _check_processes(records, batch_size, remainder, deal, epochs, count)
     return Stream(
         records=records,
@@ -162,13 +159,10 @@ class Stream(Iterable[Batch]):
     """Batches of records without a length, as `stream` makes them. Each iterator begins at the beginning.
 
     Attributes:
-      records: the source.
-      source: its description when the stream was made.
-      batch_size: records in the global batch.
+      source: description of the records when the stream was made.
       window: records that are permuted together, or read together if `shuffled` is false.
-      epochs: None for no end.
       keep: whether a last batch that is not full is given.
-      deal: who gets which records, see `stream`.
+      deal: says which process gets which records, see `stream`.
       process: (index, count).
     """
 
@@ -197,18 +191,14 @@ class Stream(Iterable[Batch]):
         return RestorableStreamIterator(self) if self.records.restorable else StreamIterator(self)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return all that decides which records a batch has."""
+        """Return the options that decide which records a batch has."""
         same = {"source": self.source, "batch_size": self.batch_size, "seed": self.seed, "deal": self.deal}
         same["shuffle"] = self.window if self.shuffled else None
         return same if self.deal == "records" else {**same, "process": list(self.process)}
 
 
 class StreamIterator(Iterator[Batch]):
-    """An iterator over the batches of a stream.
-
-    Args:
-      stream: the stream.
-    """
+    """An iterator over the batches of a stream."""
 
     def __init__(self, stream: Stream):
         self._stream = stream
@@ -291,8 +281,8 @@ class StreamIterator(Iterator[Batch]):
         records = [stream.records.decode(raw) for raw in raws]
         try:
             if transform is not None and transform.each_record:
-                rows = np.arange(row, row + len(raws))
-                records = transform.records(records, [raw.place for raw in raws], self._step, rows)
+                places, rows = [raw.place for raw in raws], np.arange(row, row + len(raws))
+                records = transform.records(records, places, self._step, rows)
             batch = stream.collate(records)
             if transform is not None and not transform.each_record:
                 batch = transform.batch(batch, self._step, row)
@@ -329,13 +319,11 @@ class RestorableStreamIterator(StreamIterator):
         saved, own = state["of"], self._stream.fingerprint()
         if differing := [name for name in {**saved, **own} if saved.get(name) != own.get(name)]:
             listed = "; ".join(f"{name} was {saved.get(name)!r} and is {own.get(name)!r}" for name in differing)
-            remedy = ""
-            if "process" in differing:
-                remedy = (
-                    ". With deal='files' and 'own', each process needs the state that it has saved, and as many processes; "
-                    "with deal='records' from the beginning, their number may change"
-                )
-            raise ValueError(f"the state belongs to something else: {listed}{remedy}")
+            remedy = (
+                ". With deal='files' and 'own', each process needs the state that it has saved, and as many processes; "
+                "with deal='records' from the beginning, their number may change"
+            )
+            raise ValueError(f"the state belongs to something else: {listed}{remedy if 'process' in differing else ''}")
         self.close()
         self._step, self._epoch, self._number = state["step"], state["epoch"], state["block"]
         self._begin, self._block, self._given = state["begin"], [], 0
@@ -352,9 +340,7 @@ class RestorableStreamIterator(StreamIterator):
 def _take(cursor: Cursor, number: int) -> list[Raw]:
     """Return the next records, at most `number`."""
     block: list[Raw] = []
-    try:
+    with contextlib.suppress(StopIteration):
         while len(block) < number:
             block.append(next(cursor))
-    except StopIteration:
-        pass
     return block

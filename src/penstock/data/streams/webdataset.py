@@ -1,7 +1,7 @@
-"""`webdataset`: tar files whose members are grouped by their names go in, records for `ps.stream` come out.
+"""Read tar files whose members are grouped by their names as records for `ps.stream`: `webdataset`.
 
-The format is that of WebDataset (https://github.com/webdataset/webdataset): members "dir/17.jpg" and "dir/17.cls" that follow
-each other are the record with the key "dir/17", and the fields "jpg" and "cls".
+The format is WebDataset (https://github.com/webdataset/webdataset): members "dir/17.jpg" and "dir/17.cls" that follow each other
+are the record with the key "dir/17", and the fields "jpg" and "cls".
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from penstock.data.files import Files, Paths, list_files
-from penstock.data.streams.records import CUT, Cursor, Raw, damaged, file_cursor, open_file
+from penstock.data.files import Paths, list_files
+from penstock.data.streams.records import CUT, FileRecords, Raw, damaged, open_file
 
 _PICKLES = ("pyd", "pkl", "pickle", "pth", "pt")
 _BLOCK = 512  # bytes, of the tar format
@@ -60,28 +60,10 @@ def webdataset(paths: Paths) -> WebDataset:
     return WebDataset(list_files(paths))
 
 
-class WebDataset:
-    """The records of tar files. The position in a file is [byte of the next record's header, number of records].
+class WebDataset(FileRecords):
+    """The records of tar files. The position in a file is [byte of the next record's header, number of records]."""
 
-    Args:
-      files: the tar files.
-    """
-
-    restorable = repeats = True
-
-    def __init__(self, files: Files):
-        self.files = files
-
-    def __repr__(self) -> str:
-        return f"WebDataset({self.files.describe()})"
-
-    def describe(self) -> str:
-        """Return the format and what tells the files from others."""
-        return f"WebDataset in {self.files.describe()}"
-
-    def cursor(self, position: Any, epoch: int, seed: int | None, share: tuple[int, int]) -> Cursor:
-        """Begin to read, see `Records`."""
-        return file_cursor(self.files, self, position, epoch, seed, share)
+    form = "WebDataset"
 
     def records(self, path: str, name: str, position: Any) -> Iterator[tuple[Raw, Any]]:
         """Yield the groups of members, each as a dict from extension to bytes."""
@@ -103,19 +85,13 @@ class WebDataset:
                 fields = {**(fields or {"__key__": key}), extension: data}
 
     def decode(self, raw: Raw) -> Any:
-        """Decode the members of a record whose extension is known.
-
-        Raises:
-          ValueError: a member is damaged, or a pickle; the message names file and record.
-        """
+        """Decode the members of a record whose extension is known. Raise ValueError for a damaged member, or a pickle."""
         record = {}
         for extension, data in raw.data.items():
             kind = extension.rpartition(".")[2].lower()
             if kind in _PICKLES:
-                raise ValueError(
-                    f"{raw.place}: member {extension!r} is a pickle, which can run any code when it is read: write it as json "
-                    "or npy"
-                )
+                why = "is a pickle, which can run any code when it is read: write it as json or npy"
+                raise ValueError(f"{raw.place}: member {extension!r} {why}")
             try:
                 record[extension] = _DECODERS[kind](data) if kind in _DECODERS and extension != "__key__" else data
             except ValueError as error:
@@ -127,9 +103,6 @@ def _members(file: BinaryIO, start: int, name: str, known: damaged) -> Iterator[
     """Yield (name, content, byte of the header) of each regular file, from a byte on, and ("", b"", byte) at the end.
 
     Several archives may follow each other in one file, as after `cat` or `tar -A`. The end of each is yielded.
-
-    Raises:
-      ValueError: an archive is damaged, ends without its end-of-archive marker, or has a link instead of a file.
     """
     at: int | None = start
     while at is not None:
