@@ -78,9 +78,6 @@ class Topology:
 def find_topology(name: str) -> Topology:
     """Return the topology of a name.
 
-    Args:
-      name: such as "v5e:2x4".
-
     Raises:
       ValueError: there is no such topology; the message has names that work.
 
@@ -107,10 +104,6 @@ def find_topology(name: str) -> Topology:
 def default_topology(chip: str, devices: int) -> Topology | None:
     """Return the topology of a number of devices that is closest to a cube or square; None if the compiler has none.
 
-    Args:
-      chip: the name of the chip.
-      devices: the number of devices.
-
     >>> default_topology("v5e", 8).name, default_topology("v4", 4).name, default_topology("v5e", 3)
     ('v5e:2x4', 'v4:2x2x1', None)
     """
@@ -127,9 +120,6 @@ def default_topology(chip: str, devices: int) -> Topology | None:
 
 def topologies_of(devices: int) -> list[str]:
     """Return the names of a topology of each chip with a datasheet that has a number of devices.
-
-    Args:
-      devices: the number of devices.
 
     >>> topologies_of(16)
     ['v4:2x2x4', 'v5e:4x4', 'v5p:2x2x4', 'v6e:4x4']
