@@ -82,7 +82,7 @@ class Compiler:
       name: the compiler and its devices, in words; "" if nothing is compiled.
       compile: returns the compiler's figures for a plan; None if nothing is compiled.
       platform: the platform that it compiles for: "tpu", "gpu" or "cpu".
-      remark: why nothing is compiled, or by how much the figures differ from those of the plan's own devices; "" if neither.
+      remark: why nothing is compiled, or by how much the figures differ from the plan's own devices; "" if neither.
     """
 
     name: str

@@ -34,7 +34,7 @@ class ResultForm(NamedTuple):
 
 
 class PlannedStep:
-    """A jitted step that follows a plan. It is called as the step is.
+    """A jitted step that follows a plan, with the signature of the step.
 
     Args:
       traced: the step that the plan was made for. It is None for a plan from a file, which lacks the structure of the
@@ -83,9 +83,9 @@ class PlannedStep:
         """Lower the step, as the result of `jax.jit`.
 
         The compiled program takes all arguments by position, keyword arguments last. If some are Flax NNX objects or Equinox
-        modules, or have other functions in their structure than the planned ones, it takes each leaf of the arguments as an
-        argument, and returns a list of the leaves of the result. The leaves of Flax NNX objects to which the step writes come
-        last, and the objects do not change.
+        modules, or have other functions in their structure than the planned ones, it works on leaves. It then takes each leaf as
+        an argument, and returns a list of leaves. The leaves of Flax NNX objects to which the step writes come last, and the
+        objects do not change.
         """
         jitted, _, given, _ = self._read(args, kwargs)
         with automatic_axes():
@@ -96,7 +96,7 @@ class PlannedStep:
                 raise
 
     def _read(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, list[ResultForm], tuple, tuple]:
-        """Return the two results of `_jit_form` for a call, the arguments of the jitted program, and those of the step."""
+        """Return the two results of `_jit_form` for a call, the arguments of the jitted program, and the step's."""
         form, values = (_POSITIONAL, args) if self._plain and not kwargs else read_call(self._step, args, kwargs)
         structure, given = None, values
         if not self._plain:

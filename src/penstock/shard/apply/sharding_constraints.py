@@ -31,8 +31,8 @@ class ShardingConstraints:
 
     Attributes:
       operands: path of an equation → for each operand, the layout of its value, then the layout in which it is used.
-      results: path of an equation → for each result, the layout in which it is computed, if it is not a partial sum, then
-        the layout of its axis group.
+      results: path of an equation → for each result, the layout in which it is computed, unless it is a partial sum, then the
+        layout of its axis group.
       at_start: for each flat argument, its layout from the start of the step, or None; () if all are None.
     """
 

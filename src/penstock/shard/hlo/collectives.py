@@ -203,9 +203,9 @@ def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     condition of a loop count as often as `HloProgram.counted_trips` says. For a conditional, the branch that sends most bytes
     counts.
 
-    **Reduce-scatters.** An all-reduce counts as a reduce-scatter if each device keeps only a slice of the result, taken by
-    `dynamic-slice` at an offset that depends on the device. XLA:CPU forms no reduce-scatter, and the TPU compiler writes them
-    this way in a fusion. An all-reduce that the TPU and GPU compilers leave outside of a fusion is always counted as an
+    **Reduce-scatters.** An all-reduce counts as a reduce-scatter if each device keeps only a slice of the result. The slice is
+    taken by `dynamic-slice`, at an offset that depends on the device. XLA:CPU forms no reduce-scatter, and the TPU compiler
+    writes them this way in a fusion. An all-reduce that the TPU and GPU compilers leave outside of a fusion is always counted as an
     all-reduce.
 
     If its group spans axes `a` and `b`, and the slice differs along `a` only, it counts as two: a reduce-scatter of all bytes

@@ -1,7 +1,4 @@
-"""Name the TPU topologies for which programs can be compiled: those that exist and that the TPU compiler (libtpu) compiles for.
-
-In: a name such as "v5e:2x4", or a chip and a number of devices. Out: a `Topology`, or names that work.
-"""
+"""Name the TPU topologies for which programs can be compiled: they exist, and the TPU compiler (libtpu) compiles for them."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ class _Chip:
     Attributes:
       dimensions: the dimensions of the torus.
       cores: the JAX devices of a chip. The cores of a v4 chip are one device (`compile_worker.tpu_mesh`).
-      most: the most chips: those of a pod, by the pages of Google Cloud about each version.
-      longest: the longest side. In two dimensions, it is that of a pod. The compiler for v5e aborts at longer ones. In three
-        dimensions, it is the longest for which programs were compiled.
+      most: the number of chips of a pod, by the pages of Google Cloud about each version.
+      longest: the longest side. In two dimensions, it is the longest side of a pod; the compiler for v5e aborts at longer ones.
+        In three dimensions, it is the longest for which programs were compiled.
     """
 
     dimensions: int
@@ -44,8 +41,8 @@ CHIPS = {
 }
 """The chips for which libtpu compiles.
 
-With libtpu 0.0.52, a small program was compiled for all sizes up to 16 × 16, and up to 8 × 8 × 8, and for the largest ones. It
-compiles for the sizes for which `_exists` is true. Two exceptions, 1 × 2 × 2 and 6 × 6 × 3 of v4, abort for some programs."""
+With libtpu 0.0.52, a small program was compiled for all sizes up to 16 × 16 and 8 × 8 × 8, and for the largest sizes. It compiles
+for the sizes for which `_exists` is true. Two exceptions, 1 × 2 × 2 and 6 × 6 × 3 of v4, abort for some programs."""
 
 OWN_HARDWARE = "hardware=penstock.shard.Hardware(...) of your own"
 """The argument that a plan for a chip without a datasheet needs, in words."""

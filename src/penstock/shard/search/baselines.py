@@ -258,7 +258,7 @@ class WeightPairs:
 
     Dimensions that edges connect form a component: they have to be sharded together, or resharded. A product with a weight
     connects the component of the weight's inputs with the component of its outputs. In a transformer, weights connect the width
-    of the residual stream with the heads, the hidden units and the vocabulary, and none of these with each other.
+    of the residual stream with the heads, the hidden units and the vocabulary. No weight connects these with each other.
 
     Attributes:
       component: (node, dimension) → its component.

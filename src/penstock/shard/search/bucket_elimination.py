@@ -135,7 +135,7 @@ def _add_tables(step: _Step, tables: Sequence[np.ndarray]) -> np.ndarray:
 def _find_order(states: tuple[int, ...], pairs: tuple[tuple[int, int], ...], largest: int) -> tuple[_Step, ...]:
     """Return the order of elimination: the variable with the fewest joint states of its neighbours is next.
 
-    Tables are numbered: first those of each variable alone, then those of the pairs, then those that steps make, in order.
+    Tables are numbered: first the tables of each variable alone, then of the pairs, then the tables that steps make, in order.
     """
     scopes: dict[int, tuple[int, ...]] = {variable: (variable,) for variable in range(len(states))}
     scopes |= {len(states) + number: pair for number, pair in enumerate(pairs)}

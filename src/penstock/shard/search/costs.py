@@ -134,8 +134,8 @@ class CostModel:
     def hidden_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
         """Return the seconds by which running behind products shortens each collective of an edge.
 
-        A collective off the critical path (`graph/scheduling.py`), of a kind that the compiler runs asynchronously, is hidden for
-        as long as the products take on all devices. `CompilerModel.hides` has the part of this time that it saves.
+        A collective off the critical path (`graph/scheduling.py`) is hidden for as long as the products take on all devices, if
+        the compiler runs its kind asynchronously. `CompilerModel.hides` has the part of this time that it saves.
         """
         dtype, flops = edge.behind
         if not flops or not self.compiler.hides:
