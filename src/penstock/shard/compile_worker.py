@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from penstock.errors import CompileError
 from penstock.shard.compiler import COMPILING, FAST_COMPILE, write_result
 from penstock.shard.hlo.analysis import Measured, compile_error, measure
 from penstock.shard.mesh.shapes import describe_mesh
-
-_Meshes = Callable[[Mapping[str, int]], Mesh]
 
 
 def main(folder: Path, topology: str, positions: list[int]) -> None:

@@ -205,8 +205,8 @@ def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
 
     **Reduce-scatters.** An all-reduce counts as a reduce-scatter if each device keeps only a slice of the result. The slice is
     taken by `dynamic-slice`, at an offset that depends on the device. XLA:CPU forms no reduce-scatter, and the TPU compiler
-    writes them this way in a fusion. An all-reduce that the TPU and GPU compilers leave outside of a fusion is always counted as an
-    all-reduce.
+    writes them this way in a fusion. An all-reduce that the TPU and GPU compilers leave outside of a fusion always counts as
+    an all-reduce.
 
     If its group spans axes `a` and `b`, and the slice differs along `a` only, it counts as two: a reduce-scatter of all bytes
     over `a`, and an all-reduce of the slice over `b`. A tuple all-reduce is read element by element; elements with the same
