@@ -75,7 +75,7 @@ def test_a_plan_predicted_far_above_its_limit_is_compiled_before_it_is_refused(c
 
 
 def test_a_large_step_is_compiled_before_it_is_refused(monkeypatch):
-    monkeypatch.setattr("penstock.shard.memory._LARGEST", 0)
+    monkeypatch.setattr("penstock.shard.memory._MOST_CONSTRAINTS", 0)
     compiled = compile_to(monkeypatch, lambda plan: 2**40)
     predicted = plan_of(mlp_step, mlp(), rows()).cost.memory.total
     assert plan_of(mlp_step, mlp(), rows(), memory=int(1.2 * predicted)).unchecked
@@ -340,7 +340,7 @@ def test_a_compiler_that_is_killed_leaves_the_plan_unchecked(monkeypatch):
 
 
 def test_a_compiler_that_hangs_leaves_the_plan_unchecked(monkeypatch):
-    monkeypatch.setattr(compiler, "_PATIENCE", 0.5)
+    monkeypatch.setattr(compiler, "_TIMEOUT", 0.5)
     _, said = unchecked_plan(mesh={"data": 16}, check=None, memory="40KiB")
     assert "gave no answer in" in said
 

@@ -16,7 +16,7 @@ def shown_while_waiting(seconds, monkeypatch):
     """Show progress until the display has started, or for no time at all if it is not to start."""
     from rich.progress import Progress
 
-    monkeypatch.setattr(compiler, "_SECONDS", seconds)
+    monkeypatch.setattr(compiler, "_SHOWN_FROM", seconds)
     started = []
     start = Progress.start
     monkeypatch.setattr(Progress, "start", lambda self: (start(self), started.append(self)))
@@ -38,7 +38,7 @@ def test_what_is_fast_is_not_shown(terminal, monkeypatch, capsys):
 
 
 def test_nothing_is_shown_where_there_is_no_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(compiler, "_SECONDS", 0)
+    monkeypatch.setattr(compiler, "_SHOWN_FROM", 0)
     with shown("compiling"):
         pass
     assert capsys.readouterr().err == ""

@@ -1,7 +1,6 @@
 """Plan the sharding of a train step: find it by a search, and check it with the compiler.
 
-In: a step function, abstract arguments, a mesh and a memory limit. Out: a `Plan`, with shardings, a jitted step, and costs. The
-subpackages, in the order in which they import each other: `mesh/`, `trace/`, `graph/`, `search/`, `apply/`, `hlo/`, `present/`.
+The subpackages, in the order of their imports: `mesh/`, `trace/`, `graph/`, `search/`, `apply/`, `hlo/`, `present/`.
 """
 
 from penstock.shard.hlo.analysis import Measured as Measured

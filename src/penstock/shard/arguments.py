@@ -1,14 +1,4 @@
-"""Put arrays on devices without sharing memory with the caller's arrays.
-
-A tree of arrays and shardings go in, arrays with memory of their own come out. `jax.device_put` may return a shard that is the
-memory of its argument: of a `jax.Array` that lies there already, or of a NumPy array on a CPU. A step that donates the result
-would then delete the caller's array, and a caller who writes to a NumPy array would change the state.
-
-Match trees of arrays with the arguments of a planned step.
-
-In: the leaves of a plan, and a tree. Out: the leaves of the argument that the tree stands for, or the arguments that are the
-batch.
-"""
+"""Match trees of arrays with the arguments of a planned step, and put them on devices in memory of their own."""
 
 from __future__ import annotations
 
@@ -23,43 +13,6 @@ import numpy as np
 from penstock.shard.record import LeafLayout
 from penstock.shard.trace.step import Leaf, tree_leaves
 
-
-def put_copy(tree: Any, shardings: Any) -> Any:
-    """Put a tree of arrays on devices, as `jax.device_put`, in memory of its own.
-
-    Args:
-      tree: arrays on the host or on devices.
-      shardings: a prefix of the tree.
-    """
-    placed = jax.device_put(tree, shardings, may_alias=False)
-    return jax.tree.map(_copied_if_shared, tree, placed)
-
-
-def _copied_if_shared(given: Any, put: jax.Array) -> jax.Array:
-    if not _share_memory(given, put):
-        return put
-    copied = jnp.copy(put)
-    if isinstance(given, np.ndarray):
-        copied.block_until_ready()  # JAX copies asynchronously, and the caller may write to the array after this call
-    return copied
-
-
-def _share_memory(given: Any, put: jax.Array) -> bool:
-    """Tell whether a shard of `put` begins inside of the memory of `given`. JAX may ignore `may_alias=False`."""
-    if isinstance(given, np.ndarray):
-        first = given.ctypes.data
-        return any(first <= pointer < first + max(1, given.nbytes) for pointer in _pointers(put))
-    if not isinstance(given, jax.Array):
-        return False
-    if jnp.issubdtype(given.dtype, jax.dtypes.prng_key):
-        given, put = jax.random.key_data(given), jax.random.key_data(put)
-    return bool(_pointers(given) & _pointers(put))
-
-
-def _pointers(array: jax.Array) -> set[int]:
-    return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
-
-
 _AnyLeaf = TypeVar("_AnyLeaf", Leaf, LeafLayout)
 
 
@@ -69,8 +22,6 @@ def find_arguments(inputs: Sequence[LeafLayout], tree: Any, name: str | None = N
     A tuple that is no argument stands for several arguments that follow each other.
 
     Args:
-      inputs: the leaves of all arguments of the step.
-      tree: a pytree of arrays.
       name: the name of the argument, or of the first one, if several have the same structure and different layouts.
 
     Raises:
@@ -102,7 +53,6 @@ def select_batch(inputs: Sequence[LeafLayout], tree: Any, shardings: Sequence[An
     An argument is a batch if some of its leaves have that role, and none is a parameter or belongs to the optimizer.
 
     Args:
-      inputs: the leaves of all arguments of the step.
       tree: the structure of the arguments.
       shardings: the sharding of each leaf.
 
@@ -136,7 +86,7 @@ def _by_argument(leaves: Sequence[_AnyLeaf]) -> dict[str, list[_AnyLeaf]]:
 def _find_several(
     arguments: Mapping[str, list[LeafLayout]], parts: Mapping[str, list[Leaf]], name: str | None
 ) -> dict[str, list[LeafLayout]]:
-    """Return the leaves of arguments that follow each other and equal the parts of a tuple, by the name of the first."""
+    """Return the leaves of adjacent arguments that equal the parts of a tuple, by the name of the first argument."""
     found = {}
     names = list(arguments)
     for start in range(len(names) - len(parts) + 1):
@@ -148,7 +98,7 @@ def _find_several(
 
 
 def _describe_missing(arguments: Mapping[str, list[LeafLayout]], leaves: Sequence[Leaf], several: bool, name: str | None) -> str:
-    """Describe a tree that is no argument, and no tuple of them if it may stand for several."""
+    """Describe a tree that is no argument, and no tuple of arguments if it may stand for several."""
 
     def nearest(leaves: Sequence[Leaf], name: str | None) -> str:
         return max((each for each in arguments if name in (None, each)), key=lambda each: _likeness(arguments[each], leaves))
@@ -161,20 +111,20 @@ def _describe_missing(arguments: Mapping[str, list[LeafLayout]], leaves: Sequenc
         if not any(_equal(planned, part) for planned in arguments.values()):
             near = nearest(part, None)
             difference = _first_difference(near, arguments[near], part)
-            return f"no argument of the step has this structure, or that of part {number} of this tuple; {difference}"
+            return f"no argument of the step has this structure, or the structure of part {number} of this tuple; {difference}"
     return (
         "no argument of the step has this structure, and the arguments that equal the parts of this tuple do not follow each "
-        f"other: those of the step are {', '.join(map(repr, arguments))}. Give the parts in this order, or each by itself"
+        f"other: the step has {', '.join(map(repr, arguments))}. Give the parts in this order, or each by itself"
     )
 
 
 def _equal(planned: Sequence[LeafLayout], leaves: Sequence[Leaf]) -> bool:
-    """Return whether the leaves of an argument are those of a tree."""
+    """Return whether the leaves of an argument equal the leaves of a tree."""
     return len(planned) == len(leaves) == _likeness(planned, leaves)[0]
 
 
 def _likeness(planned: Sequence[LeafLayout], leaves: Sequence[Leaf]) -> tuple[int, int, int]:
-    """Return how many leaves of an argument equal those of a tree, how many have their paths, and how many their shapes."""
+    """Return how many leaves of an argument have the path and type, the path, and the shape of a tree's leaf."""
     pairs = list(zip(planned, leaves, strict=False))
     return (
         sum(leaf.path == given.path and _type(leaf) == _type(given) for leaf, given in pairs),
@@ -195,3 +145,42 @@ def _first_difference(name: str, planned: Sequence[LeafLayout], leaves: Sequence
 
 def _type(leaf: Leaf | LeafLayout) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+# Put arrays on devices without sharing memory with the caller's arrays.
+
+
+def put_copy(tree: Any, shardings: Any) -> Any:
+    """Put a tree of arrays on devices, as `jax.device_put`, in memory of its own. The shardings are a prefix of the tree.
+
+    `jax.device_put` may return a shard in the memory of its argument: of a `jax.Array` that is there already, or of a NumPy array
+    on a CPU. A step that donates the result would then delete the caller's array, and a caller who writes to a NumPy array would
+    change the state.
+    """
+    placed = jax.device_put(tree, shardings, may_alias=False)
+    return jax.tree.map(_copied_if_shared, tree, placed)
+
+
+def _copied_if_shared(given: Any, put: jax.Array) -> jax.Array:
+    if not _share_memory(given, put):
+        return put
+    copied = jnp.copy(put)
+    if isinstance(given, np.ndarray):
+        copied.block_until_ready()  # JAX copies asynchronously, and the caller may write to the array after this call
+    return copied
+
+
+def _share_memory(given: Any, put: jax.Array) -> bool:
+    """Return whether a shard of `put` begins inside of the memory of `given`. JAX may ignore `may_alias=False`."""
+    if isinstance(given, np.ndarray):
+        first = given.ctypes.data
+        return any(first <= pointer < first + max(1, given.nbytes) for pointer in _pointers(put))
+    if not isinstance(given, jax.Array):
+        return False
+    if jnp.issubdtype(given.dtype, jax.dtypes.prng_key):
+        given, put = jax.random.key_data(given), jax.random.key_data(put)
+    return bool(_pointers(given) & _pointers(put))
+
+
+def _pointers(array: jax.Array) -> set[int]:
+    return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}

@@ -1,9 +1,4 @@
-"""Name the axes of a mesh that the planner chose after what they do in the plan, and order them as its layouts do.
-
-In: a `PlanRecord` whose axes have the names of the search. Out: the same record, in which *model* is an axis that shards other
-dimensions than the batch, and *data* and *fsdp* are axes that shard the batch. Axes with slower links come first in the mesh; of
-the others, the axis that comes first in dimensions with several axes.
-"""
+"""Name the mesh axes that the planner chose after what they do in the plan, and order them."""
 
 from __future__ import annotations
 
@@ -19,8 +14,8 @@ from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.costs import Cost
 
-_TENSOR = 0.25
-"""The share of other dimensions than the batch in the compute that an axis shards, from which it is a model axis."""
+_MODEL_SHARE = 0.25
+"""The least fraction of the compute sharded by an axis that it shards along other dimensions than the batch, as a model axis."""
 
 
 def name_axes(plan: PlanRecord, kept: Collection[str], hardware: Hardware) -> PlanRecord:
@@ -28,24 +23,23 @@ def name_axes(plan: PlanRecord, kept: Collection[str], hardware: Hardware) -> Pl
 
     - *model*: at least a quarter of the compute that the axis shards, updates and casts of the state aside, is sharded along
       other dimensions than the batch.
-    - *data*: another axis. If there are two, the one along which fewer parameters are gathered for use is *data*, and the other
-      *fsdp* if any are.
-    - A name that is taken gets a number: *model2*. An axis of size one has its name unless that is taken.
+    - *data*: another axis. If there are two, the one along which fewer parameters are gathered for use is *data*. The other is
+      *fsdp* if any parameters are gathered along it.
+    - A name that is taken gets a number: *model2*. An axis of size one keeps its name unless it is taken.
 
-    Axes with slower links come first, as `jax.devices()` lists the devices of a host one after the other. The others are put in
-    the order in which most dimensions with several axes have them. Compilers find collectives over several axes more easily in
-    the order of the devices.
+    Axes with slower links come first, because `jax.devices()` lists the devices of a host one after the other. Axes with equal
+    links have the order of most dimensions with several axes: compilers find collectives over several axes more easily in the
+    order of the devices.
 
     Args:
-      plan: the plan.
       kept: axes that the user or the hardware names, which keep their names.
-      hardware: says how fast the links along each axis are, by the names that the axes have so far.
+      hardware: the speed of the links along each axis, by the present names of the axes.
     """
     return rename_axes(_in_order(plan, hardware), _choose_names(plan, kept))
 
 
 def _in_order(plan: PlanRecord, hardware: Hardware) -> PlanRecord:
-    """Return the plan with its mesh axes in the order of their links, and then in that of most layouts."""
+    """Return the plan with its mesh axes in the order of their links, and for equal links in the order of most layouts."""
     counts: Counter[tuple[str, ...]] = Counter()
     constraints = plan.sharding_constraints
     for by_path in (constraints.operands, constraints.results):
@@ -73,7 +67,6 @@ def rename_axes(plan: PlanRecord, names: Mapping[str, str]) -> PlanRecord:
     The costs of the baselines stay as they are: a baseline may have another mesh.
 
     Args:
-      plan: the plan.
       names: the new name of each axis; all differ.
     """
 
@@ -127,9 +120,9 @@ def _choose_names(plan: PlanRecord, kept: Collection[str]) -> dict[str, str]:
 
 
 def _shards_tensors(plan: PlanRecord, axis: str) -> bool:
-    """Return whether a good part of the compute that an axis shards is sharded along other dimensions than the batch."""
+    """Return whether an axis shards at least `_MODEL_SHARE` of its compute along other dimensions than the batch."""
     work = plan.axis_work[axis]
-    return work["tensor"] > 0 and work["tensor"] >= _TENSOR * (work["batch"] + work["tensor"])
+    return work["tensor"] > 0 and work["tensor"] >= _MODEL_SHARE * (work["batch"] + work["tensor"])
 
 
 def _gathered(plan: PlanRecord, axis: str) -> int:

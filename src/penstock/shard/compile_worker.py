@@ -1,7 +1,7 @@
 """Compile exported programs in this process: `python -m penstock.shard.compile_worker FOLDER TOPOLOGY PROGRAM…`.
 
-In: FOLDER/7.program and so on, with the bytes of `export_program`. Out: FOLDER/7.json, with the compiler's figures or an error.
-`measure_exported` starts these processes.
+Program 7 is FOLDER/7.program, which `export_program` wrote. Its result, the compiler's figures or an error, is written to
+FOLDER/7.json. `measure_exported` starts these processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,12 @@ from penstock.shard.compiler import COMPILING, FAST_COMPILE, write_result
 from penstock.shard.hlo.analysis import Measured, compile_error, measure
 from penstock.shard.mesh.shapes import describe_mesh
 
-_Meshes = Callable[[Mapping[str, int]], Mesh]
-
 
 def main(folder: Path, topology: str, positions: list[int]) -> None:
     """Compile programs, and write the result of each.
 
     Args:
-      folder: where the programs are, and the results go.
+      folder: the folder of the programs and the results.
       topology: a TPU topology; "" compiles for virtual CPU devices.
       positions: numbers of the programs, in the order in which to compile them.
     """
@@ -86,10 +84,6 @@ def _cpu_mesh(sizes: Mapping[str, int]) -> Mesh:
 def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
     """Return a mesh of the devices of a TPU topology.
 
-    Args:
-      sizes: sizes of the mesh axes, in order.
-      name: the topology, such as "v5e:2x4".
-
     Raises:
       CompileError: there is no such topology, no TPU compiler, or the topology has another number of devices than the mesh.
     """
@@ -116,24 +110,19 @@ def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
 
 
 def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any:
-    """Lower an exported function with the arguments that it uses, each with its sharding, and donated if it was."""
+    """Lower an exported function with the arguments that it uses, with their shardings and their donation."""
     avals = exported.in_avals
     # jit drops unused arguments. This function drops them too: otherwise they would become arguments of the program. Random keys
     # are kept, because they cannot be replaced by zeros.
-    used = set(exported.module_kept_var_idx) | {
-        position for position, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jax.dtypes.extended)
-    }
-    kept = sorted(used)
+    keys = {position for position, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jax.dtypes.extended)}
+    kept = sorted(keys.union(exported.module_kept_var_idx))
     shardings = list(exported.in_shardings_jax(mesh))
     if not any(shardings):  # without any sharding, the devices would be unknown
-        replicated = NamedSharding(mesh, PartitionSpec())
-        shardings = [replicated] * len(shardings)
+        shardings = [NamedSharding(mesh, PartitionSpec())] * len(shardings)
 
     def function(*given: Any) -> list[Any]:
         values = dict(zip(kept, given, strict=True))
-        leaves = [
-            values[position] if position in used else jnp.zeros(aval.shape, aval.dtype) for position, aval in enumerate(avals)
-        ]
+        leaves = [values[each] if each in values else jnp.zeros(aval.shape, aval.dtype) for each, aval in enumerate(avals)]
         arguments, keywords = jax.tree.unflatten(exported.in_tree, leaves)
         return jax.tree.leaves(exported.call(*arguments, **keywords))
 

@@ -1,16 +1,8 @@
-"""Compile programs in other processes: for virtual CPU devices, or for TPUs that are not present.
+"""Choose the compiler that decides whether a plan fits its memory limit, and compile for devices that need not be present.
 
-In: a jitted step on abstract arguments, which `export_program` serializes. Out: the compiler's figures, which `measure_exported`
-reads from the `compile_worker` processes that it starts.
-
-Compile a plan: for the devices of this process, for virtual CPU devices, or for TPUs that are not present.
-
-In: a plan record, its step, and the devices or a TPU topology. Out: `Measured`, the compiler's figures.
-
-Choose the compiler that decides whether a plan fits its memory limit.
-
-In: the `check` of `ps.plan`, the hardware and the devices. Out: a `Compiler`. A plan for TPUs is judged by the TPU compiler, for
-which no TPU has to be present. The CPU compiler needs up to several times the memory for the same plan.
+A plan for TPUs is judged by the TPU compiler, for which no TPU has to be present; the CPU compiler needs up to several times the
+memory for the same plan. `compile_plan` compiles in this process for its devices. For virtual CPU devices or a TPU topology, it
+exports the program, which `measure_exported` compiles in `compile_worker` processes.
 """
 
 from __future__ import annotations
@@ -27,7 +19,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,11 +42,26 @@ from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh, describe_me
 from penstock.shard.record import PlanRecord
 from penstock.shard.trace.step import TracedStep
 
+_CPU_EXCESS = 7
+"""How many times the memory of the TPU compiler the CPU compiler needs at most, for the same plan.
+
+Measured on steps of the zoo (`penstock bench shard`) on 8 devices, with JAX 0.12 and libtpu 0.0.52: 1.2 to 1.7 times for the MLP
+and the two towers, 2.8 to 3 for the ViT and the mixture of experts, 4 to 4.5 for GPT-2 and Llama, 6.5 for the LSTM. Such small
+steps also keep arrays in the vector memory of the TPU, which the compiler does not count."""
+
+_INSTALL = 'pip install "penstock[tpu]"'
+
+_TIMEOUT = 1800.0
+"""Seconds after which a compiler in another process has failed. A TPU compiler takes seconds to a few minutes."""
+
+_SHOWN_FROM = 2.0
+"""Seconds after which progress is shown."""
+
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options of XLA:CPU that skip LLVM's expensive passes. The optimised HLO, which is all that penstock reads, does not change."""
 
 COMPILING = "penstock compiles"
-"""The line in the log of a process after which all is about the program that it compiles."""
+"""The line in the log of a process after which all lines are about the program that it compiles."""
 
 _WITHOUT_TPU = {
     # The compilers need no device, and a device that is present may be in use.
@@ -67,171 +73,120 @@ _WITHOUT_TPU = {
 }
 
 
-def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platform: str = "cpu") -> bytes:
-    """Serialize a jitted function for `measure_exported`. The devices of the mesh need not be present.
+@dataclass(frozen=True)
+class Compiler:
+    """The compiler that decides whether plans fit, if there is one.
 
-    The bytes are a line of JSON with the mesh, the platform and the positions of the donated arguments, followed by the bytes of
-    `jax.export`. Those contain the shardings. They do not preserve donation, so the line records it.
-
-    Args:
-      jitted: the result of `jax.jit`. Its `compiler_options` are not exported.
-      arguments: trees of `jax.ShapeDtypeStruct`, with shardings on an `AbstractMesh` (or a `Mesh`) of `mesh`, whose axes have
-        type `Auto`.
-      mesh: sizes of the mesh axes, in order.
-      platform: "cpu", or "tpu" for a topology.
+    Attributes:
+      name: the compiler and its devices, in words; "" if nothing is compiled.
+      compile: returns the compiler's figures for a plan; None if nothing is compiled.
+      platform: the platform that it compiles for: "tpu", "gpu" or "cpu".
+      remark: why nothing is compiled, or by how much the figures differ from the plan's own devices; "" if neither.
     """
-    import jax
-    import jax.export
 
-    traced = jitted.trace(*arguments)
-    donated = [position for position, leaf in enumerate(jax.tree.leaves(traced.args_info)) if leaf.donated]
-    header = {"mesh": dict(mesh), "donated": donated, "platform": platform}
-    exported = jax.export.export(jitted, platforms=[platform])(*arguments)
-    return json.dumps(header).encode() + b"\n" + bytes(exported.serialize())
+    name: str
+    compile: Callable[[PlanRecord], Measured] | None
+    platform: str
+    remark: str = ""
 
 
-def measure_exported(
-    programs: Sequence[bytes], *, topology: str | None = None, processes: int = 1, timeout: float | None = None
-) -> list[Measured | CompileError]:
-    """Compile programs in other processes, and return the compiler's figures for each.
+def read_check(check: Any) -> Topology | None:
+    """Return the topology that the argument `check` names; None if it names none.
 
-    The processes have as many virtual CPU devices as the meshes need, or the TPU compiler. This process needs neither.
-
-    Args:
-      programs: results of `export_program`.
-      topology: a TPU topology, as `jax.experimental.topologies` names it: "v5e:2x4" has 8 chips. It needs `pip install libtpu`,
-        and no TPU. None compiles for virtual CPU devices.
-      processes: the number of processes that share the programs.
-      timeout: the seconds after which a process is ended, and its programs have failed. None waits for as long as it takes.
-
-    Returns:
-      For each program, in order, the compiler's figures, or the error if it could not be compiled: a `CompilerFailedError` if
-      the compiler gave no answer.
+    Raises:
+      TypeError: it is not None, a bool or a string.
+      ValueError: there is no topology of that name; the message has names that work.
     """
-    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
-        folder = Path(name)
-        for position, program in enumerate(programs):
-            (folder / f"{position}.program").write_bytes(program)
-        left = list(range(len(programs)))
-        while left:  # if the compiler crashes, so does its process; the remaining programs go to a new one
-            shares = [share for share in (left[first::processes] for first in range(processes)) if share]
-            left = sorted(position for share in _run_workers(folder, shares, topology, timeout) for position in share)
-        return [read_result(folder / f"{position}.json") for position in range(len(programs))]
+    if check is None or isinstance(check, bool):
+        return None
+    if not isinstance(check, str):
+        raise TypeError(f"check={check!r}: give True, False, None, or a TPU topology as text, such as 'v5e:2x4'")
+    return find_topology(check)
 
 
-def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None, timeout: float | None) -> list[list[int]]:
-    """Run a process for each share of the programs, and return the programs that have to be tried again."""
-    workers = []
-    latest = None if timeout is None else time.monotonic() + timeout
-    try:
-        for share in shares:
-            workers.append(_start(folder, share, topology))
-        for worker in workers:
-            worker.wait(None if latest is None else max(0.0, latest - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        for position in itertools.chain.from_iterable(shares):
-            if not (folder / f"{position}.json").exists():
-                write_result(folder, position, CompilerFailedError(f"the compiler gave no answer in {timeout:,.0f} s"))
-    finally:
-        for worker in workers:
-            _kill(worker)
-    return [_undone(folder, share, worker.returncode) for share, worker in zip(shares, workers, strict=True)]
+def hardware_of(topology: Topology) -> str:
+    """Return the name of the hardware that plans for a topology are for, if the user gives none.
 
-
-def _start(folder: Path, share: Sequence[int], topology: str | None) -> subprocess.Popen[bytes]:
-    """Start a process that compiles some of the programs."""
-    root = str(Path(__file__).parents[2])  # so that the worker imports the same penstock, installed or not
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root])),
-        **_WITHOUT_TPU,
-    }
-    # -P: nothing is imported from the current folder.
-    command = [sys.executable, "-P", "-m", "penstock.shard.compile_worker", str(folder), topology or "", *map(str, share)]
-    with (folder / f"{share[0]}.log").open("wb") as log:
-        # It gets its own session, so that killing the process group also ends its children. It exits when its standard input
-        # is closed, in case this process is killed.
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
-
-
-def _kill(worker: subprocess.Popen[bytes]) -> None:
-    """Kill a worker and its children, if it still runs, and close its input."""
-    if worker.poll() is None:
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)
-        else:
-            worker.kill()
-        worker.wait()
-    if worker.stdin is not None:
-        worker.stdin.close()
-
-
-def _undone(folder: Path, share: Sequence[int], status: int) -> list[int]:
-    """Return the programs to try again after a process has ended.
-
-    If the process crashed, the error of the program that it was compiling has the end of its log. If it exited with an error,
-    this holds for all programs without a result.
+    Raises:
+      ValueError: the chip of the topology has no datasheet.
     """
-    missing = [position for position in share if not (folder / f"{position}.json").exists()]
-    crashed = status < 0
-    log = (folder / f"{share[0]}.log").read_text(errors="replace").rpartition(COMPILING)[2][-2000:].strip()
-    for position in missing[:1] if crashed else missing:
-        write_result(
-            folder, position, CompilerFailedError(f"the process that compiled it {_describe_end(status)}\n{log}".strip())
+    if topology.hardware is None:
+        raise ValueError(
+            f'check="{topology.name}" needs {OWN_HARDWARE}, as there is no datasheet of {topology.chip} here; topologies that '
+            f"need none: {', '.join(examples())}"
         )
-    return missing[1:] if crashed else []
+    return topology.hardware
 
 
-def _describe_end(status: int) -> str:
-    """Return how a process ended without a result, and what to do, as the end of a sentence."""
-    if status >= 0:
-        return f"ended with status {status}"
-    if status == -signal.SIGKILL:
-        return f"was killed (signal {-status}), perhaps because the machine ran out of memory: free some, and plan again"
-    if status in (-signal.SIGINT, -signal.SIGTERM):
-        return f"was ended from outside (signal {-status}): plan again"
-    return (
-        f"crashed (signal {-status}), which is a fault of the compiler: plan again, and if it crashes again, use another "
-        "version of jaxlib, or of libtpu if it compiles for a TPU"
-    )
+def match_topology(topology: Topology, mesh_shape: dict[str, int], hardware: str) -> None:
+    """Check that a plan can be compiled for a topology, and run there.
 
-
-def write_result(folder: Path, position: int | str, result: Measured | CompileError) -> None:
-    """Write a result atomically, as the process may be killed at any time.
-
-    Args:
-      folder: where the results go.
-      position: number of the program, or another name.
-      result: the figures, or the error.
+    Raises:
+      ValueError: it has another number of devices than the mesh, or its chip is not the hardware.
+      CompileError: the TPU compiler is not installed.
     """
-    if isinstance(result, Measured):
-        text = result.to_json()
-    else:
-        needed = {"needed": result.needed} if isinstance(result, CompilerMemoryError) else {}
-        text = json.dumps({"error": str(result), "kind": type(result).__name__, **needed})
-    part = folder / f"{position}.part"
-    part.write_text(text)
-    part.replace(folder / f"{position}.json")
+    check_topology(topology.name, mesh_shape)
+    if hardware in DATASHEETS and hardware != topology.hardware:
+        same = default_topology(hardware.removeprefix("tpu-"), topology.devices)
+        instead = f'check="{same.name}"' if same else "check=True"
+        other = f'hardware="{topology.hardware}"' if topology.hardware else OWN_HARDWARE
+        raise ValueError(
+            f'check="{topology.name}" compiles for {topology.hardware or topology.chip}, and the plan is for hardware {hardware}'
+            f": give {instead}, or {other}"
+        )
+    if not tpu_compiler_is_installed():
+        raise CompileError(f'check="{topology.name}" needs the TPU compiler, which is not installed: {_INSTALL}')
 
 
-def read_result(path: Path) -> Measured | CompileError:
-    """Read a result that `write_result` wrote.
+def choose_compiler(
+    check: bool | str | None, hardware: str, count: int, traced: TracedStep, devices: Sequence[Any] | None
+) -> Compiler:
+    """Return the compiler that decides whether plans fit.
 
-    Args:
-      path: the file.
+    It compiles for the topology if `check` is one, and else for the devices of this process if these are of the right kind. If
+    they are not, plans for TPUs are compiled for a topology of as many devices. Without the TPU compiler, they are compiled for
+    CPUs if `check` is True, and not at all if it is None.
     """
-    text = path.read_text()
-    read = json.loads(text)
-    if "error" not in read:
-        return Measured.from_json(text)
-    if read["kind"] == CompilerMemoryError.__name__:
-        return CompilerMemoryError(read["error"], read["needed"])
-    return (CompilerFailedError if read["kind"] == CompilerFailedError.__name__ else CompileError)(read["error"])
+
+    def using(topology: str | None, remark: str = "") -> Compiler:
+        name = describe_compiler(count, devices, topology)
+        platform = "tpu" if topology is not None else _platform(devices)
+        return Compiler(name, lambda plan: compile_plan(plan, traced, devices, topology), platform, remark)
+
+    if check is False:
+        return Compiler("", None, _platform(devices), "check=False compiles nothing")
+    if isinstance(check, str):
+        return using(find_topology(check).name)
+    wanted = "tpu" if hardware.startswith("tpu-") else "gpu" if hardware in DATASHEETS else None
+    if wanted is None or (_platform(devices) == wanted and has_devices(count, devices)):
+        return using(None)
+    if wanted == "gpu":
+        return using(None, "the GPU compiler is not here; the CPU compiler can need several times its memory")
+    topology = default_topology(hardware.removeprefix("tpu-"), count)
+    missing = f"no topology of the TPU compiler has {count} devices"
+    if topology is not None:
+        if tpu_compiler_is_installed():
+            return using(topology.name)
+        missing = f"the TPU compiler is not installed ({_INSTALL})"
+    if check:
+        return using(None, f"{missing}; the CPU compiler needs up to {_CPU_EXCESS} times the memory for the same plan")
+    return Compiler("", None, "tpu", missing)
 
 
-_PATIENCE = 1800.0
-"""Seconds after which a compiler in another process has failed. A TPU compiler takes seconds to a few minutes."""
+def _platform(devices: Sequence[Any] | None) -> str:
+    """Return the platform of the given devices, or of the default device."""
+    name = devices[0].platform if devices else jax.default_backend()
+    return name if name in ("cpu", "tpu") else "gpu"
+
+
+def describe_excess_of_cpu(hardware: str, compiled_for: str) -> str:
+    """Return the end of a sentence about the excess memory of the CPU compiler; "" if a plan was compiled for its hardware."""
+    if hardware not in DATASHEETS or "CPU compiler" not in compiled_for:
+        return ""
+    return f"; it needs up to {_CPU_EXCESS} times the memory of the {'TPU' if hardware.startswith('tpu-') else 'GPU'} compiler"
+
+
+# Compile a plan.
 
 
 def compile_plan(
@@ -240,7 +195,6 @@ def compile_plan(
     """Return the compiler's figures for a plan. On a terminal it shows progress.
 
     Args:
-      plan: the layouts.
       traced: the step; None if the plan was loaded.
       devices: the devices of the mesh, in order; None takes those that are present.
       topology: a TPU topology, as "v5e:2x4". None compiles for the devices, or for virtual CPU devices in another process if
@@ -279,10 +233,6 @@ def compile_plan(
 def check_topology(topology: str, mesh_shape: dict[str, int]) -> None:
     """Check that a topology exists and has as many devices as a mesh.
 
-    Args:
-      topology: its name.
-      mesh_shape: sizes of the mesh axes.
-
     Raises:
       ValueError: it does not; the message names topologies that do.
     """
@@ -297,12 +247,7 @@ def check_topology(topology: str, mesh_shape: dict[str, int]) -> None:
 
 
 def has_devices(count: int, devices: Sequence[Any] | None) -> bool:
-    """Return whether the devices are given, or this process has enough of them.
-
-    Args:
-      count: the number of devices of the mesh.
-      devices: the devices, or None.
-    """
+    """Return whether the devices are given, or this process has enough of them."""
     return devices is not None or jax.device_count() >= count
 
 
@@ -311,18 +256,11 @@ def _may_abort(plan: PlanRecord, devices: Sequence[Any] | None) -> bool:
 
     On CPUs, its partitioner does so for some layouts of grouped convolutions that it chooses itself.
     """
-    platform = devices[0].platform if devices else jax.default_backend()
-    return plan.left_to_compiler and platform == "cpu"
+    return plan.left_to_compiler and _platform(devices) == "cpu"
 
 
 def describe_compiler(count: int, devices: Sequence[Any] | None, topology: str | None) -> str:
-    """Return the compiler that `compile_plan` uses, and its devices, in words.
-
-    Args:
-      count: the number of devices of the mesh.
-      devices: the devices, or None.
-      topology: a TPU topology, or None.
-    """
+    """Return the compiler that `compile_plan` uses, and its devices, in words."""
     if topology is not None:
         return f"the TPU compiler for {topology}"
     if not has_devices(count, devices):
@@ -341,28 +279,20 @@ def _compile_for_devices(plan: PlanRecord, traced: TracedStep, devices: Sequence
 
 def _compile_in_worker(plan: PlanRecord, traced: TracedStep, topology: str | None) -> Measured:
     """Compile in another process, for virtual CPU devices or for TPUs."""
-    mesh = abstract_mesh(plan.mesh_shape)
-    platform = "cpu" if topology is None else "tpu"
+    mesh, platform = abstract_mesh(plan.mesh_shape), "cpu" if topology is None else "tpu"
     arguments = abstract_arguments(plan, traced, mesh)
     program = export_program(jit_flat(plan, traced, mesh), *arguments, mesh=plan.mesh_shape, platform=platform)
-    (result,) = measure_exported([program], topology=topology, timeout=_PATIENCE)
+    (result,) = measure_exported([program], topology=topology, timeout=_TIMEOUT)
     if isinstance(result, CompileError):
         raise result
     return result
 
 
-_SECONDS = 2.0
-"""Nothing is shown of what takes less than this."""
-
-
-@contextmanager
+@contextlib.contextmanager
 def shown(what: str) -> Iterator[None]:
-    """Show a line with the elapsed time on standard error, if it is a terminal and the body takes more than two seconds.
+    """Show a line on standard error with what the body does and the elapsed time, and remove it at the end.
 
-    The line is gone afterwards.
-
-    Args:
-      what: what the body does, such as "compiling".
+    Nothing is shown if standard error is not a terminal, or if the body takes less than two seconds.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -377,7 +307,7 @@ def shown(what: str) -> Iterator[None]:
     ended = threading.Event()
 
     def show_if_slow() -> None:
-        if not ended.wait(_SECONDS):
+        if not ended.wait(_SHOWN_FROM):
             display.start()
 
     waiting = threading.Thread(target=show_if_slow, name="penstock-progress", daemon=True)
@@ -390,151 +320,152 @@ def shown(what: str) -> Iterator[None]:
         display.stop()
 
 
-_INSTALL = 'pip install "penstock[tpu]"'
-_CPU_EXCESS = 7
-"""How many times the memory of the TPU compiler the CPU compiler needs at most, for the same plan.
-
-Measured on steps of the zoo (`penstock bench shard`) on 8 devices, with JAX 0.12 and libtpu 0.0.52: 1.2 to 1.7 times for the MLP
-and the two towers, 2.8 to 3 for the ViT and the mixture of experts, 4 to 4.5 for GPT-2 and Llama, 6.5 for the LSTM. Such small
-steps also keep arrays in the vector memory of the TPU, which the compiler does not count."""
+# Compile exported programs in other processes.
 
 
-@dataclass(frozen=True)
-class Compiler:
-    """The compiler that decides whether plans fit, if there is one.
+def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platform: str = "cpu") -> bytes:
+    """Serialize a jitted function for `measure_exported`. The devices of the mesh need not be present.
 
-    Attributes:
-      name: the compiler and its devices, in words; "" if nothing is compiled.
-      compile: returns the compiler's figures for a plan; None if nothing is compiled.
-      platform: the platform that it compiles for: "tpu", "gpu" or "cpu".
-      remark: why nothing is compiled, or by how much the figures differ from those of the plan's own devices; "" if neither.
-    """
-
-    name: str
-    compile: Callable[[PlanRecord], Measured] | None
-    platform: str
-    remark: str = ""
-
-
-def read_check(check: Any) -> Topology | None:
-    """Return the topology that the argument `check` names; None if it names none.
+    The bytes are a line of JSON, followed by the bytes of `jax.export`, which contain the shardings but not the donation. The
+    line has the mesh, the platform and the positions of the donated arguments.
 
     Args:
-      check: the argument of `ps.plan`.
-
-    Raises:
-      TypeError: it is not None, a bool or a string.
-      ValueError: there is no topology of that name; the message has names that work.
+      jitted: the result of `jax.jit`. Its `compiler_options` are not exported.
+      arguments: trees of `jax.ShapeDtypeStruct`, with shardings on an `AbstractMesh` (or a `Mesh`) of `mesh`, whose axes have
+        type `Auto`.
+      mesh: sizes of the mesh axes, in order.
+      platform: "cpu", or "tpu" for a topology.
     """
-    if check is None or isinstance(check, bool):
-        return None
-    if not isinstance(check, str):
-        raise TypeError(f"check={check!r}: give True, False, None, or a TPU topology as text, such as 'v5e:2x4'")
-    return find_topology(check)
+    import jax.export
+
+    traced = jitted.trace(*arguments)
+    donated = [position for position, leaf in enumerate(jax.tree.leaves(traced.args_info)) if leaf.donated]
+    header = {"mesh": dict(mesh), "donated": donated, "platform": platform}
+    exported = jax.export.export(jitted, platforms=[platform])(*arguments)
+    return json.dumps(header).encode() + b"\n" + bytes(exported.serialize())
 
 
-def hardware_of(topology: Topology) -> str:
-    """Return the name of the hardware that plans for a topology are for, if the user gives none.
+def measure_exported(
+    programs: Sequence[bytes], *, topology: str | None = None, processes: int = 1, timeout: float | None = None
+) -> list[Measured | CompileError]:
+    """Compile programs in other processes, and return the compiler's figures for each.
+
+    The processes have as many virtual CPU devices as the meshes need, or the TPU compiler. This process needs neither.
 
     Args:
-      topology: the topology.
-
-    Raises:
-      ValueError: there is no datasheet of its chip.
-    """
-    if topology.hardware is None:
-        raise ValueError(
-            f'check="{topology.name}" needs {OWN_HARDWARE}, as there is no datasheet of {topology.chip} here; topologies that '
-            f"need none: {', '.join(examples())}"
-        )
-    return topology.hardware
-
-
-def match_topology(topology: Topology, mesh_shape: dict[str, int], hardware: str) -> None:
-    """Check that a plan can be compiled for a topology, and run there.
-
-    Args:
-      topology: the topology.
-      mesh_shape: sizes of the mesh axes.
-      hardware: the name of the hardware that the plan is for.
-
-    Raises:
-      ValueError: it has another number of devices than the mesh, or its chip is not the hardware.
-      CompileError: the TPU compiler is not installed.
-    """
-    check_topology(topology.name, mesh_shape)
-    if hardware in DATASHEETS and hardware != topology.hardware:
-        same = default_topology(hardware.removeprefix("tpu-"), topology.devices)
-        instead = f'check="{same.name}"' if same else "check=True"
-        other = f'hardware="{topology.hardware}"' if topology.hardware else OWN_HARDWARE
-        raise ValueError(
-            f'check="{topology.name}" compiles for {topology.hardware or topology.chip}, and the plan is for hardware {hardware}'
-            f": give {instead}, or {other}"
-        )
-    if not tpu_compiler_is_installed():
-        raise CompileError(f'check="{topology.name}" needs the TPU compiler, which is not installed: {_INSTALL}')
-
-
-def choose_compiler(
-    check: bool | str | None, hardware: str, count: int, traced: TracedStep, devices: Sequence[Any] | None
-) -> Compiler:
-    """Return the compiler that decides whether plans fit.
-
-    It is that of the topology if `check` is one, and else that of the devices of this process if these are of the right kind.
-    If they are not, plans for TPUs are compiled for a topology of as many devices; without the TPU compiler they are compiled for
-    CPUs if `check` is True, and not at all if it is None.
-
-    Args:
-      check: as in `ps.plan`.
-      hardware: the name of the hardware that the plan is for.
-      count: the number of devices.
-      traced: the step.
-      devices: the devices of the mesh, if they were given.
-    """
-
-    def using(topology: str | None, remark: str = "") -> Compiler:
-        name = describe_compiler(count, devices, topology)
-        platform = "tpu" if topology is not None else _platform(devices)
-        return Compiler(name, lambda plan: compile_plan(plan, traced, devices, topology), platform, remark)
-
-    if check is False:
-        return Compiler("", None, _platform(devices), "check=False compiles nothing")
-    if isinstance(check, str):
-        return using(find_topology(check).name)
-    wanted = "tpu" if hardware.startswith("tpu-") else "gpu" if hardware in DATASHEETS else None
-    if wanted is None or (_platform(devices) == wanted and has_devices(count, devices)):
-        return using(None)
-    if wanted == "gpu":
-        return using(None, "the compiler of the GPU is not here; that of the CPU can need several times its memory")
-    topology = default_topology(hardware.removeprefix("tpu-"), count)
-    if topology is not None and tpu_compiler_is_installed():
-        return using(topology.name)
-    missing = (
-        f"no topology of the TPU compiler has {count} devices"
-        if topology is None
-        else f"the TPU compiler is not installed ({_INSTALL})"
-    )
-    if check:
-        return using(None, f"{missing}; the CPU compiler needs up to {_CPU_EXCESS} times the memory for the same plan")
-    return Compiler("", None, "tpu", missing)
-
-
-def _platform(devices: Sequence[Any] | None) -> str:
-    """Return the platform of the given devices, or of the default device."""
-    name = devices[0].platform if devices else jax.default_backend()
-    return name if name in ("cpu", "tpu") else "gpu"
-
-
-def describe_excess_of_cpu(hardware: str, compiled_for: str) -> str:
-    """Return a part of a sentence that says how the CPU compiler's figures differ from those of the hardware's own compiler.
-
-    Args:
-      hardware: the name of the hardware.
-      compiled_for: what a plan was compiled for, in words.
+      programs: results of `export_program`.
+      topology: a TPU topology, as `jax.experimental.topologies` names it: "v5e:2x4" has 8 chips. It needs `pip install libtpu`,
+        and no TPU. None compiles for virtual CPU devices.
+      processes: the number of processes that share the programs.
+      timeout: the seconds after which a process is ended, and its programs have failed. None sets no limit.
 
     Returns:
-      The words; "" if the plan was compiled for its hardware.
+      For each program, in order, the compiler's figures, or the error if it could not be compiled: a `CompilerFailedError` if
+      the compiler gave no answer.
     """
-    if hardware not in DATASHEETS or "CPU compiler" not in compiled_for:
-        return ""
-    return f"; it needs up to {_CPU_EXCESS} times the memory of the {'TPU' if hardware.startswith('tpu-') else 'GPU'} compiler"
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name:
+        folder = Path(name)
+        for position, program in enumerate(programs):
+            (folder / f"{position}.program").write_bytes(program)
+        left = list(range(len(programs)))
+        while left:  # a crash of the compiler ends its process; a new one compiles the remaining programs
+            shares = [share for share in (left[first::processes] for first in range(processes)) if share]
+            left = sorted(position for share in _run_workers(folder, shares, topology, timeout) for position in share)
+        return [read_result(folder / f"{position}.json") for position in range(len(programs))]
+
+
+def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None, timeout: float | None) -> list[list[int]]:
+    """Run a process for each share of the programs, and return the programs that have to be tried again."""
+    workers = []
+    latest = None if timeout is None else time.monotonic() + timeout
+    try:
+        for share in shares:
+            workers.append(_start(folder, share, topology))
+        for worker in workers:
+            worker.wait(None if latest is None else max(0.0, latest - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        for position in itertools.chain.from_iterable(shares):
+            if not (folder / f"{position}.json").exists():
+                write_result(folder, position, CompilerFailedError(f"the compiler gave no answer in {timeout:,.0f} s"))
+    finally:
+        for worker in workers:
+            _kill(worker)
+    return [_unfinished(folder, share, worker.returncode) for share, worker in zip(shares, workers, strict=True)]
+
+
+def _start(folder: Path, share: Sequence[int], topology: str | None) -> subprocess.Popen[bytes]:
+    """Start a process that compiles some of the programs."""
+    root = str(Path(__file__).parents[2])  # so that the worker imports the same penstock, installed or not
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
+    environment = {**os.environ, "PYTHONPATH": path, **_WITHOUT_TPU}
+    # -P: nothing is imported from the current folder.
+    command = [sys.executable, "-P", "-m", "penstock.shard.compile_worker", str(folder), topology or "", *map(str, share)]
+    with (folder / f"{share[0]}.log").open("wb") as log:
+        # It gets its own session, so that killing the process group also ends its children. It exits when its standard input
+        # is closed, in case this process is killed.
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+
+def _kill(worker: subprocess.Popen[bytes]) -> None:
+    """Kill a worker and its children, if it still runs, and close its input."""
+    if worker.poll() is None:
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+        else:
+            worker.kill()
+        worker.wait()
+    if worker.stdin is not None:
+        worker.stdin.close()
+
+
+def _unfinished(folder: Path, share: Sequence[int], status: int) -> list[int]:
+    """Return the programs to try again after a process has ended.
+
+    The program that a crashed process was compiling fails, with the end of the log in its error. So do all programs without a
+    result if the process exited with an error.
+    """
+    missing = [position for position in share if not (folder / f"{position}.json").exists()]
+    crashed = status < 0
+    log = (folder / f"{share[0]}.log").read_text(errors="replace").rpartition(COMPILING)[2][-2000:].strip()
+    error = CompilerFailedError(f"the process that compiled it {_describe_end(status)}\n{log}".strip())
+    for position in missing[:1] if crashed else missing:
+        write_result(folder, position, error)
+    return missing[1:] if crashed else []
+
+
+def _describe_end(status: int) -> str:
+    """Return how a process ended without a result, and what to do, as the end of a sentence."""
+    if status >= 0:
+        return f"ended with status {status}"
+    if status == -signal.SIGKILL:
+        return f"was killed (signal {-status}), perhaps because the machine ran out of memory: free some, and plan again"
+    if status in (-signal.SIGINT, -signal.SIGTERM):
+        return f"was ended from outside (signal {-status}): plan again"
+    return (
+        f"crashed (signal {-status}), which is a fault of the compiler: plan again, and if it crashes again, use another "
+        "version of jaxlib, or of libtpu if it compiles for a TPU"
+    )
+
+
+def write_result(folder: Path, position: int | str, result: Measured | CompileError) -> None:
+    """Write a result atomically, because the process may be killed at any time."""
+    if isinstance(result, Measured):
+        text = result.to_json()
+    else:
+        needed = {"needed": result.needed} if isinstance(result, CompilerMemoryError) else {}
+        text = json.dumps({"error": str(result), "kind": type(result).__name__, **needed})
+    part = folder / f"{position}.part"
+    part.write_text(text)
+    part.replace(folder / f"{position}.json")
+
+
+def read_result(path: Path) -> Measured | CompileError:
+    """Read a result that `write_result` wrote."""
+    text = path.read_text()
+    read = json.loads(text)
+    if "error" not in read:
+        return Measured.from_json(text)
+    if read["kind"] == CompilerMemoryError.__name__:
+        return CompilerMemoryError(read["error"], read["needed"])
+    return (CompilerFailedError if read["kind"] == CompilerFailedError.__name__ else CompileError)(read["error"])

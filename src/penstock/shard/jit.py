@@ -1,8 +1,4 @@
-"""Jit a step so that it follows a plan.
-
-In: a plan record, a step and a mesh. Out: a `PlannedStep`, with the plan's shardings of arguments and results, and its sharding
-constraints inside of the step.
-"""
+"""Jit a step so that it follows a plan: with the shardings of its arguments and results, and the sharding constraints inside."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ _LOGGER = logging.getLogger("penstock.shard")
 
 
 class ResultForm(NamedTuple):
-    """How the flat results of a program become the result of a step and the new values of its arguments.
+    """The form of the flat results of a program: the result of the step, then the new values of its arguments.
 
     Attributes:
       tree: the structure of the result.
@@ -38,15 +34,12 @@ class ResultForm(NamedTuple):
 
 
 class PlannedStep:
-    """A jitted step that follows a plan. It is called as the step is.
+    """A jitted step that follows a plan, with the signature of the step.
 
     Args:
-      plan: the layouts.
-      traced: the step that the plan was made for. None for a plan from a file, which lacks the structure of the arguments:
-        they are then constrained inside of the jitted function.
+      traced: the step that the plan was made for. It is None for a plan from a file, which lacks the structure of the
+        arguments: they are then constrained inside of the jitted function.
       step: the step, which is traced again at each call with new shapes.
-      mesh: a mesh of devices.
-      **settings: settings of `jax.jit`.
     """
 
     def __init__(self, plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: Any, **settings: Any):
@@ -57,14 +50,11 @@ class PlannedStep:
         self._explicit = False  # whether arguments were on a mesh with explicit axes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step, and give Flax NNX objects among its arguments their new values.
-
-        Returns:
-          The result of the step.
+        """Run the step, give Flax NNX objects among its arguments their new values, and return the result of the step.
 
         Raises:
           TypeError: a leaf of the arguments is not an array.
-          ValueError: the step or the arguments are not those of the plan.
+          ValueError: the plan was made for another step or other arguments.
         """
         jitted, forms, given, values = self._read(args, kwargs)
         with automatic_axes() as surrounding:
@@ -92,10 +82,10 @@ class PlannedStep:
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lower the step, as the result of `jax.jit`.
 
-        The compiled program takes all arguments by position, those by keyword last. If some are Flax NNX objects or Equinox
-        modules, or have other functions in their structure than the planned ones, it takes the leaves of all arguments, as many
-        arguments, and returns the leaves of the result in a list. Those of Flax NNX objects to which the step writes come last,
-        and the objects stay as they are.
+        The compiled program takes all arguments by position, keyword arguments last. If some are Flax NNX objects or Equinox
+        modules, or have other functions in their structure than the planned ones, it works on leaves. It then takes each leaf as
+        an argument, and returns a list of leaves. The leaves of Flax NNX objects to which the step writes come last, and the
+        objects do not change.
         """
         jitted, _, given, _ = self._read(args, kwargs)
         with automatic_axes():
@@ -106,7 +96,7 @@ class PlannedStep:
                 raise
 
     def _read(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, list[ResultForm], tuple, tuple]:
-        """Return the jitted program for a call, as `_jit_form`, what the program takes, and all arguments as one tuple."""
+        """Return the two results of `_jit_form` for a call, the arguments of the jitted program, and the step's."""
         form, values = (_POSITIONAL, args) if self._plain and not kwargs else read_call(self._step, args, kwargs)
         structure, given = None, values
         if not self._plain:
@@ -135,26 +125,19 @@ def _has_only_containers(structure: Any) -> bool:
 
 
 def _jit_form(
-    plan: PlanRecord,
-    traced: TracedStep | None,
-    step: Callable,
-    mesh: Any,
-    form: CallForm,
-    structure: Any,
-    settings: Mapping[str, Any],
+    plan: PlanRecord, traced: TracedStep | None, step: Callable, mesh: Any, form: CallForm, structure: Any, settings: Mapping
 ) -> tuple[Any, list[ResultForm]]:
     """Return `jax.jit` of a step that follows a plan, as a function of a call's arguments in one form.
 
-    If it takes leaves, it returns leaves. The list that comes with it has their form at its end after the first call.
+    If it takes leaves, it returns leaves, and after the first call the second result has their form as its last element.
 
     Args:
       plan, traced, step, mesh, settings: as in `PlannedStep`.
       form: the form of the call.
-      structure: the structure of the arguments, if the function takes their leaves: it is not that of the plan, or there are Flax
-        NNX objects or Equinox modules. Such structures cannot be compared. They contain functions, such as those of an
-        optimizer in a TrainState of Flax, which differ each time it is made.
+      structure: the structure of the arguments, if the function takes their leaves: the plan has another structure, or there are
+        Flax NNX objects or Equinox modules. Such structures cannot be compared. They contain functions, such as an optimizer's in
+        a TrainState of Flax, which differ each time it is made.
     """
-
     traced = traced if traced is not None and traced.form == form else None
     forms: list[ResultForm] = []
 
@@ -179,12 +162,9 @@ def _jit_form(
     if structure is not None:
         settings["donate_argnums"] = _leaf_numbers(structure, settings.get("donate_argnums", ()))
     if traced is not None:
-        shardings = named_shardings(plan.inputs, mesh)
-        settings["in_shardings"] = (
-            tuple(shardings) if structure is not None else jax.tree_util.tree_unflatten(traced.tree, shardings)
-        )
-        results = list(named_shardings(plan.outputs, mesh))
-        settings["out_shardings"] = results if structure is not None else jax.tree_util.tree_unflatten(traced.out_tree, results)
+        inputs, outputs = tuple(named_shardings(plan.inputs, mesh)), list(named_shardings(plan.outputs, mesh))
+        settings["in_shardings"] = jax.tree_util.tree_unflatten(traced.tree, inputs) if structure is None else inputs
+        settings["out_shardings"] = jax.tree_util.tree_unflatten(traced.out_tree, outputs) if structure is None else outputs
     return jax.jit(planned, **settings), forms
 
 
@@ -199,12 +179,7 @@ def _result_form(traced: TracedStep) -> ResultForm:
 
 
 def _leaf_numbers(structure: Any, arguments: int | Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of the leaves of some arguments.
-
-    Args:
-      structure: the structure of the tuple of arguments.
-      arguments: the number of an argument, or several; negative ones count from the end.
-    """
+    """Return the numbers of the leaves of arguments, given by their numbers; negative ones count from the end."""
     counts = [each.num_leaves for each in structure.children()]
     chosen = {range(len(counts))[each] for each in np.atleast_1d(np.asarray(arguments, int))}
     owners = np.repeat(np.arange(len(counts)), counts)
@@ -212,20 +187,14 @@ def _leaf_numbers(structure: Any, arguments: int | Sequence[int]) -> tuple[int, 
 
 
 def refuse_other_arguments(plan: PlanRecord, step: Callable, args: tuple, kwargs: Mapping[str, Any], error: Exception) -> None:
-    """Raise an error that says how the arguments of a call that failed differ from those of a plan, if they do.
+    """Raise an error that says how the arguments of a failed call differ from the arguments of a plan, if they do.
 
     JAX and the step may refuse such arguments before the step is traced to its end, in words that do not mention the plan. This
     runs only after an error, so that calls that succeed do no more work.
 
-    Args:
-      plan: the plan.
-      step: the step.
-      args, kwargs: the arguments of the call.
-      error: the error with which it failed.
-
     Raises:
       TypeError: a leaf of the arguments is not an array.
-      OtherStepError: the arguments are not those of the plan; the message says what differs.
+      OtherStepError: the plan is for other arguments; the message says what differs.
     """
     if isinstance(error, OtherStepError):
         return
@@ -240,12 +209,8 @@ def check_step(plan: PlanRecord, traced: TracedStep) -> None:
     A step that differs only in numbers written in it, such as a learning rate, is accepted. This is logged by the logger
     "penstock.shard", at the level INFO.
 
-    Args:
-      plan: the plan.
-      traced: the step.
-
     Raises:
-      OtherStepError: the step or its arguments are not those of the plan; the message says what differs.
+      OtherStepError: the plan is for another step or other arguments; the message says what differs.
     """
     if traced.fingerprint() != plan.fingerprint:
         difference = describe_difference(plan.inputs, plan.outputs, traced.inputs, traced.outputs)
@@ -259,13 +224,7 @@ def check_step(plan: PlanRecord, traced: TracedStep) -> None:
 def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
     """Return the step as a jitted function of its flat arguments, with the state donated, to be compiled and not run.
 
-    It leaves out `jax.debug.print`, `jax.debug.callback` and `jax.pure_callback`, because a program that calls back cannot be
-    exported.
-
-    Args:
-      plan: the layouts.
-      traced: the step.
-      mesh: a `Mesh` or an `AbstractMesh`.
+    It leaves out `jax.debug.print`, `jax.debug.callback` and `jax.pure_callback`: a program with callbacks cannot be exported.
     """
     return jax.jit(
         insert_constraints(traced.closed, plan.sharding_constraints, mesh, callbacks=False),
@@ -277,13 +236,7 @@ def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
 
 
 def abstract_arguments(plan: PlanRecord, traced: TracedStep, mesh: Any) -> list[jax.ShapeDtypeStruct]:
-    """Return the flat arguments of the step, with their shardings on a mesh.
-
-    Args:
-      plan: the layouts.
-      traced: the step.
-      mesh: a `Mesh` or an `AbstractMesh`.
-    """
+    """Return the flat arguments of the step, with their shardings on a mesh."""
     return [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         for leaf, sharding in zip(traced.inputs, named_shardings(plan.inputs, mesh), strict=True)

@@ -1,21 +1,7 @@
-"""Pause Python's cyclic garbage collector while a plan is made.
+"""Find a plan for a step, and use it: shardings, the jitted step, sharded state, verification, files and pages.
 
-Planning builds millions of objects that live until the plan is found and form almost no cycles. The collector would visit them
-again and again.
-
-Use a plan: shardings, the jitted step, state that is created where it belongs, verification, files and pages.
-
-In: a `PlanRecord`, with its step and devices. Out: what `ps.plan` returns, a `Plan`.
-
-Write the result of a search, or a baseline, as a `PlanRecord`.
-
-In: the decisions, and the step. Out: the layout of each leaf, the sharding constraints inside of the step, and the predicted
-costs of the plan and of the baselines.
-
-Find a plan for a step.
-
-In: a step, abstract arguments, a mesh and a memory limit. Out: a `Plan`. `trace/` reads the step, `graph/` turns it
-into decisions, `search/` decides, `apply/` turns the decisions into layouts, and `memory_check.py` enforces the limit.
+`trace/` reads the step, `graph/` turns it into decisions, `search/` decides, `apply/` turns the decisions into layouts, and
+`memory.py` enforces the limit. The result is written as a `PlanRecord`; with its step and devices, it is a `Plan`.
 """
 
 from __future__ import annotations
@@ -56,12 +42,229 @@ from penstock.shard.trace.modules import Shared, drop_static, mark_static, put_s
 from penstock.shard.trace.step import TracedStep, refuse_option_names, trace, tree_leaves
 from penstock.shard.verify import Verified, verify
 
+_DECIDED_BY_PLAN = frozenset(["in_shardings", "out_shardings", "static_argnums", "static_argnames", "donate_argnames"])
+
+
+def plan(
+    step: Callable,
+    /,
+    *args: Any,
+    mesh: Any = None,
+    devices: Any = None,
+    hardware: str | Hardware | None = None,
+    memory: int | str | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    roles: Mapping[str, str] | None = None,
+    check: bool | str | None = None,
+    **kwargs: Any,
+) -> Plan:
+    """Find a sharding of all arguments and intermediates of a step, so that it runs fast and fits the memory.
+
+    Args:
+      step: a function that `jax.jit` accepts: (state, batch) → (state, loss), or (params, optimizer, batch) → (params, optimizer,
+        loss), or any other. It is traced and never run. Its own `with_sharding_constraint` and `shard_map` are kept; they have
+        to be on the mesh of the plan. Flax NNX objects among its arguments may be changed by it, with `nnx.jit` or without:
+        (model, optimizer, batch) → loss. Such arguments are state. Leaves of Equinox modules that are not arrays are static.
+      *args, **kwargs: its arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated. An argument with
+        the name of an option below has to be given by position.
+      mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}. One to three axes.
+        Explicit axes count as automatic ones, inside of `jax.set_mesh` too.
+      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with up to three axes, those
+        that the hardware names (`Hardware.axis_bandwidth`) among them. The others are named after what they do in the plan: data
+        and fsdp shard the batch, model shards other dimensions of tensors. Axes that constraints name keep their names. Without
+        both, all devices are used.
+      hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes the hardware of JAX's default device.
+      memory: the memory limit of one device, in bytes or as "16GiB". None takes the memory of the hardware.
+      constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
+      roles: the roles of leaves, where the planner infers them wrongly, {path pattern: role}. A role is "parameters",
+        "optimizer", "batch" or "other".
+      check: the compiler that decides whether plans fit. True takes the compiler of this process's devices, or of a TPU topology
+        if the plan is for TPUs that are not here. A string names the topology: "v5e:2x4". It also gives the hardware and the
+        number of devices if these are not given. Both compile the plan that is returned. If its program costs over 5 % more than
+        predicted, they compile up to eight others, and return the fastest. None compiles if the prediction is near the limit
+        or above. A plan for TPUs is not judged by the CPU's compiler: without the TPU's (`pip install "penstock[tpu]"`), None
+        returns it unchecked, with a warning. False compiles nothing; if no plan is predicted to fit, it returns the one of least
+        memory, with a warning. If a compiled plan does not fit, or needs less than predicted, the search is repeated.
+
+    Returns:
+      A `Plan`.
+
+    Raises:
+      PlanError: no plan fits the memory limit once compiled, or the arguments alone exceed it.
+      CompileError: `check` asks to compile the plan, and it does not compile.
+      TypeError: an argument has a wrong type; the message names it.
+      ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
+
+    Errors that the step raises while it is traced are passed on. A step that computes gradients gets a `UserWarning` if no array
+    that it returns depends on them; in a step without state, a scalar is enough. So do a step that drops the new parameters that
+    it computes, and a batch whose rows do not divide over the devices.
+
+    Examples:
+      >>> import jax
+      >>> def step(params, batch):
+      ...     def loss(params):
+      ...         return ((jax.nn.relu(batch["x"] @ params["up"]) @ params["down"] - batch["x"]) ** 2).mean()
+      ...     value, gradients = jax.value_and_grad(loss)(params)
+      ...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+      >>> def array(*shape):
+      ...     return jax.ShapeDtypeStruct(shape, "float32")
+      >>> params = {"up": array(512, 2048), "down": array(2048, 512)}
+      >>> plan = ps.plan(step, params, {"x": array(8192, 512)}, mesh={"data": 2}, hardware="tpu-v5e", check=False)
+      >>> plan.mesh_shape
+      {'data': 2}
+      >>> [leaf.path for leaf in plan.inputs if leaf.role == "batch"]
+      ['batch/x']
+    """
+    options = {"mesh": mesh, "devices": devices, "hardware": hardware, "memory": memory}
+    options |= {"constraints": constraints, "roles": roles, "check": check}
+    refuse_option_names(step, args, kwargs, options)
+    with automatic_axes():
+        with without_collection():
+            traced = trace(step, args, kwargs=kwargs)
+        return plan_traced(traced, **options)
+
+
+def plan_traced(
+    traced: TracedStep,
+    mesh: Any,
+    devices: Any,
+    hardware: str | Hardware | None,
+    memory: int | str | None,
+    constraints: Mapping[str, Any] | None,
+    roles: Mapping[str, str] | None,
+    check: bool | str | None,
+) -> Plan:
+    """Find a plan of a step that is traced already, with automatic axes. The options and errors are the same as for `plan`."""
+    lost = describe_lost_gradients(traced)
+    if lost is not None:
+        warnings.warn(lost, stacklevel=3)
+    topology = read_check(check)
+    if topology is not None:
+        hardware = hardware_of(topology) if hardware is None else hardware
+        devices = topology.devices if mesh is None and devices is None else devices
+    chosen = find_hardware(hardware) if hardware is not None else detect_hardware()
+    limit = parse_bytes(memory) if memory is not None else chosen.memory
+    shapes, given = _mesh_shapes(traced, mesh, devices, constraints, chosen)
+    named = given_roles(roles, traced.inputs)
+    state = {output: index for output, index in traced.state.items() if named.get(index) not in ("batch", "other")}
+    traced = replace(traced, state=state)
+    if topology is not None:
+        match_topology(topology, shapes[0], chosen.name)
+    count = math.prod(shapes[0].values())
+    compiler = functools.cache(lambda: choose_compiler(check, chosen.name, count, traced, given))
+    # Memory is predicted for the compiler that decides.
+    platform = compiler().platform if check else chosen.platform
+    with without_collection():
+        prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
+    remark = describe_uneven_batch(prepared, traced)
+    if remark is not None:
+        warnings.warn(remark, stacklevel=3)
+    baselines = best_baselines(prepared, limit)
+    kept = _named_axes(traced, mesh, constraints, chosen)
+
+    @without_collection()
+    def search(within: float) -> MeshPlan:
+        return search_meshes(prepared, within)
+
+    @without_collection()
+    def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
+        return finish(write_record(mesh, decisions, baselines, traced, chosen, limit))
+
+    def finish(record: PlanRecord) -> PlanRecord:
+        if remark is not None:
+            record = replace(record, remarks=(*record.remarks, remark))
+        return record if kept is None else name_axes(record, kept, chosen)
+
+    def write_left(mesh: PreparedMesh, decisions: Assignment) -> list[PlanRecord]:
+        record = write_record(mesh, decisions, baselines, traced, chosen, limit)
+        return [finish(left) for left in leave_to_compiler(record, mesh, decisions)]
+
+    record = enforce_limit(
+        search=search,
+        write=write,
+        write_left=write_left,
+        choose_compiler=compiler,
+        traced=traced,
+        least_arguments=lambda: min(map(least_arguments, prepared)),
+        baselines=baselines,
+        limit=limit,
+        check=check,
+    )
+    writers = {name: functools.partial(write, each.prepared, each.candidate.assignment) for name, each in baselines.items()}
+    return Plan._from_record(record, traced, given, writers)
+
+
+def _mesh_shapes(
+    traced: TracedStep, mesh: Any, devices: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
+) -> tuple[list[dict[str, int]], list[Any] | None]:
+    """Return the mesh shapes to search, and the devices if they were given."""
+    axes, inner = axes_in_constraints(constraints, traced.inputs), traced.meshes()
+    machine = {axis: hardware.axis_size.get(axis) for axis in hardware.named_axes}
+    shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, machine)
+    shapes, given = mesh_shapes.match_step_meshes(shapes, given, inner, mesh is None)
+    if mesh is None and not inner:
+        shapes = mesh_shapes.keep_with_axes(shapes, axes, machine)
+    mesh_shapes.check_machine_axes(shapes, machine)
+    return shapes, given
+
+
+def _named_axes(
+    traced: TracedStep, mesh: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
+) -> Collection[str] | None:
+    """Return the mesh axes that the user or the hardware names; None if these name all, with the mesh."""
+    if mesh is not None or traced.meshes():
+        return None
+    return {*axes_in_constraints(constraints, traced.inputs), *hardware.named_axes}
+
+
+def write_record(
+    prepared: PreparedMesh,
+    assignment: Assignment,
+    baselines: Mapping[str, MeshPlan],
+    traced: TracedStep,
+    hardware: Hardware,
+    limit: int,
+) -> PlanRecord:
+    """Write decisions as a record."""
+    model, costs, roles = prepared.model, prepared.costs, prepared.roles
+    split_from = costs.compiler.split_from
+    layouts = write_layouts(model.program, model.groups, model.graph, costs.links, assignment, traced.state, split_from)
+
+    def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
+        return predict_cost(mesh.costs, decisions, roles, mesh.model.inputs, model.program.unknown)
+
+    uses = [(layouts.used.get(value), layouts.slices[value]) for value in model.program.inputs]
+    inputs = tuple(
+        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, used, leaf.weak, slices)
+        for leaf, role, spec, (used, slices) in zip(traced.inputs, roles, layouts.inputs, uses, strict=True)
+    )
+    outputs = tuple(
+        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), "output", spec, None)
+        for leaf, spec in zip(traced.outputs, layouts.outputs, strict=True)
+    )
+    return PlanRecord(
+        mesh_shape=dict(prepared.mesh_shape),
+        hardware=hardware.name,
+        platform=costs.compiler.name,
+        limit=limit,
+        inputs=inputs,
+        outputs=outputs,
+        state=dict(traced.state),
+        sharding_constraints=layouts.sharding_constraints,
+        cost=cost(prepared, assignment),
+        axis_work=axis_work(costs, assignment, prepared.batch),
+        baselines={name: cost(each.prepared, each.candidate.assignment) for name, each in baselines.items()},
+        fingerprint=traced.fingerprint(),
+        numbers=traced.numbers(),
+    )
+
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause the garbage collector in a `with` block. It stays off if it was off before.
+    """Pause Python's cyclic garbage collector in a `with` block. It stays off if it was off before.
 
-    It is a setting of the whole process: if another thread ends its own block first, the collector runs again earlier.
+    Planning builds millions of objects that live until the plan is found and form almost no cycles. The collector would visit
+    them repeatedly. It is a setting of the process: if another thread ends its own block first, the collector runs again earlier.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -72,7 +275,7 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-_DECIDED_BY_PLAN = frozenset(["in_shardings", "out_shardings", "static_argnums", "static_argnames", "donate_argnames"])
+# The plan as an object.
 
 
 @dataclass(frozen=True)
@@ -84,7 +287,7 @@ class Plan(PlanRecord):
       devices: the devices of the mesh, in order, if they were given.
       writers: for each baseline, a function that writes it as a record; None in a plan that was loaded.
 
-    The other attributes are those of `PlanRecord`: `mesh_shape`, `inputs`, `outputs`, `cost`, `baselines`, …
+    It also has the attributes of `PlanRecord`: `mesh_shape`, `inputs`, `outputs`, `cost`, `baselines`, …
 
     Examples:
       >>> def init():
@@ -156,7 +359,7 @@ class Plan(PlanRecord):
 
     @property
     def shardings(self) -> tuple[Any, ...]:
-        """Return a `NamedSharding` for each leaf of the arguments, as one tree for each argument, those by keyword last.
+        """Return a `NamedSharding` for each leaf of the arguments: one tree for each argument, keyword arguments last.
 
         An Equinox module has None where it has no array, as the result of `eqx.filter(module, eqx.is_array)`.
 
@@ -229,8 +432,8 @@ class Plan(PlanRecord):
         Raises:
           TypeError: a setting of `jax.jit` is one that the plan decides (shardings), or is for names or static arguments. A call
             or `lower` raises it if a leaf of the arguments is not an array.
-          ValueError: there are fewer devices than the plan needs. A call or `lower` raises it if the step or its arguments are
-            not those of the plan.
+          ValueError: there are fewer devices than the plan needs. A call or `lower` raises it if the plan was made for another
+            step or other arguments.
         """
         if refused := _DECIDED_BY_PLAN & set(settings):
             raise TypeError(
@@ -258,7 +461,7 @@ class Plan(PlanRecord):
             Or there are fewer devices than the plan needs.
         """
         shared: Shared = ()
-        structure: Any = None  # it may contain functions that differ each time, as those of an optimizer
+        structure: Any = None  # it may contain functions that differ each time, such as an optimizer's
 
         def create(*args: Any) -> list[Any]:
             nonlocal shared, structure
@@ -273,7 +476,7 @@ class Plan(PlanRecord):
             shardings = self._shardings_like(jax.tree_util.tree_unflatten(structure, abstract), argument)
             leaves = jax.jit(create, out_shardings=shardings)(*args)
             created = jax.tree_util.tree_unflatten(structure, leaves)
-        return self._given_back(created, surrounding, shared)
+        return self._restore(created, surrounding, shared)
 
     def after_placement(self) -> Callable[[Any], Any] | None:
         """Return the function that `ps.feed` applies to each placed batch, so that it is on the mesh on which `put` gives arrays.
@@ -287,7 +490,7 @@ class Plan(PlanRecord):
     def put(self, tree: Any, *, argument: str | None = None) -> Any:
         """Put arguments of the step on the devices, with the shardings of the plan.
 
-        The result shares no memory with `tree`. So a step that donates it deletes nothing of the caller's.
+        The result shares no memory with `tree`, so a step that donates it deletes none of the caller's arrays.
 
         Args:
           tree: an argument of the step, or a tuple of some that follow each other, as in `init`: arrays on the host or on
@@ -307,7 +510,7 @@ class Plan(PlanRecord):
         with automatic_axes() as surrounding:
             leaves = put_copy(to_automatic(leaves), self._shardings_like(tree, argument))
             put = jax.tree_util.tree_unflatten(structure, leaves)
-        return self._given_back(put, surrounding, shared)
+        return self._restore(put, surrounding, shared)
 
     def verify(self, topology: str | None = None, *, baselines: bool = False) -> Verified:
         """Compile the step with the plan, and compare the compiler's figures with the prediction.
@@ -318,7 +521,7 @@ class Plan(PlanRecord):
           baselines: whether to compile the baselines (`alternatives`) too, one after the other.
 
         Returns:
-          The predicted cost and the compiler's figures; `print` shows them side by side, and those of the baselines below.
+          The predicted cost and the compiler's figures; `print` shows them side by side, with the baselines below.
 
         Raises:
           ValueError: the plan was loaded and is not bound to its step or has no alternatives, there is no such topology, or it
@@ -362,12 +565,9 @@ class Plan(PlanRecord):
         plan = cls._from_record(load(Path(path)), None, None)
         if devices is None:
             return plan
-        needed = plan.device_count
-        flat = tuple(np.ravel(devices))
-        if len(flat) != needed:
-            raise ValueError(
-                f"{path} is for {needed} devices ({mesh_shapes.describe_mesh(plan.mesh_shape)}), and {len(flat)} were given"
-            )
+        flat, mesh = tuple(np.ravel(devices)), mesh_shapes.describe_mesh(plan.mesh_shape)
+        if len(flat) != plan.device_count:
+            raise ValueError(f"{path} is for {plan.device_count} devices ({mesh}), and {len(flat)} were given")
         return replace(plan, devices=flat)
 
     def html(self, path: str | Path) -> None:
@@ -404,8 +604,8 @@ class Plan(PlanRecord):
         return list(named_shardings(find_arguments(self.inputs, tree, argument), self._devices_mesh()))
 
     @staticmethod
-    def _given_back(tree: Any, surrounding: Mesh | None, shared: Shared) -> Any:
-        """Return arrays on the surrounding mesh, if it has explicit axes, in the objects that the caller has."""
+    def _restore(tree: Any, surrounding: Mesh | None, shared: Shared) -> Any:
+        """Return a tree with its shared and static parts, on the surrounding mesh if it has explicit axes."""
         return unmark_static(put_shared_back(tree if surrounding is None else to_explicit(tree, surrounding), shared))
 
 
@@ -414,9 +614,6 @@ Made = TypeVar("Made")
 
 class Alternatives(Mapping[str, Made], Generic[Made]):
     """The baselines of a plan by name. Each is written once, when it is first read.
-
-    Args:
-      writers: for each name, a function that returns the plan.
 
     >>> made = Alternatives({"FSDP": lambda: "a plan"})
     >>> made["FSDP"], list(made)
@@ -442,240 +639,3 @@ class Alternatives(Mapping[str, Made], Generic[Made]):
 
     def __repr__(self) -> str:
         return f"<Alternatives: {', '.join(self._writers) or 'none'}>"
-
-
-def write_record(
-    prepared: PreparedMesh,
-    assignment: Assignment,
-    baselines: Mapping[str, MeshPlan],
-    traced: TracedStep,
-    hardware: Hardware,
-    limit: int,
-) -> PlanRecord:
-    """Write decisions as a record.
-
-    Args:
-      prepared: the mesh.
-      assignment: the decisions: those of a search, or of a baseline.
-      baselines: the baselines to compare with, each on its own mesh.
-      traced: the step.
-      hardware: the device.
-      limit: bytes that one device may hold.
-    """
-    model, costs, roles = prepared.model, prepared.costs, prepared.roles
-    split_from = costs.compiler.split_from
-    layouts = write_layouts(model.program, model.groups, model.graph, costs.links, assignment, traced.state, split_from)
-
-    def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
-        return predict_cost(mesh.costs, decisions, roles, mesh.model.inputs, model.program.unknown)
-
-    uses = [(layouts.used.get(value), layouts.slices[value]) for value in model.program.inputs]
-    inputs = tuple(
-        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, used, leaf.weak, slices)
-        for leaf, role, spec, (used, slices) in zip(traced.inputs, roles, layouts.inputs, uses, strict=True)
-    )
-    outputs = tuple(
-        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), "output", spec, None)
-        for leaf, spec in zip(traced.outputs, layouts.outputs, strict=True)
-    )
-    return PlanRecord(
-        mesh_shape=dict(prepared.mesh_shape),
-        hardware=hardware.name,
-        platform=costs.compiler.name,
-        limit=limit,
-        inputs=inputs,
-        outputs=outputs,
-        state=dict(traced.state),
-        sharding_constraints=layouts.sharding_constraints,
-        cost=cost(prepared, assignment),
-        axis_work=axis_work(costs, assignment, prepared.batch),
-        baselines={name: cost(each.prepared, each.candidate.assignment) for name, each in baselines.items()},
-        fingerprint=traced.fingerprint(),
-        numbers=traced.numbers(),
-    )
-
-
-def plan(
-    step: Callable,
-    /,
-    *args: Any,
-    mesh: Any = None,
-    devices: Any = None,
-    hardware: str | Hardware | None = None,
-    memory: int | str | None = None,
-    constraints: Mapping[str, Any] | None = None,
-    roles: Mapping[str, str] | None = None,
-    check: bool | str | None = None,
-    **kwargs: Any,
-) -> Plan:
-    """Find a sharding of all arguments and intermediates of a step, so that it runs fast and fits the memory.
-
-    Args:
-      step: a function that `jax.jit` accepts: (state, batch) → (state, loss), or (params, optimizer, batch) → (params, optimizer,
-        loss), or any other. It is traced and never run. Its own `with_sharding_constraint` and `shard_map` are kept; they have
-        to be on the mesh of the plan. Flax NNX objects among its arguments may be changed by it, with `nnx.jit` or without:
-        (model, optimizer, batch) → loss. Such arguments are state. Leaves of Equinox modules that are not arrays are static.
-      *args, **kwargs: its arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated. An argument whose
-        name is that of an option below has to be given by position.
-      mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}. One to three axes.
-        Explicit axes count as automatic ones, inside of `jax.set_mesh` too.
-      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with up to three axes, those
-        that the hardware names (`Hardware.axis_bandwidth`) among them. The others are named after what they do in the plan: data
-        and fsdp shard the batch, model shards other dimensions of tensors. Axes that constraints name keep their names. Without
-        both, all devices are used.
-      hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes that of JAX's default device.
-      memory: the memory limit of one device, in bytes or as "16GiB". None takes that of the hardware.
-      constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
-      roles: the roles of leaves, where the planner infers them wrongly, {path pattern: role}. A role is "parameters",
-        "optimizer", "batch" or "other".
-      check: the compiler that decides whether plans fit. True takes that of this process's devices, or of a TPU topology if the
-        plan is for TPUs that are not here. A string names the topology: "v5e:2x4". It also gives the hardware and the number of
-        devices if these are not given. Both compile the plan that is returned, and if its program costs over 5 % more than
-        predicted, up to eight others, of which the fastest is returned. None compiles if the prediction is near the limit
-        or above. A plan for TPUs is not judged by the CPU's compiler: without the TPU's (`pip install "penstock[tpu]"`), None
-        returns it unchecked, with a warning. False compiles nothing; if no plan is predicted to fit, it returns the one of least
-        memory, with a warning. If a compiled plan does not fit, or needs less than predicted, the search is repeated.
-
-    Returns:
-      A `Plan`.
-
-    Raises:
-      PlanError: no plan fits the memory limit once compiled, or the arguments alone exceed it.
-      CompileError: `check` asks to compile the plan, and it does not compile.
-      TypeError: an argument has a wrong type; the message names it.
-      ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
-
-    Errors that the step raises while it is traced are passed on. A step that computes gradients gets a
-    `UserWarning` if no array that it returns depends on them; in a step without state, a scalar is enough. So do a step that
-    drops the new parameters that it computes, and a batch whose rows do not divide over the devices.
-
-    Examples:
-      >>> import jax
-      >>> def step(params, batch):
-      ...     def loss(params):
-      ...         return ((jax.nn.relu(batch["x"] @ params["up"]) @ params["down"] - batch["x"]) ** 2).mean()
-      ...     value, gradients = jax.value_and_grad(loss)(params)
-      ...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
-      >>> def array(*shape):
-      ...     return jax.ShapeDtypeStruct(shape, "float32")
-      >>> params = {"up": array(512, 2048), "down": array(2048, 512)}
-      >>> plan = ps.plan(step, params, {"x": array(8192, 512)}, mesh={"data": 2}, hardware="tpu-v5e", check=False)
-      >>> plan.mesh_shape
-      {'data': 2}
-      >>> [leaf.path for leaf in plan.inputs if leaf.role == "batch"]
-      ['batch/x']
-    """
-    options = {
-        "mesh": mesh,
-        "devices": devices,
-        "hardware": hardware,
-        "memory": memory,
-        "constraints": constraints,
-        "roles": roles,
-        "check": check,
-    }
-    refuse_option_names(step, args, kwargs, options)
-    with automatic_axes():
-        with without_collection():
-            traced = trace(step, args, kwargs=kwargs)
-        return plan_traced(traced, **options)
-
-
-def plan_traced(
-    traced: TracedStep,
-    mesh: Any,
-    devices: Any,
-    hardware: str | Hardware | None,
-    memory: int | str | None,
-    constraints: Mapping[str, Any] | None,
-    roles: Mapping[str, str] | None,
-    check: bool | str | None,
-) -> Plan:
-    """Find a plan of a step that is traced already, with automatic axes.
-
-    Args:
-      traced: the step.
-      mesh, devices, hardware, memory, constraints, roles, check: as in `plan`.
-
-    Returns, raises:
-      As `plan`.
-    """
-    lost = describe_lost_gradients(traced)
-    if lost is not None:
-        warnings.warn(lost, stacklevel=3)
-    topology = read_check(check)
-    if topology is not None:
-        hardware = hardware_of(topology) if hardware is None else hardware
-        devices = topology.devices if mesh is None and devices is None else devices
-    chosen = find_hardware(hardware) if hardware is not None else detect_hardware()
-    limit = parse_bytes(memory) if memory is not None else chosen.memory
-    shapes, given = _mesh_shapes(traced, mesh, devices, constraints, chosen)
-    named = given_roles(roles, traced.inputs)
-    state = {output: index for output, index in traced.state.items() if named.get(index) not in ("batch", "other")}
-    traced = replace(traced, state=state)
-    if topology is not None:
-        match_topology(topology, shapes[0], chosen.name)
-    count = math.prod(shapes[0].values())
-    compiler = functools.cache(lambda: choose_compiler(check, chosen.name, count, traced, given))
-    # The prediction of memory is for the compiler that decides.
-    platform = compiler().platform if check else chosen.platform
-    with without_collection():
-        prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
-    remark = describe_uneven_batch(prepared, traced)
-    if remark is not None:
-        warnings.warn(remark, stacklevel=3)
-    baselines = best_baselines(prepared, limit)
-    kept = _named_axes(traced, mesh, constraints, chosen)
-
-    @without_collection()
-    def search(within: float) -> MeshPlan:
-        return search_meshes(prepared, within)
-
-    @without_collection()
-    def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
-        return finish(write_record(mesh, decisions, baselines, traced, chosen, limit))
-
-    def finish(record: PlanRecord) -> PlanRecord:
-        record = replace(record, remarks=(*record.remarks, *(() if remark is None else (remark,))))
-        return record if kept is None else name_axes(record, kept, chosen)
-
-    def write_left(mesh: PreparedMesh, decisions: Assignment) -> list[PlanRecord]:
-        record = write_record(mesh, decisions, baselines, traced, chosen, limit)
-        return [finish(left) for left in leave_to_compiler(record, mesh, decisions)]
-
-    record = enforce_limit(
-        search=search,
-        write=write,
-        write_left=write_left,
-        choose_compiler=compiler,
-        traced=traced,
-        least_arguments=lambda: min(map(least_arguments, prepared)),
-        baselines=baselines,
-        limit=limit,
-        check=check,
-    )
-    writers = {name: functools.partial(write, each.prepared, each.candidate.assignment) for name, each in baselines.items()}
-    return Plan._from_record(record, traced, given, writers)
-
-
-def _mesh_shapes(
-    traced: TracedStep, mesh: Any, devices: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
-) -> tuple[list[dict[str, int]], list[Any] | None]:
-    """Return the mesh shapes to search, and the devices if they were given."""
-    axes, inner = axes_in_constraints(constraints, traced.inputs), traced.meshes()
-    machine = {axis: hardware.axis_size.get(axis) for axis in hardware.named_axes}
-    shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, machine)
-    shapes, given = mesh_shapes.match_step_meshes(shapes, given, inner, mesh is None)
-    if mesh is None and not inner:
-        shapes = mesh_shapes.keep_with_axes(shapes, axes, machine)
-    mesh_shapes.check_machine_axes(shapes, machine)
-    return shapes, given
-
-
-def _named_axes(
-    traced: TracedStep, mesh: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
-) -> Collection[str] | None:
-    """Return the mesh axes that the user or the hardware names; None if these name all, with the mesh."""
-    if mesh is not None or traced.meshes():
-        return None
-    return {*axes_in_constraints(constraints, traced.inputs), *hardware.named_axes}

@@ -1,6 +1,6 @@
 """Run `penstock plan`: plan a step that a function of the user's module returns.
 
-In: command-line arguments. Out: the text of the plan, and files where they are asked for. The step is traced and never run.
+It prints the plan, and writes the files that the arguments name. The step is traced and never run.
 """
 
 from __future__ import annotations
@@ -55,11 +55,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `penstock plan` to its parser.
-
-    Args:
-      parser: the parser of the subcommand.
-    """
+    """Add the arguments of `penstock plan` to its parser."""
     parser.add_argument("function", metavar="FUNCTION", help="module:name of a function that returns (step, *arguments)")
     parser.add_argument(
         "--devices", type=_count, metavar="N", help="number of devices; without --mesh, the mesh shape is searched too"
@@ -107,14 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `penstock plan`.
-
-    Args:
-      args: the parsed arguments.
-
-    Returns:
-      The exit status, as `EPILOG` describes it.
-    """
+    """Run `penstock plan`, and return the exit status, as `EPILOG` describes it."""
     try:
         _check_options(args)
         step, *arguments = _load(args.function)
@@ -174,19 +163,15 @@ def _failed(message: str, status: int) -> int:
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning without the place in the code from which it comes."""
+    """Print a warning without its file and line."""
     print(f"penstock plan: warning: {message}", file=sys.stderr)
 
 
 def _load(name: str) -> tuple[Any, ...]:
     """Load and call the user's function, and return its result: the step and its arguments.
 
-    Args:
-      name: module:function.
-
     Raises:
       CannotStartError: there is no such function, or it does not return a step and its arguments.
-      Exception: errors of the module and of the function are passed on.
     """
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
@@ -198,7 +183,7 @@ def _load(name: str) -> tuple[Any, ...]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the missing module is one that the user's module imports
+            raise  # the user's module imports the missing module
         raise CannotStartError(
             f"there is no module {error.name!r}, neither in {folder} nor installed; run it where {error.name}.py is"
         ) from None
@@ -248,7 +233,7 @@ def _check(text: str) -> bool | str:
     """Parse yes, no, or a TPU topology."""
     if text in ("yes", "no"):
         return text == "yes"
-    return _or_refused(lambda name: find_topology(name).name, text)
+    return _parse_or_refuse(lambda name: find_topology(name).name, text)
 
 
 def _mesh(text: str) -> dict[str, int]:
@@ -264,12 +249,12 @@ def _mesh(text: str) -> dict[str, int]:
 
 def _memory(text: str) -> int:
     """Parse a number of bytes: 16GiB."""
-    return _or_refused(parse_bytes, text)
+    return _parse_or_refuse(parse_bytes, text)
 
 
 def _constraint(text: str) -> tuple[str, PartitionSpec]:
     """Parse a constraint for argparse."""
-    return _or_refused(parse_constraint, text)
+    return _parse_or_refuse(parse_constraint, text)
 
 
 def _role(text: str) -> tuple[str, str]:
@@ -280,8 +265,8 @@ def _role(text: str) -> tuple[str, str]:
     return path, role
 
 
-def _or_refused(parse: Callable[[str], Any], text: str) -> Any:
-    """Parse text, and turn a `ValueError` into one that argparse prints."""
+def _parse_or_refuse(parse: Callable[[str], Any], text: str) -> Any:
+    """Parse text, and turn a `ValueError` into an error that argparse prints."""
     try:
         return parse(text)
     except ValueError as error:

@@ -1,7 +1,4 @@
-"""Find steps that compute gradients and lose them, as a train step does that forgets to return the new parameters.
-
-Describe a batch whose rows do not divide over the devices, so that data parallelism leaves devices idle.
-"""
+"""Warn about a step that computes gradients and does not use them, and about a batch that does not divide over the devices."""
 
 from __future__ import annotations
 
@@ -20,11 +17,8 @@ def describe_lost_gradients(traced: TracedStep) -> str | None:
     """Return a sentence about a step that computes gradients and does not train; None if it uses them.
 
     It uses them if its state depends on them, or an array among its other results. A scalar result, such as the norm of the
-    gradients, counts only in a step without state: that is an evaluation, of a gradient penalty for example. A step that
-    computes new parameters and drops them does not train these, whatever becomes of the optimizer's state.
-
-    Args:
-      traced: the step.
+    gradients, counts only in a step without state: an evaluation, of a gradient penalty for example. A step that
+    computes new parameters and drops them does not train these, even if it returns the optimizer's state.
     """
     backward = _backward_paths(traced.closed.jaxpr, ())
     program = traced.program
@@ -51,7 +45,7 @@ def describe_lost_gradients(traced: TracedStep) -> str | None:
 
 
 def _dependent_on(values: set[int], program: FlatProgram) -> set[int]:
-    """Return the values that depend on some values, with these."""
+    """Return the given values, and all values that depend on them."""
     uses: dict[int, list[int]] = {}
     for op in program.ops:
         for operand in op.operands:
@@ -64,10 +58,9 @@ def _dependent_on(values: set[int], program: FlatProgram) -> set[int]:
 
 
 def _inputs_with_dropped_values(program: FlatProgram, reached: set[int], backward: set[Path]) -> set[int]:
-    """Return the inputs from which a value is computed by elementwise operations that nothing reads, as a new parameter is.
+    """Return the inputs from which elementwise operations compute a value that nothing reads, such as a new parameter.
 
     Args:
-      program: the step.
       reached: the values that depend on gradients. The dropped value is one of them.
       backward: the paths of the backward pass, whose values are gradients and no parameters.
     """
@@ -88,7 +81,7 @@ def _inputs_with_dropped_values(program: FlatProgram, reached: set[int], backwar
 
 
 def _closure(values: set[int], edges: Mapping[int, Sequence[int]]) -> set[int]:
-    """Return the values that edges lead to from some values, with these."""
+    """Return the given values, and all values that edges lead to from them."""
     found, queue = set(values), deque(values)
     while queue:
         for value in edges.get(queue.popleft(), ()):
@@ -104,7 +97,7 @@ def _is_in(op: Op, paths: set[Path]) -> bool:
 
 
 def _backward_paths(jaxpr: Any, path: Path) -> set[Path]:
-    """Return the paths of the equations of a backward pass, as `FlatProgram` has them; outer ones stand for those in them."""
+    """Return the paths (`FlatProgram`) of the outermost equations of a backward pass."""
     found: set[Path] = set()
     for index, equation in enumerate(jaxpr.eqns):
         here = (*path, index)
@@ -127,11 +120,7 @@ def _backward_paths(jaxpr: Any, path: Path) -> set[Path]:
 def describe_uneven_batch(prepared: Sequence[PreparedMesh], traced: TracedStep) -> str | None:
     """Return a sentence about a batch that does not divide over all devices, with the nearest sizes that do; None if it divides.
 
-    Its rows are those that most of its leaves have.
-
-    Args:
-      prepared: the meshes to search; each stores the batch by its rows over the axes that divide them.
-      traced: the step.
+    The batch has the number of rows that most of its leaves have.
     """
     devices, graph = math.prod(prepared[0].mesh_shape.values()), prepared[0].costs.graph
     found: list[tuple[int, int, int]] = []  # the number of rows of each leaf of the batch, the leaf, and the dimension
@@ -159,11 +148,7 @@ def describe_uneven_batch(prepared: Sequence[PreparedMesh], traced: TracedStep) 
 
 
 def nearest_sizes(rows: int, devices: int) -> list[str]:
-    """Return the nearest sizes of a batch that divide over the devices: the one below, if it is not 0, and the one above.
-
-    Args:
-      rows: a size that does not divide.
-      devices: the number of devices.
+    """Return the nearest sizes of a batch that divide over the devices: below, unless it is 0, and above.
 
     >>> nearest_sizes(30, 8), nearest_sizes(5, 8)
     (['24', '32'], ['8'])

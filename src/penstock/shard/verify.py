@@ -1,8 +1,4 @@
-"""Compile a plan, and compare the compiler's figures with the prediction.
-
-In: a plan record, its step, and the devices or a TPU topology. Out: `Verified`: memory, FLOPs and collectives, predicted and
-compiled.
-"""
+"""Compile a plan, and compare the compiler's memory, FLOPs and collectives with the prediction."""
 
 from __future__ import annotations
 
@@ -22,13 +18,13 @@ from penstock.shard.wording import format_seconds
 
 @dataclass(frozen=True)
 class Verified:
-    """The predicted cost of a plan and the compiler's figures, of one device.
+    """The predicted cost of a plan and the compiler's figures, for one device.
 
     Attributes:
       predicted: the cost that the plan predicts.
       measured: the compiler's figures.
       limit: bytes that one device may hold.
-      baselines: the same of each baseline that was compiled too, or the error that the compiler raised.
+      baselines: the same for each baseline that was compiled too, or the error that the compiler raised.
 
     Examples:
       >>> import jax
@@ -81,7 +77,7 @@ class Verified:
         lines += [f"predicted: {sentence}" for sentence in cost.unknown]
         lines += [f"compiler: {sentence}" for sentence in measured.unknown]
         lines.append(f"memory limit {format_bytes(self.limit)}: {'kept' if self.fits else 'NOT KEPT'}")
-        return "\n".join([*lines, *(_beside(self) if self.baselines else ())])
+        return "\n".join([*lines, *(_baseline_table(self) if self.baselines else ())])
 
 
 def _count_and_bytes(entry: tuple[float, float] | None) -> str:
@@ -118,8 +114,8 @@ def verify(
     return replace(compiled(plan), baselines={name: attempted(record) for name, record in baselines.items()})
 
 
-def _beside(plan: Verified) -> list[str]:
-    """Return a table of the baselines: what was predicted, then what the compiler says."""
+def _baseline_table(plan: Verified) -> list[str]:
+    """Return a table of the plan and its baselines: the predicted figures, then the compiler's."""
     table = [("baselines: predicted, compiler", "memory", "FLOPs", "sent")]
     for name, each in (("this plan", plan), *plan.baselines.items()):
         if isinstance(each, Verified):

@@ -1,7 +1,4 @@
-"""Convert times and layouts to text.
-
-Write sentences about the unknown costs of a step. Predictions and analyses of compiled programs share the wording.
-"""
+"""Convert times and layouts to text, and write sentences about unknown costs for predictions and for compiled programs."""
 
 from __future__ import annotations
 
@@ -10,9 +7,6 @@ from collections.abc import Mapping
 
 def format_seconds(number: float) -> str:
     """Return a number of seconds as text, in s, ms or µs.
-
-    Args:
-      number: seconds.
 
     >>> format_seconds(0.0012)
     '1.2 ms'
@@ -25,9 +19,6 @@ def format_seconds(number: float) -> str:
 
 def format_share(part: float, whole: float) -> str:
     """Return a part of a whole as text, in percent.
-
-    Args:
-      part, whole: numbers of one unit.
 
     >>> format_share(5, 16), format_share(1, 1000)
     ('31%', '<1%')
@@ -60,15 +51,9 @@ _CONSEQUENCE = "the true FLOPs, bytes sent and time are unknown"
 
 
 def about_loops(count: int) -> tuple[str, ...]:
-    """Say that loops of unknown length count once.
+    """Return a sentence that loops of unknown length count once; () if there are none.
 
-    A loop of unknown length is always reported, even if one iteration costs little, because it may run any number of times.
-
-    Args:
-      count: the number of such loops.
-
-    Returns:
-      One sentence, or none if there is no such loop.
+    Such a loop is always reported, even if one iteration costs little, because it may run any number of times.
     """
     if not count:
         return ()
@@ -77,14 +62,11 @@ def about_loops(count: int) -> tuple[str, ...]:
 
 
 def about_operations(names: Mapping[str, int], counted: str) -> tuple[str, ...]:
-    """Say which operations have an unknown cost.
+    """Return a sentence that names the most frequent operations of unknown cost; () if there are none.
 
     Args:
       names: the number of operations by name.
       counted: the cost that is assumed for each of them, in words, such as "nothing".
-
-    Returns:
-      One sentence that names the most frequent operations, or none if there are no such operations.
     """
     count = sum(names.values())
     if not count:
@@ -97,14 +79,7 @@ def about_operations(names: Mapping[str, int], counted: str) -> tuple[str, ...]:
 
 
 def about_collectives(guessed: int) -> tuple[str, ...]:
-    """Say that the kind of some collectives, all-reduce or reduce-scatter, was guessed from the size of their result.
-
-    Args:
-      guessed: the number of such collectives.
-
-    Returns:
-      One sentence, or none if there is no such collective.
-    """
+    """Return a sentence about collectives whose kind, all-reduce or reduce-scatter, was guessed by size; () if none was."""
     if not guessed:
         return ()
     collectives = "1 collective is an all-reduce" if guessed == 1 else f"{guessed} collectives are all-reduces"

@@ -1,4 +1,1 @@
-"""Turn the decisions of the search into layouts that JAX takes.
-
-In: an assignment. Out: partition specs of the arguments and results, and sharding constraints inside of the step.
-"""
+"""Turn an assignment into layouts that JAX takes: partition specs of arguments and results, and sharding constraints."""

@@ -1,16 +1,10 @@
-"""Choose the order of mesh axes in each dimension that several of them shard.
+"""Write an assignment as partition specs of the inputs and outputs, and of the operands and results inside of the step.
 
-In: the decision graph and an assignment. Out: an order of mesh axes for each dimension of each node, major first.
-
-A dimension sharded over (a, b) is split into blocks over a, and each block over b. An all-gather over b moves data only within
-the blocks of a. An all-gather over a alone moves all data. So if one axis is added or removed, the other has to come first. All
-dimensions that are connected by edges use the same order. An all-to-all that moves several axes from one dimension to another
-needs the same order in both: otherwise the array is permuted once more.
-
-Write an assignment as partition specs.
-
-In: the decision graph and the layout of each node. Out: a spec for each input and output, and the chain of specs that each
-operand and result inside of the step goes through. `sharding_constraints.py` puts the chains into the step.
+An operand or a result inside of the step has a chain of specs, which `sharding_constraints.py` inserts. In a dimension that
+several mesh axes shard, the specs need an order. A dimension sharded over (a, b) is split into blocks over a, and each block over
+b. An all-gather over b moves data only within the blocks of a; an all-gather over a alone moves all data. So if one axis is added
+or removed, the other has to come first. All dimensions that edges connect use the same order. An all-to-all that moves several
+axes from one dimension to another needs the same order in both: otherwise the array is permuted once more.
 """
 
 from __future__ import annotations
@@ -28,118 +22,13 @@ from penstock.shard.mesh.resharding import Layout, MeshLinks, union
 from penstock.shard.search.costs import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
-_AGREEMENT_ROUNDS = 4
+_MATCHING_ROUNDS = 4
 """The most rounds in which the orders of dimensions that exchange axes are matched to each other."""
+_MOST_COMBINED = 16
+"""Devices along one mesh axis up to which the TPU compiler combines a large sum with its slice: seen with 2, 8 and 16, not 32."""
 
 Order = dict[tuple[int, int], tuple[int, ...]]
 """(node, dimension) → indices of the mesh axes, major first."""
-
-
-def axis_orders(graph: Graph, links: MeshLinks, assignment: Assignment) -> Order:
-    """Find the order of mesh axes in each dimension, so that the fewest bytes are moved only because of the order.
-
-    Args:
-      graph: the decisions.
-      links: the mesh.
-      assignment: the layout of each node.
-
-    Returns:
-      The order of all mesh axes for each (node, dimension). The user's order is kept where constraints give one.
-    """
-    dimension = graph.components
-    pairs, exchanged = [], []
-    for edge in graph.edges:
-        exchanged += [
-            ((edge.a, a), (edge.b, b), moved, edge.bytes * edge.count)
-            for at, a in enumerate(edge.source)
-            for to, b in enumerate(edge.target)
-            if at != to and a is not None and b is not None
-            if (moved := assignment[edge.a][a] & assignment[edge.b][b]) & (moved - 1)  # more than one axis
-        ]
-        for a, b in zip(edge.source, edge.target, strict=True):
-            if a is not None and b is not None:
-                before, after = assignment[edge.a][a], assignment[edge.b][b]
-                if before and after and before != after:
-                    pairs.append(((edge.a, a), before, after, edge.bytes * edge.count))
-    wasted: dict[int, dict[tuple[int, ...], float]] = {}
-    orders = list(itertools.permutations(range(len(links.sizes))))
-    for dim, before, after, size in pairs:
-        costs = wasted.setdefault(dimension[dim], dict.fromkeys(orders, 0.0))
-        for order in orders:
-            if not _nested(order, before, after):
-                costs[order] += size
-    # Among equally good orders, one for all dimensions: a sum over several axes can only be scattered in its own order of axes.
-    preferred = min(orders, key=lambda order: sum(costs[order] for costs in wasted.values()))
-    orders = [preferred, *(order for order in orders if order != preferred)]
-    fixed_orders = _fixed_orders(graph, links)
-    for dim, given in fixed_orders.items():
-        # The user's order also holds for all connected dimensions that have no constraint of their own.
-        costs = wasted.setdefault(dimension[dim], dict.fromkeys(orders, 0.0))
-        for order in orders:
-            if [axis for axis in order if axis in given] != list(given):
-                costs[order] += float("inf")
-    exchanged_pairs = [(dimension[one], dimension[other], moved, size) for one, other, moved, size in exchanged]
-    chosen = _agree(wasted, [each for each in exchanged_pairs if each[0] != each[1]], orders)
-    return {dim: chosen.get(number, orders[0]) for dim, number in dimension.items()} | fixed_orders
-
-
-def _agree(
-    wasted: dict[int, dict[tuple[int, ...], float]],
-    exchanged_pairs: list[tuple[int, int, int, float]],
-    orders: list[tuple[int, ...]],
-) -> dict[int, tuple[int, ...]]:
-    """Choose the best order of each set of connected dimensions, given the orders of the others, until nothing changes.
-
-    Args:
-      wasted: bytes that are moved only because of an order, for each set of connected dimensions and each order.
-      exchanged_pairs: (one set, another set, bits of the axes that an all-to-all moves between them, bytes).
-      orders: all orders of the mesh axes.
-    """
-    partners: dict[int, list[tuple[int, int, float]]] = {}
-    for one, other, moved, size in exchanged_pairs:
-        partners.setdefault(one, []).append((other, moved, size))
-        partners.setdefault(other, []).append((one, moved, size))
-    free = dict.fromkeys(orders, 0.0)
-    chosen = {root: min(orders, key=wasted.get(root, free).__getitem__) for root in {**wasted, **partners}}
-
-    def cost(root: int, order: tuple[int, ...]) -> float:
-        return wasted.get(root, free)[order] + sum(
-            size for other, moved, size in partners.get(root, ()) if _in_order(order, moved) != _in_order(chosen[other], moved)
-        )
-
-    for _ in range(_AGREEMENT_ROUNDS):
-        before = dict(chosen)
-        for root in chosen:
-            chosen[root] = min(orders, key=lambda order: (cost(root, order), order != chosen[root]))
-        if chosen == before:
-            break
-    return chosen
-
-
-def _fixed_orders(graph: Graph, links: MeshLinks) -> Order:
-    """Return the orders that the user's constraints give, where they name several axes for one dimension."""
-    return {
-        (number, dim): tuple(links.names.index(axis) for axis in entry)
-        for number, node in enumerate(graph.nodes)
-        for dim, entry in enumerate(node.fixed or ())
-        if entry and len(entry) > 1
-    }
-
-
-def _nested(order: tuple[int, ...], before: int, after: int) -> bool:
-    """Return whether one set of axes, in this order, is a prefix of the other."""
-    first, second = _in_order(order, before), _in_order(order, after)
-    shorter = min(len(first), len(second))
-    return first[:shorter] == second[:shorter]
-
-
-def _in_order(order: tuple[int, ...], axes: int) -> list[int]:
-    """Return the indices of a set of axes, given as bits, in an order."""
-    return [axis for axis in order if axes >> axis & 1]
-
-
-_COMBINED = 16
-"""Devices along one mesh axis up to which the TPU compiler combines a large sum with its slice: seen with 2, 8 and 16, not 32."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +37,8 @@ class Layouts:
 
     Attributes:
       inputs: the storage layout of each input.
-      outputs: the layout of each output. New state has the storage layout of the state that it replaces; everything else keeps
-        the layout in which it was computed.
+      outputs: the layout of each output. New state has the storage layout of the state that it replaces; other outputs keep the
+        layout in which they were computed.
       sharding_constraints: the layouts inside of the step.
       used: index of the value of an input → its layout at its first non-elementwise operation.
       slices: index of the value of an input → the number of slices that loops take of it; 1 if they take none.
@@ -174,38 +63,28 @@ def write_layouts(
     """Write an assignment as partition specs.
 
     Args:
-      program: the step.
-      groups: its axis groups.
-      graph: its decisions.
-      links: the mesh.
-      assignment: the layout of each node.
       state: index of each output that replaces an input → index of that input.
       split_from: the bytes from which the compiler splits a product that is summed and scattered (`CompilerModel.split_from`).
     """
-    return _Writer(program, groups, graph, links, assignment, split_from).write(state)
+    return _Writer(program, groups, graph, links, assignment, split_from, axis_orders(graph, links, assignment)).write(state)
 
 
+@dataclass(frozen=True)
 class _Writer:
     """The layouts of one assignment, with the order of mesh axes in each dimension."""
 
-    def __init__(
-        self,
-        program: FlatProgram,
-        groups: AxisGroups,
-        graph: Graph,
-        links: MeshLinks,
-        assignment: Assignment,
-        split_from: float,
-    ):
-        self.program, self.groups, self.graph, self.links, self.assignment = program, groups, graph, links, assignment
-        self.split_from = split_from
-        self.orders = axis_orders(graph, links, assignment)
+    program: FlatProgram
+    groups: AxisGroups
+    graph: Graph
+    links: MeshLinks
+    assignment: Assignment
+    split_from: float
+    orders: Order
 
     def write(self, state: Mapping[int, int]) -> Layouts:
         """Write all layouts; `state` is as in `write_layouts`."""
-        inputs = tuple(
-            self.spec(self.graph.leaf[value], range(len(self.program.values[value].shape))) for value in self.program.inputs
-        )
+        values = self.program.values
+        inputs = tuple(self.spec(self.graph.leaf[value], range(len(values[value].shape))) for value in self.program.inputs)
         outputs: list[Spec] = []
         for index, value in enumerate(self.program.outputs):
             if index in state:
@@ -224,20 +103,15 @@ class _Writer:
             result_layouts = []
             for result, factors in zip(op.results, op.rule.results, strict=True):
                 reduced = [factor for factor in range(len(layout)) if factor not in factors] if op.fixed is None else []
-                result_layouts.append(
-                    self.result_layouts(result, node, factors, reduced) if self.program.values[result].shape else None
-                )
+                result_layouts.append(self.result_layouts(result, node, factors, reduced) if values[result].shape else None)
             results[op.path] = tuple(result_layouts)
         for group in self.groups.groups:
             for op in group.elementwise if group is not None else ():
-                results[op.path] = tuple(
-                    (self.group_layout(each),) if self.program.values[each].shape else None for each in op.results
-                )
+                results[op.path] = tuple((self.group_layout(each),) if values[each].shape else None for each in op.results)
         for loop in self.program.loops:
-            # The layout of the group: what is gathered for the group is gathered once before the loop, not in each iteration.
+            # In the layout of its group, an operand is gathered once before the loop, not in each iteration.
             operands[loop.path] = tuple(
-                None if each is None or not self.program.values[each].shape else (self.group_layout(each),)
-                for each in loop.operands
+                None if each is None or not values[each].shape else (self.group_layout(each),) for each in loop.operands
             )
         self.broadcast_uses(operands)
         uses = find_uses(self.program, self.groups)
@@ -249,10 +123,9 @@ class _Writer:
 
         The operand may have the input's dimensions merged, and be sharded further than the major one of them divides.
         """
-        node = self.graph.op[use.index]
         sizes = self.program.values[value].shape
-        axes = self.spec(node, tuple(use.factor(dim) for dim in range(len(sizes))))
-        return tuple(self._dividing(entry, size) for entry, size in zip(axes, sizes, strict=True))
+        axes = self.spec(self.graph.op[use.index], map(use.factor, range(len(sizes))))
+        return tuple(map(self._dividing, axes, sizes))
 
     def _dividing(self, axes: tuple[str, ...], size: int) -> tuple[str, ...]:
         """Return the first mesh axes that together divide the size of a dimension."""
@@ -265,44 +138,37 @@ class _Writer:
         return self.spec(self.graph.group[value], self.groups.dims[value])
 
     def operand_layouts(self, value: int, node: int, factors: tuple[int | None, ...], op: Op) -> tuple[Spec, ...]:
-        """Return the layouts that an operand goes through.
+        """Return the chain of layouts of an operand.
 
-        It starts in the layout of its group, and ends in that of the operation. Between them may be the layout of a reshard that
-        several readers share.
+        It starts with the layout of the operand's group, and ends with the operation's layout. Between them may be the layout of
+        a reshard that several readers share.
         """
         dims = self.groups.dims[value]
-        layouts_on_way = [self._layout(self.graph.group[value], dims)]
+        layouts = [project(dims, self.assignment[self.graph.group[value]])]
         shared = self.graph.shared_reshard.get(reshard_key(value, op))
-        if shared is not None:
-            layouts_on_way.append(self._layout(shared, dims))
-        layouts_on_way.append(self._only_large(self._layout(node, factors), value))
-        layouts = layouts_on_way[:1]
-        for stop in layouts_on_way[1:]:
-            if stop != layouts[-1]:
-                layouts += self.links.waypoints(layouts[-1], stop, 0)
+        shared_layouts = [] if shared is None else [project(dims, self.assignment[shared])]
+        for layout in (*shared_layouts, self._layout_at_op(value, node, factors)):
+            if layout != layouts[-1]:
+                layouts += self.links.waypoints(layouts[-1], layout, 0)
         return self._spec_chain(layouts, value, (node, factors))
 
     def result_layouts(self, value: int, node: int, factors: tuple[int | None, ...], reduced: list[int]) -> tuple[Spec, ...]:
-        """Return the layouts that a result goes through: from that of the operation to that of its group."""
-        source = self._only_large(self._layout(node, factors), value)
-        target = self._layout(self.graph.group[value], self.groups.dims[value])
-        partial = 0
-        for factor in reduced:
-            partial |= self.assignment[node][factor]
-        # First the full sum, then its slice: compilers combine the two into one reduce-scatter. If the slice is requested
-        # directly, the partitioner may gather the operands instead. It does not where the compiler splits the product into parts
-        # that are sent while the next ones are computed. It needs this for sums over several axes or long ones, which it does not
-        # combine with their slices.
+        """Return the chain of layouts of a result, from the layout of the operation to the layout of the result's group."""
+        source = self._layout_at_op(value, node, factors)
+        target = project(self.groups.dims[value], self.assignment[self.graph.group[value]])
+        partial = union(tuple(self.assignment[node][factor] for factor in reduced))
+        # Request the full sum, then its slice: compilers combine the two into one reduce-scatter. If only the slice is requested,
+        # the partitioner may gather the operands instead. It does not where the compiler splits the product into parts that are
+        # sent while the next ones are computed. Sums over several axes or over many devices need this split, because the
+        # compiler does not combine them with their slices.
         steps = self.links.reshard_steps(source, target, partial, 1)
         if [step.kind for step in steps] == ["reduce-scatter"]:
             unreduced = self.program.values[value].bytes / self.links.shards(union(source))
-            long = self.links.shards(steps[0].axes) > _COMBINED or steps[0].axes.bit_count() > 1
+            long = self.links.shards(steps[0].axes) > _MOST_COMBINED or steps[0].axes.bit_count() > 1
             if long and unreduced >= self.split_from:
                 return self._spec_chain([target], value, (node, factors))
-        layouts_on_way = list(self.links.waypoints(source, target, partial))
-        if source != target:
-            layouts_on_way = [source, *layouts_on_way]
-        return self._spec_chain(layouts_on_way, value, (node, factors))
+        chain = [*([source] if source != target else []), *self.links.waypoints(source, target, partial)]
+        return self._spec_chain(chain, value, (node, factors))
 
     def broadcast_uses(self, operands: dict) -> None:
         """Give broadcast operands of elementwise operations the layout of the result; add them to `operands`."""
@@ -318,27 +184,21 @@ class _Writer:
         """Return the spec of an array, given the dimension of a node that each of its dimensions belongs to."""
         return tuple(self._axes(node, dim, 0 if dim is None else self.assignment[node][dim]) for dim in dims)
 
-    def _layout(self, node: int, dims: tuple[int | None, ...]) -> Layout:
-        """Return the layout of an array, like `spec`, as bits of mesh axes."""
-        return project(dims, self.assignment[node])
+    def _layout_at_op(self, value: int, node: int, factors: tuple[int | None, ...]) -> Layout:
+        """Return the layout of a value at an operation, without the mesh axes of dimensions of size one."""
+        layout, sizes = project(factors, self.assignment[node]), self.program.values[value].shape
+        return tuple(mask if size > 1 else 0 for mask, size in zip(layout, sizes, strict=True))
 
-    def _only_large(self, layout: Layout, value: int) -> Layout:
-        """Return a layout of a value without the mesh axes of dimensions of size one."""
-        return tuple(mask if size > 1 else 0 for mask, size in zip(layout, self.program.values[value].shape, strict=True))
+    def _spec_chain(self, layouts: list[Layout], value: int, fallback: tuple[int, tuple[int | None, ...]]) -> tuple[Spec, ...]:
+        """Write layouts as specs, with the order of axes in the group's dimensions.
 
-    def _spec_chain(
-        self, layouts_on_way: list[Layout], value: int, fallback: tuple[int, tuple[int | None, ...]]
-    ) -> tuple[Spec, ...]:
-        """Write layouts as specs.
-
-        The order of axes is that of the group's dimension; `fallback` has a node and its dimensions, for array dimensions that
-        the group does not have.
+        `fallback` has a node and its dimensions, for array dimensions that the group does not have.
         """
         group, dims = self.graph.group[value], self.groups.dims[value]
         specs = []
-        for stop in layouts_on_way:
+        for layout in layouts:
             spec = []
-            for at, mask in enumerate(stop):
+            for at, mask in enumerate(layout):
                 node, dim = (group, dims[at]) if dims[at] is not None else (fallback[0], fallback[1][at])
                 spec.append(self._axes(node, dim, mask))
             specs.append(tuple(spec))
@@ -346,5 +206,98 @@ class _Writer:
 
     def _axes(self, node: int, dim: int | None, mask: int) -> tuple[str, ...]:
         """Return the names of mesh axes, given as bits, in the order of a dimension of a node."""
-        order = self.orders.get((node, dim), range(len(self.links.sizes))) if dim is not None else range(len(self.links.sizes))
+        default = range(len(self.links.sizes))
+        order = default if dim is None else self.orders.get((node, dim), default)
         return tuple(self.links.names[axis] for axis in order if mask >> axis & 1)
+
+
+# The order of mesh axes in each dimension that several of them shard.
+
+
+def axis_orders(graph: Graph, links: MeshLinks, assignment: Assignment) -> Order:
+    """Find the order of mesh axes in each dimension, so that the fewest bytes are moved only because of the order.
+
+    The user's order is kept where constraints give one.
+    """
+    dimension = graph.components
+    orders = list(itertools.permutations(range(len(links.sizes))))
+    wasted: dict[int, dict[tuple[int, ...], float]] = {}
+    exchanged = []
+    for edge in graph.edges:
+        size = edge.bytes * edge.count
+        for (at, a), (to, b) in itertools.product(enumerate(edge.source), enumerate(edge.target)):
+            if a is None or b is None:
+                continue
+            before, after, one, other = assignment[edge.a][a], assignment[edge.b][b], dimension[edge.a, a], dimension[edge.b, b]
+            if at == to and before and after and before != after:
+                costs = wasted.setdefault(one, dict.fromkeys(orders, 0.0))
+                for order in orders:
+                    if not _nested(order, before, after):
+                        costs[order] += size
+            moved = before & after
+            if at != to and one != other and moved.bit_count() > 1:
+                exchanged.append((one, other, moved, size))
+    # Among equally good orders, one for all dimensions: a sum over several axes can only be scattered in its own order of axes.
+    preferred = min(orders, key=lambda order: sum(costs[order] for costs in wasted.values()))
+    orders = [preferred, *(order for order in orders if order != preferred)]
+    fixed_orders = _fixed_orders(graph, links)
+    for dim, given in fixed_orders.items():
+        # The user's order also holds for all connected dimensions that have no constraint of their own.
+        costs = wasted.setdefault(dimension[dim], dict.fromkeys(orders, 0.0))
+        for order in orders:
+            if [axis for axis in order if axis in given] != list(given):
+                costs[order] += float("inf")
+    chosen = _match_orders(wasted, exchanged, orders)
+    return {dim: chosen.get(number, orders[0]) for dim, number in dimension.items()} | fixed_orders
+
+
+def _match_orders(
+    wasted: dict[int, dict[tuple[int, ...], float]], exchanged: list[tuple[int, int, int, float]], orders: list[tuple[int, ...]]
+) -> dict[int, tuple[int, ...]]:
+    """Choose the best order of each set of connected dimensions, given the orders of the others, until nothing changes.
+
+    Args:
+      wasted: bytes that are moved only because of an order, for each set of connected dimensions and each order.
+      exchanged: (one set, another set, bits of the axes that an all-to-all moves between them, bytes).
+    """
+    partners: dict[int, list[tuple[int, int, float]]] = {}
+    for one, other, moved, size in exchanged:
+        partners.setdefault(one, []).append((other, moved, size))
+        partners.setdefault(other, []).append((one, moved, size))
+    free = dict.fromkeys(orders, 0.0)
+    chosen = {root: min(orders, key=wasted.get(root, free).__getitem__) for root in {**wasted, **partners}}
+
+    def cost(root: int, order: tuple[int, ...]) -> float:
+        return wasted.get(root, free)[order] + sum(
+            size for other, moved, size in partners.get(root, ()) if _in_order(order, moved) != _in_order(chosen[other], moved)
+        )
+
+    for _ in range(_MATCHING_ROUNDS):
+        before = dict(chosen)
+        for root in chosen:
+            chosen[root] = min(orders, key=lambda order: (cost(root, order), order != chosen[root]))
+        if chosen == before:
+            break
+    return chosen
+
+
+def _fixed_orders(graph: Graph, links: MeshLinks) -> Order:
+    """Return the orders of the dimensions for which the user's constraints name several axes."""
+    return {
+        (number, dim): tuple(links.names.index(axis) for axis in entry)
+        for number, node in enumerate(graph.nodes)
+        for dim, entry in enumerate(node.fixed or ())
+        if entry and len(entry) > 1
+    }
+
+
+def _nested(order: tuple[int, ...], before: int, after: int) -> bool:
+    """Return whether one set of axes, in this order, is a prefix of the other."""
+    first, second = _in_order(order, before), _in_order(order, after)
+    shorter = min(len(first), len(second))
+    return first[:shorter] == second[:shorter]
+
+
+def _in_order(order: tuple[int, ...], axes: int) -> list[int]:
+    """Return the indices of a set of axes, given as bits, in an order."""
+    return [axis for axis in order if axes >> axis & 1]

@@ -1,7 +1,5 @@
 """Insert the layouts of a plan into a step, as sharding constraints.
 
-In: the jaxpr of the step, and the layouts of its operands and results. Out: a function that returns the same results.
-
 The jaxpr is evaluated equation by equation; `with_sharding_constraint` is called where the plan chose a layout. Where a weight
 is stored in one layout and used in another, the compiler inserts the all-gather of FSDP (arXiv:1910.02054). Where a gradient gets
 the layout of the state that it updates, the compiler inserts the reduce-scatter.
@@ -33,9 +31,9 @@ class ShardingConstraints:
 
     Attributes:
       operands: path of an equation → for each operand, the layout of its value, then the layout in which it is used.
-      results: path of an equation → for each result, the layout in which it is computed, if it is not a partial sum, then
-        the layout of its axis group.
-      at_start: for each flat argument, the layout to which it is brought at the start of the step, or None; () if all are None.
+      results: path of an equation → for each result, the layout in which it is computed, unless it is a partial sum, then the
+        layout of its axis group.
+      at_start: for each flat argument, its layout from the start of the step, or None; () if all are None.
     """
 
     operands: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
@@ -49,29 +47,25 @@ def insert_constraints(
     """Return a function from the flat arguments of a traced step to its flat results, with sharding constraints inside.
 
     Args:
-      closed: the jaxpr of the step.
-      sharding_constraints: the layouts inside of it.
-      mesh: the mesh of the layouts.
       callbacks: whether to keep the calls of `jax.debug.print`, `jax.debug.callback` and `jax.pure_callback`. Without them, the
         function can be compiled where there is no host to call. The results of `jax.pure_callback` are then zeros, and the
         compiler drops what only callbacks read.
     """
 
     def run(*flat: Any) -> list[Any]:
-        wanted = sharding_constraints.at_start or (None,) * len(flat)
-        brought = [each if spec is None else _constrain(each, spec, mesh) for each, spec in zip(flat, wanted, strict=True)]
-        return _Evaluation(sharding_constraints, mesh, callbacks).evaluate(closed.jaxpr, closed.consts, brought, (), {})
+        specs = sharding_constraints.at_start or (None,) * len(flat)
+        arguments = [each if spec is None else _constrain(each, spec, mesh) for each, spec in zip(flat, specs, strict=True)]
+        return _Evaluation(sharding_constraints, mesh, callbacks).evaluate(closed.jaxpr, closed.consts, arguments, (), {})
 
     return run
 
 
-_CALLBACK = "pure_callback"
 _Constrained = dict[tuple[int, Spec], tuple[Any, Any]]
 """(id of an array, layout) → (the array, the same array in that layout). The reference keeps the id from being used again."""
 
 
 class _Evaluation:
-    """An evaluation of a jaxpr and of those nested in it, with sharding constraints."""
+    """An evaluation of a jaxpr and its nested jaxprs, with sharding constraints."""
 
     def __init__(self, sharding_constraints: ShardingConstraints, mesh: Any, callbacks: bool):
         self._callbacks = callbacks
@@ -86,11 +80,8 @@ class _Evaluation:
         """Evaluate a jaxpr and return its results.
 
         Args:
-          jaxpr: an open jaxpr.
-          consts: values of its constants.
-          args: its arguments.
           path: where it is nested in the step; () for the step itself.
-          constrained: the constrained arrays that exist so far in the jaxpr around it. New ones are added.
+          constrained: the constrained arrays so far in the jaxpr around it. New ones are added.
         """
         environment: dict[Any, Any] = {}
 
@@ -113,12 +104,10 @@ class _Evaluation:
             if equation.primitive.name in DEBUG and not self._callbacks:
                 continue
             here = (*path, number)
-            wanted = self._sharding_constraints.operands.get(here)
-            if wanted is None:
-                operands = [read(atom) for atom in equation.invars]
-            else:
-                operands = [constrain_operand(atom, specs) for atom, specs in zip(equation.invars, wanted, strict=True)]
-            if wanted is not None and equation.primitive.name.startswith("scatter") and self._keep_scatters_apart:
+            chains = self._sharding_constraints.operands.get(here)
+            pairs = zip(equation.invars, (None,) * len(equation.invars) if chains is None else chains, strict=True)
+            operands = [constrain_operand(atom, specs) for atom, specs in pairs]
+            if chains is not None and equation.primitive.name.startswith("scatter") and self._keep_scatters_apart:
                 operands[0] = jax.lax.optimization_barrier(operands[0])
             results = self._equation(equation, operands, here, constrained)
             specs = self._sharding_constraints.results.get(here, (None,) * len(results))
@@ -136,8 +125,10 @@ class _Evaluation:
         with equation.ctx.manager:
             if name in ("checkpoint", "remat", "remat2"):
                 return self._checkpoint(equation, operands, path)
-            if name == _CALLBACK and not self._callbacks:
-                return _instead_of_callback(equation)
+            if name == "pure_callback" and not self._callbacks:
+                # Zeros, behind a barrier, so that nothing is simplified because they are zeros.
+                zeros = (jax.numpy.zeros(each.aval.shape, each.aval.dtype) for each in equation.outvars)
+                return list(map(jax.lax.optimization_barrier, zeros))
             if name in CUSTOM_DERIVATIVES:
                 params = self._with_own_derivative(params, path)
             elif name in INLINED:
@@ -151,14 +142,14 @@ class _Evaluation:
     def _with_own_derivative(self, params: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """Return the parameters of a `custom_jvp` or `custom_vjp`, with constraints in the function and not in its derivative.
 
-        A step that differentiates the function itself no longer has such an equation. The derivative counts only if the caller
+        A step that differentiates the function itself no longer has such an equation. The derivative is used only if the caller
         differentiates the planned step.
         """
         closed = params["call_jaxpr"]
         return {**params, "call_jaxpr": self._trace_nested(closed.jaxpr, closed.consts, path)}
 
     def _checkpoint(self, equation: Any, operands: list[Any], path: Path) -> list[Any]:
-        """Evaluate a `jax.checkpoint`, whose body is computed again for the backward pass, and gathers its weights again."""
+        """Evaluate a `jax.checkpoint`. The backward pass computes its body, and the gathers of its weights, again."""
         params = equation.params
         inner = self._trace_nested(params["jaxpr"], (), path)
         given = [*inner.consts, *operands]  # the equation takes an open jaxpr, which holds no constants
@@ -173,22 +164,11 @@ class _Evaluation:
         return {key: self._trace_nested(params[key].jaxpr, params[key].consts, (*path, part)) for key, part in parts.items()}
 
     def _trace_nested(self, jaxpr: Any, consts: Sequence[Any], path: Path) -> ClosedJaxpr:
-        """Trace a nested jaxpr with constraints in it.
-
-        Args:
-          jaxpr: the nested jaxpr.
-          consts: values of its constants.
-          path: where it is nested.
-        """
+        """Trace a nested jaxpr with constraints in it."""
         avals = [
             jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=getattr(v.aval, "weak_type", False)) for v in jaxpr.invars
         ]
         return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, path, {}))(*avals)
-
-
-def _instead_of_callback(equation: Any) -> list[Any]:
-    """Return zeros for the results of a callback, behind a barrier, so that nothing is simplified because they are zeros."""
-    return [jax.lax.optimization_barrier(jax.numpy.zeros(each.aval.shape, each.aval.dtype)) for each in equation.outvars]
 
 
 def _constrain(array: Any, spec: Spec, mesh: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Collect the compiler's figures for one compiled program.
-
-In: a `jax.stages.Compiled` and the sizes of its mesh. Out: `Measured`: memory, FLOPs and collectives of one device in one run.
-"""
+"""Collect the compiler's figures for one compiled program: memory, FLOPs and collectives of one device in one run."""
 
 from __future__ import annotations
 
@@ -136,9 +133,6 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 def compile_error(message: str) -> CompileError:
     """Return the error for a message of a compiler.
-
-    Args:
-      message: the message.
 
     >>> compile_error("RESOURCE_EXHAUSTED: the total memory required (34.50G) exceeds available HBM (15.75G).").needed / 2**30
     34.5

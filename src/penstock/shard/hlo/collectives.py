@@ -1,13 +1,9 @@
-"""Find which slice of a value each device keeps.
+"""Find the collectives of a compiled program, with their bytes on wire, the mesh axes that they span, and how often they run.
 
-In: a parsed program and a value in it. Out: the `dynamic-slice` instructions that read it, and their offsets on each device,
-computed from `partition-id`. `collectives.py` uses them to tell a reduce-scatter from an all-reduce.
-
-Find the collectives of a compiled program, with their bytes on wire.
-
-In: HLO text (`compiled.as_text()`), so that it works for devices that are not present, and the sizes of the mesh. Out: the
-collectives, each with the mesh axes that it spans and how often it runs. Bytes on wire follow Thakur, Rabenseifner and Gropp
-(2005). Devices are numbered like the partitions of the program: row-major over the mesh.
+They are read from HLO text (`compiled.as_text()`), so that the devices need not be present. Devices are numbered like the
+partitions of the program: row-major over the mesh. Bytes on wire follow Thakur, Rabenseifner and Gropp (2005). To tell a
+reduce-scatter from an all-reduce, `find_slices` finds the slice of a value that each device keeps, at an offset computed from
+`partition-id`.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ _BINARY: dict[str, Callable[[IndexValues, IndexValues], IndexValues]] = {
     "shift-right-logical": np.right_shift,
     "shift-left": np.left_shift,
 }
-_COMPARE: dict[str, Callable[[IndexValues, IndexValues], IndexValues]] = {
+_COMPARE: dict[str, np.ufunc] = {
     "EQ": np.equal,
     "NE": np.not_equal,
     "LT": np.less,
@@ -63,26 +59,22 @@ def find_slices(
     It follows the value through copies, elementwise operations and `-done`, and into and out of fusions and calls.
 
     Args:
-      program: the program.
-      where: the computation of the value.
-      value: the instruction that computes it.
       element: the index of an element, if the value is a tuple; None if it is an array.
-      array: the shape of that element, or of the value.
+      array: the shape of the element, or of the value.
     """
     found: list[tuple[Computation, Instruction]] = []
     seen = set()
     todo: list[tuple[Computation, str, int | None]] = [(where, value.name, element)]
     while todo:
-        here = todo.pop()
-        if (here[0].name, *here[1:]) in seen:
+        where, name, element = todo.pop()
+        if (where.name, name, element) in seen:
             continue
-        seen.add((here[0].name, *here[1:]))
-        where, name, element = here
+        seen.add((where.name, name, element))
         if name == where.root:
-            callers = program.callers[where.name]
-            if len(callers) != 1 or where.name not in callers[0][1].called:
+            call = program.only_call(where)
+            if call is None:
                 return None
-            todo.append((callers[0][0], callers[0][1].name, element))
+            todo.append((call[0], call[1].name, element))
         for user in where.users[name]:
             if user.opcode == "get-tuple-element":
                 if element is None or user.attribute(r"index=(\d+)") == str(element):
@@ -95,10 +87,10 @@ def find_slices(
                 callee = program.computations[user.called[0]]
                 todo += [(callee, callee.parameters[i], element) for i, used in enumerate(user.operands) if used == name]
             elif user.opcode == "tuple" and user.name == where.root and element is None:
-                callers = program.callers[where.name]
-                if len(callers) != 1 or where.name not in callers[0][1].called:
+                call = program.only_call(where)
+                if call is None:
                     return None
-                todo += [(callers[0][0], callers[0][1].name, i) for i, used in enumerate(user.operands) if used == name]
+                todo += [(call[0], call[1].name, i) for i, used in enumerate(user.operands) if used == name]
             elif user.arrays[0].elements == array.elements and (user.opcode in UNCHANGED or user.opcode in _ELEMENTWISE):
                 todo.append((where, user.name, None))
             else:
@@ -107,17 +99,7 @@ def find_slices(
 
 
 def index_values(program: HloProgram, where: Computation, name: str, devices: int) -> IndexValues | None:
-    """Compute a small integer value on each device; None if the text does not determine it.
-
-    Args:
-      program: the program.
-      where: the computation of the value.
-      name: the name of the instruction that computes it.
-      devices: the number of devices.
-
-    Returns:
-      Integers [devices, n], or [1, n] if they are the same on all devices.
-    """
+    """Compute a small integer value on each device [devices, n], or on all [1, n]; None if the text does not determine it."""
     where, instruction = program.source(where, name)
     opcode = instruction.opcode
     if opcode == "partition-id":
@@ -150,13 +132,7 @@ def index_values(program: HloProgram, where: Computation, name: str, devices: in
 
 
 def depends_on_device(program: HloProgram, where: Computation, name: str) -> bool:
-    """Return whether a value depends on the id of the device.
-
-    Args:
-      program: the program.
-      where: the computation of the value.
-      name: the name of the instruction that computes it.
-    """
+    """Return whether a value depends on the id of the device."""
     seen = set()
     todo = [(where, name)]
     while todo:
@@ -169,20 +145,12 @@ def depends_on_device(program: HloProgram, where: Computation, name: str) -> boo
     return False
 
 
-_KINDS = {
-    "all-reduce": "all-reduce",
-    "all-gather": "all-gather",
-    "reduce-scatter": "reduce-scatter",
-    "all-to-all": "all-to-all",
-    "ragged-all-to-all": "all-to-all",
-    "collective-permute": "collective-permute",
-    "collective-broadcast": "collective-broadcast",
-}
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 DeviceGroups = Sequence[Sequence[int]]
 """Groups of devices; each group runs the collective on its own."""
 
-_ASK = "this XLA prints it in a form that penstock cannot read; please report it with that line of the program"
+_REPORT = "this XLA prints it in a form that penstock cannot read; please report it with that line of the program"
 
 _PHASE = "async_collective_fusion_config"
 """The TPU compiler writes this at an asynchronous collective in each of the fusions that run a phase of it. Channels do not tell
@@ -199,7 +167,7 @@ class Collective:
       group: the number of devices in each group; for a permute, in the longest chain.
       count: how often it runs in one run of the program.
       axes: the mesh axes that its groups span; () if the groups match no mesh axes.
-      guessed: whether its kind, all-reduce or reduce-scatter, was guessed from the size, as the text does not say it.
+      guessed: whether its kind, all-reduce or reduce-scatter, was guessed from the size, because the text does not show it.
 
     Examples:
       >>> gather = Collective("all-gather", 1 << 20, group=4, count=1.0, axes=("data",))
@@ -235,10 +203,10 @@ def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     condition of a loop count as often as `HloProgram.counted_trips` says. For a conditional, the branch that sends most bytes
     counts.
 
-    **Reduce-scatters.** An all-reduce counts as a reduce-scatter if each device keeps only a slice of the result, taken by
-    `dynamic-slice` at an offset that depends on the device. XLA:CPU forms no reduce-scatter, and the TPU compiler writes them
-    this way in a fusion. An all-reduce that the TPU and GPU compilers leave outside of a fusion is always counted as an
-    all-reduce.
+    **Reduce-scatters.** An all-reduce counts as a reduce-scatter if each device keeps only a slice of the result. The slice is
+    taken by `dynamic-slice`, at an offset that depends on the device. XLA:CPU forms no reduce-scatter, and the TPU compiler
+    writes them this way in a fusion. An all-reduce that the TPU and GPU compilers leave outside of a fusion always counts as
+    an all-reduce.
 
     If its group spans axes `a` and `b`, and the slice differs along `a` only, it counts as two: a reduce-scatter of all bytes
     over `a`, and an all-reduce of the slice over `b`. A tuple all-reduce is read element by element; elements with the same
@@ -266,11 +234,11 @@ class _Collectives:
         self.devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
 
     def of(self, where: Computation) -> list[Collective]:
-        """Return the collectives of a computation and of those that it runs."""
+        """Return the collectives of a computation and of the computations that it runs."""
         found: list[Collective] = []
         for instruction in where:
-            kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
-            if kind:
+            kind = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
+            if kind in _KINDS:
                 found += self._one(kind, where, instruction)
             elif instruction.opcode == "while":
                 trips = self.program.counted_trips(where, instruction)
@@ -339,7 +307,7 @@ class _Collectives:
     def _scattered(
         self, where: Computation, instruction: Instruction, element: int | None, array: Array, groups: DeviceGroups
     ) -> tuple[DeviceGroups, bool]:
-        """Return the subgroups whose devices keep different slices of the result, and whether that is a guess.
+        """Return the subgroups whose devices keep different slices of the result, and whether they are a guess.
 
         There are no subgroups if all devices keep the full result.
         """
@@ -415,7 +383,7 @@ def _pairs(instruction: Instruction) -> list[tuple[int, int]]:
     """Return the pairs of sender and receiver of a permute."""
     pairs = instruction.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
     if pairs is None:
-        raise ValueError(f"{instruction.name} has no source_target_pairs={{{{0,1}},…}} of devices: {_ASK}")
+        raise ValueError(f"{instruction.name} has no source_target_pairs={{{{0,1}},…}} of devices: {_REPORT}")
     return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs)]
 
 
@@ -445,7 +413,7 @@ def _replica_groups(attributes: str, devices: int) -> DeviceGroups:
     # size 4 whose more major part has size 1.
     named = re.search(r"replica_groups=@?[\w.]*\[(.*?)\](?:, device_ids=\((.*?\)?)\))? \{([^}]*)\}", attributes)
     if not named and "replica_groups=" in attributes:
-        raise ValueError(f"replica_groups={attributes.partition('replica_groups=')[2][:80]} are no groups of devices: {_ASK}")
+        raise ValueError(f"replica_groups={attributes.partition('replica_groups=')[2][:80]} are no groups of devices: {_REPORT}")
     if not named:  # without groups, all devices take part
         return (tuple(range(devices)),)
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", named[1])}

@@ -1,7 +1,6 @@
-"""Count the FLOPs of a compiled program.
+"""Count the FLOPs of one device in one run of a compiled program, and describe the costs that they leave out.
 
-In: HLO text. Out: the FLOPs of one device in one run, and sentences about costs that they leave out. The conventions are those of
-XLA's `HloCostAnalysis`, except that loops are multiplied by their trip count.
+The conventions are XLA's (`HloCostAnalysis`), except that loops are multiplied by their trip count.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from collections.abc import Iterable
 from penstock.shard.hlo.parse import Array, Computation, HloProgram, Instruction, parse_hlo
 from penstock.shard.wording import about_loops, about_operations
 
-# One FLOP per element of the result. exp, log, tanh, rsqrt and others are not here: XLA counts them separately, as
-# `transcendentals`.
+# One FLOP per element of the result. XLA counts exp, log, tanh, rsqrt and others separately, as `transcendentals`.
 # fmt: off
 _ELEMENTWISE = frozenset((
     "abs", "add", "and", "bitcast-convert", "ceil", "clamp", "clz", "compare", "complex", "convert", "count-leading-zeros",
@@ -52,27 +50,18 @@ _FREE_TARGETS = frozenset((
 def count_flops(text: str) -> float:
     """Return the FLOPs of one device in one run of a program.
 
-    They are those of `compiled.cost_analysis()["flops"]`, except that the body of a loop counts as often as it runs
+    They equal `compiled.cost_analysis()["flops"]`, except that the body of a loop counts as often as it runs
     (`HloProgram.counted_trips`). A matrix product has 2·M·N·K. A convolution has 2 for each multiplication outside of the
     padding. Arithmetic, comparisons and conversions have 1 an element. Transcendental functions and data movement have none.
     For a conditional, the branch with the most FLOPs counts. `describe_unknown_costs` says which costs this leaves out.
-
-    Args:
-      text: the text of `jax.stages.Compiled.as_text()`.
     """
     return _counted(text).total
 
 
 def describe_unknown_costs(text: str) -> tuple[str, ...]:
-    """Return sentences about costs that cannot be read from the program: loops of unknown length, and library calls.
+    """Return sentences about costs that the program does not show: loops of unknown length, and library calls.
 
-    The numbers in them count places in the program, and not how often these run.
-
-    Args:
-      text: the text of `jax.stages.Compiled.as_text()`.
-
-    Returns:
-      The sentences; () if all costs are known.
+    The numbers in them count places in the program, and not how often these run. There are none if all costs are known.
     """
     counted = _counted(text)
     return (*about_loops(counted.loops), *about_operations(counted.operations, "nothing"))
@@ -91,7 +80,7 @@ class _Flops:
         self.program = program
         self.loops = 0
         self.operations: Counter[str] = Counter()
-        self.of = functools.cache(self._computation)  # each computation is read once, so that each place counts once
+        self.of = functools.cache(self._computation)  # each computation is read once: `loops` and `operations` count places
         self.total = self.of(program.entry.name)
 
     def _computation(self, name: str) -> float:
@@ -123,9 +112,8 @@ class _Flops:
         if opcode == "convolution":
             return _convolution(instruction, where.operand(instruction).arrays[0], instruction.arrays[0])
         if opcode == "fft":
-            return (
-                8 * where.operand(instruction).elements * math.prod(n.bit_length() - 1 for n in instruction.numbers("fft_length"))
-            )
+            logarithms = (n.bit_length() - 1 for n in instruction.numbers("fft_length"))
+            return 8 * where.operand(instruction).elements * math.prod(logarithms)
         if opcode == "sort":
             elements = where.operand(instruction).elements
             return elements * math.ceil(math.log2(elements)) if elements > 1 else 0
@@ -154,7 +142,7 @@ def _counted(text: str) -> _Flops:
 
 
 def _applications(where: Computation, instruction: Instruction) -> int | None:
-    """Return how often an instruction applies the function that it names; None if that is unknown."""
+    """Return how often an instruction applies the function that it names; None if this is unknown."""
     opcode = instruction.opcode
     if opcode == "reduce":
         return where.operand(instruction).elements - instruction.arrays[0].elements
@@ -168,10 +156,10 @@ def _applications(where: Computation, instruction: Instruction) -> int | None:
 
 
 def _window_applications(instruction: Instruction, image: Array) -> int:
-    """Return how often a `reduce-window` applies its function: once less than its window has elements, for each result.
+    """Return how often a `reduce-window` applies its function: for each result, one less than the elements of its window.
 
     The TPU compiler writes a reduction whose result is broadcast to the shape of its operand, such as the maximum of a softmax,
-    as a window that has the whole dimension in it everywhere: 2·N − 1 elements, with N − 1 of padding. It runs as a reduction.
+    as a window that always covers the whole dimension: 2·N − 1 elements, with N − 1 of padding. It runs as a reduction.
     """
     result, window = instruction.arrays[0], _window(instruction)
     wide = [(size, low, image.dims[axis]) for axis, (size, _, low, _, _) in enumerate(window) if size > 1]
@@ -188,15 +176,14 @@ def _dot(instruction: Instruction, left: Array, contracted: Iterable[int]) -> in
 def _library_call(target: str, where: Computation, instruction: Instruction) -> int | None:
     """Return the FLOPs of a matrix product or convolution that a library computes: cuBLAS, cuDNN or oneDNN.
 
-    Returns None if it is another call, or if the text does not give its dimensions. Its result includes a workspace. The window
-    and labels of a gradient are those of the forward convolution, which has as many multiplications.
+    Returns None if it is another call, or if the text does not give its dimensions. Its result includes a workspace. A gradient
+    has the window and labels of the forward convolution, which has as many multiplications.
     """
     if any(name in target for name in ("$gemm", "$lt$matmul", "onednn$matmul")):
         contracted = re.search(r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes)
         if contracted is None:
             return None
-        dimensions = map(int, re.findall(r"\d+", contracted[1]))
-        return _dot(instruction, where.operand(instruction).arrays[0], dimensions)
+        return _dot(instruction, where.operand(instruction).arrays[0], map(int, re.findall(r"\d+", contracted[1])))
     if not target.startswith("__cudnn$conv") or "dim_labels=" not in instruction.attributes:
         return None
     first, second = (where.operand(instruction, position).arrays[0] for position in (0, 1))

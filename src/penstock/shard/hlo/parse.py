@@ -1,8 +1,7 @@
-"""Parse HLO text.
+"""Parse the HLO text of a compiled program, which `jax.stages.Compiled.as_text()` prints on any backend.
 
-In: the text that `jax.stages.Compiled.as_text()` prints, on any backend. Out: an `HloProgram` of computations and instructions,
-with shapes and trip counts of loops. Only the parts that the cost analysis needs are read. The operations are those of
-https://openxla.org/xla/operation_semantics; the printed form has no specification.
+Only the parts that the cost analysis needs are read: computations, instructions, shapes, and trip counts of loops. The operations
+are described in https://openxla.org/xla/operation_semantics; the printed form has no specification.
 """
 
 from __future__ import annotations
@@ -23,6 +22,13 @@ _BITS = {"pred": 8, "token": 0}
 
 # Instructions whose result has the elements of the operand, in the same order or another.
 UNCHANGED = ("bitcast", "copy", "convert", "reshape", "transpose", "copy-start", "copy-done")
+
+
+_METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
+_COMMENT = re.compile(r"/\*.*?\*/")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)")
+_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
 
 
 class Array(NamedTuple):
@@ -61,9 +67,8 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      name: the name of the instruction.
       opcode: the operation.
-      arrays: the arrays of the result; those of a tuple in order, nested tuples flattened.
+      arrays: the arrays of the result: for a tuple, of its elements in order, nested tuples flattened.
       operands: names of instructions in the same computation.
       literal: the text in the brackets after the opcode, of a constant, parameter or iota.
       attributes: the text after the brackets, without `metadata`.
@@ -113,9 +118,8 @@ class Computation:
     """A computation: instructions in program order.
 
     Attributes:
-      name: the name of the computation.
       instructions: name → instruction.
-      root: the name of the instruction whose result is that of the computation.
+      root: the name of the instruction whose result the computation returns.
       users: name → the instructions that read its result.
       parameters: number of a parameter → name of its instruction.
     """
@@ -168,7 +172,7 @@ class HloProgram:
         return body, condition
 
     def counted_trips(self, where: Computation, loop: Instruction) -> int:
-        """Return how often the body of a `while` counts: its trip count, or 1 if that is unknown."""
+        """Return how often the body of a `while` counts: its trip count, or 1 if this is unknown."""
         trips = self.trip_count(where, loop)
         return 1 if trips is None else trips
 
@@ -201,12 +205,17 @@ class HloProgram:
         return _trips(limit - start, direction, step)
 
     def _fused_root(self, computation: Computation) -> tuple[Computation, Instruction]:
-        """Return the root of a computation; if that is a fusion, the root inside of it."""
+        """Return the root of a computation; if the root is a fusion, the root inside of it."""
         root = computation.instructions[computation.root]
         while root.called:
             computation = self.computations[root.called[0]]
             root = computation.instructions[computation.root]
         return computation, root
+
+    def only_call(self, callee: Computation) -> tuple[Computation, Instruction] | None:
+        """Return the call of a computation, with its own computation; None if there are several, or it is a loop or branch."""
+        callers = self.callers[callee.name]
+        return callers[0] if len(callers) == 1 and callee.name in callers[0][1].called else None
 
     def source(self, where: Computation, name: str) -> tuple[Computation, Instruction]:
         """Return the instruction that a value is a copy of, with its computation.
@@ -217,11 +226,8 @@ class HloProgram:
             instruction = where.instructions[name]
             if instruction.opcode in UNCHANGED:
                 name = instruction.operands[0]
-            elif instruction.opcode == "parameter" and len(self.callers[where.name]) == 1:
-                where_caller, caller = self.callers[where.name][0]
-                if where.name not in caller.called:
-                    return where, instruction
-                where, name = where_caller, caller.operands[int(instruction.literal)]
+            elif instruction.opcode == "parameter" and (call := self.only_call(where)) is not None:
+                where, name = call[0], call[1].operands[int(instruction.literal)]
             elif instruction.opcode == "get-tuple-element":
                 origin = self.tuple_element(where, instruction)
                 if origin is None:
@@ -258,7 +264,7 @@ class HloProgram:
         return int(constant[1]) if constant else None
 
     def _producer(self, where: Computation, name: str, element: int | None = None) -> tuple[Computation, str]:
-        """Return the instruction that computes a value, or an element of a tuple; it looks into fusions and through copies."""
+        """Return the instruction that computes a value or an element of a tuple, inside of fusions and before copies."""
         while True:
             instruction = where.instructions[name]
             if instruction.opcode == "tuple" and element is not None:
@@ -323,19 +329,9 @@ def _element(where: Computation, name: str, index: int) -> str:
     return instruction.operands[index] if instruction.opcode == "tuple" else name
 
 
-_METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
-_COMMENT = re.compile(r"/\*.*?\*/")
-_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.*)")
-_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
-
-
 @functools.lru_cache(maxsize=2)  # collectives and FLOPs are read from the same text, which may have megabytes
 def parse_hlo(text: str) -> HloProgram:
     """Parse the text of a compiled program.
-
-    Args:
-      text: the text of `jax.stages.Compiled.as_text()`.
 
     Raises:
       ValueError: the text has no entry computation.

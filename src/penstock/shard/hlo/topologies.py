@@ -1,7 +1,4 @@
-"""Name the TPU topologies for which programs can be compiled: those that exist and that the TPU compiler (libtpu) compiles for.
-
-In: a name such as "v5e:2x4", or a chip and a number of devices. Out: a `Topology`, or names that work.
-"""
+"""Name the TPU topologies for which programs can be compiled: they exist, and the TPU compiler (libtpu) compiles for them."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ class _Chip:
     Attributes:
       dimensions: the dimensions of the torus.
       cores: the JAX devices of a chip. The cores of a v4 chip are one device (`compile_worker.tpu_mesh`).
-      most: the most chips: those of a pod, by the pages of Google Cloud about each version.
-      longest: the longest side. In two dimensions, it is that of a pod. The compiler for v5e aborts at longer ones. In three
-        dimensions, it is the longest for which programs were compiled.
+      most: the number of chips of a pod, by the pages of Google Cloud about each version.
+      longest: the longest side. In two dimensions, it is the longest side of a pod; the compiler for v5e aborts at longer ones.
+        In three dimensions, it is the longest for which programs were compiled.
     """
 
     dimensions: int
@@ -44,8 +41,8 @@ CHIPS = {
 }
 """The chips for which libtpu compiles.
 
-With libtpu 0.0.52, a small program was compiled for all sizes up to 16 × 16, and up to 8 × 8 × 8, and for the largest ones. It
-compiles for the sizes for which `_exists` is true. Two exceptions, 1 × 2 × 2 and 6 × 6 × 3 of v4, abort for some programs."""
+With libtpu 0.0.52, a small program was compiled for all sizes up to 16 × 16 and 8 × 8 × 8, and for the largest sizes. It compiles
+for the sizes for which `_exists` is true. Two exceptions, 1 × 2 × 2 and 6 × 6 × 3 of v4, abort for some programs."""
 
 OWN_HARDWARE = "hardware=penstock.shard.Hardware(...) of your own"
 """The argument that a plan for a chip without a datasheet needs, in words."""
@@ -78,9 +75,6 @@ class Topology:
 def find_topology(name: str) -> Topology:
     """Return the topology of a name.
 
-    Args:
-      name: such as "v5e:2x4".
-
     Raises:
       ValueError: there is no such topology; the message has names that work.
 
@@ -107,10 +101,6 @@ def find_topology(name: str) -> Topology:
 def default_topology(chip: str, devices: int) -> Topology | None:
     """Return the topology of a number of devices that is closest to a cube or square; None if the compiler has none.
 
-    Args:
-      chip: the name of the chip.
-      devices: the number of devices.
-
     >>> default_topology("v5e", 8).name, default_topology("v4", 4).name, default_topology("v5e", 3)
     ('v5e:2x4', 'v4:2x2x1', None)
     """
@@ -127,9 +117,6 @@ def default_topology(chip: str, devices: int) -> Topology | None:
 
 def topologies_of(devices: int) -> list[str]:
     """Return the names of a topology of each chip with a datasheet that has a number of devices.
-
-    Args:
-      devices: the number of devices.
 
     >>> topologies_of(16)
     ['v4:2x2x4', 'v5e:4x4', 'v5p:2x2x4', 'v6e:4x4']

@@ -1,5 +1,4 @@
-"""Choose the layouts of a plan.
+"""Choose a layout for every decision of a step, and predict the cost of the choice.
 
-In: the decision graph of a step, a mesh, the hardware and a memory limit. Out: a layout for every decision, and its predicted
-cost. One mesh axis at a time is solved exactly (`bucket_elimination.py`); `solver.py` prices memory until the plan fits.
+One mesh axis at a time is solved exactly (`bucket_elimination.py`); `solver.py` raises the price of memory until the plan fits.
 """

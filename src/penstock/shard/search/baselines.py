@@ -1,19 +1,10 @@
-"""Find the weights that Megatron shards in pairs (Shoeybi et al., arXiv:1909.08053).
+"""Baselines: the layouts that people write by hand, as assignments.
 
-In: the decision graph of a step. Out: the dimensions that weights connect, and for each set of connected weights two sides.
+- Data parallelism.
+- ZeRO-1 and FSDP (ZeRO-3), which shard stored state (Rajbhandari et al., arXiv:1910.02054; Zhao et al., arXiv:2304.11277).
+- Megatron, which shards pairs of weights (Shoeybi et al., arXiv:1909.08053), alone and with FSDP over the other axes.
 
-The dimensions of all arrays of a step fall into components: what is connected by edges has to be sharded together, or resharded.
-A product with a weight connects the component of the weight's inputs with that of its outputs. In a transformer the width of the
-residual stream is connected with the heads, the hidden units and the vocabulary, and none of these with each other. So the
-components of a set have two sides, as a bipartite graph has: the residual stream on one, all others on the other. If one side is
-sharded, each weight is sharded once, and pairs of weights need no collective between them.
-
-Baselines: the layouts that people write by hand, as assignments.
-
-In: the costs on a mesh and the roles of the inputs. Out: an assignment for each name. Data parallelism; ZeRO-1 and FSDP (ZeRO-3),
-which shard stored state (Rajbhandari et al., arXiv:1910.02054; Zhao et al., arXiv:2304.11277); Megatron (Shoeybi et al.,
-arXiv:1909.08053), which shards pairs of weights; and Megatron with FSDP over the other axes. The search starts from the
-baselines, the text of a plan compares with them, and each can be taken instead.
+The search starts from the baselines, the text of a plan compares with them, and each can be taken instead.
 """
 
 from __future__ import annotations
@@ -32,108 +23,10 @@ from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes
 from penstock.shard.search.costs import Assignment, CostModel
 from penstock.shard.trace.flat_program import CONTRACTIONS
 
-
-@dataclass(frozen=True)
-class WeightPairs:
-    """The dimensions that weights connect.
-
-    Attributes:
-      component: (node, dimension) → the component that it belongs to.
-      weights: pairs (component of the inputs, component of the outputs) of the weights that products read, in program order.
-      joined: the components that two weights or more have: what one makes, and another reads.
-    """
-
-    component: dict[tuple[int, int], int]
-    weights: tuple[tuple[int, int], ...]
-    joined: frozenset[int] = frozenset()
-
-    @functools.cached_property
-    def members(self) -> dict[int, list[tuple[int, int]]]:
-        """Return the pairs (node, dimension) of each component."""
-        members: dict[int, list[tuple[int, int]]] = {}
-        for pair, number in self.component.items():
-            members.setdefault(number, []).append(pair)
-        return members
-
-
-def find_weight_pairs(model: StepModel, batch: Sequence[int]) -> WeightPairs:
-    """Find the dimensions that weights connect. There are none if no weight reads what another has made.
-
-    Args:
-      model: the step.
-      batch: nodes of the inputs that are a batch.
-    """
-    component = model.graph.components
-    of_batch = {component[node, dim] for node, dims in find_batch_dims(model.graph, batch).items() for dim in dims}
-    rows = {value for value, node in model.graph.leaf.items() if node in set(batch)}
-    early = {value: origin for value, origin in find_early_values(model.program).items() if origin not in rows}
-    found: list[tuple[int, list[int], list[int]]] = []
-    for op, node in zip(model.groups.non_elementwise, model.graph.op, strict=True):
-        operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None]
-        weights = [(early[value], dims) for value, dims in operands if value in early]
-        if op.primitive not in CONTRACTIONS or len(weights) != 1 or len(operands) != 2:
-            continue
-        weight, dims = weights[0]
-        large = [factor for factor in dims if factor is not None and op.rule.sizes[factor] > 1]
-        inputs = [component[node, factor] for factor in large if factor not in op.rule.results[0]]
-        outputs = [component[node, factor] for factor in large if factor in op.rule.results[0]]
-        found.append(
-            (weight, [each for each in inputs if each not in of_batch], [each for each in outputs if each not in of_batch])
-        )
-    # The backward pass reads each weight the other way round. So a pair has two weights.
-    readers: dict[int, set[int]] = {}
-    for weight, inputs, outputs in found:
-        for each in (*inputs, *outputs):
-            readers.setdefault(each, set()).add(weight)
-    joined = {each for each, weights_of in readers.items() if len(weights_of) > 1}
-    # If a weight has several dimensions of inputs or outputs, such as heads and the width of a head, the first of a pair counts.
-    chosen = [
-        (min(inputs, key=lambda each: each not in joined), min(outputs, key=lambda each: each not in joined))
-        for _, inputs, outputs in found
-        if inputs and outputs
-    ]
-    first: dict[int, tuple[list[int], list[int]]] = {}
-    for weight, inputs, outputs in found:
-        first.setdefault(weight, (inputs, outputs))  # that of the forward pass
-    paired = any(
-        set(first[one][1]) & set(first[other][0]) for each in joined for one in readers[each] for other in readers[each] - {one}
-    )
-    weights_of_pairs = tuple(dict.fromkeys((a, b) for a, b in chosen if a != b)) if paired else ()
-    return WeightPairs(component, weights_of_pairs, frozenset(joined))
-
-
-def sides(pairs: WeightPairs) -> Iterator[tuple[set[int], set[int]]]:
-    """Yield the two sides of each set of connected components.
-
-    Where a cycle of odd length allows no sides, the weights of the cycle that come last are disregarded.
-
-    Args:
-      pairs: the dimensions that weights connect.
-    """
-    neighbours: dict[int, list[int]] = {}
-    for a, b in pairs.weights:
-        neighbours.setdefault(a, []).append(b)
-        neighbours.setdefault(b, []).append(a)
-    side: dict[int, int] = {}
-    for first in neighbours:
-        if first in side:
-            continue
-        side[first] = 0
-        both: tuple[set[int], set[int]] = ({first}, set())
-        queue = deque([first])
-        while queue:
-            each = queue.popleft()
-            for other in neighbours[each]:
-                if other not in side:
-                    side[other] = 1 - side[each]
-                    both[side[other]].add(other)
-                    queue.append(other)
-        yield both
-
-
-_FEW = 1024
-"""Leaves of fewer elements stay replicated."""
 DATA_PARALLEL, ZERO_1, FSDP, MEGATRON, MEGATRON_FSDP = "data parallel", "ZeRO-1", "FSDP", "Megatron", "Megatron + FSDP"
+
+_LEAST_ELEMENTS = 1024
+"""Leaves of fewer elements stay replicated."""
 
 
 def find_baselines(
@@ -142,13 +35,10 @@ def find_baselines(
     """Return the baselines of a step on a mesh, by name.
 
     ZeRO-1 is missing if there is no optimizer state, FSDP if there is no state, and Megatron if no weights form pairs. Megatron
-    takes the mesh axis that is best by prediction.
+    uses the mesh axis that is fastest by prediction.
 
     Args:
-      costs: the costs of layouts on the mesh.
-      model: the step.
-      roles: the role of each input.
-      pairs: the pairs of weights, which are the same on each mesh; None finds them.
+      pairs: the pairs of weights, which are the same on each mesh; None computes them.
     """
     nodes = {role: [node for node, each in zip(model.inputs, roles, strict=True) if each == role] for role in set(roles)}
     batch, optimizer = nodes.get("batch", []), nodes.get("optimizer", [])
@@ -174,14 +64,9 @@ def find_baselines(
 
 
 def split_storage(costs: CostModel, model: StepModel, roles: Sequence[str]) -> Iterator[Assignment]:
-    """Yield layouts in which some mesh axes shard each leaf of the state, along its largest dimension, and the others the batch.
+    """Yield layouts in which some mesh axes shard the state, along its largest dimensions, and the other axes the batch.
 
-    The one in which all axes shard both is FSDP, and not among them.
-
-    Args:
-      costs: the costs of layouts on the mesh.
-      model: the step.
-      roles: the role of each input.
+    FSDP, in which all axes shard both, is not among them.
     """
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
     state = [node for node, role in zip(model.inputs, roles, strict=True) if role != "batch"]
@@ -194,12 +79,7 @@ def split_storage(costs: CostModel, model: StepModel, roles: Sequence[str]) -> I
 def by_largest_dim(costs: CostModel, model: StepModel, roles: Sequence[str]) -> Assignment:
     """Return the layout in which all mesh axes shard each leaf of the state along its largest dimension that they divide.
 
-    FSDP differs for small leaves, which it replicates, and where values around a leaf are sharded better along another dimension.
-
-    Args:
-      costs: the costs of layouts on the mesh.
-      model: the step.
-      roles: the role of each input.
+    FSDP replicates small leaves, and uses another dimension where it suits the values around a leaf better.
     """
     batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
     every = (1 << len(costs.links.sizes)) - 1
@@ -213,13 +93,7 @@ def by_largest_dim(costs: CostModel, model: StepModel, roles: Sequence[str]) -> 
 
 
 def data_parallel(costs: CostModel, batch_dims: Mapping[int, Sequence[int]], axes: int) -> Assignment:
-    """Return the decisions of data parallelism: mesh axes shard the batch, and everything else is replicated.
-
-    Args:
-      costs: the costs of layouts on the mesh.
-      batch_dims: the batch dimensions of each node (`find_batch_dims`).
-      axes: the mesh axes, as bits.
-    """
+    """Return data parallelism: the mesh axes `axes` (bits) shard the batch, and everything else is replicated."""
     assignment = costs.start()
     layouts: dict[tuple, Layout] = {}
     for node, candidates in batch_dims.items():
@@ -233,10 +107,10 @@ def data_parallel(costs: CostModel, batch_dims: Mapping[int, Sequence[int]], axe
 
 
 def _batch_layout(links: MeshLinks, sizes: tuple[int, ...], candidates: tuple[int, ...], axes: int) -> Layout:
-    """Return the layout of a node in which mesh axes shard the first of its batch dimensions that each divides."""
+    """Return the layout in which each mesh axis shards the first batch dimension of a node that it divides."""
     layout = [0] * len(sizes)
     for axis, n in enumerate(links.sizes):
-        # The first dimension that the axes divide. If both dimensions are the batch, as in [B, B], only one is sharded.
+        # If both dimensions are the batch, as in [B, B], only one is sharded.
         for dim in sorted(candidates):
             if axes >> axis & 1 and sizes[dim] > 1 and sizes[dim] % (n * links.shards(layout[dim])) == 0:
                 layout[dim] |= 1 << axis
@@ -245,19 +119,13 @@ def _batch_layout(links: MeshLinks, sizes: tuple[int, ...], candidates: tuple[in
 
 
 def megatron(costs: CostModel, pairs: WeightPairs, batch_dims: Mapping[int, Sequence[int]], axis: int) -> Assignment:
-    """Return the decisions of Megatron: one axis shards pairs of weights, and the others the batch.
+    """Return the decisions of Megatron: one axis (a bit) shards pairs of weights, and the others the batch.
 
     The first weight of a pair is sharded along its outputs, the second along its inputs, and the activations between them along
-    the same dimension: heads, hidden units, the vocabulary. Each set of connected pairs has two sides to shard
-    (`weight_pairs.py`). The one with more dimensions between two weights is taken: the other is the residual stream, which all
-    layers share, or has the first inputs and the last outputs. If both have as many, as in a chain of three layers, the one that
-    is faster by prediction is taken.
-
-    Args:
-      costs: the costs of layouts on the mesh.
-      pairs: the pairs of weights.
-      batch_dims: the batch dimensions of each node (`find_batch_dims`).
-      axis: the mesh axis that shards weights, as a bit.
+    the same dimension: heads, hidden units, the vocabulary. Each set of connected pairs has two `sides` to shard. The side with
+    more dimensions between two weights is sharded. The other side is the residual stream, which all layers share, or has the
+    first inputs and the last outputs. If both have as many, as in a chain of three layers, the faster one by prediction is
+    sharded.
     """
     every = (1 << len(costs.links.sizes)) - 1
     assignment = data_parallel(costs, batch_dims, every & ~axis)
@@ -270,7 +138,7 @@ def megatron(costs: CostModel, pairs: WeightPairs, batch_dims: Mapping[int, Sequ
 
 
 def _shard_dims(costs: CostModel, pairs: WeightPairs, chosen: set[int], assignment: Assignment, axis: int) -> Assignment:
-    """Return an assignment in which an axis also shards the dimensions of some components, wherever it divides them."""
+    """Return an assignment in which an axis also shards the dimensions of the chosen components, wherever it divides them."""
     sharded, n = list(assignment), costs.links.shards(axis)
     for node, dim in sorted(pair for number in chosen for pair in pairs.members[number]):
         layout, given = sharded[node], costs.graph.nodes[node]
@@ -290,28 +158,15 @@ def shard_storage(
 ) -> Assignment:
     """Return an assignment in which mesh axes also shard stored leaves, each along the largest dimension that they divide.
 
-    On TPUs, a dimension whose shards fill tiles comes before larger ones.
-
-    Values that are computed from these leaves alone are sharded like them, and so are those that become their new values, such as
-    the update of the optimizer. Products read gathered weights, in the layouts of the given assignment.
-
-    Args:
-      costs: the costs of layouts on the mesh.
-      model: the step.
-      batch_dims: the batch dimensions of each node (`find_batch_dims`).
-      leaves: nodes of the inputs to shard.
-      assignment: the decisions before.
-      axes: the mesh axes, as bits.
+    On TPUs, a dimension whose shards fill tiles comes before larger ones. Values computed from these leaves alone are sharded
+    like them, and so are their new values, such as the update of the optimizer. Products read gathered weights, in the layouts
+    of the given assignment.
     """
     return costs.fold(_Storage(costs, model, batch_dims, leaves, assignment, axes).assignment)
 
 
 class _Storage:
-    """Stored leaves that are being sharded.
-
-    Attributes:
-      assignment: the decisions.
-    """
+    """The state of `shard_storage`: the assignment so far, and the nodes that are done."""
 
     def __init__(
         self,
@@ -337,9 +192,9 @@ class _Storage:
         return op in self._products or op in self._batch_dims
 
     def _shard(self, leaf: int) -> None:
-        """Shard a leaf and all that is sharded like it."""
+        """Shard a leaf, and the nodes around it that follow."""
         sizes, layout = self._costs.graph.nodes[leaf].sizes, self.assignment[leaf]
-        if math.prod(sizes) < _FEW or union(layout) & self._axes:
+        if math.prod(sizes) < _LEAST_ELEMENTS or union(layout) & self._axes:
             return
         dims = [dim for dim in range(len(sizes)) if self._divides(leaf, layout, dim)]
         local = [size // self._costs.links.shards(mask) for size, mask in zip(sizes, layout, strict=True)]
@@ -366,7 +221,7 @@ class _Storage:
         return True
 
     def _follows(self, node: int) -> bool:
-        """Return whether a node is sharded like the stored leaves around it."""
+        """Return whether a node is still to be sharded like the stored leaves around it."""
         given = self._costs.graph.nodes[node]
         if given.fixed is not None or node in self._batch_dims or node in self._done or union(self.assignment[node]) & self._axes:
             return False
@@ -375,7 +230,7 @@ class _Storage:
         return node not in self._gathered if given.kind == "shared_reshard" else node not in self._products
 
     def _spread(self, start: int, layout: Layout) -> None:
-        """Set the layout of a node, and those of the nodes around it that follow."""
+        """Set the layout of a node, and shard the nodes around it that follow in the same way."""
         self.assignment[start] = layout
         self._done.add(start)
         queue = deque([start])
@@ -392,3 +247,100 @@ class _Storage:
                     self.assignment[other] = with_axes(layout, fitting[0], self._axes)
                 self._done.add(other)
                 queue.append(other)
+
+
+# The weights that Megatron shards in pairs.
+
+
+@dataclass(frozen=True)
+class WeightPairs:
+    """The dimensions that weights connect.
+
+    Dimensions that edges connect form a component: they have to be sharded together, or resharded. A product with a weight
+    connects the component of the weight's inputs with the component of its outputs. In a transformer, weights connect the width
+    of the residual stream with the heads, the hidden units and the vocabulary. No weight connects these with each other.
+
+    Attributes:
+      component: (node, dimension) → its component.
+      weights: pairs (component of the inputs, component of the outputs) of the weights that products read, in program order.
+      joined: the components of two weights or more: the outputs of one, and the inputs of another.
+    """
+
+    component: dict[tuple[int, int], int]
+    weights: tuple[tuple[int, int], ...]
+    joined: frozenset[int] = frozenset()
+
+    @functools.cached_property
+    def members(self) -> dict[int, list[tuple[int, int]]]:
+        """Return the pairs (node, dimension) of each component."""
+        members: dict[int, list[tuple[int, int]]] = {}
+        for pair, number in self.component.items():
+            members.setdefault(number, []).append(pair)
+        return members
+
+
+def find_weight_pairs(model: StepModel, batch: Sequence[int]) -> WeightPairs:
+    """Find the dimensions that weights connect. There are none if no weight reads the outputs of another."""
+    component = model.graph.components
+    of_batch = {component[node, dim] for node, dims in find_batch_dims(model.graph, batch).items() for dim in dims}
+    rows = {value for value, node in model.graph.leaf.items() if node in set(batch)}
+    early = {value: origin for value, origin in find_early_values(model.program).items() if origin not in rows}
+    found: list[tuple[int, list[int], list[int]]] = []
+    for op, node in zip(model.groups.non_elementwise, model.graph.op, strict=True):
+        operands = [(value, dims) for value, dims in zip(op.operands, op.rule.operands, strict=True) if value is not None]
+        weights = [(early[value], dims) for value, dims in operands if value in early]
+        if op.primitive not in CONTRACTIONS or len(weights) != 1 or len(operands) != 2:
+            continue
+        weight, dims = weights[0]
+        large = {factor: component[node, factor] for factor in dims if factor is not None and op.rule.sizes[factor] > 1}
+        large = {factor: each for factor, each in large.items() if each not in of_batch}
+        inputs = [each for factor, each in large.items() if factor not in op.rule.results[0]]
+        outputs = [each for factor, each in large.items() if factor in op.rule.results[0]]
+        found.append((weight, inputs, outputs))
+    # The backward pass swaps the inputs and outputs of each weight, so only two different weights are a pair.
+    readers: dict[int, set[int]] = {}
+    for weight, inputs, outputs in found:
+        for each in (*inputs, *outputs):
+            readers.setdefault(each, set()).add(weight)
+    joined = {each for each, weights_of in readers.items() if len(weights_of) > 1}
+    # If a weight has several dimensions of inputs or outputs, such as heads and the width of a head, the first of a pair counts.
+    chosen = [
+        (min(inputs, key=lambda each: each not in joined), min(outputs, key=lambda each: each not in joined))
+        for _, inputs, outputs in found
+        if inputs and outputs
+    ]
+    first: dict[int, tuple[list[int], list[int]]] = {}
+    for weight, inputs, outputs in found:
+        first.setdefault(weight, (inputs, outputs))  # its product in the forward pass
+    paired = any(
+        set(first[one][1]) & set(first[other][0]) for each in joined for one in readers[each] for other in readers[each] - {one}
+    )
+    weights_of_pairs = tuple(dict.fromkeys((a, b) for a, b in chosen if a != b)) if paired else ()
+    return WeightPairs(component, weights_of_pairs, frozenset(joined))
+
+
+def sides(pairs: WeightPairs) -> Iterator[tuple[set[int], set[int]]]:
+    """Yield the two sides of each set of connected components, as a bipartite graph has them.
+
+    In a transformer, the residual stream is one side, and all other components the other. If one side is sharded, each weight is
+    sharded once, and pairs of weights need no collective between them. In a cycle of odd length, the last weights are ignored.
+    """
+    neighbours: dict[int, list[int]] = {}
+    for a, b in pairs.weights:
+        neighbours.setdefault(a, []).append(b)
+        neighbours.setdefault(b, []).append(a)
+    side: dict[int, int] = {}
+    for first in neighbours:
+        if first in side:
+            continue
+        side[first] = 0
+        both: tuple[set[int], set[int]] = ({first}, set())
+        queue = deque([first])
+        while queue:
+            each = queue.popleft()
+            for other in neighbours[each]:
+                if other not in side:
+                    side[other] = 1 - side[each]
+                    both[side[other]].add(other)
+                    queue.append(other)
+        yield both

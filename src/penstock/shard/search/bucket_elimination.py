@@ -1,8 +1,5 @@
 """Minimize a sum of cost tables over many discrete variables: bucket elimination (R. Dechter, Artificial Intelligence 113, 1999).
 
-In: the cost of each state of each variable, and of each pair of states of two variables. Out: one state for each variable, so
-that the total cost is the least.
-
 Variables are eliminated one after another. To eliminate a variable, all tables that contain it are added, and the minimum over
 its states becomes a new table of its neighbours. Then states are chosen in the opposite order: for each variable the cheapest,
 given the states of its neighbours. The method is exact. Its work grows linearly with the number of variables, and exponentially
@@ -43,7 +40,7 @@ def bucket_eliminate(
     Args:
       unary: for each variable, the cost of each state [states].
       pairs: for two variables (a < b), the cost of each pair of states [states of a, states of b].
-      current: a state for each variable, which a variable keeps if its table would be too large.
+      current: a state for each variable; a variable keeps it if its table would be too large.
       largest: the number of entries of the largest table that may be built.
 
     Returns:
@@ -75,6 +72,47 @@ def bucket_eliminate(
     return chosen
 
 
+def find_kept(states: Sequence[int], pairs: Sequence[tuple[int, int]], largest: int = _LARGEST_TABLE) -> list[int]:
+    """Return the variables that keep their current state, because a table would be too large."""
+    return [step.variable for step in _find_order(tuple(states), tuple(pairs), largest) if step.keeps]
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A table in the elimination of one of its variables.
+
+    Attributes:
+      scope: its variables, in the order of its axes.
+      axis: the axis of the variable that is eliminated.
+      axes: the order of axes in which it is added to the other tables; None if it does not change.
+      shape: its shape then, with the variable first, and one axis for each neighbour of the variable; None if unchanged.
+    """
+
+    number: int
+    scope: tuple[int, ...]
+    axis: int
+    axes: tuple[int, ...] | None
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The elimination of one variable.
+
+    Attributes:
+      tables: the tables that contain the variable, its own first; without its own if it keeps its state.
+      index: returns the index into the sum of the tables, given the states of all variables.
+      entries: the number of entries of the sum.
+      keeps: whether the variable keeps its current state.
+    """
+
+    variable: int
+    tables: tuple[_Use, ...]
+    index: Callable[[Sequence[Any]], Any]
+    entries: int
+    keeps: bool = False
+
+
 def _add_tables(step: _Step, tables: Sequence[np.ndarray]) -> np.ndarray:
     """Return the sum of the tables that contain a variable, with the variable as the first axis."""
     total, owned = _NO_TABLE, False
@@ -93,65 +131,11 @@ def _add_tables(step: _Step, tables: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-def find_kept(states: Sequence[int], pairs: Sequence[tuple[int, int]], largest: int = _LARGEST_TABLE) -> list[int]:
-    """Return the variables that keep their current state, because a table would be too large.
-
-    Args:
-      states: the number of states of each variable.
-      pairs: the pairs of variables that have a table.
-      largest: the number of entries of the largest table that may be built.
-    """
-    return [step.variable for step in _find_order(tuple(states), tuple(pairs), largest) if step.keeps]
-
-
-@dataclass(frozen=True)
-class _Use:
-    """A table in the elimination of one of its variables.
-
-    Attributes:
-      number: its number.
-      scope: its variables, in the order of its axes.
-      axis: the axis of the variable that is eliminated.
-      axes: the order of axes in which it is added to the others; None if it stays.
-      shape: its shape then, with the variable first, and one axis for each neighbour of the variable; None if it stays.
-    """
-
-    number: int
-    scope: tuple[int, ...]
-    axis: int
-    axes: tuple[int, ...] | None
-    shape: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
-class _Step:
-    """The elimination of one variable.
-
-    Attributes:
-      variable: the variable.
-      tables: the tables that contain it, its own first, which is left out if it keeps its state.
-      index: returns the index of a part of the sum of the tables, given the states of all variables.
-      entries: the number of entries of the sum.
-      keeps: whether the variable keeps its current state.
-    """
-
-    variable: int
-    tables: tuple[_Use, ...]
-    index: Callable[[Sequence[Any]], Any]
-    entries: int
-    keeps: bool = False
-
-
 @functools.lru_cache(maxsize=_ORDERS)
 def _find_order(states: tuple[int, ...], pairs: tuple[tuple[int, int], ...], largest: int) -> tuple[_Step, ...]:
-    """Return the order in which variables are eliminated: the one with the fewest joint states of its neighbours is next.
+    """Return the order of elimination: the variable with the fewest joint states of its neighbours is next.
 
-    Tables are numbered: first those of each variable alone, then those of the pairs, then those that steps make, in order.
-
-    Args:
-      states: the number of states of each variable.
-      pairs: the pairs of variables that have a table.
-      largest: the number of entries of the largest table that may be built.
+    Tables are numbered: first the tables of each variable alone, then of the pairs, then the tables that steps make, in order.
     """
     scopes: dict[int, tuple[int, ...]] = {variable: (variable,) for variable in range(len(states))}
     scopes |= {len(states) + number: pair for number, pair in enumerate(pairs)}
@@ -218,15 +202,10 @@ def _find_order(states: tuple[int, ...], pairs: tuple[tuple[int, int], ...], lar
 
 
 def _use(number: int, scope: tuple[int, ...], neighbours: tuple[int, ...], variable: int, states: tuple[int, ...]) -> _Use:
-    """Return how a table is added to those of other variables when one of its variables is eliminated."""
+    """Return how a table is added to the other tables of a variable that is eliminated."""
     order = (variable, *(each for each in neighbours if each != variable))
     at = {each: axis for axis, each in enumerate(order)}
     axes = tuple(sorted(range(len(scope)), key=lambda axis: at[scope[axis]]))
     shape = tuple(states[each] if each in scope else 1 for each in order)
-    return _Use(
-        number,
-        scope,
-        scope.index(variable),
-        None if axes == tuple(range(len(scope))) else axes,
-        None if len(scope) == len(order) else shape,
-    )
+    reordered, widened = axes != tuple(range(len(scope))), len(scope) < len(order)
+    return _Use(number, scope, scope.index(variable), axes if reordered else None, shape if widened else None)

@@ -1,15 +1,9 @@
 """The cost of an assignment of layouts: seconds of a step and peak memory of one device, on one mesh.
 
-In: the decision graph of a step, a mesh and the hardware. A node of the graph costs compute time: a roofline (Williams, Waterman,
-Patterson 2009). An edge costs the time of its collectives, less what is hidden behind products (`hidden_seconds`). The memory is
-the largest sum of live bytes, with the stored inputs.
-
-Equivalent nodes have one layout (`graph/folding.py`), so costs are summed over classes of nodes and bundles of edges.
-
-Predict what a plan costs: time, FLOPs, collectives and peak memory of one device.
-
-Compute time is a roofline (Williams, Waterman, Patterson 2009), and the
-time of collectives is the α–β model of Thakur et al. (2005).
+A node of the decision graph costs compute time: a roofline (Williams, Waterman, Patterson 2009). An edge costs the time of its
+collectives, by the α–β model of Thakur et al. (2005), less the part hidden behind products (`hidden_seconds`). The peak memory
+is the largest sum of live bytes, with the stored inputs. Equivalent nodes have one layout (`FoldedGraph`), so costs are
+summed over classes of nodes and bundles of edges.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.shard.graph.decisions import Edge, FoldedGraph, Graph, Traffic
+from penstock.shard.graph.decisions import Edge, FoldedGraph, Graph, Node, Traffic
 from penstock.shard.graph.live_ranges import LiveRanges
 from penstock.shard.graph.roles import find_batch_dims, find_state_work, first_shardable_dim
 from penstock.shard.graph.step_model import StepModel
@@ -92,15 +86,10 @@ class CostModel:
         forms = np.stack([bundle_of[live.edge[self._copies]], live.form[self._copies]])
         kinds, self._copy_kind = np.unique(forms, axis=1, return_inverse=True)
         self._copy_kinds = kinds.T.tolist()
-
         self._fast_bytes = _FAST_PART * self.hardware.fast_memory if self.compiler.tiles else 0.0
 
     def fold(self, assignment: Assignment) -> Assignment:
-        """Return an assignment in which each class of nodes has the layout of its first node.
-
-        Args:
-          assignment: the layout of each node.
-        """
+        """Return an assignment in which each class of nodes has the layout of its first node."""
         return [assignment[self.first_of[number]] for number in self.class_of]
 
     def start(self) -> Assignment:
@@ -110,42 +99,29 @@ class CostModel:
     @functools.cached_property
     def _start(self) -> Assignment:
         return [
-            self.pinned[number] if number in self.pinned else self._fixed_layout(node.fixed, len(node.sizes))
+            self.pinned[number] if number in self.pinned else self._fixed_layout(node)
             for number, node in enumerate(self.graph.nodes)
         ]
 
-    def _fixed_layout(self, fixed: Sequence[tuple[str, ...] | None] | None, rank: int) -> Layout:
-        """Return the layout that a node has to have; unconstrained dimensions are replicated."""
-        return tuple(self.links.bits(entry) if entry else 0 for entry in fixed) if fixed is not None else (0,) * rank
+    def _fixed_layout(self, node: Node) -> Layout:
+        """Return the layout that the user fixes for a node; unconstrained dimensions are replicated."""
+        return (0,) * len(node.sizes) if node.fixed is None else tuple(self.links.bits(entry or ()) for entry in node.fixed)
 
     def seconds(self, assignment: Assignment) -> float:
-        """Return the seconds of one step: compute, then collectives, without the part of them that is hidden.
-
-        Args:
-          assignment: the layout of each node.
-        """
+        """Return the seconds of one step: compute, and collectives without their hidden part."""
         return self.compute_seconds(assignment) + sum(
             times * self.edge_seconds(edge, steps) for edge, steps, times in self.all_reshard_steps(assignment)
         )
 
     def edge_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> float:
-        """Return the seconds that the collectives of an edge add to one step.
-
-        Args:
-          edge: the edge.
-          steps: its collectives.
-        """
+        """Return the seconds that the collectives of an edge add to one step."""
         return edge.times(steps) * (sum(self.step_seconds(edge, steps)) - sum(self.hidden_seconds(edge, steps)))
 
     def step_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
-        """Return the seconds of each collective of an edge each time, if nothing else runs.
+        """Return the seconds that each collective of an edge takes once, if nothing else runs.
 
         The compiler combines all-reduces that do not depend on each other into one, up to `CompilerModel.combines` bytes. So
-        those of late arrays, such as gradients, share a latency, except in loops.
-
-        Args:
-          edge: the edge.
-          steps: its collectives.
+        all-reduces of late arrays, such as gradients, share a latency, except in loops.
         """
         each = [self.links.seconds(step) for step in steps]
         if edge.late and edge.times(steps) <= 1:
@@ -156,14 +132,10 @@ class CostModel:
         return each
 
     def hidden_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
-        """Return the seconds that each collective of an edge saves each time, as it runs behind products.
+        """Return the seconds by which running behind products shortens each collective of an edge.
 
-        A collective off the critical path (`graph/overlap.py`), of a kind that the compiler runs asynchronously, is hidden for as
-        long as the products take on all devices. `CompilerModel.hides` has the part of this time that it saves.
-
-        Args:
-          edge: the edge.
-          steps: its collectives.
+        A collective off the critical path (`graph/scheduling.py`) is hidden for as long as the products take on all devices, if
+        the compiler runs its kind asynchronously. `CompilerModel.hides` has the part of this time that it saves.
         """
         dtype, flops = edge.behind
         if not flops or not self.compiler.hides:
@@ -178,11 +150,7 @@ class CostModel:
         return saved
 
     def compute_seconds(self, assignment: Assignment) -> float:
-        """Return the seconds of compute, without collectives.
-
-        Args:
-          assignment: the layout of each node.
-        """
+        """Return the seconds of compute, without collectives."""
         each = zip(self.first_of, self.members.tolist(), strict=True)
         return float(sum(members * self.node_seconds(node, assignment[node]) for node, members in each))
 
@@ -190,11 +158,7 @@ class CostModel:
         """Return the compute seconds of a node: a roofline for each operation in it.
 
         An operation takes the longer of its FLOPs at the peak, and its HBM traffic at the bandwidth. Memory is moved in rows of
-        128 elements (a TPU tile) or 32 to 128 (a GPU transaction). Sharding rows that are shorter than that saves no traffic.
-
-        Args:
-          node: index of the node.
-          layout: its layout.
+        128 elements (a TPU tile) or 32 to 128 (a GPU transaction). Sharding shorter rows saves no traffic.
         """
         key = (self.class_of[node], layout)
         if key not in self._work:
@@ -211,9 +175,9 @@ class CostModel:
         return self._work[key]
 
     def _moved_bytes(self, traffic: Traffic, layout: Layout, parts: int) -> float:
-        """Return the bytes of HBM traffic of an array on one device, with the layout of its node, which has so many parts.
+        """Return the bytes of HBM traffic of an array on one device, given the layout of its node and its number of shards.
 
-        Arrays that all iterations of a loop use are moved once, if one device's part of them fits into the vector memory.
+        Arrays that all iterations of a loop use are moved once, if one device's shard of them fits into the vector memory.
         """
         shards = parts if traffic.dims is None else self.links.shards(union(project(traffic.dims, layout)))
         reuse = traffic.reuse
@@ -225,9 +189,6 @@ class CostModel:
 
         An array that several elementwise operations, or several operands of one operation, read in the same new layout is
         resharded once.
-
-        Args:
-          assignment: the layout of each node.
         """
         for bundles, times in self._arrays.items():
             seen: set[Layout] = set()
@@ -239,52 +200,36 @@ class CostModel:
                     yield edge, steps, times
 
     def reshard_steps(self, edge: Edge, assignment: Assignment) -> tuple[ReshardStep, ...]:
-        """Return the collectives of one edge; () if both ends have the same layout.
-
-        Args:
-          edge: the edge.
-          assignment: the layout of each node.
-        """
+        """Return the collectives of one edge; () if both ends have the same layout."""
         source, target = assignment[edge.a], assignment[edge.b]
         partial = union(tuple(source[dim] for dim in edge.partial))
         return self.links.reshard_steps(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
 
     def local_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
-        """Return the bytes on one device: of each array in `live_ranges`, and of all stored inputs together.
-
-        Args:
-          assignment: the layout of each node.
-        """
+        """Return the bytes on one device of each array in `live_ranges`, and of all stored inputs together."""
         live_ranges = self.live_ranges
         shards = np.array([self.links.shards(union(assignment[node])) for node in self.first_of], dtype=np.float64)
         each = live_ranges.bytes / shards[self.folded.of_node[live_ranges.node]]
-        fractions = np.array(
-            [self._copied_fraction(number, form, assignment) for number, form in self._copy_kinds], dtype=np.float64
-        )
+        fractions = np.array([self._copied_fraction(number, form, assignment) for number, form in self._copy_kinds], dtype=float)
         each[self._copies] = live_ranges.bytes[self._copies] * fractions[self._copy_kind]
         stored = sum(self.stored_bytes(node, size, assignment[node]) for node, size in self.stored)
         return each, stored
 
     def _copied_fraction(self, bundle: int, form: int, assignment: Assignment) -> float:
-        """Return the fraction of an array that one device holds of the copy which an edge makes, if it reshards; else 0."""
+        """Return the fraction of an array that one device holds of the copy that an edge makes; 0 if it does not reshard."""
         edge = self.folded.bundles[bundle].edge
         steps = self.reshard_steps(edge, assignment)
         if not steps or (form and steps[0].kind != _FORMS[form]):
             return 0.0
+        copy = assignment[edge.b]
         if edge.kind == "operand":
-            return 1 / self.links.shards(union(project(edge.target, assignment[edge.b])))
-        if edge.kind == "result":
-            return 1 / self.links.shards(union(project(edge.source, assignment[edge.a])))
-        return 1 / self.links.shards(union(assignment[edge.b]))
+            copy = project(edge.target, copy)
+        elif edge.kind == "result":
+            copy = project(edge.source, assignment[edge.a])
+        return 1 / self.links.shards(union(copy))
 
     def stored_bytes(self, node: int, size: int, layout: Layout) -> float:
-        """Return the bytes that one device stores of an input, with the padding of its tiles.
-
-        Args:
-          node: index of the input's node.
-          size: bytes of the global array.
-          layout: the layout of the node.
-        """
+        """Return the bytes that one device stores of an input of `size` bytes, with the padding of its tiles."""
         if not self.compiler.tiles:
             return size / self.links.shards(union(layout))
         key = (self.class_of[node], layout)
@@ -296,11 +241,7 @@ class CostModel:
         return self._stored_bytes[key]
 
     def memory(self, assignment: Assignment) -> tuple[float, int]:
-        """Return the peak memory of one device in bytes, and the operation at which it is reached.
-
-        Args:
-          assignment: the layout of each node.
-        """
+        """Return the peak memory of one device in bytes, and the operation at which it is reached."""
         live, stored = self._live_bytes(assignment)
         if not len(live):
             return stored, 0
@@ -310,11 +251,7 @@ class CostModel:
         return stored + held + self.compiler.reserve * len(live), time
 
     def vector_memory(self, assignment: Assignment) -> float:
-        """Return the bytes of temporary arrays that are in a TPU's vector memory at the peak, which `memory` does not count.
-
-        Args:
-          assignment: the layout of each node.
-        """
+        """Return the bytes of temporary arrays that are in a TPU's vector memory at the peak, which `memory` does not count."""
         live, _ = self._live_bytes(assignment)
         return min(float(live.max(initial=0.0)), self._fast_bytes)
 
@@ -331,8 +268,7 @@ def project(dims: Sequence[int | None], layout: Layout) -> Layout:
     """Return the layout of an array, given the layout of its node.
 
     Args:
-      dims: for each dimension of the array, the dimension of the node that gives its layout, or None.
-      layout: the layout of the node.
+      dims: for each dimension of the array, the dimension of the node that gives its layout; None replicates it.
 
     >>> project((1, None), (0b01, 0b10))
     (2, 0)
@@ -344,18 +280,14 @@ def build_costs(model: StepModel, mesh: Mapping[str, int], hardware: Hardware, b
     """Build the costs of the layouts of a step on one mesh.
 
     Args:
-      model: the step.
-      mesh: sizes of the mesh axes.
-      hardware: the device.
       batch: nodes of the inputs that are a batch. Each is stored along its batch dimension over all axes that divide it, so that
         each process reads only its own rows.
     """
-    names: Sequence[str] = tuple(mesh)
     links = MeshLinks(
-        tuple(names),
+        tuple(mesh),
         tuple(mesh.values()),
-        tuple(hardware.bandwidth([name]) for name in names),
-        tuple(hardware.latency([name]) for name in names),
+        tuple(hardware.bandwidth([name]) for name in mesh),
+        tuple(hardware.latency([name]) for name in mesh),
         model.compiler.scatters,
         hardware.reduce_scatters,
     )
@@ -366,13 +298,16 @@ def build_costs(model: StepModel, mesh: Mapping[str, int], hardware: Hardware, b
 
 
 def _rows_layout(graph: Graph, leaf: int, links: MeshLinks) -> Layout:
-    """Return the layout of an input of the batch whose rows are sharded over all mesh axes that divide them."""
+    """Return the layout of an input of the batch with its rows sharded over all mesh axes that divide them."""
     sizes, dim = graph.nodes[leaf].sizes, first_shardable_dim(graph, leaf)
     layout = [0] * len(sizes)
     for axis, n in enumerate(links.sizes):
         if n > 1 and sizes and sizes[dim] % (n * links.shards(layout[dim])) == 0:
             layout[dim] |= 1 << axis
     return tuple(layout)
+
+
+# The predicted cost of a plan.
 
 
 @dataclass(frozen=True)
@@ -385,7 +320,7 @@ class PlannedCollective:
       count: the number of such collectives in a step.
       bytes_on_wire: bytes that one device sends for all of them.
       seconds: the time of all of them, if nothing else runs.
-      hidden: the seconds of it that are saved, as they run behind products.
+      hidden: the seconds that are saved because they run behind products.
     """
 
     kind: str
@@ -459,12 +394,12 @@ class Cost:
 
     @property
     def hidden(self) -> float:
-        """Return the seconds of collectives that are saved, as they run behind products (`CostModel.hidden_seconds`)."""
+        """Return the seconds of collectives that run behind products (`CostModel.hidden_seconds`)."""
         return sum(each.hidden for each in self.collectives)
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of one step: compute, then collectives, without what is hidden of them."""
+        """Return the seconds of one step: compute, and collectives without their hidden part."""
         return self.compute + self.communication - self.hidden
 
     @property
@@ -476,18 +411,7 @@ class Cost:
 def predict_cost(
     costs: CostModel, assignment: Assignment, roles: Sequence[str], inputs: Sequence[int], unknown: tuple[str, ...]
 ) -> Cost:
-    """Predict the cost of an assignment.
-
-    Args:
-      problem: the search costs.
-      assignment: the layout of each node.
-      roles: the role of each input.
-      inputs: the node of each input.
-      unknown: sentences about the unknown costs of the step (`FlatProgram.unknown`).
-
-    Returns:
-      The cost of one step on one device.
-    """
+    """Predict the cost of one step on one device. `unknown` has the sentences of `FlatProgram.unknown`."""
     totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for edge, steps, times in costs.all_reshard_steps(assignment):
         count = times * edge.times(steps)
@@ -522,16 +446,7 @@ def predict_cost(
 
 
 def largest_live_values(costs: CostModel, assignment: Assignment, count: int) -> list[tuple[int, float]]:
-    """Return the largest values that are live at the peak, the largest first.
-
-    Args:
-      problem: the search costs.
-      assignment: the layout of each node.
-      count: the most values to return.
-
-    Returns:
-      Pairs (index of the value in the program, bytes on one device).
-    """
+    """Return the `count` largest values that are live at the peak, as pairs (index in the program, bytes on one device)."""
     each, _ = costs.local_bytes(assignment)
     _, time = costs.memory(assignment)
     alive = np.flatnonzero((costs.live_ranges.start <= time) & (costs.live_ranges.end >= time))
@@ -542,14 +457,9 @@ def largest_live_values(costs: CostModel, assignment: Assignment, count: int) ->
 def axis_work(costs: CostModel, assignment: Assignment, batch: Sequence[int]) -> dict[str, dict[str, float]]:
     """Return the fractions of the compute time for which each mesh axis shards the batch, another dimension, or nothing.
 
-    An axis that shards a batch dimension of an operation counts as "batch" for it. One that shards another dimension counts as
-    "state" for updates and casts of the state, and else as "tensor". If it shards none, all devices along the axis compute the
-    same: "idle".
-
-    Args:
-      problem: the search costs.
-      assignment: the layout of each node.
-      batch: nodes of the inputs that are batches.
+    An axis that shards a batch dimension of an operation counts as "batch" for it. An axis that shards another dimension counts
+    as "state" for updates and casts of the state, and else as "tensor". If it shards none, all devices along the axis compute
+    the same: "idle".
 
     Returns:
       The fractions for each mesh axis: {"data": {"batch": 0.9, "tensor": 0.1, "state": 0.0, "idle": 0.0}}.

@@ -1,7 +1,6 @@
-"""The search problem: the exact best use of one mesh axis, given how the others are used.
+"""The search problem: find the best use of one mesh axis, given how the other axes are used.
 
-In: the costs of layouts on a mesh, an assignment, an axis, and prices of memory. Out: a better assignment. The memory limit
-enters as a price on each byte that is live at an operation; `solver.py` raises it until the plan fits.
+The memory limit enters as a price on each byte that is live at an operation; `solver.py` raises it until the plan fits.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ _STORAGE_PRICE = 1e-3
 
 
 class Problem:
-    """The search problem of a step on one mesh. It keeps the tables that it computes, so it is solved again faster.
-
-    Args:
-      costs: the costs of layouts on the mesh.
-    """
+    """The search problem of a step on one mesh. Its tables are cached, because a search solves it many times."""
 
     def __init__(self, costs: CostModel):
         self.costs = costs
@@ -43,23 +38,19 @@ class Problem:
         self._storage_price = _STORAGE_PRICE * self.costs.compute_seconds(self.costs.start()) / total if total else 0.0
 
     def improve(self, assignment: Assignment, axis: int, prices: np.ndarray) -> Assignment:
-        """Find the best use of one mesh axis, given how the others are used.
+        """Return the assignment with the best use of one mesh axis, given how the other axes are used.
 
         The result is exact, except where a table is too large (`bucket_eliminate`).
 
         Args:
-          assignment: the current layouts. The use of the other axes stays as it is.
-          axis: index of the mesh axis.
+          assignment: the current layouts. It keeps their use of the other axes.
           prices: for each operation, the seconds that one live byte costs [operations].
-
-        Returns:
-          An assignment.
         """
         options = [self._options(number, assignment[node], axis) for number, node in enumerate(self.costs.first_of)]
         if prices.any():
             chosen, _ = self._decide(options, prices)
         else:
-            # Descents from several starts, in several orders of axes, ask for the same again.
+            # Descents from several starts, in several orders of axes, repeat the same problem.
             key = tuple([each.number for each in options])
             known = self._unpriced.get(key)
             if known is None or any(options[variable].current != known[0][variable] for variable in known[1]):
@@ -91,13 +82,7 @@ class Problem:
         return chosen, find_kept(list(map(len, unary)), list(pairs))
 
     def _options(self, number: int, layout: Layout, axis: int) -> _Options:
-        """Return the layouts that a class of nodes may have if one axis is used otherwise.
-
-        Args:
-          number: the class.
-          layout: its current layout.
-          axis: the mesh axis.
-        """
+        """Return the layouts of a class of nodes that differ from its current layout only in the use of one axis."""
         key = (number, layout, axis)
         if key not in self._choices:
             index, bit = self.costs.first_of[number], 1 << axis
@@ -108,7 +93,7 @@ class Problem:
                 layouts = [
                     without if dim < 0 else with_axes(without, dim, bit) for dim in self._candidate_dims(node, without, axis)
                 ]
-            # The same layouts are reached from each of them.
+            # Every one of these layouts leads to the same layouts.
             same = (number, tuple(layouts))
             if same not in self._choices:
                 shards = np.array([self.costs.links.shards(union(each)) for each in layouts], dtype=np.float64)
@@ -122,7 +107,7 @@ class Problem:
         return self._choices[key]
 
     def _memory_prices(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the price of live arrays in seconds: of each folded node, replicated, and of the copies of each edge bundle."""
+        """Return the price in seconds of the live arrays of each folded node, replicated, and of each bundle's copies."""
         live_ranges, folded = self.costs.live_ranges, self.costs.folded
         running = np.concatenate([[0.0], np.cumsum(prices)])
         cost = (running[live_ranges.end + 1] - running[live_ranges.start]) * live_ranges.bytes
@@ -133,7 +118,7 @@ class Problem:
         return own, np.bincount(of_bundle, cost[~materialized], minlength=len(folded.bundles))
 
     def _candidate_dims(self, node: Node, without: Layout, axis: int) -> list[int]:
-        """Return the dimensions of a node that the axis may shard; -1 means that it shards none."""
+        """Return the dimensions of a node that the axis may shard; -1 stands for none of them."""
         if node.fixed is not None:
             given = [dim for dim, entry in enumerate(node.fixed) if entry and self.costs.links.names[axis] in entry]
             if given:
@@ -150,7 +135,7 @@ class Problem:
         """Return two tables over the layouts of both ends of a bundle of edges [layouts of a, layouts of b].
 
         The first holds the seconds of the collectives of all edges; None if all are zero. The second holds the fraction of the
-        array that the resharded copy takes on one device.
+        array that one device holds of the resharded copy.
         """
         key = (self._bundle_kind[number], a.alike, b.alike)
         if key not in self._tables:
@@ -171,12 +156,10 @@ class Problem:
 
 
 def _cost_kind(bundle: Bundle) -> tuple:
-    """Return all that the costs of a bundle of edges depend on, besides the layouts of both ends."""
+    """Return everything besides the layouts of both ends that determines the costs of a bundle of edges."""
     edge = bundle.edge
-    result = edge.kind == "result"
-    overlap = edge.behind, edge.late
-    counts = edge.count, edge.all_reduce_count
-    return len(bundle.edges), edge.source, edge.target, edge.partial, edge.bytes, counts, overlap, result
+    array = edge.source, edge.target, edge.partial, edge.bytes
+    return len(bundle.edges), *array, edge.count, edge.all_reduce_count, edge.behind, edge.late, edge.kind == "result"
 
 
 @dataclass(frozen=True)
@@ -187,9 +170,9 @@ class _Options:
       number: equal for equal layouts of the same class.
       alike: equal for equal layouts of any class.
       layouts: the layouts.
-      shards: over how many devices each shards [layouts].
-      seconds: the compute seconds of one node in each [layouts].
-      stored: the bytes that a device stores of all stored inputs in the class, in each [layouts].
+      shards: the number of shards of each layout [layouts].
+      seconds: the compute seconds of one node in each layout [layouts].
+      stored: the bytes of all stored inputs of the class on one device, in each layout [layouts].
       current: the index of the current layout.
     """
 

@@ -1,18 +1,14 @@
-"""Search for the best assignment within a memory limit.
+"""Search for the best assignment within a memory limit, on each candidate mesh shape, and take the best of all.
 
-In: a search problem, a limit in bytes, and baselines to start from. Out: the best candidate. Coordinate descent over the mesh
-axes improves an assignment at a given price of memory, which is raised until a plan fits. Fictitious play (G. Brown, 1951) finds
-the operations at which memory gets a price.
-
-Search each candidate mesh shape, and take the best plan of all.
-
-In: a traced step, candidate mesh shapes, the hardware, and what the user prescribes. Out: a mesh shape, and the decisions for it.
+Coordinate descent over the mesh axes improves an assignment at a given price of memory, which is raised until a plan fits.
+Fictitious play (G. Brown, 1951) finds the operations at which memory gets a price. The search starts from the baselines.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +32,12 @@ _PRICE_STEPS = 14
 _BISECTIONS = 3
 """Bisections between the last price at which no plan fits and the first at which one does."""
 _STARTS = 3
-"""The fastest baselines from which a search starts. It also starts from the one of the others that needs least memory."""
+"""The number of fastest baselines from which a search starts. It also starts from the smallest of the other baselines."""
 _STUCK_STEPS = 2
 """The search gives up after this many price steps that find no plan of less memory."""
 _NEAR_TIE = 0.02
 """Candidates whose predicted times differ by no more than this fraction are near-ties. Among near-ties a baseline is chosen,
-which has a plain reading, and else the one of least memory. If that is a near-tie too, the fewest collectives decide."""
+which is easy to read, and else the one of least memory. If that is a near-tie too, the fewest collectives decide."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Candidate:
     Attributes:
       assignment: the layout of each node.
       seconds: predicted seconds of one step.
-      collectives: the number of its collectives in a step, which says how plain it is.
+      collectives: the number of its collectives in a step.
       memory: peak memory of one device, in bytes.
       peak_op: the operation at which the peak is reached.
       baseline: whether it is a baseline.
@@ -66,13 +62,7 @@ class Candidate:
 
 
 def evaluate(costs: CostModel, assignment: Assignment, baseline: bool = False) -> Candidate:
-    """Return an assignment with its predicted cost.
-
-    Args:
-      costs: the costs of layouts on the mesh.
-      assignment: the layout of each node.
-      baseline: whether it is a baseline.
-    """
+    """Return an assignment with its predicted cost."""
     seconds, collectives = costs.compute_seconds(assignment), 0.0
     for edge, steps, times in costs.all_reshard_steps(assignment):
         seconds += times * costs.edge_seconds(edge, steps)
@@ -83,11 +73,8 @@ def evaluate(costs: CostModel, assignment: Assignment, baseline: bool = False) -
 def choose(candidates: Sequence[Candidate], limit: float) -> int:
     """Return the index of the best candidate: the fastest within the limit, or the one of least memory if none fits.
 
-    Among near-ties in time, a baseline is chosen, else the one of least memory, and among near-ties in both the plainer one.
-
-    Args:
-      candidates: candidates, of one mesh or of several.
-      limit: bytes that one device may hold.
+    Among near-ties in time, a baseline is chosen, else the one of least memory. Among near-ties in both, the fewest collectives
+    decide.
     """
     fitting = [at for at, each in enumerate(candidates) if each.memory <= limit]
     if not fitting:
@@ -99,7 +86,7 @@ def choose(candidates: Sequence[Candidate], limit: float) -> int:
 
 
 def _near_ties(indices: Sequence[int], values: Sequence[float]) -> list[int]:
-    """Return those indices whose values are within a near-tie of the least."""
+    """Return the indices whose values are within a near-tie of the least."""
     least = min(values[at] for at in indices)
     return [at for at in indices if values[at] <= least * (1 + _NEAR_TIE)]
 
@@ -108,15 +95,12 @@ def solve(problem: Problem, limit: float, starts: Sequence[Assignment], to_beat:
     """Find the best assignment within the memory limit, or the one of least memory if none fits.
 
     The price of a byte at the peak is zero at first. It is raised fourfold until a plan fits, and then bisected between the last
-    two prices. At each price, two players take turns (fictitious play, G. Brown 1951). One finds the best plan for the average of
-    all prices so far. The other puts the price on the operation at which that plan has its peak.
+    two prices. Each round at a price has two moves (fictitious play, G. Brown 1951). The first finds the best plan for the
+    average of all prices so far. The second puts the price on the operation at which that plan has its peak.
 
     Args:
-      problem: the search problem.
-      limit: bytes that one device may hold.
       starts: baselines to start from, in addition to the assignment that shards nothing.
-      to_beat: seconds of a plan that fits, for another mesh. If all plans are slower without regard to the limit, memory gets no
-        price.
+      to_beat: seconds of a plan that fits, on another mesh. Memory gets no price if even plans that exceed the limit are slower.
 
     Returns:
       The best candidate. Its memory exceeds the limit if no candidate fits.
@@ -177,10 +161,7 @@ def descend(
     This is done from each start and in each order of the axes. Orders that differ only in equal axes count as one.
 
     Args:
-      problem: the search problem.
-      starts: assignments to start from.
       price: seconds that one byte of peak memory costs.
-      evaluate: returns the candidate of an assignment.
     """
     links = problem.costs.links
     orders = {
@@ -197,7 +178,7 @@ def descend(
                 peaks.append(evaluate(assignment).peak_op)
                 np.add.at(prices, peaks, price / len(peaks))
             elif (order, tuple(assignment)) in reached:
-                break  # all that follows is known
+                break  # an earlier descent has continued from here
             reached.add((order, tuple(assignment)))
             for axis in order:
                 assignment = problem.improve(assignment, axis, prices)
@@ -215,8 +196,7 @@ class PreparedMesh:
     """A mesh to search, with its cost tables.
 
     Attributes:
-      model: the step, the same for each mesh unless constraints differ.
-      problem: the search problem on this mesh.
+      model: the step; it is the same for each mesh unless constraints differ.
       mesh_shape: sizes of the mesh axes.
       roles: the role of each input.
       batch: the nodes of the inputs that are a batch.
@@ -238,12 +218,7 @@ class PreparedMesh:
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """Decisions for one mesh.
-
-    Attributes:
-      prepared: the mesh, with its search problem.
-      candidate: the decisions.
-    """
+    """A mesh with its search problem, and the decisions for it."""
 
     prepared: PreparedMesh
     candidate: Candidate
@@ -257,21 +232,10 @@ def prepare_meshes(
     given_roles: Mapping[int, str],
     compiler: CompilerModel,
 ) -> list[PreparedMesh]:
-    """Build the search problem of each mesh that the user's constraints allow.
-
-    Args:
-      traced: the step.
-      shapes: candidate mesh shapes.
-      hardware: the devices.
-      constraints: path pattern → `PartitionSpec`.
-      given_roles: index of an input → the role that the user gives it.
-      compiler: how the compiler that decides fuses and uses memory.
-
-    Returns:
-      The meshes that the constraints allow, in the order of the shapes.
+    """Build the search problem of each mesh that the user's constraints allow, in the order of the shapes.
 
     Raises:
-      TypeError, ValueError: the constraints allow no shape; the error is that of the first shape.
+      TypeError, ValueError: the constraints allow no shape; the error is about the first shape.
     """
     prepared, errors = [], []
     model: StepModel | None = None
@@ -300,15 +264,7 @@ def prepare_meshes(
 
 
 def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
-    """Return the best plan of all meshes: the fastest of those within the limit, else the one of least memory.
-
-    Args:
-      prepared: the meshes.
-      limit: bytes that one device may hold.
-
-    Returns:
-      The best plan, with its mesh. It exceeds the limit if every plan that was found does.
-    """
+    """Return the best plan of all meshes: the fastest within the limit; if every plan exceeds it, the one of least memory."""
     plans: list[MeshPlan] = []
     for each in prepared:
         to_beat = min((plan.candidate.seconds for plan in plans if plan.candidate.memory <= limit), default=math.inf)
@@ -317,14 +273,9 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
 
 
 def best_baselines(prepared: Sequence[PreparedMesh], limit: float) -> dict[str, MeshPlan]:
-    """Return each baseline on the mesh on which it is best: the fastest within the limit, else the one of least memory.
-
-    Args:
-      prepared: the meshes.
-      limit: bytes that one device may hold.
-    """
-    by_name: dict[str, list[MeshPlan]] = {}
+    """Return each baseline on the mesh on which it is best: the fastest within the limit, else the one of least memory."""
+    by_name: dict[str, list[MeshPlan]] = defaultdict(list)
     for each in prepared:
         for name, assignment in each.baselines.items():
-            by_name.setdefault(name, []).append(MeshPlan(each, evaluate(each.costs, assignment)))
+            by_name[name].append(MeshPlan(each, evaluate(each.costs, assignment)))
     return {name: plans[choose([plan.candidate for plan in plans], limit)] for name, plans in by_name.items()}
