@@ -53,7 +53,6 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from penstock._feed.adapters import adapt
 from penstock._feed.device_feed import Feed
-from penstock._feed.sampling import Sampling
 from penstock._feed.stats import LaterStats
 from penstock._feed.verdict import Caller
 from penstock.data.loader import Loader
@@ -133,7 +132,6 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._start = self._saver.attach(self) if self._saver is not None else None
         # Nothing below passes a reference to this iterator to others, so that it is freed, and its last threads end, with `fit`.
         self._runs = [record.begin() for record in records]
-        self._sampling = Sampling()
 
     def reset(self) -> None:
         """Go back to the beginning of the data."""
@@ -266,7 +264,6 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._batches = BatchIterator(
             self._resumable(first),
             add_stats,
-            self._sampling,
             self._caller(),
             self._read_limit(),
             self.steps_per_execution,
