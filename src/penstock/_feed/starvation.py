@@ -121,7 +121,9 @@ class Meter:
       wait: seconds of all other waits.
     """
 
-    def __init__(self, inner: Meter | None = None):
+    def __init__(self, sampling: object = None, makes_batches: bool = False, inner: Meter | None = None):
+        # `UnthreadedReader` still passes `sampling` and `makes_batches`, and counts `_unknowns`: none of them matters.
+        self._unknowns = 0
         self._inner, self._inner_before = inner, 0.0
         self._inner_after: float | None = None
         self._platform: str | None = None
