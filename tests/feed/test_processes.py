@@ -58,7 +58,7 @@ PENDING = textwrap.dedent("""
     import numpy as np
     import penstock as ps
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from penstock.feed.readiness import pending_arrays
+    from penstock.feed.starvation import pending_results
     from tests.feed import held_step
 
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
@@ -76,10 +76,10 @@ PENDING = textwrap.dedent("""
     with ps.feed(ps.Loader({"x": np.zeros((64, 4), np.float32)}, 8, epochs=1), to=NamedSharding(mesh, P("data"))) as feed:
         for number, batch in enumerate(feed):
             state, loss = step(state, batch)
-            assert any(array is loss for array in pending_arrays(None)), number
+            assert any(array is loss for array in pending_results(None)), number
             held_step.release()
             jax.block_until_ready(loss)
-            assert not any(array is loss or array is state for array in pending_arrays(None)), number
+            assert not any(array is loss or array is state for array in pending_results(None)), number
     assert number == 7
     print("all right")
 """)

@@ -1,20 +1,17 @@
-"""The devices are asked whether they have work, and waits without a look are estimated."""
+"""The devices are asked whether they have work. `test_verdict` has the times of whole loops."""
 
+import math
 import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.feed import held_step
 
 import penstock as ps
 from penstock._producers import GetTimeout
-from penstock.feed.readiness import Watch, are_pending, pending_arrays, smallest
-from penstock.feed.sampling import Sampling
-from penstock.feed.starvation import Meter
+from penstock.feed.starvation import Meter, Watch, _waiting, are_pending, pending_results
 
 EXAMPLE = {"x": np.zeros((8, 16), np.float32)}
 
@@ -37,14 +34,14 @@ def test_the_newest_results_come_first():
 @pytest.mark.parametrize("donate", [False, True])
 def test_the_results_of_a_step_are_pending_until_it_has_ended(donate):
     step, state = held_step.step(donate), held_step.new_state()
-    assert pending_arrays(None) == []
+    assert pending_results(None) == []
     state, loss = step(state, EXAMPLE)
-    found = pending_arrays(None)
+    found = pending_results(None)
     assert any(array is loss for array in found)
-    assert pending_arrays(None, without={id(array) for array in found}) == []
+    assert pending_results(None, without={id(array) for array in found}) == []
     held_step.release()
     jax.block_until_ready((state, loss))
-    assert pending_arrays(None) == []
+    assert pending_results(None) == []
 
 
 def test_arrays_that_are_gone_or_on_the_host_are_not_pending():
@@ -72,7 +69,7 @@ def test_a_look_while_other_threads_delete_and_donate_arrays():
     for thread in threads:
         thread.start()
     for _ in range(3000):
-        pending_arrays(None)
+        pending_results(None)
         are_pending(jax.live_arrays())
     stop.set()
     for thread in threads:
@@ -83,9 +80,9 @@ def test_batches_that_wait_in_a_feed_are_no_results():
     with ps.feed([EXAMPLE] * 20, transform=lambda batch: {"x": batch["x"] + held_step.hold(batch["x"])}) as feed:
         held_step.release()
         jax.block_until_ready(next(feed))
-        while not pending_arrays(None):
+        while not any(are_pending(jax.tree.leaves(item.placed.batch)) for item in list(_waiting.values())):
             pass  # until the feed has placed the next one
-        assert Sampling().pending(None) == []
+        assert pending_results(None) == []
         held_step.release(19)
         jax.block_until_ready(list(feed))
 
@@ -95,14 +92,14 @@ def test_a_watch_notes_when_each_group_is_computed():
     state, first = step(state, EXAMPLE)
     state, second = step(state, EXAMPLE)
     found = []
-    watch = Watch([[second], [first], []], lambda times, seconds: found.append(times))
+    watch = Watch([[first], [second], []], lambda *times: found.append(times))
     held_step.release()
     jax.block_until_ready(first)
-    while watch._groups[1]:  # until it has seen the first: one poll may see both
-        pass
+    threading.Event().wait(0.05)  # until it has seen the first: one poll may see both
+    assert not watch.ended
     held_step.release()
     watch.wait()
-    ((at_second, at_first, at_nothing),) = found
+    ((at_first, at_second, at_nothing),) = found
     assert at_nothing == 0.0
     assert at_second > at_first > 0.0
 
@@ -110,153 +107,42 @@ def test_a_watch_notes_when_each_group_is_computed():
 def test_a_watch_knows_nothing_about_arrays_that_were_deleted():
     state, loss = held_step.step()(held_step.new_state(), EXAMPLE)
     found = []
-    watch = Watch([[loss]], lambda times, seconds: found.append(times))
+    watch = Watch([[loss]], lambda *times: found.append(times))
     loss.delete()
     watch.wait()
-    assert found == [None]
+    assert found == []
     held_step.release()
     jax.block_until_ready(state)
 
 
-def test_the_smallest_arrays_are_kept():
-    arrays = [jnp.zeros(n) for n in (5, 1, 3)]
-    assert [array.size for array in smallest(arrays, 2)] == [1, 3]
+def test_a_wait_is_looked_at_once_and_one_that_does_not_block_is_not(monkeypatch):
+    """The device is idle, so all of the wait after the look is starving."""
+    looks = []
+    monkeypatch.setattr("penstock.feed.starvation.pending_results", lambda *args: looks.append(1) or [])
+    meter, there = Meter(), threading.Event()
 
+    def get(timeout):
+        if timeout == 0.0 and not there.is_set():
+            raise GetTimeout
+        there.wait(0.01)
+        return 0
 
-SAMPLES = st.lists(st.tuples(st.floats(1e-5, 10), st.floats(0, 1)), max_size=40)
-
-
-@given(SAMPLES, st.floats(1e-5, 10))
-def test_an_estimated_share_lies_among_those_of_the_samples(samples, typical):
-    sampling = Sampling()
-    for waited, share in samples:
-        sampling.add(waited, waited * share)
-    shares = [share for _, share in samples[-32:]] or [0.0]
-    assert min(shares) - 1e-9 <= sampling.share(typical) <= max(shares) + 1e-9
-
-
-def test_very_short_samples_say_little_about_long_waits():
-    sampling = Sampling()
-    sampling.add(20e-3, 0.0)
-    for _ in range(10):
-        sampling.add(30e-6, 30e-6)
-    assert sampling.share(20e-3) < 0.05
-
-
-def samples(sampling, times):
-    """Yield the steps that are samples, when they take these times. A `Meter` asks no sooner than the budget can allow one."""
-    before, steps, until = 0.0, 0, 0.0
-    for step, seconds in enumerate(times):
-        steps += 1
-        if before + seconds < until:
-            before += seconds
-            continue
-        is_due = sampling.is_due(seconds, before, steps)
-        before, steps, until = 0.0, 0, 0.0 if is_due else sampling.seconds_until_due
-        if is_due:
-            yield step
-
-
-@given(st.lists(st.floats(0, 1), max_size=50) | st.lists(st.floats(0, 5e-3), max_size=500), st.floats(0, 1e-2))
-def test_samples_take_no_more_than_their_share_of_the_time(times, cost):
-    """Those of the beginning come on top: eight, two whose cost is not known yet, and one that uses up the budget."""
-    sampling, spent = Sampling(at_once=1e-3, share=1e-2), 0.0
-    for _ in samples(sampling, times):
-        sampling.note_look(cost)
-        sampling.spend(cost)
-        spent += cost
-    share = 3e-2 if max(times, default=0.0) > 5e-3 else 1e-2  # a larger one for long steps
-    assert spent <= max(1e-3, 8 * cost) + share * sum(times) + 3 * cost
-
-
-def test_a_pause_of_the_loop_is_not_followed_by_looks_at_quick_steps():
-    """An evaluation, a save, or a stop of the process."""
-    sampling, looks = Sampling(), 0
-    for step in samples(sampling, [0.5 if step % 400 == 399 else 2e-4 for step in range(4000)]):
-        looks += step >= 400
-        sampling.note_look(1e-4)
-        sampling.spend(1e-4)
-    assert looks <= 20  # 0.15 % of 0.72 s are eleven; a pause of 0.5 s would allow eight more each
-
-
-def test_batches_of_one_execution_that_are_asked_for_at_once_do_not_starve_the_looks():
-    """As with steps_per_execution: one in 32 steps takes all the time, which is no pause."""
-    sampling, looks = Sampling(), 0
-    for step in samples(sampling, [32e-3 if step % 32 == 31 else 2e-5 for step in range(32 * 300)]):
-        looks += step >= 32 * 100
-        sampling.note_look(1e-4)
-        sampling.spend(1e-4)
-    assert looks >= 50  # 0.15 % of 6.5 s are 98
-
-
-@settings(max_examples=40)
-@given(st.lists(st.floats(1e-5, 1e-3), min_size=50, max_size=1000))
-def test_no_sample_is_missed_between_two_questions(times):
-    """A sampling that is asked at each step allows as many, but for what is left at the end; costs are random."""
-    asked, asked_always = Sampling(share=0.1), Sampling(share=0.1)
-    made = 0
-    for _ in samples(asked, times):
-        asked.spend(1e-4)
-        made += 1
-    for seconds in times:
-        if asked_always.is_due(seconds):
-            asked_always.spend(1e-4)
-            made -= 1
-    assert abs(made) <= 2
-
-
-@pytest.mark.parametrize("cost", [0.1e-3, 3e-3, 15e-3])
-def test_looks_that_cost_much_are_made_all_the_same(cost):
-    """A process with many arrays has such looks. The first ones follow each other, so that a short run has some."""
-    sampling, looks = Sampling(), []
-    for step in samples(sampling, [0.1] * 10_000):
-        looks.append(step)
-        sampling.note_look(cost)
-        sampling.spend(cost)
-    assert looks[5] == 5
-    assert len([step for step in looks if step >= 5000]) > 20
-
-
-@pytest.mark.parametrize(("starved", "of", "is_guess"), [(0, 1, True), (1, 9, True), (2, 9, True), (3, 9, False), (1, 2, False)])
-def test_an_estimate_needs_evidence(starved, of, is_guess):
-    sampling = Sampling()
-    for number in range(of):
-        sampling.add(0.01, 0.01 if number < starved else 0.0)
-    assert sampling.is_guess == is_guess
-
-
-def test_what_was_seen_too_rarely_is_a_guess():
-    """The devices are idle, so they starve in a wait that is looked at; the budget allows few looks."""
-    jax.block_until_ready(jax.live_arrays())
-    sampling = Sampling(at_once=1e-4, share=0.0)
-    meter = Meter(sampling)
-    meter.take(lambda timeout: 0, None)
-    meter.hand_over(None, 0.0)
-    for _ in range(4):
-        meter.take(lambda timeout: threading.Event().wait(2e-3), None)
+    for number in range(3):
+        meter.take(get, None)
         meter.hand_over(None, 0.0)
-    meter.end()
-    assert sampling.seen < 4
-    assert meter.starved(0.0).guessed == 0.0
-    sampling.known += 9
-    assert 0 < meter.starved(0.0).guessed < meter.starved(0.0).seconds
+        assert len(looks) == (1 if number else 0)
+        there.set()
+        if not number:
+            there.clear()
+    assert 0.01 <= meter.starved(0.0).seconds <= meter.wait
 
 
-def test_without_a_budget_there_is_no_look(monkeypatch):
-    monkeypatch.setattr("penstock.feed.sampling.pending_arrays", lambda *args: pytest.fail("it looked"))
-    meter = Meter(Sampling(0.0, 0.0))
-    for _ in range(5):
-        meter.take(lambda timeout: threading.Event().wait(1e-3), None)
-        meter.hand_over(None, 0.0)
-    assert meter.wait > 0
-    assert meter.starved(0.0).seconds == 0
-
-
-def test_a_wait_that_is_long_is_looked_at_without_a_budget():
+def test_a_wait_that_lasts_is_looked_at_soon_after_another_look():
     """The first call of `get` gives up, as it does for a long wait; the device is idle then."""
-    meter = Meter(Sampling(0.0, 0.0))
+    meter = Meter()
     meter.take(lambda timeout: 0, None)
     meter.hand_over(None, 0.0)
+    meter._check_at = math.inf
     calls = []
 
     def get(timeout):
@@ -270,6 +156,17 @@ def test_a_wait_that_is_long_is_looked_at_without_a_budget():
     meter.hand_over(None, 0.0)
     assert len(calls) == 2
     assert 0.01 <= meter.starved(0.0).seconds <= meter.wait
+
+
+def test_a_batch_that_get_makes_itself_has_a_look_before(monkeypatch):
+    """There is no moment to look while `get` makes it."""
+    monkeypatch.setattr("penstock.feed.starvation._APART", 0.0)
+    meter = Meter()
+    for _ in range(4):
+        meter.take(lambda timeout: threading.Event().wait(2e-3), None)
+        meter.hand_over(None, 0.0)
+    assert meter.wait > 5e-3
+    assert meter.starved(0.0).seconds > 3e-3  # all of them, as the device is idle
 
 
 def test_the_end_is_reached_once_and_without_steps_too():

@@ -27,13 +27,6 @@ def test_a_feed_that_keeps_up_says_so():
     assert stats(starved=0.01).verdict.startswith("keeps up")
 
 
-def test_what_was_seen_too_rarely_gets_no_verdict():
-    assert "no verdict yet: the step may wait for input 6.0 %" in stats(starved=0.6, guessed=0.2).verdict
-    assert stats(starved=0.8, guessed=0.2).verdict.startswith("input-bound: 8.0 %")
-    assert stats(starved=0.4, guessed=0.4).verdict.startswith("keeps up")
-    assert (stats(guessed=0.2) + stats(guessed=0.3)).guessed == 0.5
-
-
 def test_before_the_second_batch_there_is_no_verdict():
     assert "no verdict" in stats(steps=1, seconds=0.0).verdict
 

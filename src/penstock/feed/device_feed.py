@@ -26,10 +26,8 @@ from penstock.data.steps import Steps
 from penstock.data.tree import Batch
 from penstock.feed.adapters import BatchAdapter, NoPosition, adapt, given_to, has_choice_of_shapes
 from penstock.feed.placement import BatchPlacement, Placed, Placement, Replicated, To
-from penstock.feed.readiness import Recent
 from penstock.feed.replicas import ReplicaCheck
-from penstock.feed.sampling import Sampling
-from penstock.feed.starvation import Meter
+from penstock.feed.starvation import Meter, note_waiting
 from penstock.feed.state import STATE_VERSION, check_state
 from penstock.feed.stats import LaterStats, Stats
 from penstock.feed.verdict import Caller, caller_of
@@ -114,7 +112,6 @@ class Feed(Iterator[Batch]):
       placement: puts them on the devices.
       host_buffer, device_buffer, timeout, strict: see `feed`.
       first: number of the first batch, for errors and for `state()`.
-      sampling: what earlier feeds of the same loop know about its waits; None for the first one.
       caller: who makes the batches, and what the verdict can advise.
 
     Examples:
@@ -134,7 +131,6 @@ class Feed(Iterator[Batch]):
         timeout: float | None,
         strict: bool,
         first: int = 0,
-        sampling: Sampling | None = None,
         caller: Caller | None = None,
     ):
         placement.check_rows(adapter.batch_sizes)
@@ -155,7 +151,7 @@ class Feed(Iterator[Batch]):
         self._step = first  # number of the next batch
         self._position: Any = None
         self._bytes = 0
-        self._meter, self._caller = Meter(sampling), caller or Caller()
+        self._meter, self._caller = Meter(), caller or Caller()
         self._host_clocks = [Clock() for _ in range(adapter.workers)]
         self._place_clock = Clock()
 
@@ -276,7 +272,7 @@ class Feed(Iterator[Batch]):
         self._pipeline = PrefetchPipeline(
             self._adapter.producers(self._host_clocks),
             max(self._host_buffer, self._adapter.workers),
-            finish=_placing(self._adapter, self._placement, self._place_clock, self._step, Recent(self._device_buffer + 2)),
+            finish=_placing(self._adapter, self._placement, self._place_clock, self._step),
             done_capacity=self._device_buffer,
             context=self._placement.context,
             # With a timeout, the consumer's thread must not do work that it cannot leave.
@@ -374,9 +370,7 @@ def reopened(feed: Feed, batches: Any = None) -> Feed:
     )
 
 
-def _placing(
-    adapter: BatchAdapter, placement: BatchPlacement, clock: Clock, first: int, recent: Recent
-) -> Callable[[int, Any], _Item]:
+def _placing(adapter: BatchAdapter, placement: BatchPlacement, clock: Clock, first: int) -> Callable[[int, Any], _Item]:
     """Return the function `finish` of the pipeline. It has no reference to the Feed."""
 
     def finish(number: int, item: Any) -> _Item:
@@ -386,7 +380,7 @@ def _placing(
             with clock.time("place"):
                 placed = placement(batch)
             item = _Item(placed, position, clock["place"] - before)
-            recent.add(item)
+            note_waiting(item)
             return item
         except Exception as error:
             error.add_note(f"penstock: while placing batch {first + number}")

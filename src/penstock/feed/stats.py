@@ -32,7 +32,6 @@ class Stats:
       blocked: the part of `place` in which the devices had no room for another program, because they were behind. It is an
         estimate.
       bytes: size of the host batches that were placed.
-      guessed: the part of `starved` that is estimated from so few waits that it proves nothing.
       caller: the call that made the feed, for the advice in the verdict.
 
     Examples:
@@ -54,7 +53,6 @@ class Stats:
     bytes: int
     late: float = 0.0
     blocked: float = 0.0
-    guessed: float = 0.0
     caller: Caller = field(default=Caller(), repr=False)
 
     def __add__(self, other: Stats) -> Stats:
@@ -71,7 +69,6 @@ class Stats:
             bytes=self.bytes + other.bytes,
             late=self.late + other.late,
             blocked=self.blocked + other.blocked,
-            guessed=self.guessed + other.guessed,
             caller=self.caller if self.steps else other.caller,
         )
 
@@ -96,8 +93,7 @@ class Stats:
     @property
     def verdict(self) -> str:
         """Say in one sentence whether the feed keeps up, and if not, which part it waits for and what helps."""
-        guessed = self.guessed / self.seconds if self.seconds > 0 else 0.0
-        return wording.verdict(self.steps, self.seconds, self.starved_share, self.bottleneck, self.caller, guessed)
+        return wording.verdict(self.steps, self.seconds, self.starved_share, self.bottleneck, self.caller)
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.host.items())
@@ -142,6 +138,5 @@ class LaterStats(NamedTuple):
             bytes=self.bytes,
             late=starved.late,
             blocked=starved.blocked,
-            guessed=starved.guessed,
             caller=self.caller,
         )

@@ -59,7 +59,7 @@ def caller_of(batches: Any, by: Literal["feed", "pk.data", "threaded epochs"] = 
     return Caller(by, library if library in _LIBRARIES else "iterable", transform=transform)
 
 
-def verdict(steps: int, seconds: float, share: float, part: str, caller: Caller, guessed: float = 0.0) -> str:
+def verdict(steps: int, seconds: float, share: float, part: str, caller: Caller) -> str:
     """Word the verdict of a feed.
 
     Args:
@@ -68,7 +68,6 @@ def verdict(steps: int, seconds: float, share: float, part: str, caller: Caller,
       share: share of this time, 0 to 1, that the devices starved.
       part: the slowest part of the work: "read", "transform", "collate", "iterate", "unpack" or "place".
       caller: the call that made the feed.
-      guessed: the part of `share` that is estimated from too few waits.
 
     Returns:
       One sentence.
@@ -84,8 +83,6 @@ def verdict(steps: int, seconds: float, share: float, part: str, caller: Caller,
     percent = f"{share:.1%}".replace("%", " %")
     if share < INPUT_BOUND:
         return f"keeps up: the step waits for input {percent} of its time"
-    if share - guessed < INPUT_BOUND:
-        return f"no verdict yet: the step may wait for input {percent} of its time, which was seen too rarely"
     return f"input-bound: {percent} of the step waits on `{part}`; {advice(part, caller)}"
 
 

@@ -14,7 +14,6 @@ from keras.src import tree
 
 from penstock.data.tree import Batch, describe
 from penstock.feed.device_feed import Feed, interrupt, later_stats
-from penstock.feed.sampling import Sampling
 from penstock.feed.starvation import Meter
 from penstock.feed.stats import LaterStats
 from penstock.feed.verdict import Caller
@@ -43,7 +42,6 @@ class BatchIterator(Iterator[Batch]):
     Args:
       source: the batches.
       add_stats: is called with the statistics of each feed when it ends.
-      sampling: what is known about the waits of this run.
       caller: the call that made the batches, for the advice of a verdict.
       limit: number of batches that Keras takes until the end of its epoch, if the source must not be read beyond it; None for no
         limit.
@@ -61,7 +59,6 @@ class BatchIterator(Iterator[Batch]):
         self,
         source: ResumableBatches,
         add_stats: Callable[[LaterStats], None],
-        sampling: Sampling,
         caller: Caller,
         limit: int | None,
         steps_per_execution: int,
@@ -71,7 +68,7 @@ class BatchIterator(Iterator[Batch]):
         self._behaviour = behaviour()
         self._per_item = steps_per_execution if self._behaviour.stacks else 1  # batches that Keras takes at one `next`
         self._source, self._placement, self._add_stats = source, KerasPlacement(self._per_item), add_stats
-        self._sampling, self._caller = sampling, caller
+        self._caller = caller
         self._limit, self._steps, self._epoch_batches = limit, steps_per_execution, epoch_batches
         self._feed: Feed | None = None
         self._consumed = self._begin = first
@@ -226,7 +223,6 @@ class BatchIterator(Iterator[Batch]):
             timeout=None,
             strict=False,
             first=self._consumed,
-            sampling=self._sampling,
             caller=self._caller,
         )
 
@@ -257,7 +253,7 @@ class BatchIterator(Iterator[Batch]):
 
     def _new_meter(self) -> Meter:
         feed = self._source.prefetched
-        return Meter(self._sampling, makes_batches=True, inner=feed._meter if feed else None)
+        return Meter(makes_batches=True, inner=feed._meter if feed else None)
 
     def _end_feed(self) -> None:
         feed, self._feed = self._feed, None

@@ -58,7 +58,6 @@ from penstock.data.steps import Steps
 from penstock.data.streams.stream import Stream
 from penstock.feed.adapters import adapt
 from penstock.feed.device_feed import Feed
-from penstock.feed.sampling import Sampling
 from penstock.feed.stats import LaterStats
 from penstock.feed.verdict import Caller
 from penstock.keras._aligned import copied
@@ -136,7 +135,6 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._start = self._saver.attach(self) if self._saver is not None else None
         # Nothing below passes a reference to this iterator to others, so that it is freed, and its last threads end, with `fit`.
         self._runs = [record.begin() for record in records]
-        self._sampling = Sampling()
 
     def reset(self) -> None:
         """Go back to the beginning of the data."""
@@ -269,7 +267,6 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         self._batches = BatchIterator(
             self._resumable(first),
             add_stats,
-            self._sampling,
             self._caller(),
             self._read_limit(),
             self.steps_per_execution,

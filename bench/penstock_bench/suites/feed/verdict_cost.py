@@ -49,14 +49,13 @@ class _Switch(Meter):
     """
 
     on = True
+    _called_at = 0.0
 
     def take(self, get: Callable[[float | None], T], timeout: float | None) -> T:
+        before, self._called_at = self._called_at, time.perf_counter()
         if self.on:
             return super().take(get, timeout)
-        now = time.perf_counter()  # no budget for the time in which it was off
-        self._checked_at += now - self._asked_at
-        self._check_at += now - self._asked_at
-        self._asked_at = now
+        self._check_at += self._called_at - before  # the next look comes no sooner for the time in which it was off
         return get(timeout)
 
     def hand_over(self, batch: Any, placing: float) -> None:
