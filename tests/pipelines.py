@@ -1,6 +1,6 @@
 """Helpers for tests of the prefetch pipeline."""
 
-from penstock._producers import Exhausted
+from penstock._pipeline import Exhausted
 
 
 def drain(pipeline):

@@ -1,6 +1,6 @@
 """A pace ignores one long duration."""
 
-from penstock._pace import Pace
+from penstock._pipeline import Pace
 
 
 def test_a_pace_ignores_one_long_duration():

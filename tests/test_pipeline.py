@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.pipelines import drain
 
 from penstock import _pipeline
-from penstock._pipeline import PrefetchPipeline
-from penstock._producers import Exhausted, GetTimeout, PipelineClosed, Producers
+from penstock._pipeline import Exhausted, GetTimeout, PipelineClosed, PrefetchPipeline, Producers
 
 
 def numbers(n, make=lambda i: i, producers=1):

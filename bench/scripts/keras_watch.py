@@ -54,7 +54,7 @@ def pytest_configure():
     _note_who_iterates(epoch_iterator.EpochIterator)
     for adapter in DataAdapter.__subclasses__():
         _watch(adapter)
-    if (epochs := sys.modules.get("penstock.keras._epoch_iterator")) is not None:
+    if (epochs := sys.modules.get("penstock.keras.epoch_iterator")) is not None:
         _watch_generators(epochs)
 
 

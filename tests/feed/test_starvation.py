@@ -10,7 +10,7 @@ import pytest
 from tests.feed import held_step
 
 import penstock as ps
-from penstock._producers import GetTimeout
+from penstock._pipeline import GetTimeout
 from penstock.feed.starvation import Meter, Watch, _waiting, are_pending, pending_results
 
 EXAMPLE = {"x": np.zeros((8, 16), np.float32)}

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock._producers import GetTimeout
+from penstock._pipeline import GetTimeout
 from penstock.feed.starvation import Meter
-from penstock.feed.stats import LaterStats
-from penstock.feed.verdict import Caller, advice
+from penstock.feed.stats import Caller, LaterStats, advice
 
 STEPS = 100
 LONG, SHORT = 0.045, 0.005  # seconds of input for a batch

@@ -30,7 +30,7 @@ def _keras_is_as_it_was():
     import keras  # here, so that the files of this folder can be skipped without it
 
     from penstock.keras import replace_iterator
-    from penstock.keras._session import Session
+    from penstock.keras.session import Session
 
     yield
     replace_iterator._restore_original()

@@ -15,7 +15,7 @@ from tests.keras.training import CLASSES, FEATURES, make_model, records
 
 import penstock as ps
 import penstock.keras as pk
-from penstock.keras._session import Session
+from penstock.keras.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, with NumPy 2
 

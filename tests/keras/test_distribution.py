@@ -14,8 +14,7 @@ from tests.keras.training import BATCH, assert_same, batches, records
 
 import penstock as ps
 import penstock.keras as pk
-from penstock.keras._execution import Execution
-from penstock.keras._placement import KerasPlacement
+from penstock.keras.batch_iterator import Execution, KerasPlacement
 from penstock.keras.versions import Behaviour, behaviour, partial_batches
 
 DEVICES = [f"cpu:{i}" for i in range(8)]
@@ -131,7 +130,7 @@ def test_without_a_distribution_on_a_cpu_arrays_are_where_this_keras_has_them():
 
 
 def test_arrays_that_stay_on_the_host_are_where_the_device_can_use_them(monkeypatch):
-    monkeypatch.setattr("penstock.keras._placement.behaviour", lambda: Behaviour(on_device=False, stacks=False))
+    monkeypatch.setattr("penstock.keras.batch_iterator.behaviour", lambda: Behaviour(on_device=False, stacks=False))
     place = KerasPlacement()
     words, odd = np.array(["a", "b"]), np.arange(40, dtype="float32")[1:]
     placed = place({"words": words, "x": odd, "t": np.ones((3, 4)).T})

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._producers import Exhausted
+from penstock._pipeline import Exhausted
 from penstock.feed.adapters import adapt
-from penstock.keras._execution import ExecutionAdapter, KerasItem, assemble, gather
+from penstock.keras.batch_iterator import ExecutionAdapter, KerasItem, assemble, gather
 from penstock.keras.versions import behaviour, is_partial
 
 
@@ -77,14 +77,14 @@ def test_what_is_left_is_a_list_as_keras_has_it():
     ],
 )
 def test_batches_that_are_not_alike_are_not_stacked(batches, monkeypatch):
-    monkeypatch.setattr("penstock.keras._execution.partial_batches", list)  # for any version of Keras
+    monkeypatch.setattr("penstock.keras.batch_iterator.partial_batches", list)  # for any version of Keras
     ready = assemble(gather(batches.__getitem__, range(2)), 2, placed)
     assert [kind for kind, _ in ready.item] == ["batch", "batch"]
     assert ready.steps == 2
 
 
 def test_what_cannot_be_placed_ends_an_execution(monkeypatch):
-    monkeypatch.setattr("penstock.keras._execution.partial_batches", list)  # for any version of Keras
+    monkeypatch.setattr("penstock.keras.batch_iterator.partial_batches", list)  # for any version of Keras
 
     def place(batch, stacked):
         if stacked or batch[0] == 5:

@@ -1,7 +1,7 @@
 """The private parts of Keras that penstock.keras uses exist, and behave as it needs.
 
 A release of Keras may change any of them without notice. Each has a test here, whose failure names the versions in which the part
-was last seen. After a failure, begin with `penstock.keras.versions` and the docstring of `penstock.keras._epoch_iterator`.
+was last seen. After a failure, begin with `penstock.keras.versions` and the docstring of `penstock.keras.epoch_iterator`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_functions_look_up_the_iterator_in_their_module():
 
 
 def test_the_iterator_is_made_with_the_arguments_that_ours_takes():
-    from penstock.keras._epoch_iterator import ThreadedEpochIterator
+    from penstock.keras.epoch_iterator import ThreadedEpochIterator
 
     theirs = parameters(trainer.JAXEpochIterator.__init__)
     assert parameters(ThreadedEpochIterator.__init__) == theirs, f"arguments of EpochIterator: {BOTH}"
@@ -212,7 +212,7 @@ def test_the_adapter_of_a_generator():
 def test_global_state_is_kept_by_thread_under_the_names_that_are_taken_along():
     from keras.src.backend.common import global_state
 
-    from penstock.keras._placement import _SHARED
+    from penstock.keras.batch_iterator import _SHARED
 
     distribution = keras.distribution.DataParallel(devices=["cpu:0"])
     before = keras.config.dtype_policy()

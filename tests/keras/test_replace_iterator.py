@@ -13,7 +13,7 @@ from tests.keras.training import batches, make_model
 import penstock.keras as pk
 from penstock.errors import UnsupportedVersionError
 from penstock.keras import replace_iterator, versions
-from penstock.keras._session import Session
+from penstock.keras.session import Session
 
 
 def in_use():
@@ -108,7 +108,7 @@ else:
 """
     done = run(script, KERAS_JAX_EPOCH_ITERATOR=choice)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == ("penstock.keras._epoch_iterator" if on else "Keras is left alone")
+    assert done.stdout.strip() == ("penstock.keras.epoch_iterator" if on else "Keras is left alone")
 
 
 def test_another_choice_is_an_error_that_lists_them(monkeypatch):

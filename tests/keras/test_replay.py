@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.keras._replay import Replay, opening, replay_of
+from penstock.keras.batches import Replay, opening, replay_of
 
 
 def replay(count, copy=False):

@@ -14,7 +14,7 @@ from bench.scripts.keras_own_tests import Report, Result, compare
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "keras_own_tests.py"
 
-_KERAS, _OURS = "keras.src.backend.jax.trainer", "penstock.keras._epoch_iterator"
+_KERAS, _OURS = "keras.src.backend.jax.trainer", "penstock.keras.epoch_iterator"
 _DEFAULT = Report(
     _KERAS,
     {

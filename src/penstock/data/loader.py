@@ -22,8 +22,7 @@ from jax.sharding import Sharding
 
 from penstock._arguments import at_least
 from penstock._clock import Clock
-from penstock._pipeline import PrefetchPipeline
-from penstock._producers import Exhausted, Producers
+from penstock._pipeline import Exhausted, PrefetchPipeline, Producers
 from penstock.data.arrays import ArraySource
 from penstock.data.collate import MASK, add_mask, pad_to
 from penstock.data.concatenation import ConcatSource, check_alike, record_specs

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from penstock._clock import Clock
-from penstock._producers import Exhausted, Producers
+from penstock._pipeline import Exhausted, Producers
 from penstock.data.collate import MASK, add_mask, pad_to, stack
 from penstock.data.concatenation import Gather
 from penstock.data.order.batch_order import Block, Order

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock._arguments import at_least
 from penstock._clock import Clock
-from penstock._producers import Producers
+from penstock._pipeline import Producers
 from penstock.data.read_batch import batch_producers
 from penstock.data.tree import Batch, leaves_with_names, to_numpy
 from penstock.data.worker_processes import Workers

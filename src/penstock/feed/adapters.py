@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from penstock._clock import Clock
-from penstock._producers import Exhausted, Producers
+from penstock._pipeline import Exhausted, Producers
 from penstock.data.collate import pad_to
 from penstock.data.loader import Loader
 from penstock.data.order.rows import Rows

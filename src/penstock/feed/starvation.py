@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from penstock._producers import GetTimeout
+from penstock._pipeline import GetTimeout
 from penstock._threads import Threads, close_at_exit
 
 T = TypeVar("T")

@@ -14,12 +14,12 @@ With the environment variable KERAS_JAX_EPOCH_ITERATOR=threaded, importing this 
 
 from typing import TYPE_CHECKING
 
-from penstock.keras._session import ThreadedEpochs as ThreadedEpochs
 from penstock.keras.replace_iterator import data as data
 from penstock.keras.replace_iterator import disable_threaded_epochs as disable_threaded_epochs
 from penstock.keras.replace_iterator import enable_threaded_epochs as enable_threaded_epochs
 from penstock.keras.replace_iterator import follow_environment
 from penstock.keras.replace_iterator import threaded_epochs as threaded_epochs
+from penstock.keras.session import ThreadedEpochs as ThreadedEpochs
 
 if TYPE_CHECKING:
     from penstock.keras.autoshard import AutoShardDistribution as AutoShardDistribution

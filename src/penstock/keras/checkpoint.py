@@ -34,14 +34,13 @@ from penstock._stopping import Stopped, Stopping
 from penstock.data.loader import Loader
 from penstock.data.steps import Steps
 from penstock.errors import CheckpointError
-from penstock.feed.device_feed import Feed
-from penstock.feed.state import check_state
+from penstock.feed.device_feed import Feed, check_state
 from penstock.keras import variables
-from penstock.keras._data_adapter import PenstockDataAdapter
-from penstock.keras._session import Position, expect
 from penstock.keras.callback_state import CallbackStates, continued_files, named, placed, sharding_on_host
+from penstock.keras.data_adapter import PenstockDataAdapter
 from penstock.keras.hooks import install_fit
 from penstock.keras.replace_iterator import enable_for_data
+from penstock.keras.session import Position, expect
 from penstock.train.agreement import Agreement
 from penstock.train.checkpoint import Checkpoint as Saved
 from penstock.train.checkpoint import Checkpoints, require_orbax, restore

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.data.tree import Batch
-from penstock.keras._session import Session, ThreadedEpochs
+from penstock.keras.session import Session, ThreadedEpochs
 from penstock.keras.versions import build_method, require_jax
 
 if TYPE_CHECKING:
-    from penstock.keras._data_adapter import PenstockDataAdapter
+    from penstock.keras.data_adapter import PenstockDataAdapter
 
 
 _VARIABLE = "KERAS_JAX_EPOCH_ITERATOR"
@@ -119,7 +119,7 @@ def _install() -> None:
     if Session.original is not None:
         return
     trainer = _trainer_module()
-    from penstock.keras._epoch_iterator import ThreadedEpochIterator
+    from penstock.keras.epoch_iterator import ThreadedEpochIterator
 
     Session.original, trainer.JAXEpochIterator = trainer.JAXEpochIterator, ThreadedEpochIterator
     owner, name = build_method()
@@ -207,7 +207,7 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
       3
     """
     enable_for_data()
-    from penstock.keras._data_adapter import PenstockDataAdapter
+    from penstock.keras.data_adapter import PenstockDataAdapter
 
     if unpack is not None and not callable(unpack):
         raise TypeError(f"unpack={unpack!r} is not a function from a batch to a batch")

@@ -58,14 +58,11 @@ from penstock.data.steps import Steps
 from penstock.data.streams.stream import Stream
 from penstock.feed.adapters import adapt
 from penstock.feed.device_feed import Feed
-from penstock.feed.stats import LaterStats
-from penstock.feed.verdict import Caller
-from penstock.keras._aligned import copied
-from penstock.keras._batch_iterator import BatchIterator
-from penstock.keras._data_adapter import PenstockDataAdapter
-from penstock.keras._replay import Replay, opening, replay_of
-from penstock.keras._resumable import ResumableBatches, ResumableIterator, UnthreadedBatches
-from penstock.keras._session import Position, Run, Session, expected
+from penstock.feed.stats import Caller, LaterStats
+from penstock.keras.batch_iterator import BatchIterator
+from penstock.keras.batches import Replay, ResumableBatches, ResumableIterator, UnthreadedBatches, copied, opening, replay_of
+from penstock.keras.data_adapter import PenstockDataAdapter
+from penstock.keras.session import Position, Run, Session, expected
 
 _KINDS = {  # of the adapters of Keras, for the advice of a verdict
     "ArrayDataAdapter": "arrays",

@@ -22,14 +22,19 @@ from penstock.data.steps import Steps
 from penstock.data.streams.stream import Stream
 from penstock.data.tree import Batch, to_numpy
 from penstock.feed.adapters import adapt, iterate, length_of, mark_as_used, may_change
-from penstock.feed.device_feed import Feed
-from penstock.feed.state import STATE_VERSION
-from penstock.feed.stats import Stats
-from penstock.feed.verdict import Caller, caller_of
-from penstock.keras._aligned import copied
-from penstock.keras._replay import Replay, is_replayed, opening, replay_of
-from penstock.keras._resumable import ResumableBatches, ResumableIterator, ResumableLoader
-from penstock.keras._session import ThreadedEpochs
+from penstock.feed.device_feed import STATE_VERSION, Feed
+from penstock.feed.stats import Caller, Stats, caller_of
+from penstock.keras.batches import (
+    Replay,
+    ResumableBatches,
+    ResumableIterator,
+    ResumableLoader,
+    copied,
+    is_replayed,
+    opening,
+    replay_of,
+)
+from penstock.keras.session import ThreadedEpochs
 from penstock.keras.versions import super_batches
 
 _LABELS = ("label", "labels", "y", "target", "targets")
