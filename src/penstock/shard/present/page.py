@@ -21,8 +21,9 @@ from penstock.shard.wording import format_seconds, format_share, format_spec
 
 _SVG = "http://www.w3.org/2000/svg"
 _BAR = 1000.0  # width of a bar in its own units
-_WIDTH, _HEIGHT, _FLAT = 64, 40, 12  # of the drawing of an array; its height if the array has one dimension
-_MOST = 16  # the most parts of a dimension that are drawn
+_WIDTH, _HEIGHT = 64, 40  # size of the drawing of an array
+_HEIGHT_OF_ONE = 12  # height of the drawing if the array has one dimension
+_MOST_PARTS = 16  # the most parts of a dimension that are drawn
 _Part = tuple[str, float, str]  # name, size, and the size in words
 
 
@@ -176,7 +177,7 @@ def _leaves(plan: PlanRecord) -> Content:
     return [
         tag("h2", "Leaves and their layouts"),
         tag("p", about, class_="quiet"),
-        table("sizes are those of one device, with the optimizer state", columns, cells, sortable=True),
+        table("sizes are per device, with the optimizer state", columns, cells, sortable=True),
     ]
 
 
@@ -213,14 +214,6 @@ def draw_layout(shape: Sequence[int], spec: Spec, mesh: Mapping[str, int]) -> Ma
     Two dimensions are drawn, downwards and to the right: the last two that are sharded, or else the last two. At most 16 parts
     of a dimension are drawn; the text alternative gives the true number.
 
-    Args:
-      shape: shape of the global array.
-      spec: the mesh axes of each dimension.
-      mesh: sizes of the mesh axes.
-
-    Returns:
-      An SVG element.
-
     >>> re.search("<title>(.*)</title>", draw_layout([512, 64], (("data", "model"), ()), {"data": 2, "model": 4}))[1]
     '512 × 64; dimension 0 in 8 parts over data and model'
     """
@@ -228,8 +221,8 @@ def draw_layout(shape: Sequence[int], spec: Spec, mesh: Mapping[str, int]) -> Ma
     sharded = [dim for dim, axes in enumerate(spec) if axes]
     others = [dim for dim in reversed(range(len(shape))) if dim not in sharded]
     shown = sorted([*sharded[-2:], *others][:2])
-    rows, columns = (1, 1, *(min(parts[dim], _MOST) for dim in shown))[-2:]
-    height = _HEIGHT if len(shown) > 1 else _FLAT
+    rows, columns = (1, 1, *(min(parts[dim], _MOST_PARTS) for dim in shown))[-2:]
+    height = _HEIGHT if len(shown) > 1 else _HEIGHT_OF_ONE
     lines = [f"M0 {height * row / rows:g}h{_WIDTH}" for row in range(1, rows)]
     lines += [f"M{_WIDTH * column / columns:g} 0v{height}" for column in range(1, columns)]
     size = " × ".join(map(str, shape)) or "a scalar"
