@@ -41,11 +41,7 @@ _MANY = 1 << 20
 
 
 def part(module: str, *names: str) -> Any:
-    """Return a private part of JAX, by the first of its names that the installed JAX has.
-
-    Args:
-      module: the private module.
-      *names: the names of the part, with dots.
+    """Return a private part of JAX, by the first of its dotted names that the installed JAX has.
 
     Raises:
       UnsupportedVersionError: the installed JAX has none of them.
@@ -65,8 +61,8 @@ def thread_settings() -> Any:
     """Return all JAX settings of this thread, for comparison; None while a function is traced on this thread.
 
     Settings such as `jax.default_device`, `jax.set_mesh` or `jax.default_matmul_precision` hold for the thread that entered them.
-    They decide where arrays go and what is compiled. So a thread may do the work of another only if both have equal settings.
-    If the installed JAX does not expose them, this returns None and warns once. Then no thread does the work of another.
+    They decide where arrays are placed and what is compiled. So a thread may do the work of another only if both have equal
+    settings. If the installed JAX does not expose them, this returns None and warns once. Then no thread does another's work.
     """
     context, is_clean = _settings()
     return context() if is_clean() else None
@@ -86,11 +82,8 @@ def program_text(compiled: Any) -> str:
     """Return the HLO text of a `jax.stages.Compiled`, with its constants if they have at most 2²⁰ elements in total.
 
     `as_text` leaves out the elements of constants with more than ten. From 16 devices on, this includes the tables from which
-    each device reads the offset of its shard. If they are left out here too, `hlo.collectives` marks the
-    collectives that it has to guess.
-
-    Args:
-      compiled: the compiled program.
+    each device reads the offset of its shard. If they are left out here too, `hlo.collectives` marks the collectives that it has
+    to guess.
 
     Raises:
       UnsupportedVersionError: constants were left out, and the installed JAX cannot print them.
@@ -108,9 +101,6 @@ def program_text(compiled: Any) -> str:
 def constants_as_arguments(jaxpr: Any) -> Any:
     """Return an open jaxpr that takes the values of its constants as its first arguments.
 
-    Args:
-      jaxpr: an open jaxpr.
-
     Raises:
       UnsupportedVersionError: it has constants, and the installed JAX cannot turn them into arguments.
     """
@@ -121,9 +111,6 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many operands of a `scan` are constants and how many are carries, from the parameters of its equation.
 
     JAX 0.12 replaced the two numbers by a tree of the operands: constants, carries, slices.
-
-    Args:
-      params: the parameters of the equation.
 
     Raises:
       UnsupportedVersionError: the installed JAX describes a scan in another way.
@@ -142,11 +129,7 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 def source_frames(source_info: Any) -> list[tuple[str, int, str]]:
     """Return the frames outside of JAX from which an equation was traced: file, line and function, the innermost first.
 
-    Args:
-      source_info: the `source_info` of an equation.
-
-    Returns:
-      The frames; none if the equation has no source, or if the installed JAX does not tell it.
+    There are none if the equation has no source, or if the installed JAX does not tell it.
     """
     try:
         frames = part(*USER_FRAMES)(source_info.traceback)
@@ -169,13 +152,7 @@ def process_messages() -> Any:
 
 
 def wait_for_message(messages: Any, key: str, seconds: float) -> str | None:
-    """Return a text that another process has sent; None if it does not come in time.
-
-    Args:
-      messages: a result of `process_messages`.
-      key: the name of the text.
-      seconds: how long to wait.
-    """
+    """Return the text that another process has sent by `process_messages` under a key; None if it does not come in time."""
     try:
         return str(messages.blocking_key_value_get(key, int(seconds * 1e3)))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Let the C library keep the memory of freed arrays, so that the next batch does not have to get it from the system again."""
+"""Let the C library keep the memory of freed arrays for the next batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def keep_freed_memory() -> None:
     - A block above M_MMAP_THRESHOLD is returned when it is freed. The threshold is the size of the largest block of up to 32 MB
       that was freed, by default 128 KB. So one such block is freed here, which is never written to.
     - Free memory at the end of the heap of the main thread is returned from M_TRIM_THRESHOLD on, up to M_TOP_PAD.
-    - Other threads, such as those of XLA, have heaps of 64 MB. One that is free is returned if the one before it has M_TOP_PAD
+    - Other threads, such as XLA's, have heaps of 64 MB. One that is free is returned if the one before it has M_TOP_PAD
       free (`heap_trim` in malloc/arena.c), by default 128 KB. So a few batches of 12 MB would get and return a heap again and
       again. With 32 MB, a heap is returned only if the largest block still fits into the one before it.
 

@@ -52,7 +52,7 @@ class CompilerFailedError(CompileError):
 
 
 class OtherStepError(PenstockError, ValueError):
-    """A step or its arguments are not those of a plan. The message says what differs."""
+    """A step or its arguments do not fit a plan. The message says what differs."""
 
 
 class ExplicitAxesError(PenstockError, ValueError):
