@@ -90,8 +90,8 @@ class PlanRecord:
       state: index of each output that replaces an input → index of that input.
       sharding_constraints: the layouts inside of the step.
       cost: the predicted cost of one step on one device.
-      axis_work: for each mesh axis, the fractions of the compute that it shards along the batch ("batch"), along other
-        dimensions ("tensor", or "state" for updates and casts of the state), or not at all ("idle").
+      axis_work: the fractions of the compute, by mesh axis and by what the axis shards: "batch", "tensor" for another dimension,
+        "state" for updates and casts of the state, or "idle" for nothing.
       baselines: the predicted cost of each baseline (`search/baselines.py`), on its own mesh if the mesh was searched.
       fingerprint: a hash of the step and of the signature of its arguments, without the numbers written in the step.
       numbers: a hash of these numbers. The plan fits a step with other numbers as well.

@@ -1,6 +1,6 @@
 """Write a plan as one HTML page that needs no network.
 
-The page has the content of `text.py`, with bars for time and memory, and with drawings of the layouts of all leaves.
+The page has the content of `text.py`, with bars for time and memory, and drawings of the layouts of all leaves.
 """
 
 from __future__ import annotations
@@ -40,19 +40,13 @@ def plan_page(plan: PlanRecord) -> str:
 
 
 def _axes(plan: PlanRecord) -> Content:
-    """Return the section with the mesh, and the use of each of its axes."""
-    items = [
-        tag(
-            "li",
-            tag("span", tag("strong", f"{name} ({size})"), f": {', '.join(describe_axis(plan, name))}"),
-            class_=f"axis-{at}",
-        )
-        for at, (name, size) in enumerate(plan.mesh_shape.items())
-    ]
-    return [
-        tag("p", f"Mesh {describe_mesh(plan.mesh_shape)}; {format_bytes(plan.limit)} of memory a device.", class_="lead"),
-        tag("ul", items, class_="key"),
-    ]
+    """Return the section with the mesh and the use of each axis."""
+    items = []
+    for at, (name, size) in enumerate(plan.mesh_shape.items()):
+        words = tag("span", tag("strong", f"{name} ({size})"), f": {', '.join(describe_axis(plan, name))}")
+        items.append(tag("li", words, class_=f"axis-{at}"))
+    lead = f"Mesh {describe_mesh(plan.mesh_shape)}; {format_bytes(plan.limit)} of memory a device."
+    return [tag("p", lead, class_="lead"), tag("ul", items, class_="key")]
 
 
 def _time(plan: PlanRecord) -> Content:
@@ -81,15 +75,11 @@ def _memory(plan: PlanRecord) -> Content:
         total = f"{format_bytes(cost.memory.total)} ({format_share(cost.memory.total, plan.limit)})"
         marked = tag("span", f"{total}, over the limit", class_="over") if is_over(plan, cost) else total
         rows[name] = ([(kind, size, format_bytes(size)) for kind, size in memory_parts(cost)], marked)
-    check = about_check(plan)
+    check = f" This plan is {about_check(plan)}." if about_check(plan) else ""
     return [
         tag("h2", "Peak memory"),
         *_bars("memory", rows, max(plan.limit, *(cost.memory.total for cost in costs.values())), plan.limit),
-        tag(
-            "p",
-            f"The vertical line is the limit, {format_bytes(plan.limit)}.{f' This plan is {check}.' if check else ''}",
-            class_="quiet",
-        ),
+        tag("p", f"The vertical line is the limit, {format_bytes(plan.limit)}.{check}", class_="quiet"),
     ]
 
 

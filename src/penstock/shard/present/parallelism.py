@@ -40,10 +40,10 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
 def _compute(plan: PlanRecord, axis: str) -> list[str]:
     """Describe the part of the compute that an axis shards."""
     if plan.left_to_compiler:
-        rows = any(leaf.role == "batch" and leaf.used is not None and _has(leaf.used, axis) for leaf in plan.inputs)
+        rows = any(leaf.role == "batch" and _has(leaf.used, axis) for leaf in plan.inputs)
         return ["batch"] if rows else ["used as the compiler chooses"]
     work = plan.axis_work[axis]
-    used = any(leaf.used is not None and _has(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
+    used = any(_has(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
     tensor = "tensor parallel" if used else "other dimensions of activations"
     names = {"batch": "batch", "tensor": tensor, "state": "updates and casts of the state", "idle": "idle"}
     shares = {names[kind]: share for kind, share in work.items() if share >= (_SOME_UPDATES if kind == "state" else _SOME)}
@@ -113,9 +113,9 @@ def _matrices(leaves: Iterable[LeafLayout], *roles: str) -> list[LeafLayout]:
     return [leaf for leaf in of_roles if len(leaf.shape) > 1] or of_roles
 
 
-def _has(spec: Spec, axis: str) -> bool:
+def _has(spec: Spec | None, axis: str) -> bool:
     """Return whether a mesh axis shards a dimension of a layout."""
-    return any(axis in entry for entry in spec)
+    return any(axis in entry for entry in spec or ())
 
 
 def _share(leaves: list[LeafLayout], wanted: Callable[[LeafLayout], bool]) -> float:
