@@ -1,7 +1,7 @@
 """Examine the machine: memory, threads, settings of the kernel, and programs that some commands need.
 
-The limits of memory and CPU time are the lowest that cgroups, of version 1 or 2, set to this process: its own cgroup and all that
-contain it. The files are described in Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the Linux kernel.
+The limits of memory and CPU time are the lowest in the process's own cgroup and all that contain it, of version 1 or 2. The files
+are described in Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the Linux kernel.
 """
 
 from __future__ import annotations
@@ -145,6 +145,9 @@ def _programs() -> Iterator[Finding]:
         yield Finding(section, "Triton", "warning" if crashes else "ok", found, remedy if crashes else "")
 
 
+# The limits of cgroups.
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits that cgroups set.
@@ -179,9 +182,7 @@ def cgroup_memory_limit(folder: Path) -> int | None:
 
 def _cpu_quota(folder: Path) -> float | None:
     """Return the CPU seconds per second that the cgroup of a folder may use; None for no quota."""
-    quota = read(folder / "cpu.max").split() or [
-        read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    ]
+    quota = read(folder / "cpu.max").split() or [read(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]
     return int(quota[0]) / int(quota[1]) if all(part.isdigit() for part in quota) else None
 
 
