@@ -2,7 +2,7 @@
 
 The launcher names the file in an environment variable of each of its processes. Everywhere else, `beat` and `batch` do nothing.
 
-A training loop calls `beat(step)` after each step, and every feed calls `batch()` for each batch that it hands over, so a loop of
+A training loop calls `beat(step)` after each step. Every feed calls `batch()` for each batch that it hands over, so a loop of
 your own counts too. Each counter only grows. The launcher takes a change of either as progress, and compares ranks by both, steps
 first. So a continued run may begin at step 1,000, and an evaluation may have a feed of its own. One counter for both would be
 wrong: a rank that is a batch ahead of its step would look like one that is a step ahead.
@@ -25,7 +25,7 @@ import signal
 COORDINATOR, COUNT, INDEX = "PENSTOCK_COORDINATOR", "PENSTOCK_PROCESS_COUNT", "PENSTOCK_PROCESS_INDEX"
 """The environment variables by which the launcher tells each process its place."""
 FILE = "PENSTOCK_HEARTBEAT"
-"""The environment variable with the path of the counters. The stacks go to the same path with `STACKS` at its end."""
+"""The environment variable with the path of the counters. The file of the stacks has `STACKS` at the end of this path."""
 LAUNCHER = "PENSTOCK_LAUNCHER"
 """The environment variable with the process id of the launcher."""
 STACKS = ".stacks"

@@ -72,7 +72,7 @@ DENSE_DEPTHWISE_GRADIENT = Fault(
     "On the CPU, the gradient of a depthwise kernel is computed for every pair of features, of which all but the equal ones are "
     "thrown away.",
     "Plans count the FLOPs of the dense convolution.",
-    "shard/trace/flops.py, _convolution",
+    "shard/trace/flops.py, _convolution_flops",
 )
 FAULTS = (SCATTER_OF_A_SLICE, PATCHES_SHARDED_TWICE, DENSE_DEPTHWISE_GRADIENT)
 
@@ -253,11 +253,8 @@ def _start(case: Case) -> subprocess.Popen[str]:
 
 def _outcome(case: Case, process: subprocess.Popen[str], deadline: float, seconds: float) -> Outcome:
     verdict, detail = "unknown", f"no end within {seconds:g} s"
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         printed, errors = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        pass
-    else:
         if process.returncode < 0:
             verdict = "crash" if -process.returncode in _CRASHES else "unknown"
             detail = f"the process died of signal {-process.returncode}"

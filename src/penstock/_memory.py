@@ -37,14 +37,11 @@ def keep_freed_memory() -> None:
     Settings of the user for the last two stay. Other C libraries are left as they are.
     """
     np.empty(LARGEST_KEPT, np.uint8)
-    if platform.libc_ver()[0] == "glibc" and not _user_has_set_them():
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    by_user = any(name in os.environ for name in _VARIABLES) or any(name in tunables for name in _TUNABLES)
+    if platform.libc_ver()[0] == "glibc" and not by_user:
         import ctypes
 
         libc = ctypes.CDLL(None)
         libc.mallopt(_TOP_PAD, _LARGEST)
         libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST + _LARGEST)  # twice the largest block, as glibc has it, besides the pad
-
-
-def _user_has_set_them() -> bool:
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    return any(name in os.environ for name in _VARIABLES) or any(name in tunables for name in _TUNABLES)

@@ -103,8 +103,7 @@ def installed(distribution: str) -> str | None:
 def keras_version() -> str | None:
     """Return the version of the package `keras` that would be imported, without importing it; None if there is none.
 
-    `keras` and `keras-nightly` install the same package into the same folder. So the file in that folder decides, and not the
-    name of a distribution.
+    `keras` and `keras-nightly` install the same package into the same folder. So the version is read from a file in that folder.
     """
     try:
         found = importlib.util.find_spec("keras")

@@ -62,8 +62,8 @@ class ExplicitAxesError(PenstockError, ValueError):
 class DistributedError(PenstockError, RuntimeError):
     """The processes of a run could not join.
 
-    The message says which process this is, of how many, where it looked for the others, which of them did not come as far as
-    that is known, and what to do.
+    The message says which process this is, of how many, and where it looked for the others. It names the missing ones, as far as
+    they are known, and says what to do.
     """
 
 

@@ -10,8 +10,8 @@ is installed. Elsewhere, glibc is told to keep freed blocks, and to keep them wh
 
 - MALLOC_MMAP_MAX_=0: no block comes from mmap, whose memory is given back when it is freed.
 - MALLOC_TRIM_THRESHOLD_: the end of the heap is not given back.
-- MALLOC_ARENA_MAX=1: one heap for all threads. With several, a block is freed into the heap of one thread and asked for
-  by another, and heaps of threads have at most 64 MB.
+- MALLOC_ARENA_MAX=1: one heap for all threads. With several, a block is freed into the heap of one thread and requested by
+  another. Heaps of threads have at most 64 MB.
 
 The program then keeps the most memory that it ever used. `bench/scripts/launcher_settings.py` compares these, with and without
 huge pages; docs/launcher.md has the figures.
@@ -57,12 +57,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")  # has an entry for each GPU
 
 @dataclass(frozen=True)
 class Setting:
-    """An environment variable.
-
-    Attributes:
-      name, value: as the program gets them.
-      why: the reason, in a few words.
-    """
+    """An environment variable, with the reason to set it."""
 
     name: str
     value: str
@@ -119,16 +114,11 @@ def choose(environment: Mapping[str, str] = os.environ, program: str = sys.execu
     )
 
 
+@functools.cache  # the search takes a tenth of a second
 def preload(name: str) -> tuple[Setting, ...]:
     """Return the settings that load an allocator of `OTHERS` and let it keep freed blocks; none if it is not installed."""
-    library = _library(name)
+    library = ctypes.util.find_library(name)
     return (Setting(PRELOAD, library, f"{name} takes the place of glibc's malloc"), *OTHERS[name]) if library else ()
-
-
-@functools.cache
-def _library(name: str) -> str | None:
-    """Return the file name of a library; None if it is not installed, which takes a tenth of a second to find out."""
-    return ctypes.util.find_library(name)
 
 
 def _allocator_settings(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
@@ -209,8 +199,8 @@ _APPLIED = "PENSTOCK_APPLIED"
 def apply(choice: Choice) -> None:
     """Apply settings to this process, and to those that it starts. Call it before JAX starts its threads.
 
-    An allocator is loaded only when a process starts. So for another one than glibc's, this process starts again, with the same
-    arguments and the same process id, and gets here with nothing left to apply.
+    An allocator is loaded only when a process starts. So for another one than glibc's, this process starts again with the same
+    arguments and process id. The second time, nothing is left to apply.
 
     glibc reads its variables only when a process starts, so here `mallopt` gets the same values. An arena that a thread has
     already made is not taken back, but XLA's threads get the main one.
