@@ -17,7 +17,7 @@ import pytest
 from penstock import run_command
 from penstock._jaxlib_faults import CASES, YNNPACK, fails_with_ynnpack
 from penstock.cli import main
-from penstock.run_command import Choice, Setting, choose, said, shell_lines
+from penstock.run_command import Choice, Setting, choose, describe, shell_lines
 
 ALLOCATOR = {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"}
 INSTALLED = [name for name in run_command.OTHERS if run_command.preload(name)]
@@ -49,7 +49,7 @@ AS_IT_COMES = {name: value for name, value in os.environ.items() if not name.sta
 @pytest.fixture
 def cpu(monkeypatch):
     monkeypatch.setattr(run_command, "nvidia_gpu", lambda: False)
-    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.12.0.1")
+    monkeypatch.setattr(run_command, "installed", lambda name: "0.12.0.1")
     monkeypatch.setattr(run_command, "preload", lambda name: ())
 
 
@@ -222,7 +222,7 @@ def test_a_script_that_cannot_be_executed_is_told_how_to_start(tmp_path, capsys)
 
 def test_a_reason_is_printed_where_something_is_left():
     choice = Choice((Setting("A", "1 2", "because"),), ("B is left as it is: why",))
-    assert said(choice) == ["A=1 2 (because)", "B is left as it is: why"]
+    assert describe(choice) == ["A=1 2 (because)", "B is left as it is: why"]
     assert shell_lines(choice) == ["export A='1 2'  # because", "# B is left as it is: why"]
 
 
@@ -235,15 +235,15 @@ def test_a_reason_is_printed_where_something_is_left():
     ],
 )
 def test_ynnpack_is_turned_off_in_a_jaxlib_with_faults(cpu, monkeypatch, flags, set_to):
-    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.10.2")
+    monkeypatch.setattr(run_command, "installed", lambda name: "0.10.2")
     found = {setting.name: setting.value for setting in choose({"XLA_FLAGS": flags}).settings}
     assert found.get("XLA_FLAGS") == set_to
-    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.10.0")
+    monkeypatch.setattr(run_command, "installed", lambda name: "0.10.0")
     assert "XLA_FLAGS" not in {setting.name for setting in choose({"XLA_FLAGS": flags}).settings}
 
 
 def test_flags_of_xla_are_left_to_a_program_of_another_python(cpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.10.2")
+    monkeypatch.setattr(run_command, "installed", lambda name: "0.10.2")
     here = Path(sys.executable).parent
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bin").symlink_to(here)
@@ -263,7 +263,7 @@ def test_flags_of_xla_are_left_to_a_program_of_another_python(cpu, monkeypatch, 
 
 
 def test_a_file_of_flags_is_left_to_the_user(cpu, monkeypatch):
-    monkeypatch.setattr(run_command, "_jaxlib", lambda: "0.10.2")
+    monkeypatch.setattr(run_command, "installed", lambda name: "0.10.2")
     choice = choose({"XLA_FLAGS": "/home/me/xla.flags"})
     assert {setting.name for setting in choice.settings} == ALLOCATOR
     assert "they name a file" in choice.left[-1]

@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions."""
+"""Check the arguments of public functions, and write them in errors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-_LONGEST = 300
-"""The most characters of an object in an error."""
+_LONGEST = 300  # the most characters of an object in an error
 
 
 def brief(shown: Any) -> str:
     """Return the representation of an object for an error, cut where it is long.
-
-    Args:
-      shown: any object.
 
     >>> brief([1, 2])
     '[1, 2]'
@@ -44,7 +40,7 @@ def check_path(name: str, value: Any) -> Path:
 
     Raises:
       TypeError: it is not a path.
-      ValueError: it is empty, as a variable that was not set, has a NUL character, or is the address of a bucket.
+      ValueError: it is empty, has a NUL character, or is the address of a bucket.
     """
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise TypeError(f"{name}={value!r}: needs a path")

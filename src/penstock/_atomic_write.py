@@ -1,4 +1,4 @@
-"""Write a file so that a reader, or another process that writes it too, sees the old content or the new one, never a part."""
+"""Replace a file atomically: readers, and other processes that write it, see the old content or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """Give the path of a new file, which replaces another one when the block ends, and is removed if the block fails.
+    """Yield the path of a new file, which replaces `path` when the block ends, and is removed if the block fails.
 
     Args:
-      path: the file to replace; it need not exist.
       durable: whether to wait until the content and the name are on the disk, so that a loss of power cannot take them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Convert numbers of bytes and of things to text, and read bytes from text such as "16GiB"."""
+"""Write numbers of bytes and of things as text, and read bytes from text such as "16GiB"."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from penstock._arguments import brief
 
 def format_bytes(number: float) -> str:
     """Return a number of bytes as text, in units of powers of 1024.
-
-    Args:
-      number: bytes.
 
     >>> format_bytes(1.5 * 2**30)
     '1.5 GiB'
@@ -24,12 +21,7 @@ def format_bytes(number: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number of things as text.
-
-    Args:
-      number: how many.
-      noun: their name in the singular.
-      plural: their name in the plural, if it does more than add an "s".
+    """Return a number of things as text. Name a plural that does more than add an "s".
 
     >>> counted(1, "file"), counted(1000, "file")
     ('1 file', '1,000 files')
@@ -38,14 +30,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def parse_bytes(memory: int | float | str, name: str = "memory") -> int:
-    """Read a number of bytes.
-
-    Args:
-      memory: a number, or text such as "16GiB" or "500 MB".
-      name: the name of the argument, for errors.
-
-    Returns:
-      The bytes, rounded down.
+    """Return the bytes, rounded down, of a number or of text such as "16GiB" or "500 MB". Errors call the argument `name`.
 
     Raises:
       TypeError: it is neither a number nor text.

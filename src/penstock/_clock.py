@@ -1,4 +1,4 @@
-"""A clock that adds up seconds by name, and shows the same spans in a `jax.profiler` trace."""
+"""Add up seconds by name, and show the same spans in a `jax.profiler` trace."""
 
 from __future__ import annotations
 

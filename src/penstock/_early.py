@@ -1,6 +1,6 @@
 """Keep the environment of this program, and listen to signals while the rest of the package is imported.
 
-JAX adds variables to the environment when it is imported. A program that penstock starts gets those that the user has set.
+JAX adds variables to the environment when it is imported. A program that penstock starts gets only the variables before that.
 """
 
 import os

@@ -1,19 +1,18 @@
-"""Tell `penstock launch --stall` that this process makes progress: two counters in a small file that both processes map.
+"""Count steps and batches for `penstock launch --stall`, in a small file that this process and the launcher map.
 
 The launcher names the file in an environment variable of each of its processes. Everywhere else, `beat` and `batch` do nothing.
 
-Two things count as progress. A training loop calls `beat(step)` after each step, and every feed calls `batch()` for each batch
-that it hands over, so a loop of your own counts too. Each has a counter of its own, which only grows. The launcher takes a
-change of either as progress, and compares ranks by both, steps first. So it does not matter that a run which was continued
-begins at step 1,000, or that an evaluation has a feed of its own. One counter for both would be wrong: a rank that is a batch
-ahead of its step would look like one that is a step ahead.
+A training loop calls `beat(step)` after each step. Every feed calls `batch()` for each batch that it hands over, so a loop of
+your own counts too. Each counter only grows. The launcher takes a change of either as progress, and compares ranks by both, steps
+first. So a continued run may begin at step 1,000, and an evaluation may have a feed of its own. One counter for both would be
+wrong: a rank that is a batch ahead of its step would look like one that is a step ahead.
 
 Nothing is locked. Each number is one aligned word, which is written in one piece. The process writes, the launcher reads, and
 it uses its own clock for the time between two changes. Two threads that count at once may lose one count, which changes no
 decision.
 
-The import of this module also registers a signal for the launcher, at which faulthandler writes the stacks of all threads to a
-second file. It does so without the interpreter, so it works while the main thread waits inside a collective.
+The import of this module also registers a signal, at which faulthandler writes the stacks of all threads to a second file. It
+does so without the interpreter, so it works while the main thread waits inside a collective.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import signal
 COORDINATOR, COUNT, INDEX = "PENSTOCK_COORDINATOR", "PENSTOCK_PROCESS_COUNT", "PENSTOCK_PROCESS_INDEX"
 """The environment variables by which the launcher tells each process its place."""
 FILE = "PENSTOCK_HEARTBEAT"
-"""The environment variable with the path of the counters. The stacks go to the same path with `STACKS` at its end."""
+"""The environment variable with the path of the counters. The file of the stacks has `STACKS` at the end of this path."""
 LAUNCHER = "PENSTOCK_LAUNCHER"
 """The environment variable with the process id of the launcher."""
 STACKS = ".stacks"
@@ -38,22 +37,16 @@ STACKS_SIGNAL: int = getattr(signal, "SIGUSR2", 0)
 
 
 def beat(step: int) -> None:
-    """Say that this process has made a step.
-
-    Args:
-      step: the number of the step, which the launcher shows. It need not begin at 0.
-    """
-    if _words is None:
-        return
-    _words[STEP] = step
-    _words[STEPS] += 1
+    """Count a step. The launcher shows its number, which need not begin at 0."""
+    if _words is not None:
+        _words[STEP] = step
+        _words[STEPS] += 1
 
 
 def batch() -> None:
-    """Say that this process has taken a batch from a feed."""
-    if _words is None:
-        return
-    _words[BATCHES] += 1
+    """Count a batch that this process has taken from a feed."""
+    if _words is not None:
+        _words[BATCHES] += 1
 
 
 def is_launched() -> bool:
@@ -72,10 +65,8 @@ def _map() -> memoryview | None:
     with open(path, "r+b") as file:
         words = memoryview(mmap.mmap(file.fileno(), SIZE)).cast("q")
     if STACKS_SIGNAL:
-        # Never closed: faulthandler writes to its descriptor.
-        faulthandler.register(
-            STACKS_SIGNAL, file=os.open(path + STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND), all_threads=True
-        )
+        stacks = os.open(path + STACKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # never closed: faulthandler writes to it
+        faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
         words[REGISTERED] = 1
     os.register_at_fork(after_in_child=_forget)
     return words

@@ -1,7 +1,7 @@
 """Wrap the private parts of JAX that penstock needs. No other module uses private names of JAX.
 
-Each part is looked up when it is used. If the installed JAX lacks it, the use raises an error where a result would be wrong, and
-warns where only speed is lost. `tests/test_private.py` fails on such a version first.
+Each part is looked up when it is used. If the installed JAX lacks it, the use raises `UnsupportedVersionError` where a result
+would be wrong. It warns where only speed is lost. `tests/test_private.py` fails on such a version first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ DISTRIBUTED = ("jax._src.distributed", "global_state")
 USER_FRAMES = ("jax._src.source_info_util", "user_frames")
 BACKENDS_STARTED = ("jax._src.xla_bridge", "backends_are_initialized")
 CLUSTERS = ("jax._src.clusters", "ClusterEnv._cluster_types")
-PARTS = (
-    *(TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS, DISTRIBUTED, USER_FRAMES),
-    *(BACKENDS_STARTED, CLUSTERS),
-)
+PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS, DISTRIBUTED, USER_FRAMES, BACKENDS_STARTED, CLUSTERS)
 """All private parts of JAX that are used: for each, its module and its names in JAX's releases, newest first."""
 
 ClosedJaxpr = Any
@@ -41,11 +38,7 @@ _MANY = 1 << 20
 
 
 def part(module: str, *names: str) -> Any:
-    """Return a private part of JAX, by the first of its names that the installed JAX has.
-
-    Args:
-      module: the private module.
-      *names: the names of the part, with dots.
+    """Return a private part of JAX, by the first of its dotted names that the installed JAX has.
 
     Raises:
       UnsupportedVersionError: the installed JAX has none of them.
@@ -65,8 +58,8 @@ def thread_settings() -> Any:
     """Return all JAX settings of this thread, for comparison; None while a function is traced on this thread.
 
     Settings such as `jax.default_device`, `jax.set_mesh` or `jax.default_matmul_precision` hold for the thread that entered them.
-    They decide where arrays go and what is compiled. So a thread may do the work of another only if both have equal settings.
-    If the installed JAX does not expose them, this returns None and warns once. Then no thread does the work of another.
+    They decide where arrays are placed and what is compiled. So a thread may do the work of another only if both have equal
+    settings. If the installed JAX does not expose them, this returns None and warns once. Then no thread does another's work.
     """
     context, is_clean = _settings()
     return context() if is_clean() else None
@@ -86,14 +79,8 @@ def program_text(compiled: Any) -> str:
     """Return the HLO text of a `jax.stages.Compiled`, with its constants if they have at most 2²⁰ elements in total.
 
     `as_text` leaves out the elements of constants with more than ten. From 16 devices on, this includes the tables from which
-    each device reads the offset of its shard. If they are left out here too, `hlo.collectives` marks the
-    collectives that it has to guess.
-
-    Args:
-      compiled: the compiled program.
-
-    Raises:
-      UnsupportedVersionError: constants were left out, and the installed JAX cannot print them.
+    each device reads the offset of its shard. If they are left out here too, `hlo.collectives` marks the collectives that it has
+    to guess.
     """
     text = compiled.as_text()
     left_out = re.findall(r" = \w+\[([\d,]+)\]\S* constant\(\{\.\.\.\}\)", text)
@@ -106,14 +93,7 @@ def program_text(compiled: Any) -> str:
 
 
 def constants_as_arguments(jaxpr: Any) -> Any:
-    """Return an open jaxpr that takes the values of its constants as its first arguments.
-
-    Args:
-      jaxpr: an open jaxpr.
-
-    Raises:
-      UnsupportedVersionError: it has constants, and the installed JAX cannot turn them into arguments.
-    """
+    """Return an open jaxpr that takes the values of its constants as its first arguments."""
     return part(*CONVERT_CONSTANTS)(jaxpr) if jaxpr.constvars else jaxpr
 
 
@@ -121,12 +101,6 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many operands of a `scan` are constants and how many are carries, from the parameters of its equation.
 
     JAX 0.12 replaced the two numbers by a tree of the operands: constants, carries, slices.
-
-    Args:
-      params: the parameters of the equation.
-
-    Raises:
-      UnsupportedVersionError: the installed JAX describes a scan in another way.
     """
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -142,11 +116,7 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 def source_frames(source_info: Any) -> list[tuple[str, int, str]]:
     """Return the frames outside of JAX from which an equation was traced: file, line and function, the innermost first.
 
-    Args:
-      source_info: the `source_info` of an equation.
-
-    Returns:
-      The frames; none if the equation has no source, or if the installed JAX does not tell it.
+    There are none if the equation has no source, or if the installed JAX does not tell it.
     """
     try:
         frames = part(*USER_FRAMES)(source_info.traceback)
@@ -159,7 +129,6 @@ def process_messages() -> Any:
     """Return the client of the coordination service of `jax.distributed`, by which processes exchange short texts.
 
     Raises:
-      UnsupportedVersionError: the installed JAX has none.
       RuntimeError: `jax.distributed` was not initialised.
     """
     client = part(*DISTRIBUTED).client
@@ -169,13 +138,7 @@ def process_messages() -> Any:
 
 
 def wait_for_message(messages: Any, key: str, seconds: float) -> str | None:
-    """Return a text that another process has sent; None if it does not come in time.
-
-    Args:
-      messages: a result of `process_messages`.
-      key: the name of the text.
-      seconds: how long to wait.
-    """
+    """Return the text that another process has sent by `process_messages` under a key; None if it does not come in time."""
     try:
         return str(messages.blocking_key_value_get(key, int(seconds * 1e3)))
     except Exception as error:
@@ -185,21 +148,14 @@ def wait_for_message(messages: Any, key: str, seconds: float) -> str | None:
 
 
 def backends_started() -> bool:
-    """Return whether JAX has started its devices, after which it cannot join other processes.
-
-    Raises:
-      UnsupportedVersionError: the installed JAX does not tell it.
-    """
+    """Return whether JAX has started its devices, after which it cannot join other processes."""
     return bool(part(*BACKENDS_STARTED)())
 
 
 def joined_processes() -> tuple[int, int] | None:
     """Return the index of this process and the number of processes; None before `jax.distributed.initialize`.
 
-    Asking `jax.process_index()` instead would start the devices.
-
-    Raises:
-      UnsupportedVersionError: the installed JAX does not tell it.
+    `jax.process_index()` would start the devices.
     """
     state = part(*DISTRIBUTED)
     return None if state.client is None else (state.process_id, state.num_processes)
@@ -210,8 +166,5 @@ def clusters() -> tuple[Any, ...]:
 
     Each has `name`, `is_env_present()`, `get_coordinator_address(timeout_secs, override_coordinator_port)`,
     `get_process_count()` and `get_process_id()`.
-
-    Raises:
-      UnsupportedVersionError: the installed JAX has none of them.
     """
     return tuple(each for each in part(*CLUSTERS) if not each.opt_in_only_method)

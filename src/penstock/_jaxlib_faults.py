@@ -1,7 +1,7 @@
-"""Known faults of jaxlib: those that penstock works around, and small programs that show whether this release has others.
+"""List the known faults of jaxlib, and find out which of them this release has.
 
-A workaround applies where its `Fault` is `present`. `tests/shard/test_faults.py` reproduces each one and compares the outcome
-with `fixed`, so a release that no longer needs a workaround is noticed.
+A `Fault` is one that penstock works around where it is `present`. `tests/shard/test_faults.py` reproduces each one and compares
+the outcome with `fixed`, so a release that no longer needs a workaround is noticed.
 
 A `Case` is a program that some releases compute wrongly or crash on, from a report to JAX's developers. It runs in a process of
 its own, so a crash or a hang ends only that process, and this process starts no JAX backend. The outcomes are kept on disk by
@@ -10,6 +10,7 @@ jaxlib, processor and XLA flags, so that a command can warn without running the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,6 +29,8 @@ from penstock._versions import JAX, installed, numbers, untested
 
 if TYPE_CHECKING:
     from penstock._versions import Version
+
+# The faults that penstock works around.
 
 
 @dataclass(frozen=True)
@@ -69,19 +72,19 @@ DENSE_DEPTHWISE_GRADIENT = Fault(
     "On the CPU, the gradient of a depthwise kernel is computed for every pair of features, of which all but the equal ones are "
     "thrown away.",
     "Plans count the FLOPs of the dense convolution.",
-    "shard/trace/flops.py, _convolution",
+    "shard/trace/flops.py, _convolution_flops",
 )
 FAULTS = (SCATTER_OF_A_SLICE, PATCHES_SHARDED_TWICE, DENSE_DEPTHWISE_GRADIENT)
 
+# The programs that show whether this release has other faults.
 
 _TOLERANCE = 1e-4  # relative; float32 sums of ten terms differ by 1e-6, the wrong values by 1e-3 and more
+_SECONDS = 7.0  # a case takes about 1 s, and 3 s on a busy machine; the doctor promises less than 10 s for everything
 
+# Signals that a program causes itself. Others come from outside, such as SIGKILL if memory is short.
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
-"""Signals that a program causes itself. Others come from outside, such as SIGKILL if memory is short."""
 
 UNKNOWN = "if that is no fault of XLA_FLAGS or of the installation, try again when the machine is less busy"
-
-_SECONDS = 7.0  # a case takes about 1 s, and 3 s on a busy machine; the doctor promises less than 10 s for everything
 
 _BEFORE = "import jax, jax.numpy as jnp, numpy as np\n"
 _AFTER = """
@@ -178,11 +181,7 @@ expected = np.arctan(x)""",
 
 
 def run(cases: Sequence[Case] = CASES, seconds: float = _SECONDS) -> list[Outcome]:
-    """Run cases in parallel on the CPU, each in a process of its own.
-
-    Args:
-      seconds: time after which a case that has not ended is stopped, and its verdict is unknown.
-    """
+    """Run cases in parallel on the CPU, each in a process of its own. A case that takes longer than `seconds` is unknown."""
     deadline = time.monotonic() + seconds
     processes = []
     try:
@@ -213,21 +212,16 @@ def known(cases: Sequence[Case] = CASES) -> list[Outcome]:
 
 
 def keep(outcomes: Sequence[Outcome], cases: Sequence[Case] = CASES) -> None:
-    """Write outcomes to disk for `known`, if none is unknown.
-
-    If the folder is not writable, nothing is written, and the next command takes some seconds longer.
-    """
+    """Write outcomes to disk for `known`, if none is unknown."""
     path = _kept_at(_about(cases))
     if path is None or any(outcome.verdict == "unknown" for outcome in outcomes):
         return
-    try:
+    with contextlib.suppress(OSError):  # a folder that is not writable costs the next command some seconds
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, json.dumps([asdict(outcome) for outcome in outcomes]))
-    except OSError:
-        return
 
 
-def fails_with_ynnpack(version: str) -> bool:
+def fails_with_ynnpack(version: str | None) -> bool:
     """Return whether a fault of YNNPACK fusions is known in this version of jaxlib."""
     return any(each == version for case in CASES if case.remedy == _WITHOUT_YNNPACK for each, _ in case.fails)
 
@@ -241,37 +235,26 @@ def warn_of_known_faults() -> None:
 
 def warning(outcomes: Sequence[Outcome]) -> str | None:
     """Return one line that warns of cases that this jaxlib fails on the CPU, or that are unknown; None if all are right."""
-    failing = [outcome for outcome in outcomes if outcome.fails]
-    unknown = [outcome for outcome in outcomes if outcome.verdict == "unknown"]
     here = f"jaxlib {installed('jaxlib')}"
-    if unknown and not failing:
+    if failing := [outcome for outcome in outcomes if outcome.fails]:
+        failures = ", ".join(f"jax#{outcome.link.rpartition('/')[2]} {outcome.verdict}" for outcome in failing)
+        return f"{here} fails known cases on the CPU ({failures}): {failing[0].remedy}; penstock doctor says more"
+    if unknown := [outcome for outcome in outcomes if outcome.verdict == "unknown"]:
         return f"whether {here} computes known cases right is unknown: {unknown[0].detail}; penstock doctor says more"
-    if not failing:
-        return None
-    failures = ", ".join(f"jax#{outcome.link.rpartition('/')[2]} {outcome.verdict}" for outcome in failing)
-    return f"{here} fails known cases on the CPU ({failures}): {failing[0].remedy}; penstock doctor says more"
+    return None
 
 
 def _start(case: Case) -> subprocess.Popen[str]:
     # The child uses one CPU device, whatever the settings of this process. It inherits the XLA flags, which may be the remedy.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")} | {"JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _BEFORE + case.program + _AFTER],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    command, pipe = [sys.executable, "-P", "-c", _BEFORE + case.program + _AFTER], subprocess.PIPE
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 def _outcome(case: Case, process: subprocess.Popen[str], deadline: float, seconds: float) -> Outcome:
     verdict, detail = "unknown", f"no end within {seconds:g} s"
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         printed, errors = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        pass
-    else:
         if process.returncode < 0:
             verdict = "crash" if -process.returncode in _CRASHES else "unknown"
             detail = f"the process died of signal {-process.returncode}"
@@ -285,7 +268,7 @@ def _outcome(case: Case, process: subprocess.Popen[str], deadline: float, second
 
 
 def _about(cases: Sequence[Case]) -> str:
-    """Return all that outcomes depend on (JAX, processor, flags, cases) and the folder in which they are kept."""
+    """Return a text of all that outcomes depend on (JAX, processor, flags, cases), and of the folder in which they are kept."""
     flags = (os.environ.get("XLA_FLAGS"), os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
     return repr((installed("jax"), installed("jaxlib"), processor(), *flags, *cases))
 

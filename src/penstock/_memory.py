@@ -1,4 +1,4 @@
-"""Let the C library keep the memory of freed arrays, so that the next batch does not have to get it from the system again."""
+"""Let the C library keep the memory of freed arrays for the next batch."""
 
 from __future__ import annotations
 
@@ -30,21 +30,18 @@ def keep_freed_memory() -> None:
     - A block above M_MMAP_THRESHOLD is returned when it is freed. The threshold is the size of the largest block of up to 32 MB
       that was freed, by default 128 KB. So one such block is freed here, which is never written to.
     - Free memory at the end of the heap of the main thread is returned from M_TRIM_THRESHOLD on, up to M_TOP_PAD.
-    - Other threads, such as those of XLA, have heaps of 64 MB. One that is free is returned if the one before it has M_TOP_PAD
+    - Other threads, such as XLA's, have heaps of 64 MB. One that is free is returned if the one before it has M_TOP_PAD
       free (`heap_trim` in malloc/arena.c), by default 128 KB. So a few batches of 12 MB would get and return a heap again and
       again. With 32 MB, a heap is returned only if the largest block still fits into the one before it.
 
     Settings of the user for the last two stay. Other C libraries are left as they are.
     """
     np.empty(LARGEST_KEPT, np.uint8)
-    if platform.libc_ver()[0] == "glibc" and not _user_has_set_them():
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    by_user = any(name in os.environ for name in _VARIABLES) or any(name in tunables for name in _TUNABLES)
+    if platform.libc_ver()[0] == "glibc" and not by_user:
         import ctypes
 
         libc = ctypes.CDLL(None)
         libc.mallopt(_TOP_PAD, _LARGEST)
         libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST + _LARGEST)  # twice the largest block, as glibc has it, besides the pad
-
-
-def _user_has_set_them() -> bool:
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    return any(name in os.environ for name in _VARIABLES) or any(name in tunables for name in _TUNABLES)

@@ -1,7 +1,7 @@
-"""The versions that penstock works with, and the check that refuses others with one line.
+"""List the versions that penstock works with, and refuse others with one line.
 
 The check at import, `penstock doctor`, the tests and docs/versions.md all use the table `SUPPORTED`. Importing this module runs
-the check, and the package imports it first. It needs only the standard library of Python 3.8, so that an old interpreter gets the
+the check, and the package imports it first. It needs only the standard library of Python 3.8, so an old interpreter prints the
 message too.
 """
 
@@ -50,7 +50,7 @@ class Supported:
     @property
     def works(self) -> str:
         """Return the versions that work, as "JAX 0.10 to 0.12"."""
-        major, minor = self.below[:2]
+        major, minor = self.below
         last = f"{major}.{minor - 1}" if minor else f"{major - 1}.x"
         first = _dotted(self.oldest)
         return f"{self.name} {first}" if first == last else f"{self.name} {first} to {last}"
@@ -103,8 +103,7 @@ def installed(distribution: str) -> str | None:
 def keras_version() -> str | None:
     """Return the version of the package `keras` that would be imported, without importing it; None if there is none.
 
-    `keras` and `keras-nightly` install the same package into the same folder. So the file in that folder decides, and not the
-    name of a distribution.
+    `keras` and `keras-nightly` install the same package into the same folder. So the version is read from a file in that folder.
     """
     try:
         found = importlib.util.find_spec("keras")
@@ -120,11 +119,7 @@ def keras_version() -> str | None:
 
 
 def _require_python_and_jax() -> None:
-    """Refuse a Python or JAX that penstock does not work with. A newer version passes, and `untested` warns of it.
-
-    Raises:
-      UnsupportedVersionError: Python or JAX is too old, or JAX or jaxlib is not installed.
-    """
+    """Refuse a Python or JAX that is too old, or a JAX that is not complete. `untested` warns of a newer one."""
     if sys.version_info[:2] < PYTHON.oldest:
         raise without_traceback(PYTHON.refuse(python_version()))
     jax = installed("jax")
@@ -133,9 +128,8 @@ def _require_python_and_jax() -> None:
     if jax not in JAX and not JAX.is_newer(jax):
         raise without_traceback(JAX.refuse(jax))
     if installed("jaxlib") is None:
-        raise without_traceback(
-            UnsupportedVersionError(f'JAX {jax} needs jaxlib, which is not installed: pip install "jaxlib=={jax}"')
-        )
+        reason = f'JAX {jax} needs jaxlib, which is not installed: pip install "jaxlib=={jax}"'
+        raise without_traceback(UnsupportedVersionError(reason))
 
 
 def untested() -> tuple[str, ...]:

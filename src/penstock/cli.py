@@ -16,11 +16,11 @@ from penstock.recipes import digits, text
 from penstock.shard import plan_command
 from penstock.train.launch import launch_command
 
-_OF_BENCH = {
+# The commands that the distribution penstock-bench adds, by entry points of the group `penstock.commands`.
+_BENCH_COMMANDS = {
     "compare": "say which of two functions or commands is faster, and how certain that is",
     "bench": "measure, so that it can be believed",
 }
-"""The commands that the distribution penstock-bench adds, by entry points of the group `penstock.commands`."""
 
 if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction["_Parser"]
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line.
 
     Args:
-      argv: the arguments, without the name of the program; None takes those of the process.
+      argv: the arguments, without the name of the program; None takes the process's own.
 
     Returns:
       The exit status of the command; 130 after Ctrl-C.
@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
       SystemExit: 0 after --help and --version, 2 for arguments that no command takes.
     """
-    the_program = argv is None
+    is_program = argv is None
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(argv).parse_args(argv)
-    if the_program and argv[:1] == ["train"]:
+    if is_program and argv[:1] == ["train"]:
         run_command.apply(run_command.choose())  # what `penstock run` sets for others
     try:
         return args.run(args)
@@ -76,8 +76,8 @@ def _parser(argv: Sequence[str]) -> _Parser:
     _add(commands, "plan", "find which device holds what", plan_command)
     _add(commands, "launch", "run a script as several processes on this machine", launch_command)
     _add(commands, "run", "start a program with the settings that make its steps fastest", run_command)
-    for name, about in _OF_BENCH.items():
-        _add_of_bench(commands, name, about, argv)
+    for name, about in _BENCH_COMMANDS.items():
+        _add_bench_command(commands, name, about, argv)
     _add(commands, "doctor", "look at versions, devices and known faults, and say what to do", examination)
     return parser
 
@@ -97,31 +97,21 @@ def _add_train(commands: _Commands) -> None:
 def _add(commands: _Commands, name: str, about: str, module: ModuleType, *argv: Sequence[str]) -> None:
     """Add the command of a module that has DESCRIPTION, EPILOG, add_arguments and run.
 
-    Args:
-      commands, name, about: where it is added, and how.
-      module: the module.
-      argv: the arguments after the name, for a module whose options depend on them.
+    A module whose options depend on the arguments after the name gets these as `argv`.
     """
     parser = commands.add_parser(name, help=about, description=module.DESCRIPTION, epilog=module.EPILOG)
     module.add_arguments(parser, *argv)
     parser.set_defaults(run=module.run)
 
 
-def _add_of_bench(commands: _Commands, name: str, about: str, argv: Sequence[str]) -> None:
-    """Add a command of penstock-bench. Its module is imported only if `argv` uses it: suites look for GPUs.
-
-    Raises:
-      SystemExit: 2, with the line that installs penstock-bench, if `argv` uses the command and it is not installed.
-    """
+def _add_bench_command(commands: _Commands, name: str, about: str, argv: Sequence[str]) -> None:
+    """Add a command of penstock-bench. Its module is imported only if `argv` uses it: suites look for GPUs."""
     if argv[:1] != [name]:
         commands.add_parser(name, help=about)
         return
     found = next(iter(entry_points(group="penstock.commands", name=name)), None)
     if found is None:
-        print(
-            f"penstock {name}: error: needs penstock-bench, which is not installed; in a clone of the repository: "
-            "pip install -e bench",
-            file=sys.stderr,
-        )
+        reason = "needs penstock-bench, which is not installed; in a clone of the repository: pip install -e bench"
+        print(f"penstock {name}: error: {reason}", file=sys.stderr)
         raise SystemExit(2)
     _add(commands, name, about, found.load(), argv[1:])

@@ -52,7 +52,7 @@ class CompilerFailedError(CompileError):
 
 
 class OtherStepError(PenstockError, ValueError):
-    """A step or its arguments are not those of a plan. The message says what differs."""
+    """A step or its arguments do not fit a plan. The message says what differs."""
 
 
 class ExplicitAxesError(PenstockError, ValueError):
@@ -62,8 +62,8 @@ class ExplicitAxesError(PenstockError, ValueError):
 class DistributedError(PenstockError, RuntimeError):
     """The processes of a run could not join.
 
-    The message says which process this is, of how many, where it looked for the others, which of them did not come as far as
-    that is known, and what to do.
+    The message says which process this is, of how many, and where it looked for the others. It names the missing ones, as far as
+    they are known, and says what to do.
     """
 
 

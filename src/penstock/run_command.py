@@ -1,30 +1,26 @@
-"""Tell whether there is an NVIDIA GPU, without starting a framework. It imports only the standard library.
+"""Choose the settings with which a program trains fastest, apply them to this process, and run the command `penstock run`.
 
-Choose the settings with which a program starts: environment variables with which steps of JAX were fastest.
+A *setting* is an environment variable. There are two groups of them, both for steps on a CPU.
 
-**The allocator**, on a CPU. XLA asks malloc for the temporaries of a step as one block, in every step, and frees it at the end.
-glibc gives a block of this size back to the system, and the next step gets it again page by page: 130,000 page faults in each
-step of ViT-tiny at batch 8, 1.4 million in ViT-small at batch 32. An allocator that keeps what is freed has none. tcmalloc and
-jemalloc also have caches for each thread, which XLA's many small blocks gain from. So one of them is loaded before the C library
-where it is installed. Elsewhere, glibc is told to keep what is freed, and to keep it where XLA's threads find it:
+**The allocator.** XLA asks malloc for the temporaries of a step as one block, in every step, and frees it at the end. glibc gives
+a block of this size back to the system, and the next step gets it again page by page: 130,000 page faults in each step of
+ViT-tiny at batch 8, 1.4 million in ViT-small at batch 32. An allocator that keeps freed blocks has none. tcmalloc and jemalloc
+also have caches for each thread, which XLA's many small blocks gain from. So one of them is loaded before the C library where it
+is installed. Elsewhere, glibc is told to keep freed blocks, and to keep them where XLA's threads find them:
 
-- MALLOC_MMAP_MAX_=0: no block comes from mmap, whose memory goes back when it is freed.
+- MALLOC_MMAP_MAX_=0: no block comes from mmap, whose memory is given back when it is freed.
 - MALLOC_TRIM_THRESHOLD_: the end of the heap is not given back.
-- MALLOC_ARENA_MAX=1: one heap for all threads. With several, a block is freed into the heap of one thread and asked for
-  by another, and heaps of threads have at most 64 MB.
+- MALLOC_ARENA_MAX=1: one heap for all threads. With several, a block is freed into the heap of one thread and requested by
+  another. Heaps of threads have at most 64 MB.
 
 The program then keeps the most memory that it ever used. `bench/scripts/launcher_settings.py` compares these, with and without
 huge pages; docs/launcher.md has the figures.
 
-**YNNPACK fusions of XLA**, on a CPU. Some jaxlibs compute wrong values with them, or crash (`penstock._jaxlib_faults`),
-and a step is faster without them. So they are turned off in these jaxlibs.
+**YNNPACK fusions of XLA.** Some jaxlibs compute wrong values with them, or crash (`penstock._jaxlib_faults`), and a step is
+faster without them. So they are turned off in these jaxlibs.
 
-On a GPU the allocator stays as it is: of the documented flags, two made no difference to the step that we measured, and one made
+On a GPU the allocator stays as it is. Two of the documented flags made no difference to the step that we measured, and one made
 it 3 % faster.
-
-Apply the settings of `penstock run` to this process, where a command of penstock is the program itself.
-
-The command `penstock run`: start a program with the settings that make its steps fastest.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ import argparse
 import ctypes
 import ctypes.util
 import functools
-import importlib.metadata
 import os
 import platform
 import shlex
@@ -46,51 +41,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock._early import ENVIRONMENT
+from penstock._jaxlib_faults import YNNPACK, fails_with_ynnpack
+from penstock._versions import installed
 
-_DRIVER = Path("/proc/driver/nvidia/gpus")  # has an entry for each
-
-
-@functools.cache
-def nvidia_gpu() -> bool:
-    """Tell whether there is an NVIDIA GPU that programs may use."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return False
-    if (smi := shutil.which("nvidia-smi")) is None:  # as in some containers
-        return _DRIVER.is_dir() and any(_DRIVER.iterdir())
-    try:
-        listed = subprocess.run([smi, "-L"], check=False, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return listed.returncode == 0 and "GPU" in listed.stdout
-
-
-# The names by which users choose or tune an allocator themselves.
+# The beginnings of the names by which users choose or tune an allocator themselves.
 _OF_USERS = ("MALLOC_", "TCMALLOC_", "LD_PRELOAD")
-_KEEPS = "MALLOC_MMAP_MAX_"
+_MMAP_MAX = "MALLOC_MMAP_MAX_"
 PRELOAD = "LD_PRELOAD"
 _TUNABLES = "glibc.malloc."
 _HUGE_PAGES = "glibc.malloc.hugetlb="  # works with any other setting
 _NEVER = 1 << 36  # bytes: 64 GiB
-_HEAD = 512  # bytes of a script that name its interpreter; pip writes two lines if the path is long
+_SHEBANG = 512  # bytes of a script that name its interpreter; pip writes two lines if the path is long
+_DRIVER = Path("/proc/driver/nvidia/gpus")  # has an entry for each GPU
 
 
 @dataclass(frozen=True)
 class Setting:
-    """An environment variable.
-
-    Attributes:
-      name, value: as the program gets them.
-      why: the reason, in a few words.
-    """
+    """An environment variable, with the reason to set it."""
 
     name: str
     value: str
     why: str
 
 
-_STAYS = "freed blocks stay in the process"
+_KEPT = "freed blocks stay in the process"
 _TCMALLOC = (
-    Setting("TCMALLOC_RELEASE_RATE", "0", _STAYS),
+    Setting("TCMALLOC_RELEASE_RATE", "0", _KEPT),
     Setting("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", str(_NEVER), "it prints no line for each large block"),
 )
 # The settings of other allocators, by the name of their library. The first one that is installed is used: tcmalloc was as fast as
@@ -98,7 +74,7 @@ _TCMALLOC = (
 OTHERS = {
     "tcmalloc_minimal": _TCMALLOC,
     "tcmalloc": _TCMALLOC,
-    "jemalloc": (Setting("MALLOC_CONF", "retain:true,dirty_decay_ms:-1,muzzy_decay_ms:-1", _STAYS),),
+    "jemalloc": (Setting("MALLOC_CONF", "retain:true,dirty_decay_ms:-1,muzzy_decay_ms:-1", _KEPT),),
 }
 
 
@@ -107,7 +83,7 @@ class Choice:
     """The settings for a program on this machine.
 
     Attributes:
-      settings: what to set; may be empty.
+      settings: the variables to set; may be empty.
       left: a line for each group of settings that is left as it is, with the reason.
     """
 
@@ -121,43 +97,37 @@ class Choice:
 
     @property
     def same_allocator(self) -> str:
-        """Return the reason why the program gets the allocator that it would have anyway; empty if it gets another one."""
-        return "" if {PRELOAD, _KEEPS} & self.variables.keys() else "; ".join(self.left)
+        """Return the reason why the program gets its usual allocator; empty if it gets another one."""
+        return "" if {PRELOAD, _MMAP_MAX} & self.variables.keys() else "; ".join(self.left)
 
 
 def choose(environment: Mapping[str, str] = os.environ, program: str = sys.executable) -> Choice:
-    """Return the settings for a program that is started here.
+    """Return the settings for a program that gets an environment.
 
-    Args:
-      environment: the environment that it gets.
-      program: its path, or its name on the search path. XLA's flags are set only if it is this Python or a script of it,
-        because XLA ends a program whose flags it does not know, and another Python may have another version.
+    XLA's flags are set only if `program`, a path or a name on the search path, is this Python or a script of it: XLA ends a
+    program whose flags it does not know, and another Python may have another version.
     """
-    groups = (_of_allocator(environment), _of_xla(environment, program))
+    groups = (_allocator_settings(environment), _xla_settings(environment, program))
     return Choice(
         tuple(setting for group in groups if isinstance(group, tuple) for setting in group),
         tuple(group for group in groups if isinstance(group, str)),
     )
 
 
+@functools.cache  # the search takes a tenth of a second
 def preload(name: str) -> tuple[Setting, ...]:
-    """Return the settings that load an allocator of `OTHERS` and let it keep what is freed; none if it is not installed."""
-    library = _library(name)
+    """Return the settings that load an allocator of `OTHERS` and let it keep freed blocks; none if it is not installed."""
+    library = ctypes.util.find_library(name)
     return (Setting(PRELOAD, library, f"{name} takes the place of glibc's malloc"), *OTHERS[name]) if library else ()
 
 
-@functools.cache
-def _library(name: str) -> str | None:
-    """Return the file name of a library; None if it is not installed, which takes a tenth of a second to find out."""
-    return ctypes.util.find_library(name)
-
-
-def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
+def _allocator_settings(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
+    """Return the settings of the allocator, or the reason why it is left as it is."""
     left = "the allocator is left as it is:"
     if nvidia_gpu() and environment.get("JAX_PLATFORMS", "") != "cpu":
         return f"{left} steps run on the GPU, whose memory malloc does not manage"
     if platform.libc_ver()[0] != "glibc":
-        return f"{left} its settings are those of glibc's malloc, and this system has another C library"
+        return f"{left} its settings are for glibc's malloc, and this system has another C library"
     if by_user := sorted(name for name in environment if name.startswith(_OF_USERS)):
         return f"{left} {', '.join(by_user)} chose it or its settings already"
     tunables = environment.get("GLIBC_TUNABLES", "").split(":")
@@ -167,16 +137,29 @@ def _of_allocator(environment: Mapping[str, str]) -> tuple[Setting, ...] | str:
         if settings := preload(name):
             return settings
     return (
-        Setting(_KEEPS, "0", _STAYS),
+        Setting(_MMAP_MAX, "0", _KEPT),
         Setting("MALLOC_TRIM_THRESHOLD_", str(_NEVER), "the end of the heap stays, too"),
         Setting("MALLOC_ARENA_MAX", "1", "all threads share what was freed"),
     )
 
 
-def _of_xla(environment: Mapping[str, str], program: str) -> tuple[Setting, ...] | str:
-    version, flags = _jaxlib(), environment.get("XLA_FLAGS", "").strip()
-    from penstock._jaxlib_faults import YNNPACK, fails_with_ynnpack
+@functools.cache
+def nvidia_gpu() -> bool:
+    """Return whether there is an NVIDIA GPU that programs may use, without starting a framework."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    if (smi := shutil.which("nvidia-smi")) is None:  # as in some containers
+        return _DRIVER.is_dir() and any(_DRIVER.iterdir())
+    try:
+        listed = subprocess.run([smi, "-L"], check=False, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return listed.returncode == 0 and "GPU" in listed.stdout
 
+
+def _xla_settings(environment: Mapping[str, str], program: str) -> tuple[Setting, ...] | str:
+    """Return the flags of XLA, or the reason why they are left as they are."""
+    version, flags = installed("jaxlib"), environment.get("XLA_FLAGS", "").strip()
     if not fails_with_ynnpack(version) or YNNPACK in flags:
         return ()
     if flags and not flags.startswith("-"):
@@ -190,12 +173,8 @@ def _of_xla(environment: Mapping[str, str], program: str) -> tuple[Setting, ...]
     return (Setting("XLA_FLAGS", f"{flags} {YNNPACK}=".strip(), why),)
 
 
-def _jaxlib() -> str:
-    return importlib.metadata.version("jaxlib")
-
-
 def _is_of_this_python(program: str, environment: Mapping[str, str]) -> bool:
-    """Tell whether the program is this Python, or a script beside it whose first line names it."""
+    """Return whether the program is this Python, or a script beside it whose first line names it."""
     found, this = shutil.which(program, path=environment.get("PATH")), Path(sys.executable)
     # The folders are compared and not the files, because the Pythons of two virtual environments may be links to one file.
     if found is None or Path(found).parent.resolve() != this.parent.resolve():
@@ -203,9 +182,11 @@ def _is_of_this_python(program: str, environment: Mapping[str, str]) -> bool:
     if os.path.samefile(found, this):
         return True
     with open(found, "rb") as file:
-        head = file.read(_HEAD)
+        head = file.read(_SHEBANG)
     return head.startswith(b"#!") and os.fsencode(this.parent) in head
 
+
+# Apply the settings where a command of penstock is the program itself.
 
 # Parameters of mallopt, from glibc's malloc.h.
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_MAX_": -4, "MALLOC_ARENA_MAX": -8}
@@ -218,8 +199,8 @@ _APPLIED = "PENSTOCK_APPLIED"
 def apply(choice: Choice) -> None:
     """Apply settings to this process, and to those that it starts. Call it before JAX starts its threads.
 
-    An allocator is loaded only when a process starts. So for another one than glibc's, this process starts again, with the same
-    arguments and the same process id, and gets here with nothing left to apply.
+    An allocator is loaded only when a process starts. So for another one than glibc's, this process starts again with the same
+    arguments and process id. The second time, nothing is left to apply.
 
     glibc reads its variables only when a process starts, so here `mallopt` gets the same values. An arena that a thread has
     already made is not taken back, but XLA's threads get the main one.
@@ -242,6 +223,8 @@ def say_what_was_applied() -> None:
         print(f"penstock: started with the settings of penstock run: {applied}", file=sys.stderr)
 
 
+# The command `penstock run`.
+
 DESCRIPTION = """\
 Start a program with the settings of the C library's allocator and of XLA with which training with JAX was fastest where we
 measured it, and change nothing else. On a CPU, a step gets its memory from the system anew each time without them. Variables
@@ -263,9 +246,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replace this process by the program, or print the settings.
 
-    Returns:
-      0 after --show; 2 without a program; 127 if there is no such program, and 126 if it cannot be started, as shells do. Else it
-      does not return, except on Windows, where it returns the status of the program.
+    The exit status is 0 after --show, and 2 without a program. As in shells, it is 127 if there is no such program, and 126 if it
+    cannot be started. On Windows it is the status of the program.
     """
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     choice = choose(os.environ, *program[:1])
@@ -273,16 +255,18 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(shell_lines(choice)))
         return 0
     if not program:
-        print("penstock run: error: no program to start; penstock run -- python train.py", file=sys.stderr)
-        return 2
+        return _fail(2, "no program to start; penstock run -- python train.py")
     if shutil.which(program[0]) is None:
-        return _no_program(program)
+        hint = f"; penstock run -- python {shlex.join(program)}" if program[0].endswith(".py") else ""
+        if Path(program[0]).exists():
+            return _fail(126, f"{program[0]} cannot be executed{hint}")
+        return _fail(127, f"{program[0]} is not a program on the search path{hint}")
     if not args.quiet:
-        print("\n".join(f"penstock run: {line}" for line in said(choice)), file=sys.stderr, flush=True)
-    return _become(program, choice)
+        print("\n".join(f"penstock run: {line}" for line in describe(choice)), file=sys.stderr, flush=True)
+    return _replace_process(program, choice)
 
 
-def said(choice: Choice) -> list[str]:
+def describe(choice: Choice) -> list[str]:
     """Return lines that say what is set and why, and what is left as it is."""
     return [*(f"{setting.name}={setting.value} ({setting.why})" for setting in choice.settings), *choice.left]
 
@@ -293,16 +277,13 @@ def shell_lines(choice: Choice) -> list[str]:
     return [*exports, *(f"# {line}" for line in choice.left)]
 
 
-def _no_program(program: Sequence[str]) -> int:
-    """Say why the program cannot be started, and return the status that shells return."""
-    name, there = program[0], Path(program[0]).exists()
-    hint = f"; penstock run -- python {shlex.join(program)}" if name.endswith(".py") else ""
-    reason = "cannot be executed" if there else "is not a program on the search path"
-    print(f"penstock run: error: {name} {reason}{hint}", file=sys.stderr)
-    return 126 if there else 127
+def _fail(status: int, reason: str) -> int:
+    """Print why no program is started, and return the exit status."""
+    print(f"penstock run: error: {reason}", file=sys.stderr)
+    return status
 
 
-def _become(program: Sequence[str], choice: Choice) -> int:
+def _replace_process(program: Sequence[str], choice: Choice) -> int:
     """Replace this process by the program. On Windows, where no process can be replaced, start it and wait for it."""
     sys.stdout.flush()
     environment = {**ENVIRONMENT, **choice.variables}
@@ -313,10 +294,6 @@ def _become(program: Sequence[str], choice: Choice) -> int:
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         os.execvpe(program[0], list(program), environment)
     except FileNotFoundError:  # `which` has found the program
-        print(
-            f"penstock run: error: {program[0]} cannot be started: the interpreter in its first line is missing", file=sys.stderr
-        )
-        return 126
+        return _fail(126, f"{program[0]} cannot be started: the interpreter in its first line is missing")
     except OSError as error:
-        print(f"penstock run: error: {program[0]} cannot be started: {error.strerror}", file=sys.stderr)
-        return 126
+        return _fail(126, f"{program[0]} cannot be started: {error.strerror}")

@@ -1,6 +1,7 @@
 """Examine whether training in this environment is correct and fast: `ps.doctor()`, and the command `penstock doctor`.
 
-Each part yields findings, in the order of the report: versions, devices, known faults of jaxlib, private parts of JAX, machine.
+Each private function makes the findings of one section: versions, devices, known faults of jaxlib, private parts of JAX. The
+sections on the machine are in `machine.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from penstock import _jax, _jaxlib_faults
 from penstock._versions import JAX, KERAS, PYTHON, Supported, installed, keras_version, python_version
 from penstock.environment import machine
-from penstock.environment.report import Finding, Report
+from penstock.environment.report import Finding, Report, Status
 from penstock.errors import UnsupportedVersionError
 
 DESCRIPTION = """\
@@ -26,35 +27,19 @@ Look at versions, devices, known faults of this jaxlib, memory, threads and opti
 It takes a few seconds and changes nothing. Exit status 1: something gives wrong results or cannot work."""
 EPILOG = "example:\n  penstock doctor --json"
 
+# The program that prints the devices. JAX may wait forever for an accelerator that another process holds.
 _DEVICES = """
 import json, jax
 memory = lambda device: (device.memory_stats() or {}).get("bytes_limit")
 print("devices", json.dumps([[each.platform, each.device_kind, memory(each)] for each in jax.local_devices()]))
 """
+_SECONDS = 7.0
 
 # Libraries that penstock works with, and the extra that installs each.
 _LIBRARIES = (
     *(("flax", "train"), ("optax", "train"), ("orbax-checkpoint", "train"), ("grain", "grain"), ("pyarrow", "arrow")),
     *(("torch", "torch"), ("tensorflow", "bench"), ("equinox", "bench")),
 )
-
-_SECONDS = 7.0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `penstock doctor`."""
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print the report.
-
-    Returns:
-      The exit status: 0, or 1 if something is wrong.
-    """
-    report = doctor()
-    print(report.to_json() if args.json else report)
-    return 0 if report.ok else 1
 
 
 def doctor() -> Report:
@@ -71,20 +56,24 @@ def doctor() -> Report:
       >>> [finding.found for finding in report.findings if finding.name == "penstock"] == [ps.__version__]
       True
     """
-    return Report(tuple(_examine()))
-
-
-def _examine() -> Iterator[Finding]:
-    """Yield all findings. JAX runs in processes of its own, in parallel."""
     with ThreadPoolExecutor(3) as pool:
         outcomes, devices, gpus = pool.submit(_jaxlib_faults.run), pool.submit(_devices), pool.submit(machine.nvidia_gpus)
-        yield from _versions()
-        yield from devices.result()
-        yield from _unused_gpus(devices.result(), gpus.result())
+        findings = [*_versions(), *devices.result(), *_unused_gpus(devices.result(), gpus.result())]
         _jaxlib_faults.keep(outcomes.result())
-        yield from _cases(outcomes.result())
-        yield from _private_parts()
-        yield from machine.examine()
+        findings += [*_cases(outcomes.result()), *_private_parts(), *machine.examine()]
+    return Report(tuple(findings))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `penstock doctor`."""
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report, and return the exit status: 0, or 1 if something is wrong."""
+    report = doctor()
+    print(report.to_json() if args.json else report)
+    return 0 if report.ok else 1
 
 
 def _versions() -> Iterator[Finding]:
@@ -118,7 +107,6 @@ def _absent(section: str, name: str, extra: str) -> Finding:
 
 def _devices() -> Sequence[Finding]:
     """Return the devices that JAX finds, in a process of its own that does not allocate their memory."""
-    section = "Devices"
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TPU_SKIP_MDS_QUERY": "1"}
     command = [sys.executable, "-P", "-c", _DEVICES]
     try:
@@ -127,7 +115,7 @@ def _devices() -> Sequence[Finding]:
         )
     except subprocess.TimeoutExpired:
         remedy = "is an accelerator held by another process? JAX_PLATFORMS=cpu leaves it out"
-        return [Finding(section, "JAX", "unknown", f"JAX named no devices within {_SECONDS:.0f} s", remedy)]
+        return [Finding("Devices", "JAX", "unknown", f"JAX named no devices within {_SECONDS:.0f} s", remedy)]
     lines = [line for line in done.stdout.splitlines() if line.startswith("devices ")]
     if done.returncode or not lines:
         errors = re.findall(r"^\w*(?:Error|Exception): .+", done.stderr, re.MULTILINE)
@@ -135,10 +123,10 @@ def _devices() -> Sequence[Finding]:
         if platforms := os.environ.get("JAX_PLATFORMS"):
             last += f" (JAX_PLATFORMS={platforms})"
         remedy = "python -c 'import jax; jax.devices()' shows more"
-        return [Finding(section, "JAX", "wrong", f"JAX does not start: {last}", remedy)]
+        return [Finding("Devices", "JAX", "wrong", f"JAX does not start: {last}", remedy)]
     kinds = Counter(map(tuple, json.loads(lines[-1].partition(" ")[2])))
     return [
-        Finding(section, platform, "ok", f"{count} × {kind}" + (f", {memory / 2**30:.1f} GiB each" if memory else ""))
+        Finding("Devices", platform, "ok", f"{count} × {kind}" + (f", {memory / 2**30:.1f} GiB each" if memory else ""))
         for (platform, kind, memory), count in kinds.items()
     ]
 
@@ -152,16 +140,12 @@ def _unused_gpus(devices: Sequence[Finding], gpus: Sequence[str]) -> Iterator[Fi
 
 def _cases(outcomes: Sequence[_jaxlib_faults.Outcome]) -> Iterator[Finding]:
     section = f"Known faults of jaxlib {installed('jaxlib')} on the CPU"
+    words = {"right": "computed right", "wrong": "WRONG VALUES", "crash": "CRASH", "unknown": "unknown"}
     for outcome in outcomes:
-        words = {"right": "computed right", "wrong": "WRONG VALUES", "crash": "CRASH", "unknown": "unknown"}[outcome.verdict]
-        found = f"{outcome.name}: {words}, {outcome.detail} ({outcome.link})"
-        name = "#" + outcome.link.rpartition("/")[2]
-        if outcome.fails:
-            yield Finding(section, name, "wrong", found, outcome.remedy)
-        elif outcome.verdict == "unknown":
-            yield Finding(section, name, "unknown", found, _jaxlib_faults.UNKNOWN)
-        else:
-            yield Finding(section, name, "ok", found)
+        found = f"{outcome.name}: {words[outcome.verdict]}, {outcome.detail} ({outcome.link})"
+        status: Status = "wrong" if outcome.fails else "unknown" if outcome.verdict == "unknown" else "ok"
+        remedy = {"wrong": outcome.remedy, "unknown": _jaxlib_faults.UNKNOWN}.get(status, "")
+        yield Finding(section, "#" + outcome.link.rpartition("/")[2], status, found, remedy)
 
 
 def _private_parts() -> Iterator[Finding]:

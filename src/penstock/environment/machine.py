@@ -1,7 +1,7 @@
 """Examine the machine: memory, threads, settings of the kernel, and programs that some commands need.
 
-The limits of memory and CPU time are the lowest that cgroups, of version 1 or 2, set to this process: its own cgroup and all that
-contain it. The files are described in Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the Linux kernel.
+The limits of memory and CPU time are the lowest in the process's own cgroup and all that contain it, of version 1 or 2. The files
+are described in Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the Linux kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock._jaxlib_faults import processor
-from penstock._versions import installed
+from penstock._versions import installed, numbers
 from penstock.environment.report import Finding
 from penstock.run_command import PRELOAD, choose
 
@@ -27,37 +27,25 @@ _NO_LIMIT = 1 << 62  # version 1 of cgroups writes the largest multiple of a pag
 
 def examine() -> Iterator[Finding]:
     """Yield findings on memory and threads, and on optional programs."""
-    yield from _memory_and_threads()
+    section = "Memory and threads"
+    yield Finding(section, "processor", "ok", processor())
+    for find in (_cores, _memory, _huge_pages, _allocator, _shared_memory, _files):
+        yield find(section)
     yield from _programs()
 
 
 def nvidia_gpus() -> list[str]:
     """Return the names of the NVIDIA GPUs that their driver reports; none if there is no driver."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=5, check=True
-        )
+        done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
-def _memory_and_threads() -> Iterator[Finding]:
-    section = "Memory and threads"
-    yield Finding(section, "processor", "ok", processor())
-    yield _cores(section)
-    yield _memory(section)
-    yield _huge_pages(section)
-    yield _allocator(section)
-    yield _shared_memory(section)
-    yield _files(section)
-
-
 def _cores(section: str) -> Finding:
-    """Compare the cores with the quota of the cgroup.
-
-    XLA and most libraries start a thread for each core that the affinity of the process allows, and ignore the quota.
-    """
+    # XLA and most libraries start a thread for each core that the affinity of the process allows, and ignore the quota.
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     found = f"{len(cores)} of {os.cpu_count()} for this process"
     limits = cgroup_limits()
@@ -138,34 +126,26 @@ def _files(section: str) -> Finding:
 
 def _programs() -> Iterator[Finding]:
     section = "Optional programs"
-    libtpu = installed("libtpu")
-    yield _optional(section, "TPU compiler", f"libtpu {libtpu}" if libtpu else "", 'plans for TPUs: pip install "penstock[tpu]"')
-    names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next((path for path in map(shutil.which, names) if path), None)
+    libtpu, ray = installed("libtpu"), installed("ray")
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     driver = shutil.which("chromedriver")
-    both = f"{browser}, {driver}" if browser and driver else ""
-    yield _optional(
-        section, "Chromium", both, "the tests of pages need it and its driver: apt-get install chromium chromium-driver"
-    )
-    ray = installed("ray")
-    yield _optional(section, "Ray", f"ray {ray}" if ray else "", 'training on a cluster: pip install "penstock[ray]"')
-    if installed("triton") and (installed("tensorflow") or installed("tensorflow-cpu")):
-        yield _triton(section)
+    chromium = f"{browser}, {driver}" if browser and driver else None
+    for name, found, remedy in (
+        ("TPU compiler", libtpu and f"libtpu {libtpu}", 'plans for TPUs: pip install "penstock[tpu]"'),
+        ("Chromium", chromium, "the tests of pages need it and its driver: apt-get install chromium chromium-driver"),
+        ("Ray", ray and f"ray {ray}", 'training on a cluster: pip install "penstock[ray]"'),
+    ):
+        yield Finding(section, name, "ok", found) if found else Finding(section, name, "absent", "not here", remedy)
+    triton, tensorflow = installed("triton"), installed("tensorflow") or installed("tensorflow-cpu")
+    if triton and tensorflow:
+        # Triton from 3.7 on crashes if TensorFlow 2.20 or 2.21 was imported before. Each has its own LLVM.
+        crashes = numbers(triton)[:2] >= (3, 7)
+        remedy = 'importing triton (as torch.compile does) after tensorflow crashes Python: pip install "torch==2.11.0"'
+        found = f"Triton {triton} and TensorFlow {tensorflow} in one process"
+        yield Finding(section, "Triton", "warning" if crashes else "ok", found, remedy if crashes else "")
 
 
-def _triton(section: str) -> Finding:
-    """Warn of a crash: Triton from 3.7 on crashes if TensorFlow 2.20 or 2.21 was imported before. Each has its own LLVM."""
-    version = installed("triton") or ""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    found = f"Triton {version} and TensorFlow {installed('tensorflow') or installed('tensorflow-cpu')} in one process"
-    if numbers < (3, 7):
-        return Finding(section, "Triton", "ok", found)
-    remedy = 'importing triton (as torch.compile does) after tensorflow crashes Python: pip install "torch==2.11.0"'
-    return Finding(section, "Triton", "warning", found, remedy)
-
-
-def _optional(section: str, name: str, found: str, remedy: str) -> Finding:
-    return Finding(section, name, "ok" if found else "absent", found or "not here", "" if found else remedy)
+# The limits of cgroups.
 
 
 @dataclass(frozen=True)
@@ -184,7 +164,7 @@ class Limits:
 
 
 def cgroup_limits(proc: Path = Path("/proc")) -> Limits:
-    """Return the lowest of the limits that apply to this process."""
+    """Return the lowest limits that apply to this process."""
     memory, cpu = list(cgroup_folders("memory", proc)), list(cgroup_folders("cpu", proc))
     bytes_ = [limit for limit in map(cgroup_memory_limit, memory) if limit is not None]
     cores = [limit for limit in map(_cpu_quota, cpu) if limit is not None]
@@ -202,9 +182,7 @@ def cgroup_memory_limit(folder: Path) -> int | None:
 
 def _cpu_quota(folder: Path) -> float | None:
     """Return the CPU seconds per second that the cgroup of a folder may use; None for no quota."""
-    quota = read(folder / "cpu.max").split() or [
-        read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    ]
+    quota = read(folder / "cpu.max").split() or [read(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]
     return int(quota[0]) / int(quota[1]) if all(part.isdigit() for part in quota) else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -47,17 +48,15 @@ class Report:
         return all(finding.status != "wrong" for finding in self.findings)
 
     def __str__(self) -> str:
-        widths = [max((len(text) for text in column), default=0) for column in zip(*map(_cells, self.findings), strict=True)]
+        marks = max((len(_MARKS[finding.status]) for finding in self.findings), default=0)
+        names = max((len(finding.name) for finding in self.findings), default=0)
         lines: list[str] = []
-        section = ""
-        for finding in self.findings:
-            if finding.section != section:
-                section = finding.section
-                lines += ["", section] if lines else [section]
-            mark, name = (text.ljust(width) for text, width in zip(_cells(finding), widths, strict=True))
-            lines.append(f"  {mark}  {name}  {finding.found}")
-            if finding.remedy:
-                lines.append(f"  {' ' * widths[0]}  {' ' * widths[1]}  → {finding.remedy}")
+        for section, findings in itertools.groupby(self.findings, lambda finding: finding.section):
+            lines += ["", section] if lines else [section]
+            for finding in findings:
+                lines.append(f"  {_MARKS[finding.status]:{marks}}  {finding.name:{names}}  {finding.found}")
+                if finding.remedy:
+                    lines.append(f"  {'':{marks}}  {'':{names}}  → {finding.remedy}")
         return "\n".join([*lines, "", self.summary])
 
     __repr__ = __str__
@@ -74,7 +73,3 @@ class Report:
     def to_json(self) -> str:
         """Return all findings as JSON."""
         return json.dumps({"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}, indent=1)
-
-
-def _cells(finding: Finding) -> tuple[str, str]:
-    return _MARKS[finding.status], finding.name

@@ -1,7 +1,7 @@
 """Build HTML pages that load nothing from the network, for plans and for runs of the benchmark.
 
-`tag` builds an element and escapes its content, `table` builds a table, and `html_page` builds the page, with the CSS and the
-JavaScript that all pages share. Only `tag` and `raw` make `Markup`, and `tag` escapes all content that is not `Markup`.
+`tag` builds an element and escapes all content that is not `Markup`. `table` builds a table. `html_page` builds the page, with
+the CSS and the JavaScript that all pages share.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u
 
 
 class Markup(str):
-    """A text that is HTML, and is not escaped again."""
+    """A text that is HTML, and is not escaped again. Never make one of the text of a document."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *content: Content, **attributes: Attribute) -> Markup:
-    """Build an element. Underscores in the names of attributes become hyphens. Attributes that are None or False are left out.
+    """Build an element. Underscores in attribute names become hyphens, and attributes that are None or False are left out.
 
     >>> tag("p", "1 < 2", tag("b", "!"), class_="so", aria_label='"', hidden=True)
     '<p class="so" aria-label="&quot;" hidden>1 &lt; 2<b>!</b></p>'
@@ -41,11 +41,6 @@ def tag(name: str, /, *content: Content, **attributes: Attribute) -> Markup:
         if value is not None and value is not False
     )
     return Markup(f"<{name}{written}>" if name in _VOID else f"<{name}{written}>{_escaped(content)}</{name}>")
-
-
-def raw(text: str) -> Markup:
-    """Return a text as markup, without escaping it. Never use it for text from a document."""
-    return Markup(text)
 
 
 def _escaped(content: Content) -> str:
@@ -70,12 +65,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell.
-
-    Attributes:
-      content: what it shows.
-      key: sort key of its row: a number or a text; None comes last.
-    """
+    """A cell, with the key by which its column sorts: a number or a text; None is last."""
 
     content: Content
     key: float | str | None
@@ -143,12 +133,12 @@ def html_page(
         # Without this element, a browser requests an icon from the server.
         tag("link", rel="icon", href="data:,"),
         tag("title", title),
-        tag("style", raw(style)),
+        tag("style", Markup(style)),
     )
     theme = tag("button", "Dark colours", type="button", id="theme")
-    scripts = [tag("script", raw(script))]
+    scripts = [tag("script", Markup(script))]
     if data is not None:
-        scripts.insert(0, tag("script", raw(data.translate(_IN_SCRIPT)), type="application/json", id="data"))
+        scripts.insert(0, tag("script", Markup(data.translate(_IN_SCRIPT)), type="application/json", id="data"))
     tools = tag("div", theme, buttons, class_="tools", hidden=True)
     return f"<!doctype html>\n{tag('html', head, tag('body', tools, body, scripts), lang='en')}\n"
 

@@ -1,6 +1,6 @@
 """Define a plan as data: the mesh, the layout of each leaf, the sharding constraints inside of the step, and the predicted cost.
 
-`write_record.py` creates records; `jit.py`, `verify.py`, `memory_check.py`, `serialization.py` and `present/` read them.
+`plan.py` creates records. `jit.py`, `verify.py`, `memory.py`, `serialization.py` and `present/` read them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS, tiled_bytes
 from penstock.shard.search.costs import Cost
 
+# Bytes of one key of each of JAX's random number generators.
 _KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
-"""Bytes of one key of each of JAX's random number generators."""
+
+# The fraction of the limit from which a predicted memory is near it. Few predictions are too low by a larger factor
+# (`penstock bench shard`).
+_NEAR_LIMIT = 0.6
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,6 @@ class LeafLayout:
         return tuple(axis for entry in self.stored for axis in entry)
 
 
-NEAR_LIMIT = 0.6
-"""The fraction of the limit from which a prediction of the memory is near it. Few predictions are too low by a larger factor
-(`penstock bench shard`)."""
-
-
 @dataclass(frozen=True)
 class PlanRecord:
     """A plan as data.
@@ -91,8 +90,8 @@ class PlanRecord:
       state: index of each output that replaces an input → index of that input.
       sharding_constraints: the layouts inside of the step.
       cost: the predicted cost of one step on one device.
-      axis_work: for each mesh axis, the fractions of the compute that it shards along the batch ("batch"), along other
-        dimensions ("tensor", or "state" for updates and casts of the state), or not at all ("idle").
+      axis_work: the fractions of the compute, by mesh axis and by what the axis shards: "batch", "tensor" for another dimension,
+        "state" for updates and casts of the state, or "idle" for nothing.
       baselines: the predicted cost of each baseline (`search/baselines.py`), on its own mesh if the mesh was searched.
       fingerprint: a hash of the step and of the signature of its arguments, without the numbers written in the step.
       numbers: a hash of these numbers. The plan fits a step with other numbers as well.
@@ -125,30 +124,22 @@ class PlanRecord:
 
     @property
     def left_to_compiler(self) -> bool:
-        """Return whether the compiler chooses the layouts inside of the step (`left_to_compiler.py`)."""
+        """Return whether the compiler chooses the layouts inside of the step (`memory.leave_to_compiler`)."""
         return bool(self.sharding_constraints.at_start)
 
     @property
     def unchecked(self) -> bool:
-        """Return whether the plan has no figures of a compiler although it needs them.
-
-        It needs them if it is predicted near the limit or above it, or if they were asked for and the compiler gave none.
-        """
+        """Return whether the plan lacks the compiler's figures, and is predicted near its limit or was to be compiled."""
         return self.checked is None and (self.compiler_failed or self.near_limit)
 
     @property
     def near_limit(self) -> bool:
         """Return whether the plan is predicted near its limit or above it."""
-        return self.cost.memory.total > NEAR_LIMIT * self.limit
+        return self.cost.memory.total > _NEAR_LIMIT * self.limit
 
 
 def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int], platform: str) -> float:
-    """Return the bytes that one device stores of a leaf.
-
-    Args:
-      mesh_shape: sizes of the mesh axes.
-      platform: the platform of the device: TPUs pad arrays to tiles.
-    """
+    """Return the bytes that one device of a platform stores of a leaf. TPUs pad arrays to tiles."""
     if not COMPILER_MODELS[platform].tiles:
         return leaf.bytes / math.prod(mesh_shape[axis] for axis in leaf.mesh_axes)
     shards = (math.prod(mesh_shape[axis] for axis in entry) for entry in leaf.stored)
@@ -157,9 +148,5 @@ def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int], platform: str) 
 
 
 def named_shardings(leaves: Sequence[LeafLayout], mesh: Any) -> list[NamedSharding]:
-    """Return the sharding of each leaf between steps.
-
-    Args:
-      mesh: a `Mesh` or an `AbstractMesh`.
-    """
+    """Return the sharding of each leaf between steps, on a `Mesh` or an `AbstractMesh`."""
     return [NamedSharding(mesh, leaf.partition_spec) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Write plans to files and read them: JSON, with a version of the format. A file that contradicts itself is refused."""
+"""Write plans to JSON files with a version of the format, and read them. A file that contradicts itself is refused."""
 
 from __future__ import annotations
 
@@ -37,11 +37,7 @@ class _Mappings:
 
 
 def save(plan: PlanRecord, path: Path) -> None:
-    """Write a plan to a file, atomically.
-
-    Args:
-      path: the file, which is replaced if it exists.
-    """
+    """Write a plan to a file atomically, and replace one that exists."""
     replace(path, to_json(plan))
 
 
@@ -83,10 +79,7 @@ def load(path: Path) -> PlanRecord:
 
 
 def from_json(text: str | bytes, path: Path | str) -> PlanRecord:
-    """Read a plan from the text of its file.
-
-    Args:
-      path: the file, or another name for it in errors.
+    """Read a plan from the text of its file, which errors call `path`.
 
     Raises:
       ValueError: as `load`.
@@ -97,10 +90,8 @@ def from_json(text: str | bytes, path: Path | str) -> PlanRecord:
         raise ValueError(f"{path} is not a plan: it is not JSON ({error})") from None
     if not isinstance(read, dict) or read.get("format") != FORMAT:
         raise ValueError(f"{path} is not a plan: it lacks format: {FORMAT!r}")
-    if read.get("version") != VERSION:
-        raise ValueError(
-            f"{path} has version {read.get('version')!r} of the format, and this penstock reads {VERSION}; plan again"
-        )
+    if (version := read.get("version")) != VERSION:
+        raise ValueError(f"{path} has version {version!r} of the format, and this penstock reads {VERSION}; plan again")
     try:
         found = msgspec.convert(read, _Mappings)
         constraints = ShardingConstraints(dict(found.operands), dict(found.results), found.at_start)
@@ -115,7 +106,7 @@ def from_json(text: str | bytes, path: Path | str) -> PlanRecord:
 
 
 def _contradictions(plan: PlanRecord) -> Iterator[str]:
-    """Yield a description of each contradiction in a plan. Without it, the error would come only when the plan is used."""
+    """Yield a description of each contradiction in a plan, which would otherwise raise an error only when the plan is used."""
     mesh = plan.mesh_shape
     if plan.platform not in COMPILER_MODELS:
         yield f"it is for the platform {plan.platform!r}, and penstock knows {', '.join(COMPILER_MODELS)}"
@@ -135,11 +126,10 @@ def _contradictions(plan: PlanRecord) -> Iterator[str]:
     for leaf, brought in zip(plan.inputs, at_start, strict=False):
         if brought is not None and not _divides(brought, leaf.shape, mesh):
             yield f"{leaf.path!r}, shape {list(leaf.shape)}, cannot be brought to {format_spec(brought)} at the start of the step"
-    for by_index in (plan.sharding_constraints.operands, plan.sharding_constraints.results):
-        for chain in (chain for specs in by_index.values() for chain in specs if chain is not None):
-            for spec in chain:
-                if not _divides(spec, (0,) * len(spec), mesh):
-                    yield f"inside of the step it has {format_spec(spec)}, and its mesh is {describe_mesh(mesh)}"
+    for layouts in (plan.sharding_constraints.operands, plan.sharding_constraints.results):
+        for spec in (spec for chains in layouts.values() for chain in chains for spec in chain or ()):
+            if not _divides(spec, (0,) * len(spec), mesh):
+                yield f"inside of the step it has {format_spec(spec)}, and its mesh is {describe_mesh(mesh)}"
     for index, source in plan.state.items():
         if not (0 <= index < len(plan.outputs) and 0 <= source < len(plan.inputs)):
             yield f"result {index} replaces argument {source}, of {len(plan.outputs)} results and {len(plan.inputs)} arguments"

@@ -1,6 +1,6 @@
 """Write a plan as one HTML page that needs no network.
 
-The page has the content of `text.py`, with bars for time and memory, and with drawings of the layouts of all leaves.
+The page has the content of `text.py`, with bars for time and memory, and drawings of the layouts of all leaves.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from penstock.shard.wording import format_seconds, format_share, format_spec
 
 _SVG = "http://www.w3.org/2000/svg"
 _BAR = 1000.0  # width of a bar in its own units
-_WIDTH, _HEIGHT, _FLAT = 64, 40, 12  # of the drawing of an array; its height if the array has one dimension
-_MOST = 16  # the most parts of a dimension that are drawn
+_WIDTH, _HEIGHT = 64, 40  # size of the drawing of an array
+_HEIGHT_OF_ONE = 12  # height of the drawing if the array has one dimension
+_MOST_PARTS = 16  # the most parts of a dimension that are drawn
 _Part = tuple[str, float, str]  # name, size, and the size in words
 
 
@@ -39,19 +40,13 @@ def plan_page(plan: PlanRecord) -> str:
 
 
 def _axes(plan: PlanRecord) -> Content:
-    """Return the section with the mesh, and the use of each of its axes."""
-    items = [
-        tag(
-            "li",
-            tag("span", tag("strong", f"{name} ({size})"), f": {', '.join(describe_axis(plan, name))}"),
-            class_=f"axis-{at}",
-        )
-        for at, (name, size) in enumerate(plan.mesh_shape.items())
-    ]
-    return [
-        tag("p", f"Mesh {describe_mesh(plan.mesh_shape)}; {format_bytes(plan.limit)} of memory a device.", class_="lead"),
-        tag("ul", items, class_="key"),
-    ]
+    """Return the section with the mesh and the use of each axis."""
+    items = []
+    for at, (name, size) in enumerate(plan.mesh_shape.items()):
+        words = tag("span", tag("strong", f"{name} ({size})"), f": {', '.join(describe_axis(plan, name))}")
+        items.append(tag("li", words, class_=f"axis-{at}"))
+    lead = f"Mesh {describe_mesh(plan.mesh_shape)}; {format_bytes(plan.limit)} of memory a device."
+    return [tag("p", lead, class_="lead"), tag("ul", items, class_="key")]
 
 
 def _time(plan: PlanRecord) -> Content:
@@ -80,15 +75,11 @@ def _memory(plan: PlanRecord) -> Content:
         total = f"{format_bytes(cost.memory.total)} ({format_share(cost.memory.total, plan.limit)})"
         marked = tag("span", f"{total}, over the limit", class_="over") if is_over(plan, cost) else total
         rows[name] = ([(kind, size, format_bytes(size)) for kind, size in memory_parts(cost)], marked)
-    check = about_check(plan)
+    check = f" This plan is {about_check(plan)}." if about_check(plan) else ""
     return [
         tag("h2", "Peak memory"),
         *_bars("memory", rows, max(plan.limit, *(cost.memory.total for cost in costs.values())), plan.limit),
-        tag(
-            "p",
-            f"The vertical line is the limit, {format_bytes(plan.limit)}.{f' This plan is {check}.' if check else ''}",
-            class_="quiet",
-        ),
+        tag("p", f"The vertical line is the limit, {format_bytes(plan.limit)}.{check}", class_="quiet"),
     ]
 
 
@@ -176,7 +167,7 @@ def _leaves(plan: PlanRecord) -> Content:
     return [
         tag("h2", "Leaves and their layouts"),
         tag("p", about, class_="quiet"),
-        table("sizes are those of one device, with the optimizer state", columns, cells, sortable=True),
+        table("sizes are per device, with the optimizer state", columns, cells, sortable=True),
     ]
 
 
@@ -213,14 +204,6 @@ def draw_layout(shape: Sequence[int], spec: Spec, mesh: Mapping[str, int]) -> Ma
     Two dimensions are drawn, downwards and to the right: the last two that are sharded, or else the last two. At most 16 parts
     of a dimension are drawn; the text alternative gives the true number.
 
-    Args:
-      shape: shape of the global array.
-      spec: the mesh axes of each dimension.
-      mesh: sizes of the mesh axes.
-
-    Returns:
-      An SVG element.
-
     >>> re.search("<title>(.*)</title>", draw_layout([512, 64], (("data", "model"), ()), {"data": 2, "model": 4}))[1]
     '512 × 64; dimension 0 in 8 parts over data and model'
     """
@@ -228,8 +211,8 @@ def draw_layout(shape: Sequence[int], spec: Spec, mesh: Mapping[str, int]) -> Ma
     sharded = [dim for dim, axes in enumerate(spec) if axes]
     others = [dim for dim in reversed(range(len(shape))) if dim not in sharded]
     shown = sorted([*sharded[-2:], *others][:2])
-    rows, columns = (1, 1, *(min(parts[dim], _MOST) for dim in shown))[-2:]
-    height = _HEIGHT if len(shown) > 1 else _FLAT
+    rows, columns = (1, 1, *(min(parts[dim], _MOST_PARTS) for dim in shown))[-2:]
+    height = _HEIGHT if len(shown) > 1 else _HEIGHT_OF_ONE
     lines = [f"M0 {height * row / rows:g}h{_WIDTH}" for row in range(1, rows)]
     lines += [f"M{_WIDTH * column / columns:g} 0v{height}" for column in range(1, columns)]
     size = " × ".join(map(str, shape)) or "a scalar"

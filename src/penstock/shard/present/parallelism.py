@@ -1,8 +1,6 @@
 """Name the kind of parallelism that each mesh axis is used for, and count the layers of a model.
 
-A mesh axis is described by "batch", "tensor parallel" (Megatron, arXiv:1909.08053), "ZeRO-1" or "ZeRO-3" (arXiv:1910.02054), and
-by the collectives of a layer that send the most bytes along it. Layers are found in the parameters: in the loops that take slices
-of them, and in their paths.
+`describe_axis` defines the kinds. Layers are found in the parameters: in the loops that take slices of them, and in their paths.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from penstock.shard.apply.sharding_constraints import Spec
 from penstock.shard.record import LeafLayout, PlanRecord
 
 _SOME = 0.05  # the least share that is mentioned
-_MOST = 0.5  # the least share of updates of the state that is mentioned, as they follow from how the state is stored
+_SOME_UPDATES = 0.5  # the least share of updates of the state that is mentioned, as they follow from how the state is stored
 _KINDS = 3  # the most kinds of collectives that are mentioned
 
 
@@ -42,18 +40,13 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
 def _compute(plan: PlanRecord, axis: str) -> list[str]:
     """Describe the part of the compute that an axis shards."""
     if plan.left_to_compiler:
-        rows = any(leaf.role == "batch" and leaf.used is not None and _has(leaf.used, axis) for leaf in plan.inputs)
+        rows = any(leaf.role == "batch" and _has(leaf.used, axis) for leaf in plan.inputs)
         return ["batch"] if rows else ["used as the compiler chooses"]
     work = plan.axis_work[axis]
-    used = any(leaf.used is not None and _has(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
-    names = {
-        "batch": "batch",
-        "tensor": "tensor parallel" if used else "other dimensions of activations",
-        "state": "updates and casts of the state",
-        "idle": "idle",
-    }
-    least = {"state": _MOST}
-    shares = {names[kind]: share for kind, share in work.items() if share >= least.get(kind, _SOME)}
+    used = any(_has(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
+    tensor = "tensor parallel" if used else "other dimensions of activations"
+    names = {"batch": "batch", "tensor": tensor, "state": "updates and casts of the state", "idle": "idle"}
+    shares = {names[kind]: share for kind, share in work.items() if share >= (_SOME_UPDATES if kind == "state" else _SOME)}
     if set(shares) == {"idle"}:
         return ["idle: all devices along it compute the same"]
     return list(shares) if len(shares) == 1 else [f"{name} {share:.0%}" for name, share in shares.items()]
@@ -90,9 +83,7 @@ def _collectives(plan: PlanRecord, axis: str) -> list[str]:
 def how_often(counts: Mapping[str, int], repeated: tuple[int, str] | None) -> list[str]:
     """Say how often collectives run: in a layer if there are at least as many as layers, else in a step.
 
-    Args:
-      counts: kind of collective → number in a step.
-      repeated: the number of layers, and the name of one; None if there are no repeated layers.
+    `counts` has the number of each kind in a step. `repeated` is the number of layers and the name of one; None without layers.
 
     >>> how_often({"all-reduce": 8, "all-gather": 2, "all-to-all": 1}, (2, "block"))
     ['4 all-reduces and 1 all-gather a block', '1 all-to-all a step']
@@ -122,9 +113,9 @@ def _matrices(leaves: Iterable[LeafLayout], *roles: str) -> list[LeafLayout]:
     return [leaf for leaf in of_roles if len(leaf.shape) > 1] or of_roles
 
 
-def _has(spec: Spec, axis: str) -> bool:
+def _has(spec: Spec | None, axis: str) -> bool:
     """Return whether a mesh axis shards a dimension of a layout."""
-    return any(axis in entry for entry in spec)
+    return any(axis in entry for entry in spec or ())
 
 
 def _share(leaves: list[LeafLayout], wanted: Callable[[LeafLayout], bool]) -> float:
@@ -142,9 +133,6 @@ def parameters_of(leaves: Sequence[LeafLayout]) -> dict[str, LeafLayout]:
     """Return the parameter that each optimizer leaf belongs to, by the path of the optimizer leaf.
 
     It is the parameter of the same shape whose path has the longest common end. A leaf without such a parameter is left out.
-
-    Args:
-      leaves: parameters and optimizer leaves.
     """
     named: dict[tuple[str, tuple[int, ...]], list[LeafLayout]] = defaultdict(list)
     for leaf in leaves:
@@ -168,11 +156,8 @@ def count_layers(plan: PlanRecord) -> tuple[int, str] | None:
     """Return the number of repeated layers of a model, and the word for one of them: (32, "layer").
 
     Layers are the slices that loops take of stacked parameters, or they are numbered in the paths of the parameters. Numbered
-    layers have leaves of the same names and shapes. Both have at least one matrix.
-
-    Returns:
-      None if there are no such layers, if they are not all equal, or if there are several kinds of them. In these cases, a count
-      "a layer" would be ambiguous.
+    layers have leaves of the same names and shapes. Both have at least one matrix. The result is None if there are no such
+    layers, or if they are not all equal or not all of one kind: a count "a layer" would be ambiguous.
     """
     stacked = [leaf for leaf in plan.inputs if leaf.role == "parameters" and leaf.slices > 1 and _is_stack_of_matrices(leaf)]
     numbered = _numbered_layers([leaf for leaf in plan.inputs if leaf.role == "parameters" and leaf.slices == 1])

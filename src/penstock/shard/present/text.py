@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock._bytes import format_bytes
@@ -27,17 +27,13 @@ _LEAST = 0.005  # the least share of the bytes of all arguments for which leaves
 
 def plan_text(plan: PlanRecord) -> str:
     """Return a plan as text: mesh axes, time and memory beside the baselines, collectives, and the largest leaves."""
+    mesh = describe_mesh(plan.mesh_shape)
     lines = [
-        f"{plan.device_count} × {plan.hardware}, mesh {describe_mesh(plan.mesh_shape)}, "
-        f"limit {format_bytes(plan.limit)} a device",
-        *(
-            line
-            for name, size in plan.mesh_shape.items()
-            for line in _wrapped(f"{name} ({size}): {', '.join(describe_axis(plan, name))}")
-        ),
+        f"{plan.device_count} × {plan.hardware}, mesh {mesh}, limit {format_bytes(plan.limit)} a device",
+        *_wrapped(f"{name} ({size}): {', '.join(describe_axis(plan, name))}" for name, size in plan.mesh_shape.items()),
         "",
         *_costs(plan),
-        *(line for sentence in (*plan.cost.unknown, *plan.remarks) for line in _wrapped(sentence)),
+        *_wrapped((*plan.cost.unknown, *plan.remarks)),
         "",
         "memory a device: " + ", ".join(f"{format_bytes(size)} {name}" for name, size in memory_parts(plan.cost) if size),
         *textwrap.wrap(about_check(plan), _COLUMNS, subsequent_indent="  ", break_on_hyphens=False),
@@ -45,7 +41,7 @@ def plan_text(plan: PlanRecord) -> str:
         "",
     ]
     lines += _leaves(group_layers(plan), _LINES - len(lines))
-    return "\n".join(_cut(line.rstrip(), _COLUMNS) for line in lines)
+    return "\n".join(line if len(line) <= _COLUMNS else f"{line[: _COLUMNS - 1]}…" for line in map(str.rstrip, lines))
 
 
 def plan_line(plan: PlanRecord) -> str:
@@ -65,13 +61,10 @@ def memory_parts(cost: Cost) -> list[tuple[str, int]]:
 
 def about_check(plan: PlanRecord) -> str:
     """Return the compiler's figure for the memory in words; "unchecked" if the plan needs one and has none; else ""."""
-    made = plan.checked
-    if made is not None:
-        took = format_seconds(made.seconds_to_compile)
-        return (
-            f"compiled by {made.compiled_for} in {took}: {format_bytes(made.memory)}, {format_share(made.memory, plan.limit)} of "
-            f"the limit{describe_excess_of_cpu(plan.hardware, made.compiled_for)}"
-        )
+    if (measured := plan.checked) is not None:
+        took, share = format_seconds(measured.seconds_to_compile), format_share(measured.memory, plan.limit)
+        excess = describe_excess_of_cpu(plan.hardware, measured.compiled_for)
+        return f"compiled by {measured.compiled_for} in {took}: {format_bytes(measured.memory)}, {share} of the limit{excess}"
     if plan.unchecked:
         predicted = format_share(plan.cost.memory.total, plan.limit)
         return f"unchecked: the memory is predicted, {predicted} of the limit, and no compiler has confirmed it"
@@ -79,18 +72,15 @@ def about_check(plan: PlanRecord) -> str:
 
 
 def is_over(plan: PlanRecord, cost: Cost) -> bool:
-    """Return whether a row of the table is over the limit: by prediction, unless the compiler has shown that the plan fits.
-
-    Args:
-      cost: the cost of the plan or of a baseline.
-    """
+    """Return whether the cost of the plan or a baseline is over the limit; not if the compiler has shown that the plan fits."""
     fits = cost is plan.cost and plan.checked is not None and plan.checked.memory <= plan.limit
     return cost.memory.total > plan.limit and not fits
 
 
-def _wrapped(words: str) -> list[str]:
-    """Wrap words into indented lines."""
-    return textwrap.wrap(words, _COLUMNS, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
+def _wrapped(sentences: Iterable[str]) -> list[str]:
+    """Wrap sentences into indented lines."""
+    wrap = textwrap.TextWrapper(_COLUMNS, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False).wrap
+    return [line for sentence in sentences for line in wrap(sentence)]
 
 
 def _costs(plan: PlanRecord) -> list[str]:
@@ -98,20 +88,20 @@ def _costs(plan: PlanRecord) -> list[str]:
     rows = [("this plan", plan.cost), *plan.baselines.items()]
     heads = ("time", "× plan", "compute", "collectives", "sent", "memory", "of limit", "arguments")
     table = [("a step of one device, predicted", *heads)]
-    for name, cost in rows:
-        table.append(
-            (
-                name,
-                format_seconds(cost.seconds),
-                f"{cost.seconds / plan.cost.seconds:.2f}" if plan.cost.seconds else "–",
-                format_seconds(cost.compute),
-                format_seconds(cost.communication),
-                format_bytes(cost.bytes_on_wire),
-                format_bytes(cost.memory.total),
-                format_share(cost.memory.total, plan.limit),
-                format_bytes(cost.memory.arguments),
-            )
+    table += [
+        (
+            name,
+            format_seconds(cost.seconds),
+            f"{cost.seconds / plan.cost.seconds:.2f}" if plan.cost.seconds else "–",
+            format_seconds(cost.compute),
+            format_seconds(cost.communication),
+            format_bytes(cost.bytes_on_wire),
+            format_bytes(cost.memory.total),
+            format_share(cost.memory.total, plan.limit),
+            format_bytes(cost.memory.arguments),
         )
+        for name, cost in rows
+    ]
     over = ["", *("  over the limit" if is_over(plan, cost) else "" for _, cost in rows)]
     return [row + end for row, end in zip(_aligned(table, ">"), over, strict=True)]
 
@@ -121,19 +111,12 @@ def _collectives(cost: Cost) -> list[str]:
     if not cost.collectives:
         return ["no collectives"]
     shown, rest = cost.collectives[:_COLLECTIVES], cost.collectives[_COLLECTIVES:]
-    table = [("collectives, the slowest first", "count", "sent", "time")]
-    table += [
-        (
-            f"{each.kind} over {' and '.join(each.axes)}",
-            f"{each.count:.0f}",
-            format_bytes(each.bytes_on_wire),
-            format_seconds(each.seconds),
-        )
-        for each in shown
-    ]
+    rows = [(f"{each.kind} over {' and '.join(each.axes)}", each.count, each.bytes_on_wire, each.seconds) for each in shown]
     if rest:
         count, sent, seconds = (sum(getattr(each, name) for each in rest) for name in ("count", "bytes_on_wire", "seconds"))
-        table.append(("others", f"{count:.0f}", format_bytes(sent), format_seconds(seconds)))
+        rows.append(("others", count, sent, seconds))
+    table = [("collectives, the slowest first", "count", "sent", "time")]
+    table += [(name, f"{count:.0f}", format_bytes(sent), format_seconds(seconds)) for name, count, sent, seconds in rows]
     return _aligned(table, ">")
 
 
@@ -177,16 +160,14 @@ def _aligned(table: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def _shortened(path: str, most: int) -> str:
-    """Shorten a path to a number of characters: its middle is left out, as the argument and the leaf matter most."""
+    """Leave out the middle of a path that has too many characters: its argument and its leaf matter most."""
     if len(path) <= most:
         return path
     head = most // 3
     return f"{path[:head]}…{path[len(path) - (most - head - 1) :]}"
 
 
-def _cut(line: str, most: int) -> str:
-    """Cut a line to a number of characters."""
-    return line if len(line) <= most else line[: most - 1] + "…"
+# Leaves in groups, as the text and the page show them.
 
 
 @dataclass(frozen=True)
