@@ -238,7 +238,7 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
     - the window is one element, `nhwc,..co->nhwo`: positions are independent;
     - the window is the whole image, as in the gradient of the case above, `nhwc,hwco->n..o`: the result is partial over h and w.
 
-    Windows that do not overlap (patches) are replicated too, because of a fault of XLA: `_faults.PATCHES_SHARDED_TWICE`.
+    Windows that do not overlap (patches) are replicated too, because of a fault of XLA: `_jaxlib_faults.PATCHES_SHARDED_TWICE`.
 
     In a depthwise convolution, the groups of features are a factor of both operands and the result, `n..g,...g->n..g`. So are
     the groups of the batch in the gradient of a grouped convolution. For groups of more than one input feature, XLA's
