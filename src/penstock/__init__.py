@@ -10,8 +10,8 @@ plan = ps.plan(step, state, batch, devices=8, hardware="tpu-v5e")
 
 from typing import TYPE_CHECKING
 
-from penstock import _early as _early
-from penstock import _versions as _versions
+from penstock import _first_import as _first_import  # first: it listens to signals while the others are imported
+from penstock import _versions as _versions  # next: it refuses an old Python or JAX, with which the other imports would fail
 from penstock.data import Loader as Loader
 from penstock.data import Source as Source
 from penstock.data import Steps as Steps

@@ -40,7 +40,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock._early import ENVIRONMENT
+from penstock._first_import import ENVIRONMENT
 from penstock._jaxlib_faults import YNNPACK, fails_with_ynnpack
 from penstock._versions import installed
 
