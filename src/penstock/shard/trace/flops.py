@@ -150,8 +150,8 @@ def _convolution_flops(params: Any, operands: Any, results: Any) -> float:
     ):
         taps *= _count_taps(out[out_dim], operands[0].shape[in_dim], kernel[kernel_dim], stride, padding[0], inner, outer)
     batch_and_features = math.prod(out[dim] for dim in numbers.out_spec[:2])
-    # `_jaxlib_faults.DENSE_DEPTHWISE_GRADIENT`: the gradient of a depthwise kernel is computed as a dense convolution. TPUs have an
-    # instruction for it, but it takes as long: a group of one feature uses only one column of the matrix unit.
+    # `_jaxlib_faults.DENSE_DEPTHWISE_GRADIENT`: the gradient of a depthwise kernel is computed as a dense convolution. TPUs have
+    # an instruction for it, but it takes as long: a group of one feature uses only one column of the matrix unit.
     groups = params["batch_group_count"]
     dense_groups = groups if DENSE_DEPTHWISE_GRADIENT.present and groups == out[numbers.out_spec[1]] else 1
     return 2.0 * batch_and_features * features * taps * dense_groups
