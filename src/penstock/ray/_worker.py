@@ -36,7 +36,7 @@ from penstock._stopping import Stopped, Stopping
 from penstock.data.tree import leaf_name
 from penstock.ray._versions import require_ray
 from penstock.train.distributed import Place, join
-from penstock.train.metrics import Logger, Point
+from penstock.train.metrics import Logger, Point, numbers
 
 last: dict[str, float] = {}
 """The last value of each metric in this process."""
@@ -63,9 +63,7 @@ class _Report:
     def __call__(self, point: Point) -> None:
         if point.kind not in ("train", "evaluation"):
             return
-        more = {"steps_per_second": point.speed, "input_wait": point.input_wait}
-        values = {**point.metrics, **{name: value for name, value in more.items() if value is not None}}
-        for name, value in {"step": float(point.step), **values}.items():
+        for name, value in {"step": float(point.step), **numbers(point)}.items():
             last[name] = value
             self._gauge(name).set(value)
 
