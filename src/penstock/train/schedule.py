@@ -1,7 +1,4 @@
-"""The times of a run: when to log, to evaluate and to save, what is best, and when to stop early.
-
-The knowledge of a run beside its state: results of evaluations go in; what is best, and whether to stop early, comes out.
-"""
+"""Decide when a run logs, evaluates and saves, which of its results is best, and when it stops early."""
 
 from __future__ import annotations
 
@@ -118,7 +115,7 @@ class Schedule:
     profile: tuple[int, int] | None
 
     def is_due(self, every: int | None, step: int) -> bool:
-        """Return whether what happens every so many steps happens after `step` steps. It does after the last one."""
+        """Return whether an event of every so many steps is due after `step` steps. It always is after the last step."""
         return every is not None and (step % every == 0 or step == self.steps)
 
 
@@ -147,17 +144,7 @@ class Progress:
     stopped: bool = False
 
     def add(self, step: int, metrics: Mapping[str, float], best: Goal | None, stop: EarlyStop | None) -> bool:
-        """Add the result of an evaluation.
-
-        Args:
-          step: the step of the evaluation.
-          metrics: its metrics.
-          best: the goal of the best checkpoint.
-          stop: when to stop early; sets `stopped`.
-
-        Returns:
-          Whether the checkpoint of this step would be the best.
-        """
+        """Add the result of an evaluation, set `stopped`, and return whether the checkpoint of this step would be the best."""
         self.evaluated, self.metrics = step, dict(metrics)
         if stop:
             goal = Goal.parse(stop.goal, "goal")
