@@ -34,7 +34,7 @@ from penstock._stopping import Stopping
 from penstock.errors import FirstProcessError
 
 _LOGGER = logging.getLogger("penstock.train")
-_LOOK = 60.0  # seconds after which a process says that it waits
+_LOOK = 60.0  # seconds after which a process logs that it waits
 _PART = 1 << 20  # characters of a part; the service refuses several megabytes
 _REQUEST = 30.0  # seconds of one request to the coordination service
 _END = 3.0  # seconds that process 0, which has the coordination service, waits for the others

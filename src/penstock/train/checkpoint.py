@@ -1,8 +1,9 @@
 """Write and read the checkpoints of a run: arrays, a record and a manifest in one folder for each.
 
-The folder of a checkpoint, `step-N`, has the arrays (`state/`, by Orbax), `record.json` (the position in the data and all else
-that is JSON), `plan.json` if there is a plan, and MANIFEST.json, which is written last. Only a folder that passes its manifest
-is a checkpoint. `later.json`, which is not in the manifest, has the part of the record that was known only after the save.
+The folder of a checkpoint, `step-N`, has the arrays in `state/`, written by Orbax. `record.json` has the position in the data and
+all else that is JSON, and `plan.json` the plan, if there is one. MANIFEST.json is written last, and only a folder that passes its
+manifest is a checkpoint. `later.json`, which is not in the manifest, has the part of the record that was known only after the
+save.
 
 *Correctness.* `save` takes a snapshot on the calling thread, and one thread of the `Checkpoints`, alive from one `save` to the
 next, writes it. No other thread writes to the folder of a checkpoint: `save` and `wait` first join the thread before. In several
@@ -52,18 +53,11 @@ _saves = itertools.count()
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was complete and undamaged when it was looked for.
+    """A checkpoint that was complete and undamaged when it was looked for."""
 
-    Attributes:
-      path: its folder.
-      step: the number of steps that its state has had.
-      record: all that was saved beside the arrays, as JSON.
-      leaves: the description of each array.
-    """
-
-    path: Path
-    step: int
-    record: Mapping[str, Any]
+    path: Path  # its folder
+    step: int  # number of steps that its state has had
+    record: Mapping[str, Any]  # all that was saved beside the arrays, as JSON
     leaves: Mapping[str, Leaf]
 
 
@@ -254,7 +248,7 @@ class Checkpoints:
             return []
 
     def _reason(self, error: BaseException) -> str:
-        """Return why a write failed. TensorStore says in words only that a disk or a quota is full."""
+        """Return why a write failed. TensorStore reports a full disk or quota in the text of the error only."""
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         if not full and not re.search("No space left on device|Disk quota exceeded", str(error)):
             return _summary(error)
@@ -263,11 +257,7 @@ class Checkpoints:
 
 
 def read(path: Path) -> Checkpoint:
-    """Return the checkpoint in a folder.
-
-    Raises:
-      CheckpointError: it is not complete, or damaged.
-    """
+    """Return the checkpoint in a folder; raise CheckpointError if it is not complete, or damaged."""
     problem = decide(lambda: _problem(path))
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {problem}")
@@ -275,10 +265,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def restore(checkpoint: Checkpoint, like: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Read the arrays of a checkpoint.
-
-    Args:
-      like: for each name an abstract array: the shape and dtype that it must have, and the sharding that it gets.
+    """Read the arrays of a checkpoint, with the shapes, dtypes and shardings of abstract arrays.
 
     Raises:
       OtherStateError: the checkpoint has other arrays.

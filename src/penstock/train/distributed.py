@@ -83,8 +83,8 @@ def distributed(
 ) -> Processes:
     """Join the processes of this run. Call it at the top of a script, before anything uses a device.
 
-    Without arguments it joins the processes of `penstock launch`, SLURM, Open MPI, a TPU pod, or an indexed Job of Kubernetes, as
-    `jax.distributed.initialize` detects them, and does nothing if none of them is found. All processes meet before JAX joins
+    Without arguments it joins the processes of `penstock launch`, SLURM, Open MPI, a TPU pod, or an indexed Job of Kubernetes. It
+    detects them as `jax.distributed.initialize` does, and does nothing if it finds none. All processes meet before JAX joins
     them. So one that is missing is an error which names it, where JAX would abort the process. CPUs use gloo for collectives.
     If an uncaught exception ends a process, it ends at once, and does not wait at its exit for the others, which wait for it.
 
@@ -133,11 +133,7 @@ def distributed(
 
 
 def join(place: Place, coordinator: str, timeout: float) -> Processes:
-    """Join the processes of a run at a place that is known. Later calls of `distributed` return the result.
-
-    Raises:
-      DistributedError: see `distributed`.
-    """
+    """Join the processes of a run at a place that is known. Later calls of `distributed` return the result."""
     global _joined  # noqa: PLW0603 - a process joins once
     if backends_started():
         raise DistributedError(
@@ -205,34 +201,18 @@ _NAMES = {"slurm": "SLURM", "ompi": "Open MPI", "gcetpu": "TPU pod", "gketpu": "
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this process in a run.
+    """The place of this process in a run."""
 
-    Attributes:
-      coordinator: the address of process 0; None if this process is alone.
-      how: the source, in words.
-      bind: the address at which process 0 listens; None for JAX's default.
-      in_cluster: whether JAX may take the devices of this process from the cluster.
-    """
-
-    coordinator: str | None
+    coordinator: str | None  # the address of process 0; None if this process is alone
     count: int
     index: int
-    how: str
-    bind: str | None = None
-    in_cluster: bool = False
+    how: str  # the source, in words
+    bind: str | None = None  # the address at which process 0 listens; None for JAX's default
+    in_cluster: bool = False  # whether JAX may take the devices of this process from the cluster
 
 
 def find_place(coordinator: str | None, count: int | None, index: int | None, timeout: float) -> Place:
-    """Return the place of this process.
-
-    Args:
-      coordinator, count, index: the arguments of `distributed`.
-      timeout: seconds for the name of the coordinator to become known, on clusters that start slowly.
-
-    Raises:
-      ValueError: an argument is missing, and no source knows it.
-      DistributedError: there is a cluster, but its place in it cannot be found out.
-    """
+    """Return the place of this process, for the arguments of `distributed`; see there for its errors."""
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS") or None
     given: dict[str, Any] = {"coordinator": coordinator, "count": count, "index": index}
     some = any(value is not None for value in given.values())
@@ -329,19 +309,13 @@ HELLO = b"penstock 1 "
 _HTTP2 = b"PRI * HTTP/2"  # the first bytes of gRPC, which `jax.distributed.initialize` speaks
 _LONGEST = 65_536  # bytes of a line
 _PAUSE = 0.05  # seconds between two attempts to connect
-_SILENCE = 15.0  # seconds after which a process says for whom it waits
+_SILENCE = 15.0  # seconds after which a process logs for whom it waits
 
 
 def meet(address: str, count: int, index: int, timeout: float, bind: str | None = None) -> None:
-    """Return when all processes have come to the coordinator.
+    """Return when all processes have come to the coordinator; raise DistributedError if not, or if they disagree.
 
-    Args:
-      address, count, index: see `Processes`.
-      timeout: seconds to wait for the others.
-      bind: the address at which process 0 listens; None for the coordinator's port on all interfaces, as in JAX.
-
-    Raises:
-      DistributedError: the coordinator cannot be reached, a process did not come, or the processes disagree.
+    Process 0 listens at `bind`; None for the coordinator's port on all interfaces, as in JAX.
     """
     if index == 0:
         _Meeting(address, count, timeout).wait(*split_address(bind or f"[::]:{split_address(address)[1]}"))
@@ -417,7 +391,7 @@ class _Meeting:
         except OSError:
             data = b""
         known = next((index for index, (each, _) in self._came.items() if each is connection), None)
-        if known is not None:  # it has nothing more to say, so it has closed the connection
+        if known is not None:  # it sends nothing more, so it has closed the connection
             self._left[known] = self._came.pop(known)[1]
             self._drop(connection)
             return

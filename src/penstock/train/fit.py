@@ -95,7 +95,7 @@ def fit(
       feed: a `Feed`, or anything that `ps.feed` takes. To continue exactly, it has to have a state, as a Loader has, and to be
         new.
       steps: number of steps of the run, with those before a restart; None trains to the end of the feed.
-      plan: the plan of the step. The state is put where it says, and so are batches that are not a `Feed` yet.
+      plan: the plan of the step. It gives the shardings of the state, and of batches that are not a `Feed` yet.
       checkpoint: the run folder, new or of this run; None saves nothing, and then signals do what they always do.
       save_every: number of steps between two checkpoints; None saves about ten times, and at least every 1,000 steps.
       keep: number of newest checkpoints to keep, >= 1.
@@ -227,7 +227,7 @@ def _find_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike
     if restore == "latest":
         return own
     if own is None:
-        return _named(path)
+        return _read_named(path)
     if path.parent == own.path.parent and path != own.path:
         raise ValueError(
             f"restore={str(restore)!r} is older than {own.path.name} in the same run folder, from which a restart would "
@@ -236,28 +236,25 @@ def _find_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike
     return own  # the run was started from the named one, and has come further
 
 
-def _named(path: Path) -> Checkpoint | None:
+def _read_named(path: Path) -> Checkpoint:
     """Return the checkpoint at a path: its folder, or the latest one of a run folder."""
-    if (path / "checkpoints").is_dir():
-        runs = Checkpoints(path / "checkpoints")
-        try:
-            return runs.latest() or read(path / "checkpoints")
-        finally:
-            runs.close()
-    return read(path)
+    if not (path / "checkpoints").is_dir():
+        return read(path)
+    with contextlib.closing(Checkpoints(path / "checkpoints")) as checkpoints:
+        return checkpoints.latest() or read(path / "checkpoints")
 
 
 def _train(
     step: Callable, state: Any, plan: Plan | None, evaluate: Evaluation | None, found: Checkpoint | None, run: Run
 ) -> State:
-    """Start where the run is, train, and tell the loggers how it ends."""
+    """Place or restore the state, train, and log the begin and the end."""
     begun = _start(step, state, plan, evaluate, found, run)
     run.meter.begin(begun.step)
     first_process = jax.process_index() == 0
-    told = run.loggers if first_process else []
+    loggers_here = run.loggers if first_process else []
     loop, text = None, ""
     try:
-        for logger in told:
+        for logger in loggers_here:
             logger(Point("begin", begun.step, run.schedule.steps))
         if begun.functions is None:
             text = f"nothing left to train: the feed has ended at step {begun.step:,}"
@@ -281,27 +278,20 @@ def _train(
         run.meter.reached(step_reached, run.feed.stats().starved, write=True)
         goodput = run.meter.result()
         with contextlib.ExitStack() as ending:  # each logger ends, also if another one raises
-            for logger in reversed(told):
+            for logger in reversed(loggers_here):
                 ending.callback(logger, Point("end", step_reached, run.schedule.steps, text=text, goodput=goodput))
 
 
 @dataclass(frozen=True)
 class _Start:
-    """The point from which a training starts or continues.
+    """The point from which a training starts or continues."""
 
-    Attributes:
-      functions: None if the feed of a continued run has no batch at all.
-      state: the state after `step` steps, on its devices.
-      first: the next batch; None if the feed has no more for a continued run.
-      unlogged: the metrics that were not logged yet when the run was saved; None for a new run.
-    """
-
-    functions: Functions | None
-    state: Any
+    functions: Functions | None  # None if the feed of a continued run has no batch at all
+    state: Any  # after `step` steps, on its devices
     step: int
     progress: Progress
-    first: Batch | None
-    unlogged: Mapping[str, Any] | None
+    first: Batch | None  # the next batch; None if the feed has no more for a continued run
+    unlogged: Mapping[str, Any] | None  # the metrics that were not logged yet when the run was saved; None for a new run
 
 
 def _start(
@@ -310,7 +300,7 @@ def _start(
     """Check the step against the state and the first batch, and restore the state or place it."""
     makes = callable(state) and jax.tree_util.all_leaves([state])  # a module that can be called is a tree
     traced = _traced(state) if makes else None
-    if traced is None:  # a tree, or a function that cannot be traced, as one that reads a file or converts arrays to NumPy
+    if traced is None:  # a tree, or a function that cannot be traced, because it reads a file or converts arrays to NumPy
         state, makes = state() if makes else state, False
         check_state(state)
         traced = jax.eval_shape(lambda tree: tree, state)

@@ -110,7 +110,7 @@ class Meter:
         self._now = _Attempt(self._now.begin, step, total, parts)
         if self._path and (write or time.perf_counter() - self._written > _BETWEEN):
             attempts = [asdict(attempt) for attempt in (*self._before, self._now)]
-            with contextlib.suppress(OSError):  # no training should end for want of it
+            with contextlib.suppress(OSError):  # a training must not fail because of this file
                 replace(self._path, json.dumps({"run": self.result().as_json(), "attempts": attempts}, indent=1))
             self._written = time.perf_counter()
 
@@ -133,7 +133,7 @@ class Meter:
 
 
 def _read(path: Path | None) -> list[_Attempt]:
-    """Return the attempts before. A file that cannot be read counts as none: no training should end for want of it."""
+    """Return the attempts before. A file that cannot be read counts as none: a training must not fail because of it."""
     try:
         return [_attempt(**attempt) for attempt in json.loads(path.read_text(encoding="utf-8"))["attempts"]] if path else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

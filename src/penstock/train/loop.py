@@ -35,50 +35,31 @@ _IN_FLIGHT = 8  # steps
 
 @dataclass(frozen=True)
 class Functions:
-    """The jitted functions of a training.
+    """The jitted functions of a training. Without an evaluation, its three are None."""
 
-    Attributes:
-      train: (state, totals, batch) → (state, totals). It donates the state.
-      zero: the totals of no steps, on the devices.
-      evaluate: (state, totals, batch) → totals; None if there is no evaluation.
-      zero_evaluation: the totals of no batches of an evaluation.
-      open_evaluation: opens the feed of an evaluation.
-      count_nonfinite: state → the number of values of each leaf that are not finite.
-    """
-
-    train: Callable[[Any, Totals, Batch], tuple[Any, Totals]]
-    zero: Totals
+    train: Callable[[Any, Totals, Batch], tuple[Any, Totals]]  # donates the state
+    zero: Totals  # of no steps, on the devices
     evaluate: Callable[[Any, Totals, Batch], Totals] | None
-    zero_evaluation: Totals | None
+    zero_evaluation: Totals | None  # of no batches, on the devices
     open_evaluation: Callable[[], contextlib.AbstractContextManager[Iterator[Batch]]] | None
-    count_nonfinite: Callable[[Any], Any]
+    count_nonfinite: Callable[[Any], Any]  # from a state to the number of values of each leaf that are not finite
 
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of a training, and what it writes to.
-
-    Attributes:
-      feed: the training batches. Its next batch is the batch of the first step.
-      checkpoints: None to save nothing.
-      loggers: get the points, in process 0.
-      nonfinite: see `fit`.
-      best: the goal of the best checkpoint.
-      plan: the plan as JSON, for checkpoints.
-      trace_folder: gets the profile.
-    """
+    """The settings of a training, its feed and its outputs. See `fit`."""
 
     schedule: Schedule
-    feed: Feed
-    checkpoints: Checkpoints | None
+    feed: Feed  # its next batch is the batch of the first step
+    checkpoints: Checkpoints | None  # None to save nothing
     meter: Meter
     loggers: list[Logger]
     stopping: Stopping
     nonfinite: Nonfinite
     best: Goal | None
     stop: EarlyStop | None
-    plan: str | None
-    trace_folder: Path | None
+    plan: str | None  # as JSON, for checkpoints
+    trace_folder: Path | None  # gets the profile
 
 
 class Loop:
@@ -103,10 +84,7 @@ class Loop:
         self._counts = functions.count_nonfinite(state) if run.checkpoints and run.nonfinite != "ignore" else None
 
     def train(self, first: Batch | None) -> Any:
-        """Train to the end, and return the state.
-
-        Args:
-          first: the batch of the first step, if it was taken from the feed already.
+        """Train to the end, and return the state. `first` is the batch of the first step, if the feed has given it already.
 
         Raises:
           Stopped: a signal came. The run is saved.

@@ -21,11 +21,7 @@ _THREADS = 4  # hashlib releases the interpreter lock
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the manifest of all files that are in a folder now, atomically.
-
-    Raises:
-      OSError: a file cannot be read, or the manifest cannot be written.
-    """
+    """Write the manifest of all files that are in a folder now, atomically."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != NAME)
     files = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256} for name, sha256 in _hashed(folder, names)}
     manifest = {"version": _VERSION, "files": files, "sha256": digest(files)}

@@ -130,11 +130,7 @@ class Intervals:
             self._pending = _Pending(**{**pending, "totals": jax.device_put(_from_json(pending["totals"]), shardings)})
 
     def end(self, step: int) -> None:
-        """End an interval, and log the one before.
-
-        Raises:
-          NonfiniteError: that one had a metric that is not finite.
-        """
+        """End an interval, and log the one before. Raise NonfiniteError if that one is not finite."""
         if step == self.begin:
             return
         starved, seconds = self._feed.stats().starved, self._meter.loop
@@ -147,11 +143,7 @@ class Intervals:
             self._log(before)
 
     def flush(self) -> None:
-        """Log the interval that has ended last, and wait for its metrics.
-
-        Raises:
-          NonfiniteError: a metric is not finite.
-        """
+        """Log the interval that has ended last, and wait for its metrics. Raise NonfiniteError if it is not finite."""
         before, self._pending = self._pending, None
         if before:
             self._log(before)
@@ -235,18 +227,13 @@ class Intervals:
 
 
 class _Pending(NamedTuple):
-    """An interval whose metrics the devices may not have computed yet.
-
-    Attributes:
-      seconds: time of the steps from `begin` to `end`.
-      starved: seconds for which the devices had no batch.
-    """
+    """An interval whose metrics the devices may not have computed yet."""
 
     begin: int
     end: int
     totals: Totals
-    seconds: float
-    starved: float
+    seconds: float  # of the steps from `begin` to `end`
+    starved: float  # seconds for which the devices had no batch
 
 
 def _in_a_row(before: int, interval: Interval) -> int:
@@ -261,7 +248,7 @@ def training_program(step: Callable, nonfinite: Nonfinite, name: str) -> Callabl
     """Return the function (state, totals, batch) → (state, totals) of a step. It is to be jitted.
 
     It is traced again for batches of another shape, and then checks the result of the step again. With nonfinite="skip", a step
-    has no effect if one of its metrics is not finite, or if a value of the state was finite and would not be so any more.
+    has no effect if one of its metrics is not finite, or if it would make a finite value of the state nonfinite.
     """
 
     def train(state: Any, totals: Totals, batch: Batch) -> tuple[Any, Totals]:
@@ -310,11 +297,7 @@ def check_step(step: Callable, state: Any, batch: Batch) -> tuple[Any, dict[str,
 
 
 def check_evaluation(step: Callable, state: Any, batch: Batch) -> dict[str, Any]:
-    """Trace an evaluation step with abstract arguments, and return its metrics.
-
-    Raises:
-      TypeError, ValueError: it does not return a dict of scalars.
-    """
+    """Trace an evaluation step with abstract arguments, and return its metrics if they are a dict of scalars."""
     metrics = jax.eval_shape(step, state, batch)
     _check_metrics(metrics, name_of(step))
     return dict(metrics)
@@ -402,22 +385,16 @@ _NEVER = np.iinfo(np.int32).max
 class Totals(NamedTuple):
     """Sums over the steps of an interval, as scalars on the devices.
 
-    A step is bad if one of its metrics is not finite, or if it is left out by nonfinite="skip".
-
-    Attributes:
-      sums: name → (total, low, count), float32. Integers are added up in two parts, so that none of their digits is lost: `low`
-        has their last 12 bits, and `total` all others.
-      steps: number of steps, int32.
-      first: number of the first bad step, int32, from 0; the largest int32 if there was none.
-      skipped: number of bad steps that were left out, int32.
-      run: number of bad steps in a row, up to the last step, int32.
+    A step is bad if one of its metrics is not finite, or if it is left out by nonfinite="skip". `sums` has (total, low, count)
+    for each name, in float32. Integers are added up in two parts, so that none of their digits is lost: `low` has their last 12
+    bits, and `total` all others. The other fields are int32.
     """
 
     sums: dict[str, tuple[Any, Any, Any]]
     steps: Any
-    first: Any
-    skipped: Any
-    run: Any
+    first: Any  # number of the first bad step, from 0; the largest int32 if there was none
+    skipped: Any  # number of bad steps that were left out
+    run: Any  # number of bad steps in a row, up to the last step
 
 
 def zero(metrics: Mapping[str, Any]) -> Totals:
@@ -455,16 +432,11 @@ def _split(value: Any) -> tuple[Any, Any]:
 
 
 class Interval(NamedTuple):
-    """The metrics of an interval, on the host. See `Totals`.
+    """The metrics of an interval, on the host. See `Totals`."""
 
-    Attributes:
-      metrics: the mean of each metric; NaN if there was nothing to take a mean of.
-      first_bad: number of the first bad step; None if there was none.
-    """
-
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # the mean of each metric; NaN if there was nothing to take a mean of
     steps: int
-    first_bad: int | None
+    first_bad: int | None  # number of the first bad step; None if there was none
     skipped: int
     run: int
 

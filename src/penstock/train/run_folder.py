@@ -42,11 +42,7 @@ def continuing(path: Path) -> Iterator[None]:
 
 
 def check_config(config: Any) -> dict[str, Any]:
-    """Return settings as JSON has them, so that another process can compare them.
-
-    Raises:
-      TypeError: they are not a dict, or one of them is not made of numbers, texts, arrays, paths, dtypes, lists and dicts.
-    """
+    """Return settings as JSON, so that another process can compare them; raise TypeError if one cannot be compared."""
     if config is None:
         return {}
     if not isinstance(config, Mapping):

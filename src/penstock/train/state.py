@@ -21,12 +21,7 @@ from penstock.shard.arguments import put_copy
 
 
 def check_state(state: Any) -> None:
-    """Check that all leaves of a state are arrays or numbers.
-
-    Raises:
-      TypeError: a leaf is neither. The message names it.
-      ValueError: there is no leaf, or an array was donated or deleted.
-    """
+    """Raise TypeError if a leaf is neither an array nor a number; ValueError if there is no leaf, or an array was donated."""
     leaves = named_leaves(state)
     if not leaves:
         raise ValueError("the state has no arrays: a step could not change it")
@@ -110,10 +105,7 @@ def place(state: Any, shardings: Any, like: Any) -> Any:
     Args:
       state: arrays or numbers.
       shardings: the sharding of each leaf.
-      like: abstract arrays, which give the dtypes.
-
-    Raises:
-      ValueError: a dtype cannot hold a number. JAX makes 32 bits of 64.
+      like: abstract arrays. ValueError if a dtype cannot hold a number: JAX makes 32 bits of 64.
     """
     for (name, leaf), wanted in zip(named_leaves(state).items(), jax.tree.leaves(like), strict=True):
         _check_range(name, leaf, wanted.dtype)
@@ -174,26 +166,17 @@ _WIDER = {"uint2": jnp.uint8, "uint4": jnp.uint8, "float8_e4m3": jnp.float16}  #
 
 
 class Leaf(NamedTuple):
-    """The description of a leaf, which a stored array needs to take its place.
+    """The description of a leaf, which a stored array needs to take its place."""
 
-    Attributes:
-      shape: for typed PRNG keys, without the dimension of the integers.
-      dtype: its name; for typed PRNG keys "key<…>", which names their implementation.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...]  # of typed PRNG keys, without the dimension of their integers
+    dtype: str  # its name; of typed PRNG keys "key<…>", which names their implementation
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
-    """Return the leaves of a state by name, in the order of the tree.
-
-    Raises:
-      ValueError: two leaves have the same name, as in {"a/b": …, "a": {"b": …}}.
-    """
+    """Return the leaves of a state by name; raise ValueError if two have the same, as in {"a/b": …, "a": {"b": …}}."""
     paths, _ = jax.tree_util.tree_flatten_with_path(state)
     named: dict[str, Any] = {}
     for path, leaf in paths:

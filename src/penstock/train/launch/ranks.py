@@ -1,10 +1,10 @@
 """Run the ranks once: start them, relay what they write, and end them together.
 
-One thread does all of it, in one loop, and owns all of the state. The loop waits in one place, `select`, which ends when a rank
-has written something, when the reader of the output takes more, when a signal came (the end of a process is one), and after
-half a second in any case. Nothing else in the loop waits: it reads what is there, writes as much as fits, and `poll` does not
-wait for a process. So no rank, and no reader of the output, can keep the launcher from ending the others. Signals become bytes
-that the loop reads, and no handler decides anything.
+One thread does all of it, in one loop, and owns all of the state. The loop waits in one place, `select`. That ends when a rank
+has written something, when the reader of the output takes more, when a signal came, such as SIGCHLD, or after half a second.
+Nothing else in the loop waits: it reads what is there, writes as much as fits, and `poll` does not wait for a process. So no
+rank, and no reader of the output, can keep the launcher from ending the others. Signals become bytes that the loop reads, and no
+handler decides anything.
 
 The order of an end: the first rank that fails decides the exit code. The others get SIGTERM, and after the grace period the
 whole group gets SIGKILL. Ctrl-C and SIGTERM of the launcher are forwarded to the ranks, which may take as long as they want to
@@ -42,38 +42,23 @@ _OTHERS = ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_COORDINATOR_B
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line of `penstock launch`.
+    """A command line of `penstock launch`."""
 
-    Attributes:
-      command: of every rank.
-      count: number of ranks.
-      devices: devices of each rank; None for one GPU, or JAX's default on CPUs.
-      restarts: how often all are started again after a failure.
-      stall: seconds without a step after which a run has failed; None for no limit.
-      grace: seconds between SIGTERM and SIGKILL.
-    """
-
-    command: list[str]
-    count: int
-    devices: int | None
-    restarts: int
-    stall: float | None
-    grace: float
+    command: list[str]  # of every rank
+    count: int  # of ranks
+    devices: int | None  # of each rank; None for one GPU, or JAX's default on CPUs
+    restarts: int  # how often all are started again after a failure
+    stall: float | None  # seconds without a step after which a run has failed; None for no limit
+    grace: float  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of an attempt.
+    """The end of an attempt."""
 
-    Attributes:
-      code: the exit code.
-      why: the first failure, in words; "" if there was none.
-      signalled: whether a signal of the launcher was forwarded.
-    """
-
-    code: int
-    why: str
-    signalled: bool
+    code: int  # the exit code
+    why: str  # the first failure, in words; "" if there was none
+    signalled: bool  # whether a signal of the launcher was forwarded
 
 
 def run_attempt(launch: Launch, port: int, output: Output, signals: SignalPipe) -> Ending:
@@ -275,11 +260,7 @@ class Output:
         self.put(2, f"penstock launch: {text}\n".encode())
 
     def write(self) -> None:
-        """Write some bytes of the first block.
-
-        Raises:
-          OSError: nobody reads the descriptor any more. All that waits for it is dropped, and all that is added later.
-        """
+        """Write some bytes of the first block. Raise OSError if it has no reader any more, and drop its lines from now on."""
         descriptor, block = self._blocks.popleft()
         try:
             written = os.write(descriptor, block[:_AT_ONCE])
@@ -369,11 +350,7 @@ def _last_frame(line: bytes) -> bytes:
 
 
 class SignalPipe:
-    """The signals that came since they were last read.
-
-    Attributes:
-      descriptor: readable if some came. A process that ended is one (SIGCHLD).
-    """
+    """The signals that came since they were last read. Its descriptor is readable if some came. The end of a child is one."""
 
     def __init__(self, descriptor: int):
         self.descriptor = descriptor

@@ -38,14 +38,7 @@ class _Rank:
 
 
 class Progress:
-    """The steps of the ranks of one attempt.
-
-    Args:
-      folder: gets the files of the counts and the stacks.
-      count: number of ranks.
-      limit: seconds that a rank may be silent.
-      now: the time in seconds, as in all methods.
-    """
+    """The steps of the ranks of one attempt, with their counts and stacks in a folder. Times and the limit are in seconds."""
 
     def __init__(self, folder: Path, count: int, limit: float, now: float):
         self._limit, self._looked = limit, now
@@ -63,11 +56,9 @@ class Progress:
         return {_heartbeat.FILE: str(self._ranks[rank].stacks).removesuffix(_heartbeat.STACKS)}
 
     def stalled(self, running: Collection[int], now: float, excused: bool) -> bool:
-        """Look at the counts, and return whether a rank has been silent for too long.
+        """Look at the counts, and return whether a running rank has been silent for too long.
 
-        Args:
-          running: the ranks that have not ended.
-          excused: whether the time since the last look does not count, because the ranks may have waited for the launcher.
+        If excused, the time since the last look does not count, because the ranks may have waited for the launcher.
         """
         gap, self._looked = now - self._looked, now
         excused = excused or gap > 5.0  # the launcher itself was stopped, or the machine slept
