@@ -53,21 +53,13 @@ _NEEDS = ("flax", "optax", "orbax", "sklearn", "matplotlib")
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a training.
+    """The result of a training."""
 
-    Attributes:
-      val_accuracy: share of the validation images that were classified correctly, 0 to 1.
-      seconds: wall-clock time of `train`, including compilation.
-      goodput: where the time of the run went.
-      verdict: the verdict of the feed in one sentence, or that there was nothing left to train.
-      out: the run folder.
-    """
-
-    val_accuracy: float
-    seconds: float
+    val_accuracy: float  # share of the validation images that were classified correctly, 0 to 1
+    seconds: float  # wall-clock time of `train`, including compilation
     goodput: ps.Goodput
-    verdict: str
-    out: Path
+    verdict: str  # the verdict of the feed in one sentence, or that there was nothing left to train
+    out: Path  # the run folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,8 @@ Each block is attention, then a gated two-layer network, each after a norm and a
 - SwiGLU: Shazeer 2020, arXiv:2002.05202.
 - One matrix for the embedding and for the logits: Press and Wolf 2017, arXiv:1608.05859.
 
-In the shapes, B is the batch, T the tokens of a sequence, S the tokens attended to, D the width, H the query heads, K the key and
-value heads, and C the channels of a head. All functions are pure, and not compiled.
+In the shapes, B is the batch, T the tokens of a sequence, S the tokens attended to, and D the width. H is the query heads, K the
+key and value heads, and C the channels of a head. All functions are pure, and not compiled.
 """
 
 from __future__ import annotations
@@ -120,13 +120,12 @@ _PEAK_RATE, _WARM_UP, _WEIGHT_DECAY, _DECAY_OF_SQUARES = 3e-3, 0.1, 0.1, 0.99
 
 def _optimizer(steps: int) -> optax.GradientTransformation:
     rate = optax.warmup_cosine_decay_schedule(0.0, _PEAK_RATE, warmup_steps=max(1, int(_WARM_UP * steps)), decay_steps=steps + 1)
-    adamw = optax.adamw(rate, b2=_DECAY_OF_SQUARES, weight_decay=_WEIGHT_DECAY, mask=_is_matrix)
+
+    def is_matrix(parameters: Any) -> Any:  # the scales of norms do not decay
+        return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)
+
+    adamw = optax.adamw(rate, b2=_DECAY_OF_SQUARES, weight_decay=_WEIGHT_DECAY, mask=is_matrix)
     return optax.chain(optax.clip_by_global_norm(1.0), adamw)
-
-
-def _is_matrix(parameters: Any) -> Any:
-    """Return which parameters decay: not the scales of norms."""
-    return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)
 
 
 # The model.
@@ -134,23 +133,14 @@ def _is_matrix(parameters: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a decoder. The defaults give 0.7 million parameters.
+    """The sizes of a decoder. The defaults give 0.7 million parameters."""
 
-    Attributes:
-      vocabulary: number of tokens.
-      width: channels of a token, a multiple of `heads`.
-      depth: number of blocks.
-      heads: query heads of a block, a multiple of `kv_heads`; `width / heads` is even, because RoPE rotates pairs of channels.
-      kv_heads: key and value heads of a block.
-      hidden: channels inside of the two-layer network.
-    """
-
-    vocabulary: int = 256
-    width: int = 128
-    depth: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    hidden: int = 384
+    vocabulary: int = 256  # number of tokens
+    width: int = 128  # channels of a token, a multiple of `heads`
+    depth: int = 4  # number of blocks
+    heads: int = 4  # query heads of a block, a multiple of `kv_heads`; `head` is even, because RoPE rotates pairs of channels
+    kv_heads: int = 2  # key and value heads of a block
+    hidden: int = 384  # channels inside of the two-layer network
 
     @property
     def head(self) -> int:

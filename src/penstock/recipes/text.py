@@ -61,29 +61,17 @@ _PROMPT, _SAMPLE = 64, 400  # bytes
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a training.
+    """The result of a training."""
 
-    Attributes:
-      bits_per_byte: mean cross-entropy of the held-out bytes, each predicted from at most `context` bytes before it.
-      gzip_bits_per_byte: size of the same bytes, compressed alone by `gzip -9`, divided by their number.
-      held_out: number of held-out bytes.
-      prompt: the held-out bytes that the sample continues.
-      sample: the bytes that the model wrote.
-      seconds: wall-clock time of `train`, including compilation.
-      goodput: where the time of the run went.
-      verdict: the verdict of the feed in one sentence, or that there was nothing left to train.
-      out: the run folder.
-    """
-
-    bits_per_byte: float
-    gzip_bits_per_byte: float
-    held_out: int
-    prompt: bytes
-    sample: bytes
-    seconds: float
+    bits_per_byte: float  # mean cross-entropy of the held-out bytes, each predicted from at most `context` bytes before it
+    gzip_bits_per_byte: float  # size of the same bytes, compressed alone by `gzip -9`, divided by their number
+    held_out: int  # number of held-out bytes
+    prompt: bytes  # the held-out bytes that the sample continues
+    sample: bytes  # the bytes that the model wrote
+    seconds: float  # wall-clock time of `train`, including compilation
     goodput: ps.Goodput
-    verdict: str
-    out: Path
+    verdict: str  # the verdict of the feed in one sentence, or that there was nothing left to train
+    out: Path  # the run folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,16 +32,11 @@ class Classifier:
     """A small ViT and its training with AdamW, for `ps.fit`.
 
     Batches are dicts: `image` float [B, 8, 8, 1], `label` int [B], and for the evaluation perhaps `mask` bool [B].
-
-    Attributes:
-      init: () → the state at step 0.
-      train: (state, batch) → (state, metrics).
-      evaluate: (state, batch) → metrics, of the records where the mask is true.
     """
 
-    init: Callable[[], State]
+    init: Callable[[], State]  # returns the state at step 0
     train: Callable[[State, Batch], tuple[State, dict[str, ps.Mean]]]
-    evaluate: Callable[[State, Batch], dict[str, ps.Mean]]
+    evaluate: Callable[[State, Batch], dict[str, ps.Mean]]  # counts the records where the mask is true
 
 
 def make_classifier(steps: int, seed: int) -> Classifier:
@@ -92,25 +87,15 @@ def _metrics(logits: Array, batch: Batch) -> dict[str, ps.Mean]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a ViT. The defaults give 73 thousand parameters for 8×8 images with one channel.
+    """The sizes of a ViT. The defaults give 73 thousand parameters for 8×8 images with one channel."""
 
-    Attributes:
-      image: height and width of an image, a multiple of `patch`.
-      patch: height and width of a patch, which becomes a token.
-      stem: channels of the convolution before the patches.
-      width: channels of a token, a multiple of `heads`.
-      depth: number of blocks.
-      heads: attention heads of a block.
-      classes: number of logits.
-    """
-
-    image: int = 8
-    patch: int = 2
-    stem: int = 16
-    width: int = 64
-    depth: int = 2
-    heads: int = 4
-    classes: int = 10
+    image: int = 8  # height and width of an image, a multiple of `patch`
+    patch: int = 2  # height and width of a patch, which becomes a token
+    stem: int = 16  # channels of the convolution before the patches
+    width: int = 64  # channels of a token, a multiple of `heads`
+    depth: int = 2  # number of blocks
+    heads: int = 4  # attention heads of a block
+    classes: int = 10  # number of logits
 
     @property
     def tokens(self) -> int:
