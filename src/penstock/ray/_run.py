@@ -1,8 +1,8 @@
 """Run a training function in workers of Ray (`run`).
 
 *Failures.* When a worker dies, Ray ends all of them and starts a new group. The function is called anew in each, and `ps.fit`
-continues from its last checkpoint. Errors that would come again, of the types in `_FINAL`, end the run at once, unless a worker
-died at the same time, which may be their cause.
+continues from its last checkpoint. Errors of the types in `_FINAL` would come again, so they end the run at once. If a
+worker died at the same time, it may be their cause, and the run starts again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.ray._versions import require_ray
 from penstock.ray._worker import Job, Outcome, usable, work
 
 _FINAL = (TypeError, ValueError, LookupError, NameError, AttributeError, ImportError, AssertionError, NonfiniteError)
-_SILENCE = 15.0  # seconds after which a line says what the run waits for
+_SILENCE = 15.0  # seconds after which a run logs what it waits for
 _log = logging.getLogger("penstock")
 
 

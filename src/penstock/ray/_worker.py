@@ -42,20 +42,13 @@ _RESERVE = 1.0  # seconds that a preempted worker leaves to Ray
 
 @dataclass(frozen=True)
 class Job:
-    """The work of all workers.
-
-    Attributes:
-      folder: the working directory of the driver, to which relative paths belong.
-      batch_size: records that have to divide over the devices of the processes; None for any number.
-      devices: number of devices of each worker.
-      timeout: seconds in which the processes have to join.
-    """
+    """The work of all workers. See `penstock.ray.run`."""
 
     train: Callable[..., Any]
     config: Mapping[str, Any]
-    folder: str
+    folder: str  # the working directory of the driver, to which relative paths belong
     batch_size: int | None
-    devices: int
+    devices: int  # of each worker
     timeout: float
 
 
@@ -93,7 +86,7 @@ def work(job: Job) -> Outcome | None:
             # Ray gives the driver the error without its traceback.
             error.add_note(f"penstock: in process {rank} of {count} on {socket.gethostname()}:\n{traceback.format_exc()}")
             raise
-    outcome = Outcome(_picklable(value), dict(last), count, stopped) if rank == 0 else None
+    outcome = Outcome(_picklable(value), dict(last_values), count, stopped) if rank == 0 else None
     # Not after an error: the others may wait in a collective, and would not come.
     jax.distributed.shutdown()
     return outcome
@@ -169,7 +162,7 @@ def _picklable(value: Any) -> Any:
 
 
 # The metrics.
-last: dict[str, float] = {}
+last_values: dict[str, float] = {}
 """The last value of each metric in this process."""
 
 
@@ -195,7 +188,7 @@ class _Report:
         if point.kind not in ("train", "evaluation"):
             return
         for name, value in {"step": float(point.step), **numbers(point)}.items():
-            last[name] = value
+            last_values[name] = value
             self._gauge(name).set(value)
 
     def _gauge(self, name: str) -> Any:
