@@ -196,12 +196,12 @@ def test_more_workers_than_the_cluster_can_have_are_an_error(run):
 
 @pytest.mark.slow
 def test_a_report_gives_the_last_value_of_each_metric(ray):
-    _worker.last.clear()
+    _worker.last_values.clear()
     logger = pr.report()
     logger(ps.Point("begin", 0, 10))
     logger(ps.Point("train", 5, 10, {"loss": 2.0, "top-5/accuracy": 0.5}, speed=3.0, input_wait=0.0))
     logger(ps.Point("evaluation", 5, 10, {"val_loss": 1.0}))
-    assert _worker.last == {
+    assert _worker.last_values == {
         "step": 5,
         "loss": 2.0,
         "top-5/accuracy": 0.5,

@@ -1,14 +1,14 @@
-"""Stop a run by a signal: SIGTERM or SIGINT goes in, and the training loop learns at its next step that it has to end.
+"""Stop a run by SIGTERM or SIGINT: the training loop learns at its next step that it has to end.
 
 *Correctness.* Python runs a signal's handler on the main thread, between two of its instructions. While the main thread compiles,
 it executes none for minutes. So the interpreter is told to write a byte to a socket when a signal comes (`signal.set_wakeup_fd`,
-which happens inside of the C handler), and a thread of this module reads it. It alone decides what happens, in this order. It
-reads on to the end of the `with`, and a further thread waits:
+which happens inside of the C handler), and a thread of this module reads it. That thread reads to the end of the `with`, and sets
+`requested`, which the loop reads before each step and each batch of an evaluation. A second thread then enforces the grace
+period:
 
-1. It sets `requested`, which the loop looks at before each step and each batch of an evaluation.
-2. If no loop runs, it ends the process. If one runs, and nothing is at stake (the loop has done no step since it began), it
-   waits a moment for the loop to end by itself, and then ends the process: the main thread may be compiling.
-3. Otherwise it waits until the loop has saved and ended, at most for the grace period. Then it ends the process: the checkpoint
+1. If no loop runs, it ends the process. If one runs that has no steps to save, since it has done none since it began, the thread
+   waits a moment for the loop to end by itself. Then it ends the process: the main thread may be compiling.
+2. Otherwise it waits until the loop has saved and ended, at most for the grace period. Then it ends the process: the checkpoint
    that is being written is left unfinished, and the one before is the latest.
 
 A second SIGINT ends the process at once. The reader tells it from the first one, and not the handler, which Python may call for
@@ -36,9 +36,9 @@ GRACE = "PENSTOCK_GRACE"
 DEFAULT_GRACE = 30.0
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_MOMENT = 2.0  # seconds that a loop with nothing at stake gets to end by itself
+_MOMENT = 2.0  # seconds that a loop without steps to save gets to end by itself
 _RESERVE = 0.1  # part of the grace period that is left when the process ends by itself
-_LOOK = 0.05  # seconds between two looks at whether there is still something at stake
+_LOOK = 0.05  # seconds between two looks at whether there are still steps to save
 _SAME_KEY = 0.5  # seconds within which a second SIGINT is the same key press, sent to a group of processes by two ways
 
 
@@ -63,7 +63,7 @@ class Stopping:
     Attributes:
       requested: the name of the signal that came; None if there was none.
       loops: number of loops that run.
-      at_stake: whether a loop has done a step since it began.
+      has_steps_to_save: whether a loop has done a step since it began.
       answered: whether a loop has ended for the request. The program may then end as it likes, within the grace period.
       last_line: returns what is printed if the thread ends the process.
       before_end: is called before the thread ends the process.
@@ -76,7 +76,7 @@ class Stopping:
         self.grace = grace
         self.requested: str | None = None
         self.loops = 0
-        self.at_stake = self.answered = False
+        self.has_steps_to_save = self.answered = False
         self.last_line: Callable[[], str] = lambda: f"nothing was done yet; {self.how_to_continue()}"
         self.before_end: Callable[[], None] = lambda: None
         self.command: str | None = None
@@ -182,14 +182,14 @@ class Stopping:
             _die_of(number)
 
     def _listen(self) -> None:
-        """Read the signals, and see to it that the process ends. Runs on the thread of this object."""
+        """Read the signals. It runs on the thread of this object."""
         names = {int(number): number.name for number in _SIGNALS}
         with self._reader:
             while received := self._reader.recv(1):
                 name = names.get(received[0])
                 if name and self.requested is None:
                     self.request(name)
-                    threading.Thread(target=self.see_to_the_end, name="penstock-signals", daemon=True).start()
+                    threading.Thread(target=self.enforce_grace_period, name="penstock-signals", daemon=True).start()
                 elif name == self.requested == "SIGINT" and time.monotonic() - self._at > _SAME_KEY:
                     self._end_at_once()
 
@@ -201,12 +201,12 @@ class Stopping:
             time.sleep(0.1)
         end_process(f"SIGINT again: {self.last_line()}", 128 + signal.SIGINT)
 
-    def see_to_the_end(self) -> None:
-        """Wait until the loop has ended, as long as it may take, and end the process if it has not."""
+    def enforce_grace_period(self) -> None:
+        """Wait until the loop has ended, and end the process if it has not within the grace period."""
         deadline = self._at + (1 - _RESERVE) * self.grace
         if self.loops:
             self._ended.wait(min(_MOMENT, self.grace / 2))
-        while not self._ended.is_set() and (self.at_stake or self.answered) and time.monotonic() < deadline:
+        while not self._ended.is_set() and (self.has_steps_to_save or self.answered) and time.monotonic() < deadline:
             self._ended.wait(_LOOK)
         if not self._ended.is_set():
             with contextlib.suppress(Exception):

@@ -20,7 +20,7 @@ def bad_at(numbers):
 
 
 def test_nan_stops_and_names_step_and_checkpoint(tmp_path):
-    with pytest.raises(ps.NonfiniteError, match=r"loss is not finite at step 17 .*checkpoint is that of step 15") as caught:
+    with pytest.raises(ps.NonfiniteError, match=r"loss is not finite at step 17 .*checkpoint is of step 15") as caught:
         fit(40, tmp_path, step=bad_at([17]), save_every=5)
     assert (caught.value.step, caught.value.checkpoint) == (17, 15)
     assert max(int(path.name[5:]) for path in (tmp_path / "checkpoints").iterdir()) == 15

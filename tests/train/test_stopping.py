@@ -78,7 +78,7 @@ def test_wrong_grace_period_is_told(text, monkeypatch, capsys):
     assert Stopping.current is None
 
 
-def test_signal_while_nothing_is_at_stake_ends_a_busy_process_soon():
+def test_signal_before_the_first_step_ends_a_busy_process_soon():
     script = """
     with Stopping(100) as stopping:
         stopping.loops = 1
@@ -93,7 +93,7 @@ def test_signal_while_nothing_is_at_stake_ends_a_busy_process_soon():
 def test_stuck_loop_is_ended_within_the_grace_period():
     script = """
     with Stopping(2.5) as stopping:
-        stopping.loops, stopping.at_stake = 1, True
+        stopping.loops, stopping.has_steps_to_save = 1, True
         stopping.last_line = lambda: "the checkpoint of step 20 is kept"
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
@@ -250,7 +250,7 @@ def test_sigterm_that_comes_again_after_a_stop_is_ignored():
 def test_second_ctrl_c_ends_at_once():
     script = """
     with Stopping(100) as stopping:
-        stopping.loops, stopping.at_stake = 1, True
+        stopping.loops, stopping.has_steps_to_save = 1, True
         os.kill(os.getpid(), signal.SIGINT)
         while not stopping.requested: time.sleep(0.01)
         time.sleep(0.6)  # longer than one key press
@@ -264,7 +264,7 @@ def test_ctrl_c_during_a_long_call_of_c_is_one_ctrl_c():
     script = """
     import hashlib, threading
     with Stopping(100) as stopping:
-        stopping.loops, stopping.at_stake = 1, True
+        stopping.loops, stopping.has_steps_to_save = 1, True
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)  # seconds in which Python calls no handler
         print(stopping.requested)
@@ -282,7 +282,7 @@ def test_second_ctrl_c_ends_a_long_call_of_c():
         time.sleep(0.6)  # longer than one key press
         os.kill(os.getpid(), signal.SIGINT)
     with Stopping(100) as stopping:
-        stopping.loops, stopping.at_stake = 1, True
+        stopping.loops, stopping.has_steps_to_save = 1, True
         threading.Thread(target=again).start()
         hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000_000)
     """

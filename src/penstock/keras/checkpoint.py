@@ -260,7 +260,7 @@ class CheckpointRun:
     def before_execution(self, position: Position) -> None:
         """Save if it is time to, and end if a signal came; see `Saver`."""
         self.checkpoints.check()
-        self._stopping.at_stake = self.iterator.trained > 0
+        self._stopping.has_steps_to_save = self.iterator.trained > 0
         stops = self._agreement.must_stop()
         if stops or self._is_due():
             self._save(position, self._trained, in_epoch=True)
@@ -284,7 +284,7 @@ class CheckpointRun:
         if stops:
             self._end_by_signal()
         if last:
-            self._stopping.at_stake = False
+            self._stopping.has_steps_to_save = False
 
     @property
     def _trained(self) -> int:
@@ -343,7 +343,7 @@ class CheckpointRun:
         expect(None)
         self.iterator = None
         self._arrays = {}
-        self._stopping.at_stake = False
+        self._stopping.has_steps_to_save = False
         self._stopping.loops -= 1
 
     def _whence(self, found: Saved) -> str:

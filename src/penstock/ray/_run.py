@@ -1,8 +1,8 @@
-"""`run`: a training function and a number of workers go in; Ray starts the workers, again after failures; the result comes out.
+"""Run a training function in workers of Ray (`run`).
 
-*Failures.* When a worker dies, Ray ends all of them and starts a new group. In that, the function is called anew, and `ps.fit`
-continues from its last checkpoint. Errors that would come again end the run at once: those of the types in `_FINAL`, unless a
-worker died at the same time, which may be their cause.
+*Failures.* When a worker dies, Ray ends all of them and starts a new group. The function is called anew in each, and `ps.fit`
+continues from its last checkpoint. Errors of the types in `_FINAL` would come again, so they end the run at once. If a
+worker died at the same time, it may be their cause, and the run starts again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.ray._versions import require_ray
 from penstock.ray._worker import Job, Outcome, usable, work
 
 _FINAL = (TypeError, ValueError, LookupError, NameError, AttributeError, ImportError, AssertionError, NonfiniteError)
-_SILENCE = 15.0  # seconds after which a line says what the run waits for
+_SILENCE = 15.0  # seconds after which a run logs what it waits for
 _log = logging.getLogger("penstock")
 
 
@@ -115,11 +115,9 @@ def run(
     if least < most:
         # An elastic group tries again with fewer workers if some do not start, and Ray's default is a minute.
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "15")
-    with _interrupt_as_before():
-        outcome = _run(job, workers, resources, devices, failures, storage, scaling)
-        while outcome.stopped:
+    with _restored_interrupt_handler():
+        while (outcome := _run(job, workers, resources, devices, failures, storage, scaling)).stopped:
             _log.warning("penstock: the training was saved before a node is taken away; its workers start again")
-            outcome = _run(job, workers, resources, devices, failures, storage, scaling)
     return Result(outcome.value, outcome.metrics, outcome.workers)
 
 
@@ -189,7 +187,7 @@ def _run(
 
 
 class _FinalError(Exception):
-    """Carries an error of a worker that would come again through Ray's controller, which ends the run for it."""
+    """An error of a worker that would come again. Ray's controller ends the run for it."""
 
     def __init__(self, error: BaseException):
         super().__init__(f"{type(error).__name__}: {error}")
@@ -200,11 +198,7 @@ class _FinalError(Exception):
 
 
 def final_error(errors: Mapping[int, BaseException]) -> BaseException | None:
-    """Return the error of a group of workers that would come again; None if starting again may help.
-
-    Args:
-      errors: from the rank of a worker to its error.
-    """
+    """Return the error, of the errors by rank, that would come again; None if starting again may help."""
     from ray.exceptions import RayActorError
     from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
@@ -227,10 +221,9 @@ def _end_after_final_errors() -> Any:
 
 
 def _wait_for_room(resources: Mapping[str, float], workers: Any, least: int, timeout: float) -> None:
-    """Wait until the cluster has room for the workers. An autoscaler sees what is missing, and adds nodes.
+    """Wait until the cluster has room for the workers, or raise DistributedError: Ray would wait for ever.
 
-    Raises:
-      DistributedError: it has none in time. Ray itself would wait for ever.
+    An autoscaler sees the request, and adds nodes.
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -250,7 +243,7 @@ def _wait_for_room(resources: Mapping[str, float], workers: Any, least: int, tim
 
 
 def _room() -> str:
-    """Say what the cluster has."""
+    """Describe the resources of the cluster."""
     import ray
 
     everything, free = ray.cluster_resources(), ray.available_resources()
@@ -265,7 +258,7 @@ def _amounts(resources: Mapping[str, float]) -> str:
 
 
 @contextlib.contextmanager
-def _interrupt_as_before() -> Iterator[None]:
+def _restored_interrupt_handler() -> Iterator[None]:
     """Put back the handler of Ctrl-C, which Ray Train replaces. It ends the workers; their last checkpoint stays."""
     if threading.current_thread() is not threading.main_thread():
         yield

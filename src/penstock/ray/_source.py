@@ -1,4 +1,4 @@
-"""`source`: a Ray Data dataset goes in; random access to its records comes out, so that a Loader gives the exact order.
+"""Read the records of a Ray Data dataset at random, so that a `Loader` gives them in an exact order (`source`).
 
 The dataset is computed once, in the order of its records. Its blocks, as NumPy arrays, lie in Ray's object store, on the nodes
 that made them. A worker gets a block when it first reads a record of it. Ray copies it to the node, where all workers share it.
@@ -31,7 +31,7 @@ def source(dataset: ray.data.Dataset) -> RaySource:
     state is one integer, and in several processes each reads the rows that its devices need. An iterator of Ray Data has no
     state, so `ps.fit` could not continue with it.
 
-    The order of records is that of the dataset's input (`preserve_order`, which this sets while it computes). So a run continues
+    Records have the order of the dataset's input (`preserve_order`, which this sets while it computes). So a run continues
     exactly in the same driver, and in another driver too if the dataset gives the same records again: files that stay the same,
     and transforms that are deterministic and change nothing in the order. A dataset that was materialised before has its order
     already.
@@ -129,7 +129,7 @@ class RaySource:
         self.__dict__.update(state, _lock=threading.Lock())
 
     def describe(self) -> str:
-        """Return what a saved state of a feed has to have in common with this source."""
+        """Describe this source. The description has to be the same when a saved state of a feed is restored."""
         columns = ", ".join(f"{name} {_text(column)}" for name, column in sorted(self._columns.items()))
         return f"a Ray dataset of {len(self):,} records: {columns}"
 

@@ -1,18 +1,16 @@
-"""`report`: points of a training go in; metrics of Ray, and those of the result of `run`, come out.
+"""Run a training in a worker of Ray (`work`): join the other workers, call the function, report metrics to Ray, and leave.
 
-`ray.train.report` would have to be called equally often by every worker, and each call waits until the controller has taken the
-one before, two seconds or longer. Loggers are called in process 0 only, and must not wait. So the metrics leave by two ways that
-need no other process: the gauges of `ray.util.metrics`, which Ray exports to its dashboard and to Prometheus, and the value that
-the worker of process 0 returns at its end.
-
-The life of a worker: it joins the others, calls the training function, and leaves. Ray calls `work` in each worker.
-
-Ray runs the function on a thread that is not the main one. Signals do not come there, and Ray ends a worker by SIGKILL, so
+Ray runs the function on a thread that is not the main one. Signals do not arrive there, and Ray ends a worker by SIGKILL, so
 nothing here relies on an orderly end. The checkpoints of `ps.fit` are complete or do not count.
 
-*Preemption.* Ray tells each worker when its node, or that of another one, will be taken away. A thread looks at that once a
-second, and requests a stop. All processes of the run then agree on the step at which they save and end. They end without an
-error, and process 0 returns `Stopped`, at which `run` starts the next group of workers, without waiting until the node is gone.
+*Preemption.* Ray tells each worker when its node, or another worker's, will be taken away. A thread reads that once a second, and
+requests a stop. All processes of the run then agree on the step at which they save and end. They end without an error, and
+process 0 returns `Stopped`, at which `run` starts the next group of workers, without waiting until the node is gone.
+
+*Metrics.* `ray.train.report` would have to be called equally often by every worker, and each call waits until the controller has
+taken the one before, two seconds or longer. Loggers are called in process 0 only, and must not wait. So the logger of `report`
+uses two ways that need no other process: the gauges of `ray.util.metrics`, which Ray exports to its dashboard and to Prometheus,
+and the value that the worker of process 0 returns at its end.
 """
 
 from __future__ import annotations
@@ -36,46 +34,7 @@ from penstock._stopping import Stopped, Stopping
 from penstock.data.tree import leaf_name
 from penstock.ray._versions import require_ray
 from penstock.train.distributed import Place, join
-from penstock.train.metrics import Logger, Point
-
-last: dict[str, float] = {}
-"""The last value of each metric in this process."""
-
-
-def report() -> Logger:
-    """Return a logger for `ps.fit(log=[...])` that gives the metrics to Ray.
-
-    Each metric, such as "loss", becomes a gauge "penstock_loss" of Ray, which its dashboard and Prometheus show (as
-    "ray_penstock_loss"). "penstock_step" is the number of steps. The last values are `Result.metrics` of `penstock.ray.run`. No
-    worker waits for another one or for Ray. Outside of `penstock.ray.run` it may be used too, where Ray runs.
-
-    Raises:
-      UnsupportedVersionError: Ray is not installed, or too old.
-    """
-    require_ray()
-    return _Report()
-
-
-class _Report:
-    def __init__(self) -> None:
-        self._gauges: dict[str, Any] = {}
-
-    def __call__(self, point: Point) -> None:
-        if point.kind not in ("train", "evaluation"):
-            return
-        more = {"steps_per_second": point.speed, "input_wait": point.input_wait}
-        values = {**point.metrics, **{name: value for name, value in more.items() if value is not None}}
-        for name, value in {"step": float(point.step), **values}.items():
-            last[name] = value
-            self._gauge(name).set(value)
-
-    def _gauge(self, name: str) -> Any:
-        from ray.util.metrics import Gauge
-
-        if name not in self._gauges:
-            self._gauges[name] = Gauge(f"penstock_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}", f"{name} of ps.fit")
-        return self._gauges[name]
-
+from penstock.train.metrics import Logger, Point, numbers
 
 _LOOK = 1.0  # seconds between two looks for a preemption
 _RESERVE = 1.0  # seconds that a preempted worker leaves to Ray
@@ -83,35 +42,19 @@ _RESERVE = 1.0  # seconds that a preempted worker leaves to Ray
 
 @dataclass(frozen=True)
 class Job:
-    """The work of all workers.
-
-    Attributes:
-      train: the function of the user.
-      config: its arguments by name.
-      folder: the working directory of the driver, to which relative paths belong.
-      batch_size: records that have to divide over the processes; None for any number.
-      devices: of each worker, for that division.
-      timeout: seconds in which the processes have to join.
-    """
+    """The work of all workers. See `penstock.ray.run`."""
 
     train: Callable[..., Any]
     config: Mapping[str, Any]
-    folder: str
+    folder: str  # the working directory of the driver, to which relative paths belong
     batch_size: int | None
-    devices: int
+    devices: int  # of each worker
     timeout: float
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of process 0.
-
-    Attributes:
-      value: the result of the function.
-      metrics: the last value of each metric that was reported.
-      workers: the number of processes that trained.
-      stopped: whether the training was stopped before its end, and has to continue.
-    """
+    """The result of process 0: a `Result`, and whether the training was stopped before its end, and has to continue."""
 
     value: Any
     metrics: dict[str, float]
@@ -120,14 +63,10 @@ class Outcome:
 
 
 def work(job: Job) -> Outcome | None:
-    """Join, train and leave, in one worker.
-
-    Returns:
-      The outcome in process 0; None in the others.
-    """
+    """Join, train and leave, in one worker. Return the outcome in process 0, and None in the others."""
     from ray import train
 
-    _quieten()
+    _hide_info_messages()
     context = train.get_context()
     rank, count = context.get_world_rank(), usable(context.get_world_size(), job.batch_size, job.devices)
     address = _address(rank)  # a collective of all workers
@@ -137,7 +76,7 @@ def work(job: Job) -> Outcome | None:
         os.chdir(job.folder)  # Ray has moved to a folder of its own
     join(Place(address, count, rank, "Ray"), address, job.timeout)
     with Stopping.without_signals("its workers start again") as stopping:
-        threading.Thread(target=_watch, args=(stopping,), name="penstock-preemption", daemon=True).start()
+        threading.Thread(target=_watch_for_preemption, args=(stopping,), name="penstock-preemption", daemon=True).start()
         value, stopped = None, False
         try:
             value = job.train(**job.config)
@@ -147,13 +86,13 @@ def work(job: Job) -> Outcome | None:
             # Ray gives the driver the error without its traceback.
             error.add_note(f"penstock: in process {rank} of {count} on {socket.gethostname()}:\n{traceback.format_exc()}")
             raise
-    outcome = Outcome(_picklable(value), dict(last), count, stopped) if rank == 0 else None
+    outcome = Outcome(_picklable(value), dict(last_values), count, stopped) if rank == 0 else None
     # Not after an error: the others may wait in a collective, and would not come.
     jax.distributed.shutdown()
     return outcome
 
 
-def _quieten() -> None:
+def _hide_info_messages() -> None:
     """Hide messages of JAX and Orbax below a warning, which Ray would show: it sets the level of the root logger to INFO."""
     for name in ("absl", "jax"):
         logger = logging.getLogger(name)
@@ -187,11 +126,11 @@ def _address(rank: int) -> str:
     return str(broadcast_from_rank_zero(address))
 
 
-def _watch(stopping: Stopping) -> None:
+def _watch_for_preemption(stopping: Stopping) -> None:
     """Request a stop once Ray has told this worker of a preemption.
 
-    `ray.train.get_preemption_info` would be a collective, which a thread of its own may not call beside those of the user. So
-    this reads what Ray has told this worker, as that function does in process 0.
+    `ray.train.get_preemption_info` would be a collective, which another thread must not run beside the collectives of the user.
+    So this reads Ray's message to this worker, as that function does in process 0.
     """
     from ray.train.v2._internal.execution.context import get_train_context
 
@@ -204,11 +143,7 @@ def _watch(stopping: Stopping) -> None:
 
 
 def _picklable(value: Any) -> Any:
-    """Return a value with NumPy arrays in place of those of JAX, which would start devices where they are unpickled.
-
-    Raises:
-      TypeError: an array is spread over several processes.
-    """
+    """Return a value with NumPy arrays in place of JAX's, which would start devices where they are unpickled."""
 
     def local(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
@@ -224,3 +159,41 @@ def _picklable(value: Any) -> Any:
         return np.asarray(leaf if leaf.is_fully_addressable else leaf.addressable_data(0))
 
     return jax.tree_util.tree_map_with_path(local, value)
+
+
+# The metrics.
+last_values: dict[str, float] = {}
+"""The last value of each metric in this process."""
+
+
+def report() -> Logger:
+    """Return a logger for `ps.fit(log=[...])` that gives the metrics to Ray.
+
+    Each metric, such as "loss", becomes a gauge "penstock_loss" of Ray, which its dashboard and Prometheus show (as
+    "ray_penstock_loss"). "penstock_step" is the number of steps. The last values are `Result.metrics` of `penstock.ray.run`. No
+    worker waits for another one or for Ray. Outside of `penstock.ray.run` it may be used too, where Ray runs.
+
+    Raises:
+      UnsupportedVersionError: Ray is not installed, or too old.
+    """
+    require_ray()
+    return _Report()
+
+
+class _Report:
+    def __init__(self) -> None:
+        self._gauges: dict[str, Any] = {}
+
+    def __call__(self, point: Point) -> None:
+        if point.kind not in ("train", "evaluation"):
+            return
+        for name, value in {"step": float(point.step), **numbers(point)}.items():
+            last_values[name] = value
+            self._gauge(name).set(value)
+
+    def _gauge(self, name: str) -> Any:
+        from ray.util.metrics import Gauge
+
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(f"penstock_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}", f"{name} of ps.fit")
+        return self._gauges[name]

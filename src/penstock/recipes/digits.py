@@ -15,32 +15,177 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import penstock as ps
-from penstock._jaxlib_faults import warn_of_known_faults
-from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.data.tree import Batch
 from penstock.errors import CannotStartError, FirstProcessError
 from penstock.recipes.processes import add_process_arguments, run_as_processes, run_on_ray
 from penstock.recipes.run_folder import (
+    add_integer,
     add_run_arguments,
     check_at_least_one,
     check_divides_over_devices,
     check_installed,
     check_seed,
     choose_folder,
+    data_mesh,
     fit_in,
-    keep_compiled_programs,
     read_lines,
-    say_how_to_continue,
+    stoppable,
     validation_batch_size,
 )
-from penstock.run_command import say_what_was_applied
 from penstock.train.agreement import decide
 
-TRAINING_IMAGES = 1437  # a constant, so that a batch size can be checked before scikit-learn is imported
+DESCRIPTION = """\
+Train a small Vision Transformer on the 1,797 handwritten digits (8x8 pixels) that scikit-learn carries, on all
+devices that JAX finds. It reaches 98 % and more on the 360 images held out for validation, in half a minute on two CPU
+cores. The same flags on the same machine give the same numbers.
 
+The run folder gets checkpoints; metrics.jsonl, a line of JSON for every log point (step, loss, accuracy,
+steps_per_second, input_wait) and every validation (step, val_loss, val_accuracy); goodput.json; and training.png, which
+shows what was learnt and how fast. Ctrl-C and SIGTERM save the run; the same command continues it."""
+EPILOG = "example:\n  penstock train digits --batch-size 128 --seed 1 --out runs/wide"
+_STEPS, _BATCH_SIZE, _SEED = 1000, 64, 0
+_LOG_EVERY, _VALIDATE_EVERY = 5, 50  # steps
+_NEEDS = ("flax", "optax", "orbax", "sklearn", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a training."""
+
+    val_accuracy: float  # share of the validation images that were classified correctly, 0 to 1
+    seconds: float  # wall-clock time of `train`, including compilation
+    goodput: ps.Goodput
+    verdict: str  # the verdict of the feed in one sentence, or that there was nothing left to train
+    out: Path  # the run folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `penstock train digits` to its parser."""
+    images = f"images of a step: at most {TRAINING_IMAGES}, a multiple of the number of devices"
+    add_integer(parser, "--steps", _STEPS, "training steps")
+    add_integer(parser, "--batch-size", _BATCH_SIZE, images)
+    add_integer(parser, "--seed", _SEED, "of parameters, order and augmentation, 0 to 2^32 - 1")
+    parser.add_argument(
+        "--plan",
+        choices=("data", "auto"),
+        default="data",
+        help="which device holds what: data replicates the model; auto asks the planner (default: %(default)s)",
+    )
+    add_run_arguments(parser, "digits")
+    add_process_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train with the given arguments, print the result, and return the exit status: 0, or 2 if the arguments cannot be used."""
+    settings = {name: getattr(args, name) for name in ("steps", "batch_size", "seed", "out", "quiet", "resume", "plan")}
+    try:
+        run_as_processes(args.processes)
+        result = train(**settings) if args.ray is None else run_on_ray("digits", train, settings, args.ray)
+    except CannotStartError as error:
+        if ps.distributed().index == 0:
+            print(f"penstock train digits: error: {error}", file=sys.stderr)
+        return 2
+    except FirstProcessError:  # process 0 says why
+        return 2
+    if result is None:
+        return 0
+    accuracy = f"{result.val_accuracy:.2%}".replace("%", " %")
+    print(f"validation accuracy {accuracy} at step {args.steps:,}; {result.seconds:.1f} s in all")
+    print(f"goodput: {result.goodput}")
+    print(result.verdict)
+    print(f"files: {result.out / 'metrics.jsonl'}, {result.out / 'training.png'}")
+    return 0
+
+
+def train(
+    steps: int = _STEPS,
+    batch_size: int = _BATCH_SIZE,
+    seed: int = _SEED,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    *,
+    resume: bool = False,
+    plan: str = "data",
+) -> Result | None:
+    """Train the Vision Transformer, or continue, and write the metrics and a plot to the run folder.
+
+    The arguments are the options of `penstock train digits`. The split into training and validation images is always the same.
+
+    Returns:
+      A `Result`; None in other processes than the first one.
+
+    Raises:
+      CannotStartError: an argument cannot be used, or a library is not installed.
+      FirstProcessError: it was raised in process 0.
+      ps.Stopped: SIGINT or SIGTERM came. The run is saved.
+    """
+    begun = time.perf_counter()
+    first = ps.distributed().index == 0
+    check_installed(_NEEDS)
+    check_at_least_one(steps=steps, batch_size=batch_size)
+    check_seed(seed)
+    if batch_size > TRAINING_IMAGES:
+        raise CannotStartError(f"--batch-size {batch_size}: there are {TRAINING_IMAGES} training images; use at most as many")
+    check_divides_over_devices(batch_size)
+    folder = Path(decide(lambda: str(choose_folder("digits", out, resume))))
+    with stoppable(folder):
+        try:
+            end = _train(steps, batch_size, seed, folder, quiet, plan)
+        finally:
+            if first:
+                _draw(folder, f"Digits: {steps:,} × {batch_size} images, seed {seed}")
+    if end is None:
+        return None
+    accuracy = next((line["val_accuracy"] for line in reversed(read_lines(folder)) if "val_accuracy" in line), 0.0)
+    assert end.goodput is not None
+    return Result(accuracy, time.perf_counter() - begun, end.goodput, end.text, folder)
+
+
+def _train(steps: int, batch_size: int, seed: int, folder: Path, quiet: bool, plan: str) -> ps.Point | None:
+    """Train, and return the last point; None in other processes than the first one, which alone has points."""
+    from penstock.recipes.vit import make_classifier
+
+    mesh, data = data_mesh(), load()
+    training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=shift)
+    # Its batch is not `batch_size`: with a tiny one, a validation would take very long.
+    validation = ps.Loader(data.validation, validation_batch_size(128, mesh.size), epochs=1, remainder="pad")
+    classifier = make_classifier(steps, seed)
+    chosen = None
+    if plan == "auto":
+        batch = jax.eval_shape(scale, training[0])
+        chosen = ps.plan(classifier.train, jax.eval_shape(classifier.init), batch, devices=mesh.size)
+    to = chosen or NamedSharding(mesh, PartitionSpec("data"))
+    with ps.feed(training, to=to, transform=scale, device_buffer=_LOG_EVERY) as batches:
+        _, end = fit_in(
+            folder,
+            classifier.train,
+            classifier.init,
+            batches,
+            quiet=quiet,
+            steps=steps,
+            plan=chosen,
+            evaluate=ps.Evaluation(
+                classifier.evaluate, lambda: ps.feed(validation, to=to, transform=scale), every=_VALIDATE_EVERY
+            ),
+            log_every=max(1, min(_LOG_EVERY, steps // 10)),
+            config={"recipe": "digits", "steps": steps, "batch_size": batch_size, "seed": seed},
+        )
+    return end
+
+
+def _draw(folder: Path, title: str) -> None:
+    from penstock.recipes.plot import draw
+
+    lines = read_lines(folder)
+    if any("loss" in line for line in lines):
+        draw(lines, folder / "training.png", title)
+
+
+# The records.
+TRAINING_IMAGES = 1437  # a constant, so that a batch size can be checked before scikit-learn is imported
 _SPLIT_SEED = 0  # the same split for every run, so that their accuracies can be compared
 
 
@@ -78,193 +223,3 @@ def shift(batch: Batch, rng: np.random.Generator) -> Batch:
 def scale(batch: Batch) -> Batch:
     """Scale grey levels from 0 to 16 to float32 from 0 to 1. It runs on the device, so that bytes are transferred."""
     return {**batch, "image": batch["image"].astype(jnp.float32) / 16}
-
-
-DESCRIPTION = """\
-Train a small Vision Transformer on the 1,797 handwritten digits (8x8 pixels) that scikit-learn carries, on all
-devices that JAX finds. It reaches 98 % and more on the 360 images held out for validation, in half a minute on two CPU
-cores. The same flags on the same machine give the same numbers.
-
-The run folder gets checkpoints; metrics.jsonl, a line of JSON for every log point (step, loss, accuracy,
-steps_per_second, input_wait) and every validation (step, val_loss, val_accuracy); goodput.json; and training.png, which
-shows what was learnt and how fast. Ctrl-C and SIGTERM save the run; the same command continues it."""
-EPILOG = "example:\n  penstock train digits --batch-size 128 --seed 1 --out runs/wide"
-
-_STEPS, _BATCH_SIZE, _SEED = 1000, 64, 0
-_LOG_EVERY, _VALIDATE_EVERY = 5, 50  # steps
-_NEEDS = ("flax", "optax", "orbax", "sklearn", "matplotlib")
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a training.
-
-    Attributes:
-      val_accuracy: share of the validation images that were classified correctly, 0 to 1.
-      seconds: wall-clock time of `train`, including compilation.
-      goodput: where the time of the run went.
-      verdict: the verdict of the feed in one sentence, or that there was nothing left to train.
-      out: the run folder.
-    """
-
-    val_accuracy: float
-    seconds: float
-    goodput: ps.Goodput
-    verdict: str
-    out: Path
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `penstock train digits` to its parser."""
-    parser.add_argument("--steps", type=int, default=_STEPS, metavar="N", help="training steps (default: %(default)s)")
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=_BATCH_SIZE,
-        metavar="N",
-        help=f"images of a step: at most {TRAINING_IMAGES}, a multiple of the number of devices (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=_SEED,
-        metavar="N",
-        help="of parameters, order and augmentation, 0 to 2^32 - 1 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--plan",
-        choices=("data", "auto"),
-        default="data",
-        help="which device holds what: data replicates the model; auto asks the planner (default: %(default)s)",
-    )
-    add_run_arguments(parser, "digits")
-    add_process_arguments(parser)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Train with the given arguments and print the result.
-
-    Returns:
-      The exit status: 0, or 2 if the arguments cannot be used.
-    """
-    settings = {name: getattr(args, name) for name in ("steps", "batch_size", "seed", "out", "quiet", "resume", "plan")}
-    try:
-        run_as_processes(args.processes)
-        result = train(**settings) if args.ray is None else run_on_ray("digits", train, settings, args.ray)
-    except CannotStartError as error:
-        if ps.distributed().index == 0:
-            print(f"penstock train digits: error: {error}", file=sys.stderr)
-        return 2
-    except FirstProcessError:  # process 0 says why
-        return 2
-    if result is None:
-        return 0
-    accuracy = f"{result.val_accuracy:.2%}".replace("%", " %")
-    print(f"validation accuracy {accuracy} at step {args.steps:,}; {result.seconds:.1f} s in all")
-    print(f"goodput: {result.goodput}")
-    print(result.verdict)
-    print(f"files: {result.out / 'metrics.jsonl'}, {result.out / 'training.png'}")
-    return 0
-
-
-def train(
-    steps: int = _STEPS,
-    batch_size: int = _BATCH_SIZE,
-    seed: int = _SEED,
-    out: str | Path | None = None,
-    quiet: bool = False,
-    *,
-    resume: bool = False,
-    plan: str = "data",
-) -> Result | None:
-    """Train the Vision Transformer, or continue, and write what there is to see to the run folder.
-
-    Args:
-      steps: number of training steps, >= 1.
-      batch_size: images in a step over all devices; a multiple of the number of devices.
-      seed: seed of parameters, order and augmentation, 0 to 2**32 - 1. The split into training and validation images does not
-        depend on it.
-      out: run folder: new, empty, or of this run, which then continues; None makes `runs/digits-<date-time>`.
-      quiet: whether to show no progress bar.
-      resume: whether to continue the run in `out`, or the newest one in `runs/`.
-      plan: "data" replicates the model; "auto" asks the planner.
-
-    Returns:
-      A `Result`; None in other processes than the first one.
-
-    Raises:
-      CannotStartError: an argument cannot be used, or a library is not installed.
-      FirstProcessError: it was raised in process 0.
-      ps.Stopped: SIGINT or SIGTERM came. The run is saved.
-    """
-    begun = time.perf_counter()
-    first = ps.distributed().index == 0
-    _check(steps, batch_size, seed)
-    folder = Path(decide(lambda: str(choose_folder("digits", out, resume))))
-    if first:
-        warn_of_known_faults()
-        say_what_was_applied()
-    keep_compiled_programs()
-    with Stopping(DEFAULT_GRACE):
-        say_how_to_continue(folder)
-        try:
-            end = _train(steps, batch_size, seed, folder, quiet, plan)
-        finally:
-            if first:
-                _draw(folder, f"Digits: {steps:,} × {batch_size} images, seed {seed}")
-    if end is None:
-        return None
-    accuracy = next((line["val_accuracy"] for line in reversed(read_lines(folder)) if "val_accuracy" in line), 0.0)
-    assert end.goodput is not None
-    return Result(accuracy, time.perf_counter() - begun, end.goodput, end.text, folder)
-
-
-def _train(steps: int, batch_size: int, seed: int, folder: Path, quiet: bool, plan: str) -> ps.Point | None:
-    """Train, and return the last point; None in other processes than the first one, which alone has points."""
-    from penstock.recipes.vit import make_classifier
-
-    # Auto: the compiler chooses the shardings between inputs and outputs.
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    data = load()
-    training = ps.Loader(data.training, batch_size, shuffle=True, seed=seed, transform=shift)
-    # Not of `batch_size`: with a tiny one, a validation would take very long.
-    validation = ps.Loader(data.validation, validation_batch_size(128, mesh.size), epochs=1, remainder="pad")
-    classifier = make_classifier(steps, seed)
-    chosen = None
-    if plan == "auto":
-        batch = jax.eval_shape(scale, training[0])
-        chosen = ps.plan(classifier.train, jax.eval_shape(classifier.init), batch, devices=mesh.size)
-    to = chosen or NamedSharding(mesh, PartitionSpec("data"))
-    with ps.feed(training, to=to, transform=scale, device_buffer=_LOG_EVERY) as batches:
-        _, end = fit_in(
-            folder,
-            classifier.train,
-            classifier.init,
-            batches,
-            quiet=quiet,
-            steps=steps,
-            plan=chosen,
-            evaluate=ps.Evaluation(
-                classifier.evaluate, lambda: ps.feed(validation, to=to, transform=scale), every=_VALIDATE_EVERY
-            ),
-            log_every=max(1, min(_LOG_EVERY, steps // 10)),
-            config={"recipe": "digits", "steps": steps, "batch_size": batch_size, "seed": seed},
-        )
-    return end
-
-
-def _check(steps: int, batch_size: int, seed: int) -> None:
-    check_installed(_NEEDS)
-    check_at_least_one(steps=steps, batch_size=batch_size)
-    check_seed(seed)
-    if batch_size > TRAINING_IMAGES:
-        raise CannotStartError(f"--batch-size {batch_size}: there are {TRAINING_IMAGES} training images; use at most as many")
-    check_divides_over_devices(batch_size)
-
-
-def _draw(folder: Path, title: str) -> None:
-    from penstock.recipes.plot import draw
-
-    lines = read_lines(folder)
-    if any("loss" in line for line in lines):
-        draw(lines, folder / "training.png", title)

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: tokens go in, logits of the next token come out.
+"""Train, evaluate and sample a language model: a decoder-only transformer, which predicts the next token.
 
 Each block is attention, then a gated two-layer network, each after a norm and added to its input. The parts and their papers:
 
@@ -8,12 +8,8 @@ Each block is attention, then a gated two-layer network, each after a norm and a
 - SwiGLU: Shazeer 2020, arXiv:2002.05202.
 - One matrix for the embedding and for the logits: Press and Wolf 2017, arXiv:1608.05859.
 
-In the shapes, B is the batch, T the tokens of a sequence, S those attended to, D the width, H the query heads, K the key and
-value heads, and C the channels of a head.
-
-The functions that train, evaluate and sample a language model. They are pure, and not compiled.
-
-States and batches of tokens go in; states, metrics, and sampled tokens come out.
+In the shapes, B is the batch, T the tokens of a sequence, S the tokens attended to, and D the width. H is the query heads, K the
+key and value heads, and C the channels of a head. All functions are pure, and not compiled.
 """
 
 from __future__ import annotations
@@ -31,28 +27,120 @@ from jax import Array
 import penstock as ps
 from penstock.data.tree import Batch
 
-_ROPE_BASE = 10_000.0  # of arXiv:2104.09864, section 3.2.2
+
+class State(NamedTuple):
+    """The values that training changes: the number of steps done int32 [], the parameters float32, and the optimizer's state."""
+
+    step: Array
+    parameters: Any
+    optimizer: Any
+
+
+class LanguageModel:
+    """A decoder with its training by AdamW.
+
+    A batch has `tokens` uint8 [B, T + 1]: the first T are inputs, the last T are targets. If it has a `mask` bool [B], only its
+    true rows count. The metric is the mean cross-entropy of the targets in bits: as a token is a byte, `bits_per_byte`.
+
+    Args:
+      sizes: the sizes of the decoder.
+      steps: number of steps after which the learning rate is 0.
+      dtype: dtype of the decoder's matrix products, float32 or bfloat16; parameters and optimizer are float32 with both.
+    """
+
+    def __init__(self, sizes: Sizes, steps: int, dtype: Any = jnp.float32):
+        self._sizes, self._dtype = sizes, dtype
+        self._structure = nnx.graphdef(nnx.eval_shape(lambda: self._decoder(jax.random.key(0))))
+        self._optimizer = _optimizer(steps)
+
+    def start(self, key: Array) -> State:
+        """Return the state at step 0, with random parameters."""
+        parameters = nnx.state(self._decoder(key))
+        return State(jnp.zeros((), jnp.int32), parameters, self._optimizer.init(parameters))
+
+    def train(self, state: State, batch: Batch) -> tuple[State, dict[str, ps.Mean]]:
+        """Return the state after one step, and the metrics of the batch before it."""
+
+        def loss(parameters: Any) -> tuple[Array, dict[str, ps.Mean]]:
+            metrics = self._metrics(parameters, batch)
+            bits = metrics["bits_per_byte"]
+            return bits.total / bits.count * math.log(2), metrics
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(state.parameters)
+        updates, moments = self._optimizer.update(gradients, state.optimizer, state.parameters)
+        return State(state.step + 1, optax.apply_updates(state.parameters, updates), moments), metrics
+
+    def evaluate(self, state: State, batch: Batch) -> dict[str, ps.Mean]:
+        """Return the metrics of a batch."""
+        return self._metrics(state.parameters, batch)
+
+    def sample(self, state: State, prompt: Array, key: Array, length: int, context: int, temperature: float = 0.8) -> Array:
+        """Return tokens that continue a prompt.
+
+        Args:
+          prompt: int [P], P >= 1.
+          key: key of the random draws.
+          length: number of tokens to draw.
+          context: number of tokens that each token attends to, as in training: the model knows no greater distances.
+          temperature: logits are divided by it, so less than 1 prefers likely tokens.
+
+        Returns:
+          int32 [length].
+        """
+        decoder: Decoder = nnx.merge(self._structure, state.parameters)
+        given = jnp.pad(prompt.astype(jnp.int32), (0, length))
+
+        def draw(carry: tuple[Array, Cache], position: Array) -> tuple[tuple[Array, Cache], Array]:
+            token, cache = carry
+            logits, cache = decoder.next(token, position, cache)
+            drawn = jax.random.categorical(jax.random.fold_in(key, position), logits / temperature)
+            token = jnp.where(position + 1 < len(prompt), given[position + 1], drawn).astype(jnp.int32)
+            return (token, cache), token[0]
+
+        positions = jnp.arange(len(prompt) + length - 1)
+        _, tokens = jax.lax.scan(draw, (given[:1], decoder.empty_cache(1, context)), positions)
+        return tokens[len(prompt) - 1 :]
+
+    def _decoder(self, key: Array) -> Decoder:
+        return Decoder(self._sizes, dtype=self._dtype, rngs=nnx.Rngs(key))
+
+    def _metrics(self, parameters: Any, batch: Batch) -> dict[str, ps.Mean]:
+        tokens = batch["tokens"].astype(jnp.int32)
+        logits = nnx.merge(self._structure, parameters)(tokens[:, :-1])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        mask = jnp.broadcast_to(batch.get("mask", jnp.ones(len(tokens), bool))[:, None], losses.shape)
+        nats, count = jnp.sum(losses, where=mask), jnp.sum(mask, dtype=jnp.float32)
+        return {"bits_per_byte": ps.Mean(nats / math.log(2), count)}  # a nat is 1 / ln 2 bits
+
+
+# Tuned on the topics of help(), with 400 batches of 8 × 128 bytes from windows that begin anywhere. A rate of 3e-3 gives 2.34
+# bits per byte, 5e-3 gives 2.51, and 8e-3 gives 2.75.
+_PEAK_RATE, _WARM_UP, _WEIGHT_DECAY, _DECAY_OF_SQUARES = 3e-3, 0.1, 0.1, 0.99
+
+
+def _optimizer(steps: int) -> optax.GradientTransformation:
+    rate = optax.warmup_cosine_decay_schedule(0.0, _PEAK_RATE, warmup_steps=max(1, int(_WARM_UP * steps)), decay_steps=steps + 1)
+
+    def is_matrix(parameters: Any) -> Any:  # the scales of norms do not decay
+        return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)
+
+    adamw = optax.adamw(rate, b2=_DECAY_OF_SQUARES, weight_decay=_WEIGHT_DECAY, mask=is_matrix)
+    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
+
+
+# The model.
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a decoder. The defaults give 0.7 million parameters.
+    """The sizes of a decoder. The defaults give 0.7 million parameters."""
 
-    Attributes:
-      vocabulary: number of tokens.
-      width: channels of a token, a multiple of `heads`.
-      depth: number of blocks.
-      heads: query heads of a block, a multiple of `kv_heads`; `width / heads` is even, because RoPE rotates pairs of channels.
-      kv_heads: key and value heads of a block.
-      hidden: channels inside of the two-layer network.
-    """
-
-    vocabulary: int = 256
-    width: int = 128
-    depth: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    hidden: int = 384
+    vocabulary: int = 256  # number of tokens
+    width: int = 128  # channels of a token, a multiple of `heads`
+    depth: int = 4  # number of blocks
+    heads: int = 4  # query heads of a block, a multiple of `kv_heads`; `head` is even, because RoPE rotates pairs of channels
+    kv_heads: int = 2  # key and value heads of a block
+    hidden: int = 384  # channels inside of the two-layer network
 
     @property
     def head(self) -> int:
@@ -68,9 +156,7 @@ class Cache(NamedTuple):
 
 
 class Decoder(nnx.Module):
-    """A decoder-only transformer: tokens int [B, T] → logits float32 [B, T, vocabulary].
-
-    Parameters are float32.
+    """A decoder-only transformer: tokens int [B, T] → logits float32 [B, T, vocabulary]. Parameters are float32.
 
     Args:
       dtype: dtype of matrix products and of what is between the blocks. Norms, softmax and logits are computed in float32.
@@ -152,10 +238,10 @@ class Attention(nnx.Module):
         return self._merge(jax.nn.dot_product_attention(query, key, value, is_causal=True))
 
     def next(self, x: Array, position: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
-        """Return the output for one more token [B, 1, D], and the keys and values [B, S, K, C] with those of the token.
+        """Return the output for one more token [B, 1, D], and the keys and values [B, S, K, C] with its own.
 
-        They replace those of S tokens before. Rows are not in the order of the tokens, which does not matter: keys were rotated
-        by their positions, and softmax sums over rows.
+        They replace the rows of the token S before it. Rows are not in the order of the tokens, which does not matter: keys were
+        rotated by their positions, and softmax sums over rows.
         """
         query, key, value = self._heads(x, position[None])
         length = keys.shape[1]
@@ -201,6 +287,9 @@ class Linear(nnx.Module):
         return (rows @ self.kernel[...].astype(self.dtype)).reshape(*x.shape[:-1], -1)
 
 
+_ROPE_BASE = 10_000.0  # of arXiv:2104.09864, section 3.2.2
+
+
 def rotate(x: Array, positions: Array) -> Array:
     """Rotate pairs of channels by angles proportional to the position: RoPE, equation 34 of arXiv:2104.09864.
 
@@ -220,104 +309,3 @@ def rotate(x: Array, positions: Array) -> Array:
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
-# Tuned on the topics of help(), with 400 batches of 8 × 128 bytes from windows that begin anywhere. A rate of 3e-3 gives 2.34
-# bits per byte, 5e-3 gives 2.51, and 8e-3 gives 2.75.
-_PEAK_RATE, _WARM_UP, _WEIGHT_DECAY, _DECAY_OF_SQUARES = 3e-3, 0.1, 0.1, 0.99
-
-
-class State(NamedTuple):
-    """The values that training changes: the number of steps done int32 [], the parameters float32, and the optimizer's state."""
-
-    step: Array
-    parameters: Any
-    optimizer: Any
-
-
-class LanguageModel:
-    """A decoder with its training by AdamW.
-
-    A batch has `tokens` uint8 [B, T + 1]: the first T are inputs, the last T are targets. If it has a `mask` bool [B], only its
-    true rows count. The metric is the mean cross-entropy of the targets in bits: as a token is a byte, `bits_per_byte`.
-
-    Args:
-      sizes: the sizes of the decoder.
-      steps: number of steps after which the learning rate is 0.
-      dtype: dtype of the decoder's matrix products, float32 or bfloat16; parameters and optimizer are float32 with both.
-    """
-
-    def __init__(self, sizes: Sizes, steps: int, dtype: Any = jnp.float32):
-        self._sizes, self._dtype = sizes, dtype
-        self._structure = nnx.graphdef(nnx.eval_shape(lambda: self._decoder(jax.random.key(0))))
-        self._optimizer = _optimizer(steps)
-
-    def start(self, key: Array) -> State:
-        """Return the state at step 0, with random parameters."""
-        parameters = nnx.state(self._decoder(key))
-        return State(jnp.zeros((), jnp.int32), parameters, self._optimizer.init(parameters))
-
-    def train(self, state: State, batch: Batch) -> tuple[State, dict[str, ps.Mean]]:
-        """Return the state after one step, and the metrics of the batch before it."""
-
-        def loss(parameters: Any) -> tuple[Array, dict[str, ps.Mean]]:
-            metrics = self._metrics(parameters, batch)
-            bits = metrics["bits_per_byte"]
-            return bits.total / bits.count * math.log(2), metrics
-
-        gradients, metrics = jax.grad(loss, has_aux=True)(state.parameters)
-        updates, moments = self._optimizer.update(gradients, state.optimizer, state.parameters)
-        return State(state.step + 1, optax.apply_updates(state.parameters, updates), moments), metrics
-
-    def evaluate(self, state: State, batch: Batch) -> dict[str, ps.Mean]:
-        """Return the metrics of a batch."""
-        return self._metrics(state.parameters, batch)
-
-    def sample(self, state: State, prompt: Array, key: Array, length: int, context: int, temperature: float = 0.8) -> Array:
-        """Return tokens that continue a prompt.
-
-        Args:
-          prompt: int [P], P >= 1.
-          key: key of the random draws.
-          length: number of tokens to draw.
-          context: number of tokens that each token attends to: that of the training, as the model knows no greater distances.
-          temperature: logits are divided by it, so less than 1 prefers likely tokens.
-
-        Returns:
-          int32 [length].
-        """
-        decoder: Decoder = nnx.merge(self._structure, state.parameters)
-        given = jnp.pad(prompt.astype(jnp.int32), (0, length))
-
-        def draw(carry: tuple[Array, Cache], position: Array) -> tuple[tuple[Array, Cache], Array]:
-            token, cache = carry
-            logits, cache = decoder.next(token, position, cache)
-            drawn = jax.random.categorical(jax.random.fold_in(key, position), logits / temperature)
-            token = jnp.where(position + 1 < len(prompt), given[position + 1], drawn).astype(jnp.int32)
-            return (token, cache), token[0]
-
-        positions = jnp.arange(len(prompt) + length - 1)
-        _, tokens = jax.lax.scan(draw, (given[:1], decoder.empty_cache(1, context)), positions)
-        return tokens[len(prompt) - 1 :]
-
-    def _decoder(self, key: Array) -> Decoder:
-        return Decoder(self._sizes, dtype=self._dtype, rngs=nnx.Rngs(key))
-
-    def _metrics(self, parameters: Any, batch: Batch) -> dict[str, ps.Mean]:
-        tokens = batch["tokens"].astype(jnp.int32)
-        logits = nnx.merge(self._structure, parameters)(tokens[:, :-1])
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-        mask = jnp.broadcast_to(batch.get("mask", jnp.ones(len(tokens), bool))[:, None], losses.shape)
-        nats, count = jnp.sum(losses, where=mask), jnp.sum(mask, dtype=jnp.float32)
-        return {"bits_per_byte": ps.Mean(nats / math.log(2), count)}  # a nat is 1 / ln 2 bits
-
-
-def _optimizer(steps: int) -> optax.GradientTransformation:
-    rate = optax.warmup_cosine_decay_schedule(0.0, _PEAK_RATE, warmup_steps=max(1, int(_WARM_UP * steps)), decay_steps=steps + 1)
-    adamw = optax.adamw(rate, b2=_DECAY_OF_SQUARES, weight_decay=_WEIGHT_DECAY, mask=_is_matrix)
-    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
-
-
-def _is_matrix(parameters: Any) -> Any:
-    """Return which parameters decay: not the scales of norms."""
-    return jax.tree.map(lambda parameter: parameter.ndim > 1, parameters)

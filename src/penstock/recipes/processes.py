@@ -1,4 +1,4 @@
-"""Run a recipe in several processes: the options `--processes` and `--ray`, which all recipes may have."""
+"""Run a recipe in several processes, by the options `--processes` and `--ray`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,10 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_as_processes(count: int | None) -> None:
-    """Replace this process by `penstock launch` of its command line, unless that has started it already.
-
-    Args:
-      count: number of processes; None for this one alone.
+    """Replace this process by `penstock launch` of its command line, unless it was started so, or the count is None.
 
     Raises:
-      CannotStartError: the number makes no sense.
+      CannotStartError: the count is below 1.
     """
     if count is None or is_launched():
         return
@@ -46,13 +43,12 @@ def run_as_processes(count: int | None) -> None:
 
 
 def run_on_ray(recipe: str, train: Callable[..., Any], settings: Mapping[str, Any], workers: int) -> Any:
-    """Run a recipe in workers of Ray, and return what process 0 returns.
+    """Run a recipe in workers of Ray, and return the result of process 0.
 
     Args:
       recipe: its name, for a new run folder.
       train: the function of the recipe.
-      settings: its arguments, with "batch_size", "out" and "resume".
-      workers: number of workers.
+      settings: its arguments, with "out" and "resume".
 
     Raises:
       CannotStartError: Ray is not installed, has no room for the workers, or `train` cannot start.

@@ -1,10 +1,7 @@
-"""The bytes of a text as tokens: a file is mapped into memory, and windows of it are records for training and validation.
+"""The recipe `penstock train text`: train a small language model on the bytes of a text.
 
-The text is that of a file, or the topics of Python's `help()`, which every Python carries.
-
-The recipe `penstock train text`: train a small language model on the bytes of a text.
-
-Command line options go in; a run folder with checkpoints, metrics.jsonl and sample.txt comes out.
+The tokens are the bytes of a file, or of the topics of Python's `help()`, which every Python has. The file is mapped into memory,
+and windows of it are the records for training and validation.
 """
 
 from __future__ import annotations
@@ -21,117 +18,28 @@ from typing import IO, TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock as ps
-from penstock._jaxlib_faults import warn_of_known_faults
-from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.data.sliding_windows import WindowSource
 from penstock.errors import CannotStartError
 from penstock.recipes.run_folder import (
+    add_integer,
     add_run_arguments,
     check_at_least_one,
     check_divides_over_devices,
     check_installed,
     check_seed,
     choose_folder,
+    data_mesh,
     fit_in,
-    keep_compiled_programs,
     read_lines,
-    say_how_to_continue,
+    stoppable,
     validation_batch_size,
 )
-from penstock.run_command import say_what_was_applied
 
 if TYPE_CHECKING:
     from penstock.recipes.language_model import LanguageModel, State
-
-
-_HELD_OUT = 0.1  # share of the text
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text in two parts: the first is for training, and the last tenth is held out for validation.
-
-    No training window overlaps the held-out text. `ps.windows` makes only windows that lie within the array it is given, and for
-    training that is `training`, which ends where `held_out` begins.
-
-    Attributes:
-      tokens: uint8 [N], all bytes, mapped from the file.
-      context: number of bytes that a model reads at once.
-    """
-
-    tokens: np.ndarray
-    context: int
-
-    @property
-    def held_out_bytes(self) -> int:
-        """Return M: the multiple of `context` that is nearest to a tenth of the text, but at least one."""
-        return max(1, round(_HELD_OUT * len(self.tokens) / self.context)) * self.context
-
-    @property
-    def training(self) -> np.ndarray:
-        """Return the first N - M bytes, which the model learns from."""
-        return self.tokens[: max(0, len(self.tokens) - self.held_out_bytes)]
-
-    @property
-    def held_out(self) -> np.ndarray:
-        """Return the last M bytes, on which the model is judged."""
-        return self.tokens[len(self.training) :]
-
-    def training_windows(self) -> WindowSource:
-        """Return records `{"tokens": uint8 [context + 1]}`: inputs and targets of each window of the training text."""
-        return ps.windows({"tokens": self.training}, self.context + 1, stride=self.context)
-
-    def held_out_windows(self) -> WindowSource:
-        """Return records as for training, in which each held-out byte is a target exactly once.
-
-        The first window begins with the last byte of the training text, which is an input and no target.
-        """
-        return ps.windows({"tokens": self.tokens[len(self.training) - 1 :]}, self.context + 1, stride=self.context)
-
-
-def open_text(path: str | Path | None, context: int) -> Text:
-    """Map a file into memory as a `Text`; None maps a temporary file with `topics`, which no folder shows.
-
-    Raises:
-      OSError: the file cannot be read.
-      ValueError: the file is empty.
-    """
-    with _open_bytes(path) as file:  # the mapping stays when it is closed
-        return Text(np.memmap(file, np.uint8, mode="r"), context)
-
-
-def topics() -> bytes:
-    """Return the text of all topics of Python's `help()`, in alphabetical order; it differs a little between releases of Python.
-
-    Each paragraph comes once. The topics repeat whole sections of each other, so a model could otherwise have learnt by heart a
-    part of the text that is held out. In Python 3.12, 7 % of the held-out bytes are in runs of 50 bytes that are in the training
-    text too, and none in runs of 80; with all paragraphs, 18 % would be in runs of 50.
-    """
-    from pydoc_data.topics import topics
-
-    once: dict[str, str] = {}
-    for name in sorted(topics):
-        for paragraph in topics[name].split("\n\n"):
-            # Compared word by word, because a section that another topic repeats may be indented.
-            once.setdefault(" ".join(paragraph.split()), paragraph)
-    return "\n\n".join(once.values()).encode()
-
-
-def gzip_bits_per_byte(text: np.ndarray) -> float:
-    """Return the size of a text uint8 [N] after `gzip -9`, in bits for each of its bytes, with the 18 bytes of gzip's own."""
-    return 8 * len(gzip.compress(text.tobytes(), 9, mtime=0)) / len(text)
-
-
-def _open_bytes(path: str | Path | None) -> IO[bytes]:
-    if path is not None:
-        return Path(path).open("rb")
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    file.write(topics())
-    file.flush()
-    return file
 
 
 DESCRIPTION = """\
@@ -145,7 +53,6 @@ The run folder gets checkpoints; metrics.jsonl, a line of JSON for every log poi
 steps_per_second, input_wait) and every validation (step, val_bits_per_byte); goodput.json; and sample.txt, the text that
 the model wrote. Ctrl-C and SIGTERM save the run; the same command continues it."""
 EPILOG = "example:\n  penstock train text --data book.txt --steps 2000 --out runs/book"
-
 _STEPS, _BATCH_SIZE, _CONTEXT, _SEED = 600, 8, 128, 0
 _NEEDS = ("flax", "optax", "orbax")
 _LOG_EVERY, _VALIDATE_EVERY = 10, 200  # steps
@@ -154,62 +61,32 @@ _PROMPT, _SAMPLE = 64, 400  # bytes
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a training.
+    """The result of a training."""
 
-    Attributes:
-      bits_per_byte: mean cross-entropy of the held-out bytes, each predicted from at most `context` bytes before it.
-      gzip_bits_per_byte: size of the same bytes, compressed alone by `gzip -9`, divided by their number.
-      held_out: number of held-out bytes.
-      prompt: the held-out bytes that the sample continues.
-      sample: the bytes that the model wrote.
-      seconds: wall-clock time of `train`, including compilation.
-      goodput: where the time of the run went.
-      verdict: the verdict of the feed in one sentence, or that there was nothing left to train.
-      out: the run folder.
-    """
-
-    bits_per_byte: float
-    gzip_bits_per_byte: float
-    held_out: int
-    prompt: bytes
-    sample: bytes
-    seconds: float
+    bits_per_byte: float  # mean cross-entropy of the held-out bytes, each predicted from at most `context` bytes before it
+    gzip_bits_per_byte: float  # size of the same bytes, compressed alone by `gzip -9`, divided by their number
+    held_out: int  # number of held-out bytes
+    prompt: bytes  # the held-out bytes that the sample continues
+    sample: bytes  # the bytes that the model wrote
+    seconds: float  # wall-clock time of `train`, including compilation
     goodput: ps.Goodput
-    verdict: str
-    out: Path
+    verdict: str  # the verdict of the feed in one sentence, or that there was nothing left to train
+    out: Path  # the run folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `penstock train text` to its parser."""
     parser.add_argument("--data", type=Path, metavar="FILE", help="text to learn (default: the topics of Python's help())")
-    parser.add_argument("--steps", type=int, default=_STEPS, metavar="N", help="training steps (default: %(default)s)")
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=_BATCH_SIZE,
-        metavar="N",
-        help="windows of a step, a multiple of the number of devices (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--context", type=int, default=_CONTEXT, metavar="N", help="bytes that the model reads at once (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=_SEED,
-        metavar="N",
-        help="of parameters, order and sample, 0 to 2^32 - 1 (default: %(default)s)",
-    )
+    add_integer(parser, "--steps", _STEPS, "training steps")
+    add_integer(parser, "--batch-size", _BATCH_SIZE, "windows of a step, a multiple of the number of devices")
+    add_integer(parser, "--context", _CONTEXT, "bytes that the model reads at once")
+    add_integer(parser, "--seed", _SEED, "of parameters, order and sample, 0 to 2^32 - 1")
     parser.add_argument("--bf16", action="store_true", help="compute matrix products in bfloat16, for GPUs and TPUs")
     add_run_arguments(parser, "text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train with the given arguments and print the result.
-
-    Returns:
-      The exit status: 0, or 2 if the arguments cannot be used.
-    """
+    """Train with the given arguments, print the result, and return the exit status: 0, or 2 if the arguments cannot be used."""
     try:
         result = train(
             args.data, args.steps, args.batch_size, args.context, args.seed, args.bf16, args.out, args.quiet, resume=args.resume
@@ -240,21 +117,9 @@ def train(
     *,
     resume: bool = False,
 ) -> Result:
-    """Train the language model, or continue, and write what there is to see to the run folder.
+    """Train the language model, or continue, and write the metrics and a sample to the run folder.
 
-    Args:
-      data: a file with the text; None takes the topics of Python's `help()`.
-      steps: number of training steps, >= 1.
-      batch_size: windows in a step over all devices; a multiple of the number of devices.
-      context: bytes in a window, without the last target.
-      seed: seed of parameters, order and sample, 0 to 2**32 - 1. The held-out text does not depend on it.
-      bf16: whether matrix products are computed in bfloat16; parameters are float32.
-      out: run folder: new, empty, or of this run, which then continues; None makes `runs/text-<date-time>`.
-      quiet: whether to show no progress.
-      resume: whether to continue the run in `out`, or the newest one in `runs/`.
-
-    Returns:
-      A `Result`.
+    The arguments are the options of `penstock train text`. The held-out text does not depend on the seed.
 
     Raises:
       CannotStartError: an argument cannot be used, or a library is not installed.
@@ -268,11 +133,7 @@ def train(
     _check_length(text, data, batch_size)
     check_divides_over_devices(batch_size)
     folder = choose_folder("text", out, resume)
-    warn_of_known_faults()
-    say_what_was_applied()
-    keep_compiled_programs()
-    with Stopping(DEFAULT_GRACE):
-        say_how_to_continue(folder)
+    with stoppable(folder):
         sample, end = _train(text, steps, batch_size, seed, bf16, folder, quiet)
     prompt = _prompt(text)
     (folder / "sample.txt").write_bytes(prompt + sample)
@@ -287,8 +148,7 @@ def _train(text: Text, steps: int, batch_size: int, seed: int, bf16: bool, folde
     """Return the sample and the last point of the run."""
     from penstock.recipes.language_model import LanguageModel, Sizes
 
-    # Auto: the compiler chooses the shardings between inputs and outputs.
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    mesh = data_mesh()
     sharded = NamedSharding(mesh, PartitionSpec("data"))
     training = ps.Loader(text.training_windows(), batch_size, shuffle=True, seed=seed)
     validation = ps.Loader(text.held_out_windows(), validation_batch_size(32, mesh.size), epochs=1, remainder="pad")
@@ -344,7 +204,90 @@ def _check_length(text: Text, data: str | Path | None, batch_size: int) -> None:
 
 
 def _printable(text: bytes) -> str:
-    """Return a text that any terminal can show: what the model wrote may be no UTF-8, or have control characters."""
+    """Return a text that any terminal can show: the text of the model may be no UTF-8, or have control characters."""
     shown = "".join(c if c.isprintable() or c == "\n" else "." for c in text.decode("utf-8", "replace"))
     encoding = sys.stdout.encoding or "utf-8"
     return shown.encode(encoding, "replace").decode(encoding)
+
+
+# The text.
+_HELD_OUT = 0.1  # share of the text
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in two parts: the first is for training, and the last tenth is held out for validation.
+
+    No training window overlaps the held-out text. `ps.windows` makes only windows that lie within the array it is given, and for
+    training that is `training`, which ends where `held_out` begins.
+
+    Attributes:
+      tokens: uint8 [N], all bytes, mapped from the file.
+      context: number of bytes that a model reads at once.
+    """
+
+    tokens: np.ndarray
+    context: int
+
+    @property
+    def held_out_bytes(self) -> int:
+        """Return M: the multiple of `context` that is nearest to a tenth of the text, but at least one."""
+        return max(1, round(_HELD_OUT * len(self.tokens) / self.context)) * self.context
+
+    @property
+    def training(self) -> np.ndarray:
+        """Return the first N - M bytes, which the model learns from."""
+        return self.tokens[: max(0, len(self.tokens) - self.held_out_bytes)]
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Return the last M bytes, on which the model is judged."""
+        return self.tokens[len(self.training) :]
+
+    def training_windows(self) -> WindowSource:
+        """Return records `{"tokens": uint8 [context + 1]}`: inputs and targets of each window of the training text."""
+        return ps.windows({"tokens": self.training}, self.context + 1, stride=self.context)
+
+    def held_out_windows(self) -> WindowSource:
+        """Return records as for training, in which each held-out byte is a target exactly once.
+
+        The first window begins with the last byte of the training text, which is an input and no target.
+        """
+        return ps.windows({"tokens": self.tokens[len(self.training) - 1 :]}, self.context + 1, stride=self.context)
+
+
+def open_text(path: str | Path | None, context: int) -> Text:
+    """Map a file into memory as a `Text`; None maps a temporary file with `topics`, which no folder shows.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: the file is empty.
+    """
+    file: IO[bytes] = tempfile.TemporaryFile() if path is None else Path(path).open("rb")  # noqa: SIM115 - closed below
+    with file:  # the mapping stays when it is closed
+        if path is None:
+            file.write(topics())
+            file.flush()
+        return Text(np.memmap(file, np.uint8, mode="r"), context)
+
+
+def topics() -> bytes:
+    """Return the text of all topics of Python's `help()`, in alphabetical order; it differs a little between releases of Python.
+
+    Each paragraph comes once. The topics repeat whole sections of each other, so a model could otherwise have learnt by heart a
+    part of the text that is held out. In Python 3.12, 7 % of the held-out bytes are in runs of 50 bytes that are in the training
+    text too, and none in runs of 80; with all paragraphs, 18 % would be in runs of 50.
+    """
+    from pydoc_data.topics import topics
+
+    once: dict[str, str] = {}
+    for name in sorted(topics):
+        for paragraph in topics[name].split("\n\n"):
+            # Compared word by word, because a section that another topic repeats may be indented.
+            once.setdefault(" ".join(paragraph.split()), paragraph)
+    return "\n\n".join(once.values()).encode()
+
+
+def gzip_bits_per_byte(text: np.ndarray) -> float:
+    """Return the size of a text uint8 [N] after `gzip -9`, in bits for each of its bytes, with the 18 bytes of gzip's frame."""
+    return 8 * len(gzip.compress(text.tobytes(), 9, mtime=0)) / len(text)

@@ -1,10 +1,7 @@
-"""A small Vision Transformer: Dosovitskiy et al. 2021, arXiv:2010.11929.
+"""Train a small Vision Transformer (ViT) to classify images: Dosovitskiy et al. 2021, arXiv:2010.11929.
 
-Images go in, logits come out. Two changes adapt it to a thousand tiny images. A convolution comes before the patches (Xiao et al.
-2021, arXiv:2106.14881). The position embeddings are initially as large as those of the patches, so that positions matter from
-step 0 on.
-
-A training step and an evaluation step of an image classifier: a number of steps and a seed go in, three functions come out.
+Two changes adapt it to a thousand tiny images. A convolution comes before the patches (Xiao et al. 2021, arXiv:2106.14881). The
+position embeddings are initially as large as the embeddings of patches, so that positions matter from step 0 on.
 """
 
 from __future__ import annotations
@@ -23,27 +20,82 @@ import penstock as ps
 from penstock.data.tree import Batch
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a ViT. The defaults give 73 thousand parameters for 8×8 images with one channel.
+class State(NamedTuple):
+    """The values that training changes: parameters and optimizer state."""
 
-    Attributes:
-      image: height and width of an image, a multiple of `patch`.
-      patch: height and width of a patch, which becomes a token.
-      stem: channels of the convolution before the patches.
-      width: channels of a token, a multiple of `heads`.
-      depth: number of blocks.
-      heads: attention heads of a block.
-      classes: number of logits.
+    parameters: Any
+    optimizer: Any
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A small ViT and its training with AdamW, for `ps.fit`.
+
+    Batches are dicts: `image` float [B, 8, 8, 1], `label` int [B], and for the evaluation perhaps `mask` bool [B].
     """
 
-    image: int = 8
-    patch: int = 2
-    stem: int = 16
-    width: int = 64
-    depth: int = 2
-    heads: int = 4
-    classes: int = 10
+    init: Callable[[], State]  # returns the state at step 0
+    train: Callable[[State, Batch], tuple[State, dict[str, ps.Mean]]]
+    evaluate: Callable[[State, Batch], dict[str, ps.Mean]]  # counts the records where the mask is true
+
+
+def make_classifier(steps: int, seed: int) -> Classifier:
+    """Return the functions of a classifier, whose learning rate is 0 after `steps` steps."""
+    structure = nnx.graphdef(nnx.eval_shape(lambda: ViT(Sizes(), rngs=nnx.Rngs(0))))
+    optimizer = _optimizer(steps)
+
+    def init() -> State:
+        # "rbg" is one XLA operation for each draw, which compiles in a third of the time of the default generator.
+        parameters = nnx.state(ViT(Sizes(), rngs=nnx.Rngs(jax.random.key(seed, impl="rbg"))))
+        return State(parameters, optimizer.init(parameters))
+
+    def train(state: State, batch: Batch) -> tuple[State, dict[str, ps.Mean]]:
+        def loss(parameters: Any) -> tuple[Array, dict[str, ps.Mean]]:
+            metrics = _metrics(nnx.merge(structure, parameters)(batch["image"]), batch)
+            return metrics["loss"].total / metrics["loss"].count, metrics
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(state.parameters)
+        updates, moments = optimizer.update(gradients, state.optimizer, state.parameters)
+        return State(optax.apply_updates(state.parameters, updates), moments), metrics
+
+    def evaluate(state: State, batch: Batch) -> dict[str, ps.Mean]:
+        return _metrics(nnx.merge(structure, state.parameters)(batch["image"]), batch)
+
+    return Classifier(jax.jit(init), train, evaluate)
+
+
+# Tuned on the digits, for 1000 steps with batches of 64. The rate is not sensitive: 4e-3 with batches of 128 is as good.
+_PEAK_RATE, _WEIGHT_DECAY, _WARM_UP = 3e-3, 0.05, 0.1
+
+
+def _optimizer(steps: int) -> optax.GradientTransformation:
+    rate = optax.warmup_cosine_decay_schedule(0.0, _PEAK_RATE, warmup_steps=max(1, int(_WARM_UP * steps)), decay_steps=steps + 1)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=_WEIGHT_DECAY))
+
+
+def _metrics(logits: Array, batch: Batch) -> dict[str, ps.Mean]:
+    labels = batch["label"]
+    mask = batch.get("mask", jnp.ones(labels.shape, bool))
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    correct = jnp.argmax(logits, axis=-1) == labels
+    loss, right, records = (jnp.sum(jnp.where(mask, values, 0), dtype=jnp.float32) for values in (losses, correct, mask))
+    return {"loss": ps.Mean(loss, records), "accuracy": ps.Mean(right, records)}
+
+
+# The model.
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a ViT. The defaults give 73 thousand parameters for 8×8 images with one channel."""
+
+    image: int = 8  # height and width of an image, a multiple of `patch`
+    patch: int = 2  # height and width of a patch, which becomes a token
+    stem: int = 16  # channels of the convolution before the patches
+    width: int = 64  # channels of a token, a multiple of `heads`
+    depth: int = 2  # number of blocks
+    heads: int = 4  # attention heads of a block
+    classes: int = 10  # number of logits
 
     @property
     def tokens(self) -> int:
@@ -88,75 +140,3 @@ class Block(nnx.Module):
     def __call__(self, tokens: Array) -> Array:
         tokens = tokens + self.attention(self.norm1(tokens))
         return tokens + self.narrow(jax.nn.gelu(self.widen(self.norm2(tokens))))
-
-
-# Tuned on the digits, for 1000 steps with batches of 64. The rate is not sensitive: 4e-3 with batches of 128 is as good.
-_PEAK_RATE, _WEIGHT_DECAY, _WARM_UP = 3e-3, 0.05, 0.1
-
-
-class State(NamedTuple):
-    """The values that training changes: parameters and optimizer state."""
-
-    parameters: Any
-    optimizer: Any
-
-
-@dataclass(frozen=True)
-class Classifier:
-    """A small ViT and its training with AdamW, for `ps.fit`.
-
-    Batches are dicts: `image` float [B, 8, 8, 1], `label` int [B], and for the evaluation perhaps `mask` bool [B].
-
-    Attributes:
-      init: () → the state at step 0.
-      train: (state, batch) → (state, metrics).
-      evaluate: (state, batch) → metrics, of the records where the mask is true.
-    """
-
-    init: Callable[[], State]
-    train: Callable[[State, Batch], tuple[State, dict[str, ps.Mean]]]
-    evaluate: Callable[[State, Batch], dict[str, ps.Mean]]
-
-
-def make_classifier(steps: int, seed: int) -> Classifier:
-    """Return the functions of a classifier.
-
-    Args:
-      steps: number of steps after which the learning rate is 0.
-      seed: seed of the initial parameters.
-    """
-    structure = nnx.graphdef(nnx.eval_shape(lambda: ViT(Sizes(), rngs=nnx.Rngs(0))))
-    optimizer = _optimizer(steps)
-
-    def init() -> State:
-        # "rbg" is one XLA operation for each draw, which compiles in a third of the time of the default generator.
-        parameters = nnx.state(ViT(Sizes(), rngs=nnx.Rngs(jax.random.key(seed, impl="rbg"))))
-        return State(parameters, optimizer.init(parameters))
-
-    def train(state: State, batch: Batch) -> tuple[State, dict[str, ps.Mean]]:
-        def loss(parameters: Any) -> tuple[Array, dict[str, ps.Mean]]:
-            metrics = _metrics(nnx.merge(structure, parameters)(batch["image"]), batch)
-            return metrics["loss"].total / metrics["loss"].count, metrics
-
-        gradients, metrics = jax.grad(loss, has_aux=True)(state.parameters)
-        updates, moments = optimizer.update(gradients, state.optimizer, state.parameters)
-        return State(optax.apply_updates(state.parameters, updates), moments), metrics
-
-    def evaluate(state: State, batch: Batch) -> dict[str, ps.Mean]:
-        return _metrics(nnx.merge(structure, state.parameters)(batch["image"]), batch)
-
-    return Classifier(jax.jit(init), train, evaluate)
-
-
-def _optimizer(steps: int) -> optax.GradientTransformation:
-    rate = optax.warmup_cosine_decay_schedule(0.0, _PEAK_RATE, warmup_steps=max(1, int(_WARM_UP * steps)), decay_steps=steps + 1)
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=_WEIGHT_DECAY))
-
-
-def _metrics(logits: Array, batch: Batch) -> dict[str, ps.Mean]:
-    labels = batch["label"]
-    mask = batch.get("mask", jnp.ones(labels.shape, bool))
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    correct = jnp.argmax(logits, axis=-1) == labels
-    loss, right, records = (jnp.sum(jnp.where(mask, values, 0), dtype=jnp.float32) for values in (losses, correct, mask))
-    return {"loss": ps.Mean(loss, records), "accuracy": ps.Mean(right, records)}

@@ -1,7 +1,4 @@
-"""Train without loss: the loop, checkpoints that are verified, and several processes.
-
-A step function, a state and a feed go in; the trained state comes out, and a run folder from which the run continues.
-"""
+"""Train without loss: the loop, verified checkpoints, and several processes. See `penstock.train.fit`."""
 
 from penstock._stopping import Stopped as Stopped
 from penstock.errors import CheckpointError as CheckpointError

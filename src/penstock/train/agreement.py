@@ -1,19 +1,17 @@
-"""Let process 0 decide for all: a function goes in, and its result in process 0 comes out in every process.
+"""Let the processes of a run agree: on a result of process 0 (`decide`), and on the step at which all stop (`Agreement`).
 
-*Correctness.* Process 0 writes each message once, in parts, under names that are not used again, and never waits. The others wait
-until it is there, and log after a while for whom. If process 0 dies, JAX's coordination service ends the others.
+Messages go through JAX's coordination service, and not through collectives. So any thread may send them, while the devices work.
 
-Agree on the step at which all processes stop: a stop requested in one process goes in, and all processes end at the same
-step.
+*Correctness of `decide`.* Process 0 writes each message once, in parts, under names that are not used again, and never waits. The
+others wait until it is there, and log after a while for whom. If process 0 dies, JAX's coordination service ends the others.
 
-*Words.* A *tick* is a step or a batch of an evaluation. All processes do the same ticks in the same order.
-
-*Correctness.* A process must not stop alone: the others would wait for it inside of a collective. Before each tick, the loop
-asks this object whether it has to stop. Once a stop is requested, each process holds: its loop waits before its next tick,
-while one thread of this object sends the number of ticks that the loop has started. That number is final, since it is read
-under the lock without which no tick starts. With the numbers of all processes, each one goes on until it has started as many
-ticks as the largest of them. Nobody waits for a loop: a loop may be blocked inside of a tick, for which others have yet to
-start theirs, but the threads answer all the same. So all numbers come, and all loops reach the same tick.
+*Correctness of `Agreement`.* A *tick* is a step or a batch of an evaluation. All processes do the same ticks in the same order. A
+process must not stop alone: the others would wait for it inside of a collective. Before each tick, the loop asks the `Agreement`
+whether it has to stop. Once a stop is requested, each process holds: its loop waits before its next tick, while the thread of the
+`Agreement` sends the number of ticks that the loop has started. That number is final, since it is read under the lock without
+which no tick starts. With the numbers of all processes, each one goes on until it has started as many ticks as the largest of
+them. No thread waits for a loop: a loop may be blocked inside of a tick, for which others have yet to start theirs, but the
+threads answer all the same. So all numbers arrive, and all loops reach the same tick.
 """
 
 from __future__ import annotations
@@ -36,13 +34,16 @@ from penstock._stopping import Stopping
 from penstock.errors import FirstProcessError
 
 _LOGGER = logging.getLogger("penstock.train")
-_LOOK = 60.0  # seconds after which a process says that it waits
+_LOOK = 60.0  # seconds after which a process logs that it waits
 _PART = 1 << 20  # characters of a part; the service refuses several megabytes
-_calls = itertools.count()
+_REQUEST = 30.0  # seconds of one request to the coordination service
+_END = 3.0  # seconds that process 0, which has the coordination service, waits for the others
+_ENDED = "ended"
+_calls, _loops = itertools.count(), itertools.count()
 
 
 def decide(make: Callable[[], Any], name: str | None = None) -> Any:
-    """Return what a function returns in process 0, in all processes. Only process 0 calls it.
+    """Call a function in process 0, and return its result in all processes.
 
     All processes call this for the same decisions in the same order; or from several threads, with a name for each decision.
 
@@ -91,17 +92,11 @@ def _wait(messages: Any, key: str) -> str:
     return text
 
 
-_REQUEST = 30.0  # seconds of one request to the coordination service
-_BYE = 3.0  # seconds that process 0, which has the coordination service, waits for the others
-_ENDED = "ended"
-_loops = itertools.count()
-
-
 class Agreement:
-    """Tells a loop when it has to stop. Use it in a `with`. All processes make theirs in the same order.
+    """The step at which a loop stops in all processes. Use it in a `with`. All processes make theirs in the same order.
 
     Args:
-      stopping: hears of signals in this process, and is told of those in others.
+      stopping: the stop requests of this process. It gets the requests of other processes too.
     """
 
     def __init__(self, stopping: Stopping):
@@ -119,7 +114,7 @@ class Agreement:
             self._messages, self._index = process_messages(), jax.process_index()
             self._telling = self._stopping.telling(self._tell_all)
             self._telling.__enter__()
-            self._stopping.before_end = self._say_goodbye
+            self._stopping.before_end = self._end_process_0_last
             threading.Thread(target=self._listen, name="penstock-agreement", daemon=True).start()
         return self
 
@@ -150,7 +145,7 @@ class Agreement:
             self._send(f"to/{process}", f"{self._stopping.requested} in process {self._index}")
 
     def _listen(self) -> None:
-        """Wait for a request, and agree with the others. Runs on the thread of this object."""
+        """Wait for a request, and agree with the other processes. It runs on the thread of this object."""
         with contextlib.suppress(Exception):  # the service ends with the program
             request = self._receive(f"to/{self._index}")
             if request == _ENDED:
@@ -163,15 +158,15 @@ class Agreement:
             self._agreed.set()
             if self._stopping.requested is None:
                 self._stopping.request(request)
-                self._stopping.see_to_the_end()
+                self._stopping.enforce_grace_period()
 
-    def _say_goodbye(self) -> None:
+    def _end_process_0_last(self) -> None:
         """Let process 0 end last: the others would end with an error if its coordination service was gone."""
         if self._index:
-            self._send(f"bye/{self._index}", "")
+            self._send(f"end/{self._index}", "")
         else:
             for process in range(1, self._count):
-                wait_for_message(self._messages, f"{self._key}/bye/{process}", _BYE)
+                wait_for_message(self._messages, f"{self._key}/end/{process}", _END)
 
     def _send(self, name: str, text: str) -> None:
         self._messages.key_value_set(f"{self._key}/{name}", text, allow_overwrite=True)

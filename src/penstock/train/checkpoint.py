@@ -1,18 +1,19 @@
 """Write and read the checkpoints of a run: arrays, a record and a manifest in one folder for each.
 
-The folder of a checkpoint, `step-N`, has the arrays (`state/`, by Orbax), `record.json` (the position in the data and all else
-that is JSON), `plan.json` if there is a plan, and MANIFEST.json, which is written last. Only a folder that passes its manifest
-is a checkpoint. `later.json`, which is not in the manifest, has the part of the record that was known only after the save.
+The folder of a checkpoint, `step-N`, has the arrays in `state/`, written by Orbax. `record.json` has the position in the data and
+all else that is JSON, and `plan.json` the plan, if there is one. MANIFEST.json is written last, and only a folder that passes its
+manifest is a checkpoint. `later.json`, which is not in the manifest, has the part of the record that was known only after the
+save.
 
-*Correctness.* `save` takes a snapshot on the calling thread, and one thread of this object, alive from one `save` to the
-next, writes it. Nobody else writes to the folder of a checkpoint: `save` and `wait` first join the thread before. In several
-processes, each process calls `save` for the same steps in the same order. Orbax lets them meet before and after they write;
-process 0 then writes the manifest, and sends its outcome to the others, so that `wait` ends in each process with the same
+*Correctness.* `save` takes a snapshot on the calling thread, and one thread of the `Checkpoints`, alive from one `save` to the
+next, writes it. No other thread writes to the folder of a checkpoint: `save` and `wait` first join the thread before. In several
+processes, each process calls `save` for the same steps in the same order. Orbax synchronizes them before and after they write.
+Process 0 then writes the manifest, and sends its outcome to the others, so that `wait` ends in each process with the same
 result. A process that is killed leaves a folder without a manifest, which the next save at that step replaces, and the next
 complete checkpoint removes.
 
-*Retention* is ours, because that of Orbax goes by its own mark of completeness. Its CheckpointManager (0.12.8) removes an old
-checkpoint before the manifest of the new one is written, counts folders that have none, and cannot add a metric after a save.
+*Retention* is ours, because Orbax's CheckpointManager (0.12.8) has its own mark of completeness. It removes an old checkpoint
+before the manifest of the new one is written, counts folders that have none, and cannot add a metric after a save.
 """
 
 from __future__ import annotations
@@ -52,18 +53,11 @@ _saves = itertools.count()
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was complete and undamaged when it was looked for.
+    """A checkpoint that was complete and undamaged when it was looked for."""
 
-    Attributes:
-      path: its folder.
-      step: the number of steps that its state has had.
-      record: what was saved beside the arrays.
-      leaves: the description of each array.
-    """
-
-    path: Path
-    step: int
-    record: Mapping[str, Any]
+    path: Path  # its folder
+    step: int  # number of steps that its state has had
+    record: Mapping[str, Any]  # all that was saved beside the arrays, as JSON
     leaves: Mapping[str, Leaf]
 
 
@@ -99,17 +93,15 @@ class Checkpoints:
         plan: str | None = None,
         late: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """Save arrays and a record. It returns when the copy of the arrays is started; a thread writes them.
-
-        If the save before is still being written, this waits for it first.
+        """Start to copy arrays, and let a thread write them with a record. First wait until the save before is written.
 
         Args:
           step: the number of steps that the state has had.
           arrays: the arrays by name. They may be donated right after the call.
           record: all else, as JSON. If a best checkpoint is kept, `record["metric"]` is the value of the metric, or None.
           plan: the plan as JSON.
-          late: is called on the thread that writes, in all processes, before it writes, and returns what is added to the record.
-            If it raises, nothing is written, and `wait` and `check` raise that error.
+          late: returns additions to the record. The thread calls it in all processes before it writes. If it raises, nothing is
+            written, and `wait` and `check` raise that error.
 
         Raises:
           CheckpointError: the save before failed.
@@ -124,20 +116,12 @@ class Checkpoints:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error of a save that failed meanwhile. It does not wait.
-
-        Raises:
-          CheckpointError: a save failed.
-        """
+        """Raise CheckpointError if a save has failed meanwhile. It does not wait."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the save that was started is complete.
-
-        Raises:
-          CheckpointError: it failed.
-        """
+        """Wait until the save that was started is complete; raise CheckpointError if it failed."""
         if self._thread is None:
             return
         self._thread.join()
@@ -151,11 +135,7 @@ class Checkpoints:
             raise CheckpointError(f"{place}: {self._reason(error)}; {left}") from error
 
     def amend(self, step: int, record: Mapping[str, Any]) -> None:
-        """Replace parts of the record of a checkpoint that was saved before all of it was known.
-
-        Args:
-          step: the step of the checkpoint.
-          record: the changes, as JSON; `record["metric"]` as for `save`.
+        """Replace parts of the record of the checkpoint of a step. `record` has the changes, as JSON; see `save`.
 
         Raises:
           CheckpointError: the save failed, or the change cannot be written.
@@ -204,7 +184,7 @@ class Checkpoints:
         return sorted(step for step in self._folders() if manifest.is_finished(self._path(step)))
 
     def close(self) -> None:
-        """Wait for the save that was started, and end the threads. An error of it is logged."""
+        """Wait for the save that was started, log its error if there is one, and end the threads."""
         try:
             self.wait()
         except CheckpointError as error:
@@ -268,7 +248,7 @@ class Checkpoints:
             return []
 
     def _reason(self, error: BaseException) -> str:
-        """Return why a write failed. TensorStore says in words only that a disk or a quota is full."""
+        """Return why a write failed. TensorStore reports a full disk or quota in the text of the error only."""
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         if not full and not re.search("No space left on device|Disk quota exceeded", str(error)):
             return _summary(error)
@@ -277,11 +257,7 @@ class Checkpoints:
 
 
 def read(path: Path) -> Checkpoint:
-    """Return the checkpoint in a folder.
-
-    Raises:
-      CheckpointError: it is not complete, or damaged.
-    """
+    """Return the checkpoint in a folder; raise CheckpointError if it is not complete, or damaged."""
     problem = decide(lambda: _problem(path))
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {problem}")
@@ -289,11 +265,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def restore(checkpoint: Checkpoint, like: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Read the arrays of a checkpoint.
-
-    Args:
-      checkpoint: a checkpoint that was found.
-      like: for each name an abstract array: the shape and dtype that it must have, and the sharding that it gets.
+    """Read the arrays of a checkpoint, with the shapes, dtypes and shardings of abstract arrays.
 
     Raises:
       OtherStateError: the checkpoint has other arrays.
@@ -326,9 +298,9 @@ def _finish(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint. Its manifest goes first: one that is half removed is an unfinished one."""
+    """Remove a checkpoint, its manifest first: one that is half removed is an unfinished one."""
     for path in (folder / manifest.NAME, folder):
-        with contextlib.suppress(IsADirectoryError, NotADirectoryError, PermissionError):  # of what is not as it was written
+        with contextlib.suppress(IsADirectoryError, NotADirectoryError, PermissionError):  # a file may be in a folder's place
             path.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -347,26 +319,26 @@ def _problem(path: Path) -> str | None:
 
 
 def _load_together(path: Path) -> Checkpoint:
-    """Read a checkpoint in all processes. Process 0 says what was amended: the file may be too new for the others to see."""
+    """Read a checkpoint in all processes. Process 0 reads the amendments: the file may be too new for the others to see."""
     return _load(path, decide(lambda: _later(path)))
 
 
 def _load(path: Path, later: Mapping[str, Any]) -> Checkpoint:
-    saved = _saved(path, later)
+    saved = _read_record(path, later)
     if saved["version"] != _VERSION:
         raise ValueError(f"its version is {saved['version']}, and this penstock reads version {_VERSION}")
     leaves = {name: Leaf(tuple(shape), dtype) for name, (shape, dtype) in saved["leaves"].items()}
     return Checkpoint(path, saved["step"], saved["record"], leaves)
 
 
-def _saved(path: Path, later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was saved beside the arrays, with what was amended later."""
+def _read_record(path: Path, later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return record.json with the amendments."""
     saved = json.loads((path / _RECORD).read_text(encoding="utf-8"))
     return saved | later | {"record": saved["record"] | later.get("record", {})}
 
 
 def _later(path: Path) -> dict[str, Any]:
-    """Return what was amended: {"record": …, "goal": …}; empty if nothing was."""
+    """Return the amendments: {"record": …, "goal": …}; empty if there are none."""
     try:
         later = dict(json.loads((path / _LATER).read_text(encoding="utf-8")))
         if later.pop("sha256") == manifest.digest(later):
@@ -375,14 +347,14 @@ def _later(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
-    _LOGGER.warning("%s is damaged, and not used: what it has is computed again", path / _LATER)
+    _LOGGER.warning("%s is damaged, and not used: its content is computed again", path / _LATER)
     return {}
 
 
 def _metric(path: Path, goal: str | None) -> float:
     """Return the value that a checkpoint has for a goal; NaN if it has none, or one for another goal."""
     try:
-        saved = _saved(path, _later(path))
+        saved = _read_record(path, _later(path))
         return float(saved["record"]["metric"]) if saved["goal"] == goal else math.nan
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return math.nan
@@ -395,11 +367,7 @@ def _summary(error: BaseException) -> str:
 
 
 def require_orbax() -> Any:
-    """Import Orbax.
-
-    Raises:
-      ImportError: it is not installed; the message says how to install it.
-    """
+    """Import Orbax, or raise an ImportError that says how to install it."""
     try:
         import orbax.checkpoint
     except ImportError as error:
@@ -410,37 +378,29 @@ def require_orbax() -> Any:
 class ArrayFiles:
     """A writer and reader of folders of named arrays, with the threads of Orbax that it needs.
 
-    All processes write, each its own shards. Arrays are read with any other sharding.
+    All processes write, each its own shards. Arrays are read with any other sharding. Errors are of Orbax and TensorStore.
     """
 
     def __init__(self) -> None:
         self._orbax = require_orbax()
-        # With its processes named, Orbax lets them meet through the coordination service. Otherwise it uses a collective, which
-        # must not run on another thread than those of the steps: each process could start them in another order.
-        # Orbax's API V1 runs such collectives in each save, whatever its options are (0.12.8).
+        # With its processes named, Orbax synchronizes them by the coordination service. Otherwise it uses a collective, which
+        # must not run on another thread than the steps: each process could start them in another order. Orbax's API V1 runs such
+        # collectives in each save, whatever its options are (0.12.8).
         meeting = self._orbax.options.MultiprocessingOptions(
             primary_host=0, active_processes=set(range(jax.process_count())) if jax.process_count() > 1 else None
         )
         self._checkpointer = self._orbax.AsyncCheckpointer(
             self._orbax.PyTreeCheckpointHandler(multiprocessing_options=meeting), multiprocessing_options=meeting
         )
-        logging.getLogger("absl").addFilter(_is_not_of_a_thread)
+        logging.getLogger("absl").addFilter(_drop_errors_of_threads)
 
     def write(self, folder: Path, arrays: Mapping[str, Any]) -> None:
-        """Write arrays to a new folder. It appears under its name when it is complete. All processes call this.
-
-        Raises:
-          Exception: of Orbax and TensorStore, if an array cannot be written.
-        """
+        """Write arrays to a new folder. It appears under its name when it is complete. All processes call this."""
         self._checkpointer.save(folder.absolute(), args=self._orbax.args.PyTreeSave(dict(arrays)))
         self._checkpointer.wait_until_finished()
 
     def read(self, folder: Path, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-        """Read arrays of the given shapes and dtypes, onto the given shardings. All processes call this.
-
-        Raises:
-          Exception: of Orbax and TensorStore, if an array cannot be read.
-        """
+        """Read arrays of the given shapes and dtypes, onto the given shardings. All processes call this."""
         target = dict(like)
         arguments = self._orbax.checkpoint_utils.construct_restore_args(target)
         with warnings.catch_warnings():
@@ -457,7 +417,7 @@ class ArrayFiles:
 def snapshot(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Copy arrays, so that the next step may reuse their memory. The copy is started, and not waited for.
 
-    On an accelerator it goes to pinned memory of the host, so that it takes no memory of the device.
+    On an accelerator the copy is in pinned memory of the host, so that it takes no memory of the device.
     """
     groups: dict[frozenset[jax.Device], dict[str, jax.Array]] = {}  # one program needs all its arrays on the same devices
     for name, array in arrays.items():
@@ -465,17 +425,17 @@ def snapshot(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     copies: dict[str, jax.Array] = {}
     for devices, group in groups.items():
         if next(iter(devices)).platform == "cpu":
-            copies |= _copying(tuple((name, x.sharding) for name, x in group.items()))(group)
+            copies |= _copy_program(tuple((name, x.sharding) for name, x in group.items()))(group)
         else:
             copies |= jax.device_put(group, {name: x.sharding.with_memory_kind("pinned_host") for name, x in group.items()})
     return copies
 
 
 @functools.lru_cache(maxsize=4)
-def _copying(shardings: tuple[tuple[str, Any], ...]) -> Any:
+def _copy_program(shardings: tuple[tuple[str, Any], ...]) -> Any:
     return jax.jit(lambda arrays: jax.tree.map(jnp.copy, arrays), out_shardings=dict(shardings))
 
 
-def _is_not_of_a_thread(record: logging.LogRecord) -> bool:
-    """Drop what Orbax logs about an error in one of its threads: the same error is raised."""
+def _drop_errors_of_threads(record: logging.LogRecord) -> bool:
+    """Return whether to keep a message of Orbax: not of an error in one of its threads, which is raised too."""
     return "_SignalingThread.run() raised" not in str(record.msg)

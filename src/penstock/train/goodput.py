@@ -1,4 +1,4 @@
-"""Measure goodput: the part of the time of a run that went into steps whose result was kept, over all of its attempts.
+"""Measure goodput: the share of a run's time that was spent on steps whose result was kept, over all of its attempts.
 
 An *attempt* is one process (or one set of processes) that works on the run: the first, or one after a stop or a crash. The
 seconds of each attempt by activity are kept in goodput.json of the run folder.
@@ -43,7 +43,7 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """Return the share of the time, 0 to 1, that went into steps whose result was kept."""
+        """Return the share of the time, 0 to 1, that was spent on steps whose result was kept."""
         return self.parts["step"] / self.seconds if self.seconds > 0 else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -67,15 +67,11 @@ class _Attempt:
     end: int
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
-    lost: int = 0  # of its steps, those after the checkpoint from which the next attempt continued
+    lost: int = 0  # number of its steps after the checkpoint from which the next attempt continued
 
 
 class Meter:
-    """Measures an attempt, and adds it to those before.
-
-    Args:
-      path: the file of the run; None for a run without a folder.
-    """
+    """A stopwatch of an attempt, which adds it to the earlier attempts in a file; None for a run without a folder."""
 
     def __init__(self, path: Path | None):
         self.clock = Clock()
@@ -95,7 +91,7 @@ class Meter:
             attempt.lost = attempt.end - kept
 
     def begin_loop(self) -> None:
-        """Note that the loop begins. All its time counts as steps, but for what another activity has measured."""
+        """Note that the loop begins. All its time counts as steps, but for the time of other activities."""
         self._loop_start, self._others = time.perf_counter(), sum(self.clock.values())
 
     @property
@@ -114,7 +110,7 @@ class Meter:
         self._now = _Attempt(self._now.begin, step, total, parts)
         if self._path and (write or time.perf_counter() - self._written > _BETWEEN):
             attempts = [asdict(attempt) for attempt in (*self._before, self._now)]
-            with contextlib.suppress(OSError):  # no training should end for want of it
+            with contextlib.suppress(OSError):  # a training must not fail because of this file
                 replace(self._path, json.dumps({"run": self.result().as_json(), "attempts": attempts}, indent=1))
             self._written = time.perf_counter()
 
@@ -137,7 +133,7 @@ class Meter:
 
 
 def _read(path: Path | None) -> list[_Attempt]:
-    """Return the attempts before. A file that cannot be read counts as none: no training should end for want of it."""
+    """Return the attempts before. A file that cannot be read counts as none: a training must not fail because of it."""
     try:
         return [_attempt(**attempt) for attempt in json.loads(path.read_text(encoding="utf-8"))["attempts"]] if path else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -1,8 +1,8 @@
-"""Loggers for `ps.fit(log=[...])`, as `ps.log`: each function returns a logger, which is called with every `Point` of the run.
+"""Make loggers for `ps.fit(log=[...])`; the module is also `ps.log`.
 
-A logger is any function of a `Point`. It is called in process 0 only, on the thread of the loop, between two steps: it should be
-quick. After a restart the "begin" point has the step from which the run continues, and what was logged after that step comes
-again.
+A logger is any function of a `Point`. It is called with every point of the run, in process 0 only, on the thread of the loop
+between two steps: it should be quick. After a restart the "begin" point has the step from which the run continues, and the points
+after that step are logged again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from penstock._arguments import check_path
 from penstock._atomic_write import replace
-from penstock.train.metrics import Logger, Point
+from penstock.train.metrics import Logger, Point, numbers
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -80,12 +80,6 @@ def wandb(**settings: Any) -> Logger:
     return _Wandb(library, settings)
 
 
-def _values(point: Point) -> dict[str, float]:
-    """Return all numbers of a train or evaluation point by name."""
-    more = {"steps_per_second": point.speed, "input_wait": point.input_wait}
-    return {**point.metrics, **{name: value for name, value in more.items() if value is not None}}
-
-
 class _Jsonl:
     def __init__(self, path: Path):
         self._path = path
@@ -101,7 +95,7 @@ class _Jsonl:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._path.open("a", encoding="utf-8", buffering=1)  # each line is in the file at once
-            values = {name: value if abs(value) < float("inf") else None for name, value in _values(point).items()}
+            values = {name: value if abs(value) < float("inf") else None for name, value in numbers(point).items()}
             step = {"step": point.step}  # also if there is a metric of this name
             self._file.write(json.dumps(step | values | step) + "\n")
         elif point.kind == "end" and self._file is not None:
@@ -212,7 +206,7 @@ class _TensorBoard:
             purge = point.step + 1 if point.step else None
             self._writer = self._make(str(self._folder), purge_step=purge, filename_suffix=f".{point.step}")
         elif point.kind in ("train", "evaluation"):
-            for name, value in _values(point).items():
+            for name, value in numbers(point).items():
                 self._writer.add_scalar(name, value, point.step)
         elif point.kind == "end" and self._writer is not None:
             self._writer.close()
@@ -228,7 +222,7 @@ class _Wandb:
             self._run = self._library.init(**self._settings)
             self._run.define_metric("*", step_metric="step")  # so that a continued run may log a step again
         elif point.kind in ("train", "evaluation"):
-            self._run.log({**_values(point), "step": point.step})
+            self._run.log({**numbers(point), "step": point.step})
         elif point.kind == "end" and self._run is not None:
             if point.goodput:
                 self._run.summary["goodput"] = point.goodput.share

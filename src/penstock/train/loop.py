@@ -1,7 +1,7 @@
-"""The training loop: jitted functions, a state and a feed go in; the trained state comes out, and points go to the loggers.
+"""The training loop: call the jitted step on each batch of the feed, and log, evaluate and save when it is due.
 
-The loop never waits for the devices but where a number is needed: the metrics of an interval are fetched when the next one ends,
-and those of an evaluation at its end. It also waits before a step for the step eight before. So few steps are in flight: a stop
+The loop waits for the devices only where a number is needed: it fetches the metrics of an interval when the next one ends, and
+the metrics of an evaluation at its end. It also waits before a step for the step eight before. So few steps are in flight: a stop
 does not have to wait for many, and with several CPU devices fewer than 32 programs are. XLA lets the caller of a further one wait
 after it has started on some devices only, and a collective in it then waits for ever (JAX 0.10).
 """
@@ -35,65 +35,38 @@ _IN_FLIGHT = 8  # steps
 
 @dataclass(frozen=True)
 class Functions:
-    """The jitted functions of a training.
+    """The jitted functions of a training. Without an evaluation, its three are None."""
 
-    Attributes:
-      train: (state, totals, batch) → (state, totals). It donates the state.
-      zero: the totals of no steps, on the devices.
-      evaluate: (state, totals, batch) → totals; None if there is no evaluation.
-      zero_evaluation: the totals of no batches of an evaluation.
-      open_evaluation: opens the feed of an evaluation.
-      count_nonfinite: state → the number of values of each leaf that are not finite.
-    """
-
-    train: Callable[[Any, Totals, Batch], tuple[Any, Totals]]
-    zero: Totals
+    train: Callable[[Any, Totals, Batch], tuple[Any, Totals]]  # donates the state
+    zero: Totals  # of no steps, on the devices
     evaluate: Callable[[Any, Totals, Batch], Totals] | None
-    zero_evaluation: Totals | None
+    zero_evaluation: Totals | None  # of no batches, on the devices
     open_evaluation: Callable[[], contextlib.AbstractContextManager[Iterator[Batch]]] | None
-    count_nonfinite: Callable[[Any], Any]
+    count_nonfinite: Callable[[Any], Any]  # from a state to the number of values of each leaf that are not finite
 
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of a training, and what it writes to.
-
-    Attributes:
-      schedule: what happens when.
-      feed: the training batches. It stands at the batch of the first step.
-      checkpoints: where to save; None for nowhere.
-      meter: measures where the time goes.
-      loggers: get the points, in process 0.
-      stopping: tells of signals.
-      nonfinite: what happens to steps that are not finite.
-      best: the goal of the best checkpoint.
-      stop: when to stop early.
-      plan: the plan as JSON, for checkpoints.
-      trace_folder: gets the profile.
-    """
+    """The settings of a training, its feed and its outputs. See `fit`."""
 
     schedule: Schedule
-    feed: Feed
-    checkpoints: Checkpoints | None
+    feed: Feed  # its next batch is the batch of the first step
+    checkpoints: Checkpoints | None  # None to save nothing
     meter: Meter
     loggers: list[Logger]
     stopping: Stopping
     nonfinite: Nonfinite
     best: Goal | None
     stop: EarlyStop | None
-    plan: str | None
-    trace_folder: Path | None
+    plan: str | None  # as JSON, for checkpoints
+    trace_folder: Path | None  # gets the profile
 
 
 class Loop:
     """The loop of a run, from some step on.
 
     Args:
-      run: the settings.
-      functions: the jitted functions.
       state: the state after `step` steps. It is donated.
-      step: number of steps done.
-      progress: what is known of the run.
       unlogged: the metrics that were not logged yet when the run was saved; None for a new run.
     """
 
@@ -102,31 +75,16 @@ class Loop:
     ):
         self._run, self.state, self.step, self.progress = run, state, step, progress
         self._functions, self._clock = functions, run.meter.clock
-        self.intervals = Intervals(
-            self._functions.zero,
-            step,
-            run.schedule.steps,
-            run.feed,
-            run.meter,
-            run.loggers,
-            run.nonfinite,
-            self._last_good,
-            unlogged,
-        )
+        measured = run.feed, run.meter, run.loggers, run.nonfinite
+        self.intervals = Intervals(functions.zero, step, run.schedule.steps, *measured, self._last_good, unlogged)
         self._in_flight: deque[Any] = deque()
         # The step of the last checkpoint of this run folder, complete or being written. The state may be from another folder.
         self._saved: int | None = run.checkpoints.complete if run.checkpoints else None
         self._called: set[Callable] = set()
-        self._counts = self._functions.count_nonfinite(state) if run.checkpoints and run.nonfinite != "ignore" else None
+        self._counts = functions.count_nonfinite(state) if run.checkpoints and run.nonfinite != "ignore" else None
 
     def train(self, first: Batch | None) -> Any:
-        """Train to the end.
-
-        Args:
-          first: the batch of the first step, if it was taken from the feed already.
-
-        Returns:
-          The state.
+        """Train to the end, and return the state. `first` is the batch of the first step, if the feed has given it already.
 
         Raises:
           Stopped: a signal came. The run is saved.
@@ -151,11 +109,7 @@ class Loop:
 
     def _train(self, first: Batch | None) -> None:
         run, schedule = self._run, self._run.schedule
-        if (
-            self._functions.evaluate
-            and 0 < self.step != self.progress.evaluated
-            and schedule.is_due(schedule.evaluate, self.step)
-        ):
+        if 0 < self.step != self.progress.evaluated and schedule.is_due(schedule.evaluate, self.step):
             self._evaluate_restored()  # it was left out by a stop
         while not self.progress.stopped and (schedule.steps is None or self.step < schedule.steps):
             if self._agreement.must_stop():
@@ -177,12 +131,7 @@ class Loop:
         self._finish()
 
     def _next(self, first: Batch | None) -> Batch:
-        """Return the next batch.
-
-        Raises:
-          StopIteration: there is none.
-          Stopped: a signal came while it was awaited.
-        """
+        """Return the next batch. Raise StopIteration at the end of the feed, and Stopped after a signal."""
         if first is not None:
             return first
         single = jax.process_count() == 1  # several processes have to reach the same step first
@@ -196,12 +145,12 @@ class Loop:
             raise
 
     def _step(self, batch: Batch) -> None:
-        self._run.stopping.at_stake = self._run.checkpoints is not None and bool(self._called)
+        self._run.stopping.has_steps_to_save = self._run.checkpoints is not None and bool(self._called)
         self.state, self.intervals.totals = self._call(self._functions.train, self.state, self.intervals.totals, batch)
-        self._run.stopping.at_stake = self._run.checkpoints is not None
+        self._run.stopping.has_steps_to_save = self._run.checkpoints is not None
         self.step += 1
         beat(self.step)
-        self._fly(self.intervals.totals)
+        self._limit_in_flight(self.intervals.totals)
 
     def _call(self, function: Callable, *args: Any) -> Any:
         """Call a jitted function. Its first call compiles it."""
@@ -212,18 +161,14 @@ class Loop:
         self._called.add(function)
         return result
 
-    def _fly(self, totals: Totals) -> None:
+    def _limit_in_flight(self, totals: Totals) -> None:
         """Wait until few enough steps are in flight."""
         self._in_flight.append(totals.steps)
         if len(self._in_flight) > _IN_FLIGHT:
             self._in_flight.popleft().block_until_ready()
 
     def _evaluate(self) -> bool:
-        """Evaluate the state, and log the result.
-
-        Returns:
-          Whether the checkpoint of this step would be the best one.
-        """
+        """Evaluate the state, log the result, and return whether the checkpoint of this step would be the best one."""
         run, functions = self._run, self._functions
         assert functions.evaluate is not None
         assert functions.open_evaluation is not None
@@ -238,7 +183,7 @@ class Loop:
                     if self._agreement.must_stop():
                         self._end_by_signal()
                     totals = self._call(functions.evaluate, self.state, totals, batch)
-                    self._fly(totals)
+                    self._limit_in_flight(totals)
             result = read(totals)
             if not result.steps:
                 raise ValueError(
@@ -251,7 +196,7 @@ class Loop:
         return improved
 
     def _evaluate_restored(self) -> None:
-        """Evaluate a state that may be saved already, and see to it that its checkpoint has the result: no restart repeats it."""
+        """Evaluate a state that may be saved already, and add the result to its checkpoint, so that no restart repeats it."""
         saved = self._saved == self.step
         improved = self._evaluate()
         if self._run.checkpoints and saved:
@@ -260,7 +205,7 @@ class Loop:
             self._save()
 
     def _results(self) -> dict[str, Any]:
-        """Return what of the record of a checkpoint evaluations change."""
+        """Return the parts of a checkpoint's record that evaluations change."""
         return {"progress": asdict(self.progress), "metric": self.progress.metric(self.step, self._run.best)}
 
     def _save(self) -> None:
@@ -274,9 +219,9 @@ class Loop:
             self._saved = self.step
 
     def _late_record(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns what of the record the devices have yet to compute. A thread calls it.
+        """Return a function that returns the parts of the record that the devices have yet to compute. A thread calls it.
 
-        It raises NonfiniteError if the state that is saved now is not good.
+        It raises NonfiniteError if a leaf of the state has more values that are not finite than when the run began.
         """
         before, counts = self._counts, None if self._counts is None else self._functions.count_nonfinite(self.state)
         step, unlogged = self.step, self.intervals.unlogged()
@@ -309,7 +254,7 @@ class Loop:
         raise Stopped(run.checkpoints.complete)
 
     def _save_after_error(self) -> None:
-        """Save after an error of the input, if the state is that of a whole step. The error is what the caller has to see."""
+        """Save after an error of the input, if the last step is complete. The caller has to see that error, and no other."""
         good = not any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
         if good and self.step and jax.process_count() == 1 and self._run.checkpoints:
             with contextlib.suppress(Exception):
@@ -317,7 +262,7 @@ class Loop:
                 self._run.checkpoints.wait()
 
     def _finish(self) -> None:
-        """Evaluate and save the last state, and wait for what is under way."""
+        """Evaluate and save the last state, and wait for the devices and the save."""
         run = self._run
         self.intervals.end(self.step)
         self.intervals.flush()
@@ -330,7 +275,7 @@ class Loop:
         jax.block_until_ready(self.state)
         if run.checkpoints and decide(lambda: run.stopping.requested is not None):
             self._end_by_signal()  # the signal came after the last step
-        run.stopping.at_stake = False
+        run.stopping.has_steps_to_save = False
 
     def _profile(self) -> None:
         """Begin and end the trace."""
@@ -349,10 +294,10 @@ class Loop:
         if self._run.checkpoints is None or self._run.checkpoints.complete is None:
             return "there is no checkpoint before it", None
         step = self._run.checkpoints.complete
-        return f"the last good checkpoint is that of step {step:,} in {self._run.checkpoints.folder}", step
+        return f"the last good checkpoint is of step {step:,} in {self._run.checkpoints.folder}", step
 
     def _last_line(self) -> str:
-        """Return what is printed when the process ends before the loop could: nothing here waits or uses a device."""
+        """Return the line to print if the process ends before the loop does. It neither waits nor uses a device."""
         step = self._run.checkpoints.complete if self._run.checkpoints else None
         kept = "nothing was saved yet" if step is None else f"the checkpoint of step {step:,} is kept"
         return f"{kept}; {self._run.stopping.how_to_continue()}"

@@ -21,11 +21,7 @@ _THREADS = 4  # hashlib releases the interpreter lock
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the manifest of all files that are in a folder now, atomically.
-
-    Raises:
-      OSError: a file cannot be read, or the manifest cannot be written.
-    """
+    """Write the manifest of all files that are in a folder now, atomically."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != NAME)
     files = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256} for name, sha256 in _hashed(folder, names)}
     manifest = {"version": _VERSION, "files": files, "sha256": digest(files)}
@@ -33,11 +29,9 @@ def write_manifest(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Say what is wrong with a folder: no manifest, a missing file, or a size or checksum that differs.
+    """Describe the first damage of a folder: no manifest, a missing file, or a size or checksum that differs; None if intact.
 
-    Returns:
-      The first thing that is wrong, in words; None if the folder is complete and as it was written. Files that are not in the
-      manifest do not matter.
+    Files that are not in the manifest do not matter.
     """
     try:
         manifest = json.loads((folder / NAME).read_bytes())
@@ -84,5 +78,5 @@ def _sha256(path: Path) -> str:
 
 
 def digest(content: dict[str, Any]) -> str:
-    """Return the SHA-256 checksum of JSON, as of the list of files, so that a changed name or number in it is seen."""
+    """Return the SHA-256 checksum of JSON, such as the list of files."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,12 +1,8 @@
-"""Metrics on the devices: what steps return goes in, their sums over an interval stay on the devices, and numbers come out later.
+"""Sum the metrics of steps on the devices, and give their means to the loggers, interval by interval.
 
-A metric is a scalar, of which the mean over the steps is reported, or a `Mean`, whose totals and counts are added up.
-
-The program of a training step: a user's step goes in; a jitted function that also adds up metrics on the devices comes out.
-
-`Point`: what a logger of `ps.fit` is called with.
-
-The metrics of a run, interval by interval: totals on the devices go in, points for the loggers come out one interval late.
+A *metric* is a scalar, of which the mean over the steps is reported, or a `Mean`, whose totals and counts are added up. *Totals*
+are such sums over an interval. The program of a training step updates them on the devices, so the loop need not wait for numbers.
+`Intervals` fetches the totals of an interval when the next one has ended, and gives a `Point` to each *logger*.
 """
 
 from __future__ import annotations
@@ -45,277 +41,17 @@ class Mean(NamedTuple):
     count: Any
 
 
-class Totals(NamedTuple):
-    """Sums over the steps of an interval, as scalars on the devices.
-
-    Attributes:
-      sums: name → (total, low, count), float32. Integers are added up in two parts, so that none of their digits is lost: `low`
-        has their last 12 bits, and `total` all others.
-      steps: number of steps, int32.
-      first: number of the first step of the interval whose metrics were not finite, int32; as large as it gets if there was none.
-      skipped: number of steps that were left out because they were not finite, int32.
-      run: number of steps in a row that were left out, up to the last one, int32.
-    """
-
-    sums: dict[str, tuple[Any, Any, Any]]
-    steps: Any
-    first: Any
-    skipped: Any
-    run: Any
-
-
-class Interval(NamedTuple):
-    """The metrics of an interval, on the host.
-
-    Attributes:
-      metrics: the mean of each metric. NaN if there was nothing to take a mean of.
-      steps: number of steps.
-      first_bad: number of the first step in the interval, from 0, whose metrics were not finite; None if all were.
-      skipped: number of steps that were left out.
-      run: number of steps in a row that were left out, up to the end of the interval.
-    """
-
-    metrics: dict[str, float]
-    steps: int
-    first_bad: int | None
-    skipped: int
-    run: int
-
-
-_LOW = (1 << 12) - 1  # of 32 bits, 20 are left, and float32 holds 24
-_NEVER = np.iinfo(np.int32).max
-
-
-def zero(metrics: Mapping[str, Any]) -> Totals:
-    """Return the totals of no steps, as NumPy scalars, for metrics of the given names."""
-    nothing = {name: (np.float32(0), np.float32(0), np.float32(0)) for name in metrics}
-    return Totals(nothing, np.int32(0), np.int32(_NEVER), np.int32(0), np.int32(0))
-
-
-def add(totals: Totals, metrics: Mapping[str, Any], finite: Any, skip: bool) -> Totals:
-    """Add the metrics of a step, inside of a jitted function.
-
-    Args:
-      totals: the sums so far.
-      metrics: what the step returned.
-      finite: bool scalar, whether the step was finite.
-      skip: whether a step that was not finite is left out of the sums.
-    """
-    sums = {}
-    for name, value in metrics.items():
-        total, count = value if isinstance(value, Mean) else (value, 1)
-        parts = *_split(total), jnp.asarray(count, jnp.float32)
-        if skip:
-            parts = jax.tree.map(lambda part: jnp.where(finite, part, 0), parts)
-        sums[name] = jax.tree.map(jnp.add, totals.sums[name], parts)
-    bad = jnp.logical_not(finite).astype(jnp.int32)
-    return Totals(
-        sums,
-        totals.steps + 1,
-        jnp.minimum(totals.first, jnp.where(finite, _NEVER, totals.steps)),
-        totals.skipped + bad if skip else totals.skipped,
-        (totals.run + 1) * bad,
-    )
-
-
-def _split(value: Any) -> tuple[Any, Any]:
-    """Return two float32 whose sum is a number: that of an integer is exact up to 36 bits."""
-    value = jnp.asarray(value)
-    if not jnp.issubdtype(value.dtype, jnp.integer) or value.dtype.itemsize < 4:
-        return value.astype(jnp.float32), jnp.float32(0)
-    low = value & _LOW
-    return (value - low).astype(jnp.float32), low.astype(jnp.float32)
-
-
-def are_finite(metrics: Mapping[str, Any]) -> Any:
-    """Return whether all metrics are finite, as a bool scalar on the device."""
-    leaves = jax.tree.leaves(metrics)
-    return jnp.all(jnp.stack([jnp.isfinite(jnp.asarray(leaf, jnp.float32)) for leaf in leaves])) if leaves else jnp.bool_(True)
-
-
-def read(totals: Totals) -> Interval:
-    """Fetch totals from the devices, and wait for them if necessary."""
-    sums, steps, first, skipped, run = jax.device_get(totals)
-    means = {
-        name: (float(total) + float(low)) / float(count) if count else math.nan for name, (total, low, count) in sums.items()
-    }
-    return Interval(means, int(steps), None if first == _NEVER else int(first), int(skipped), int(run))
-
-
-def as_json(totals: Totals) -> dict[str, Any]:
-    """Fetch totals from the devices, as JSON from which `from_json` makes the same ones."""
-    fetched = jax.device_get(totals)
-    sums = {name: [float(part) for part in parts] for name, parts in fetched.sums.items()}
-    return {"sums": sums, **{name: int(getattr(fetched, name)) for name in ("steps", "first", "skipped", "run")}}
-
-
-def from_json(saved: Mapping[str, Any]) -> Totals:
-    """Return totals as NumPy scalars."""
-    sums = {name: (np.float32(total), np.float32(low), np.float32(count)) for name, (total, low, count) in saved["sums"].items()}
-    return Totals(sums, *(np.int32(saved[name]) for name in ("steps", "first", "skipped", "run")))
-
-
-def check_metrics(metrics: Any, of: str) -> None:
-    """Check the abstract metrics that a function returns.
-
-    Args:
-      metrics: what it returns, with abstract arrays.
-      of: names the function.
-
-    Raises:
-      TypeError, ValueError: they are not a dict from names to scalars or `Mean`s. The message names the metric.
-    """
-    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
-        raise TypeError(
-            f"{of} returned {type(metrics).__name__} as its metrics: return a dict from names to scalars, such as "
-            "{'loss': loss}, and {} if there are none"
-        )
-    for name, value in metrics.items():
-        parts = value._asdict() if isinstance(value, Mean) else {"": value}
-        for part, leaf in parts.items():
-            label = f"metric {name!r}" + (f", {part}," if part else "") + f" of {of}"
-            if not hasattr(leaf, "shape") and not isinstance(leaf, (int, float)):
-                raise TypeError(f"{label} is a {type(leaf).__name__}: a metric is a scalar, or ps.Mean(total, count)")
-            if shape := tuple(np.shape(leaf)):
-                raise ValueError(
-                    f"{label} is {describe_array(leaf)}, and not a scalar: return its mean, or ps.Mean(total, count) of its sum "
-                    f"and its {int(np.prod(shape)):,} values"
-                )
-            dtype = getattr(leaf, "dtype", np.dtype(type(leaf)))
-            if not (jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)) or jnp.issubdtype(
-                dtype, np.complexfloating
-            ):
-                raise TypeError(f"{label} has the dtype {dtype}: a metric is a real number")
-
-
-Nonfinite = Literal["stop", "skip", "ignore"]
-
-
-def check_step(step: Callable, state: Any, batch: Batch) -> tuple[Any, dict[str, Any]]:
-    """Trace a step with abstract arguments.
-
-    Args:
-      step: the user's step.
-      state, batch: arrays or abstract arrays.
-
-    Returns:
-      The state and the metrics that it returns, with abstract arrays.
-
-    Raises:
-      StepError: it does not return a pair, or a state of another structure, shapes or dtypes. The message lists the leaves.
-      TypeError, ValueError: a metric is not a scalar.
-    """
-    if isinstance(step, jax.stages.Compiled):
-        raise StepError("step is a compiled program, to which nothing can be added: give the function, or jax.jit of it")
-    return _checked(jax.eval_shape(step, state, batch), state, name_of(step))
-
-
-def name_of(step: Callable) -> str:
-    """Return the name by which errors call a step."""
-    return getattr(step, "__name__", type(step).__name__)
-
-
-def _checked(result: Any, state: Any, name: str) -> tuple[Any, dict[str, Any]]:
-    """Return the state and the metrics that a step has returned, if they are as they should be; see `check_step`."""
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise StepError(f"{name} returned {_kind(result)}: a step returns a pair, (state, metrics)")
-    new, metrics = result
-    check_metrics(metrics, name)
-    before, after = describe_leaves(named_leaves(state)), describe_leaves(named_leaves(new))
-    differing = [leaf for leaf in {**before, **after} if before.get(leaf) != after.get(leaf)]
-    if differing:
-        rows = "\n".join(f"  {leaf}: {before.get(leaf, 'not there')} → {after.get(leaf, 'not there')}" for leaf in differing[:20])
-        more = f"\n  … and {len(differing) - 20:,} more" if len(differing) > 20 else ""
-        raise StepError(
-            f"{name} returned a state with other leaves than it was given, so the next step could not take it (given → "
-            f"returned):\n{rows}{more}\nReturn each leaf with its shape and dtype: cast with .astype, and update the same keys"
-        )
-    given, returned = str(jax.tree.structure(state)), str(jax.tree.structure(new))
-    if given != returned:
-        raise StepError(f"{name} returned a state with another structure than it was given: {returned} instead of {given}")
-    return new, dict(metrics)
-
-
-def training_program(step: Callable, nonfinite: Nonfinite, name: str) -> Callable[[Any, Totals, Batch], tuple[Any, Totals]]:
-    """Return the function (state, totals, batch) → (state, totals) of a step. It is to be jitted.
-
-    It is traced again for batches of another shape, and checks then what the step returns for those.
-
-    With nonfinite="skip", a step has no effect if one of its metrics is not finite, or if a value of the state was finite and
-    would not be so any more.
-    """
-
-    def train(state: Any, totals: Totals, batch: Batch) -> tuple[Any, Totals]:
-        new, metrics = _checked(step(state, batch), state, name)
-        if set(metrics) != set(totals.sums):
-            raise StepError(
-                f"{name} returned the metrics {', '.join(metrics) or 'none'} for a batch with other shapes than the first, for "
-                f"which it returned {', '.join(totals.sums) or 'none'}"
-            )
-        finite = are_finite(metrics) if nonfinite != "ignore" else jnp.bool_(True)
-        if nonfinite == "skip":
-            finite = jnp.logical_and(finite, _stays_finite(state, new))
-            new = jax.tree.map(lambda old, value: jnp.where(finite, value, old), state, new)
-        return new, add(totals, metrics, finite, skip=nonfinite == "skip")
-
-    return train
-
-
-def evaluation_program(step: Callable) -> Callable[[Any, Totals, Batch], Totals]:
-    """Return the function (state, totals, batch) → totals of an evaluation step. It is to be jitted."""
-
-    def evaluate(state: Any, totals: Totals, batch: Batch) -> Totals:
-        return add(totals, step(state, batch), jnp.bool_(True), skip=False)
-
-    return evaluate
-
-
-def check_evaluation(step: Callable, state: Any, batch: Batch) -> dict[str, Any]:
-    """Trace an evaluation step with abstract arguments, and return its metrics.
-
-    Raises:
-      TypeError, ValueError: it does not return a dict of scalars.
-    """
-    metrics = jax.eval_shape(step, state, batch)
-    check_metrics(metrics, name_of(step))
-    return dict(metrics)
-
-
-def count_nonfinite(state: Any) -> Mapping[str, Any]:
-    """Return the number of values of each floating-point leaf that are not finite. It is to be jitted."""
-    return {name: jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32) for name, leaf in named_leaves(state).items() if _is_float(leaf)}
-
-
-def _stays_finite(old: Any, new: Any) -> Any:
-    checks = [
-        jnp.all(jnp.isfinite(value) | ~jnp.isfinite(before))
-        for before, value in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
-        if _is_float(value)
-    ]
-    return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
-
-
-def _is_float(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
-def _kind(result: Any) -> str:
-    if isinstance(result, tuple):
-        return f"a tuple of {len(result)}"
-    return f"{type(result).__name__} ({describe(result)[:200]})" if jax.tree.leaves(result) else type(result).__name__
-
-
 @dataclass(frozen=True)
 class Point:
     """An event of a run, for loggers.
 
     Attributes:
       kind: "begin" is the first point. "train" has the metrics of the steps since the train point before, and is given one
-        interval late. "evaluation" has those of an evaluation. "message" has a text. "end" is the last point, also after an
-        error.
+        interval late. "evaluation" has the metrics of an evaluation. "message" has a text. "end" is the last point, also after
+        an error.
       step: number of steps done; of "begin" the step from which the run continues.
       steps: number of steps of the run; None if it ends with its feed.
-      metrics: name → value. Those of an evaluation have names that begin with "val_".
+      metrics: name → value. Names of an evaluation's metrics begin with "val_".
       speed: of "train", steps per second, without the time of evaluations and saves.
       input_wait: of "train", the share of the time, 0 to 1, for which the devices starved for the next batch.
       text: of "message" and "end", a sentence.
@@ -335,39 +71,28 @@ class Point:
 Logger = Callable[[Point], None]
 
 
+def numbers(point: Point) -> dict[str, float]:
+    """Return all numbers of a train or evaluation point by name."""
+    more = {"steps_per_second": point.speed, "input_wait": point.input_wait}
+    return {**point.metrics, **{name: value for name, value in more.items() if value is not None}}
+
+
+Nonfinite = Literal["stop", "skip", "ignore"]
 _MOST_SKIPPED = 100  # steps in a row after which a training that skips them ends
 
 
-class _Pending(NamedTuple):
-    """An interval whose metrics the devices may not have computed yet.
-
-    Attributes:
-      begin, end: the steps between which it lies.
-      totals: its sums, on the devices.
-      seconds: time of its steps.
-      starved: time for which the devices had no batch.
-    """
-
-    begin: int
-    end: int
-    totals: Totals
-    seconds: float
-    starved: float
-
-
 class Intervals:
-    """Collects the metrics of intervals.
+    """The metrics of a run, interval by interval.
 
     Args:
       zero: the totals of no steps, on the devices.
       step: number of steps done.
       steps: number of steps of the run.
-      feed: the training batches.
-      meter: measures where the time goes.
+      feed, meter: measure the time.
       loggers: get the points.
-      nonfinite: what happens to steps that are not finite.
+      nonfinite: see `fit`.
       last_good: returns how an error names the last good checkpoint, and its step.
-      unlogged: what `unlogged` returned when the run was saved; None for a new run.
+      unlogged: the result of `unlogged` when the run was saved; None for a new run.
 
     Attributes:
       totals: the sums since the last log point. The loop replaces them after each step.
@@ -396,45 +121,35 @@ class Intervals:
             self._restore(unlogged)
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on with what was not logged yet when the run was saved."""
+        """Continue with the metrics that were not logged yet when the run was saved."""
         shardings = jax.tree.map(lambda total: total.sharding, self._zero)
-        self.totals = jax.device_put(from_json(saved["current"]), shardings)
+        self.totals = jax.device_put(_from_json(saved["current"]), shardings)
         self.begin, self._run = saved["begin"], saved["run"]
         self._seconds, self._starved = -saved["seconds"], -saved["starved"]
         if (pending := saved["pending"]) is not None:
-            self._pending = _Pending(**{**pending, "totals": jax.device_put(from_json(pending["totals"]), shardings)})
+            self._pending = _Pending(**{**pending, "totals": jax.device_put(_from_json(pending["totals"]), shardings)})
 
     def end(self, step: int) -> None:
-        """End an interval, and log the one before.
-
-        Raises:
-          NonfiniteError: that one had a metric that is not finite.
-        """
+        """End an interval, and log the one before. Raise NonfiniteError if that one is not finite."""
         if step == self.begin:
             return
         starved, seconds = self._feed.stats().starved, self._meter.loop
         jax.tree.map(lambda total: total.copy_to_host_async(), self.totals)
-        before, self._pending = (
-            self._pending,
-            _Pending(self.begin, step, self.totals, seconds - self._seconds, starved - self._starved),
-        )
+        before = self._pending
+        self._pending = _Pending(self.begin, step, self.totals, seconds - self._seconds, starved - self._starved)
         self.totals, self.begin, self._seconds, self._starved = self._zero, step, seconds, starved
         self._meter.reached(step, starved)
         if before:
             self._log(before)
 
     def flush(self) -> None:
-        """Log the interval that has ended last, and wait for its metrics.
-
-        Raises:
-          NonfiniteError: a metric is not finite.
-        """
+        """Log the interval that has ended last, and wait for its metrics. Raise NonfiniteError if it is not finite."""
         before, self._pending = self._pending, None
         if before:
             self._log(before)
 
     def unlogged(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns what was not logged yet, as it is now, as JSON. Another thread may call it.
+        """Return a function that returns the metrics not logged yet, as of now, as JSON. Another thread may call it.
 
         It raises NonfiniteError as `end` does.
         """
@@ -450,8 +165,8 @@ class Intervals:
                 self._check(interval, first, before)
                 before = _in_a_row(before, interval)
             return {
-                "pending": {**pending._asdict(), "totals": as_json(pending.totals)} if pending else None,
-                "current": as_json(totals),
+                "pending": {**pending._asdict(), "totals": _as_json(pending.totals)} if pending else None,
+                "current": _as_json(totals),
                 **{"begin": begin, "run": run, "seconds": seconds, "starved": starved},
             }
 
@@ -471,13 +186,7 @@ class Intervals:
             raise errors[0]
 
     def _check(self, interval: Interval, begin: int, run: int) -> None:
-        """Raise NonfiniteError if an interval has metrics that are not finite, and that is not to be ignored.
-
-        Args:
-          interval: the metrics.
-          begin: the number of steps before the interval.
-          run: number of steps in a row before it that were left out.
-        """
+        """Raise NonfiniteError if the interval after `begin` steps is not finite; `run` bad steps in a row were before it."""
         if self._nonfinite == "ignore" or interval.first_bad is None:
             return
         step = begin + interval.first_bad
@@ -517,6 +226,238 @@ class Intervals:
         )
 
 
+class _Pending(NamedTuple):
+    """An interval whose metrics the devices may not have computed yet."""
+
+    begin: int
+    end: int
+    totals: Totals
+    seconds: float  # of the steps from `begin` to `end`
+    starved: float  # seconds for which the devices had no batch
+
+
 def _in_a_row(before: int, interval: Interval) -> int:
-    """Return the number of steps in a row that were left out, up to the end of an interval."""
+    """Return the number of bad steps in a row, up to the end of an interval."""
     return before + interval.run if interval.run == interval.steps else interval.run
+
+
+# The programs.
+
+
+def training_program(step: Callable, nonfinite: Nonfinite, name: str) -> Callable[[Any, Totals, Batch], tuple[Any, Totals]]:
+    """Return the function (state, totals, batch) → (state, totals) of a step. It is to be jitted.
+
+    It is traced again for batches of another shape, and then checks the result of the step again. With nonfinite="skip", a step
+    has no effect if one of its metrics is not finite, or if it would make a finite value of the state nonfinite.
+    """
+
+    def train(state: Any, totals: Totals, batch: Batch) -> tuple[Any, Totals]:
+        new, metrics = _checked(step(state, batch), state, name)
+        if set(metrics) != set(totals.sums):
+            raise StepError(
+                f"{name} returned the metrics {', '.join(metrics) or 'none'} for a batch with other shapes than the first, for "
+                f"which it returned {', '.join(totals.sums) or 'none'}"
+            )
+        finite = _are_finite(metrics) if nonfinite != "ignore" else jnp.bool_(True)
+        if nonfinite == "skip":
+            finite = jnp.logical_and(finite, _stays_finite(state, new))
+            new = jax.tree.map(lambda old, value: jnp.where(finite, value, old), state, new)
+        return new, _add(totals, metrics, finite, skip=nonfinite == "skip")
+
+    return train
+
+
+def evaluation_program(step: Callable) -> Callable[[Any, Totals, Batch], Totals]:
+    """Return the function (state, totals, batch) → totals of an evaluation step. It is to be jitted."""
+
+    def evaluate(state: Any, totals: Totals, batch: Batch) -> Totals:
+        return _add(totals, step(state, batch), jnp.bool_(True), skip=False)
+
+    return evaluate
+
+
+def count_nonfinite(state: Any) -> Mapping[str, Any]:
+    """Return the number of values of each floating-point leaf that are not finite. It is to be jitted."""
+    return {name: jnp.sum(~jnp.isfinite(leaf), dtype=jnp.int32) for name, leaf in named_leaves(state).items() if _is_float(leaf)}
+
+
+def check_step(step: Callable, state: Any, batch: Batch) -> tuple[Any, dict[str, Any]]:
+    """Trace a step, and return the abstract state and metrics that it returns.
+
+    Args:
+      state, batch: arrays or abstract arrays.
+
+    Raises:
+      StepError: it does not return a pair, or a state of another structure, shapes or dtypes. The message lists the leaves.
+      TypeError, ValueError: a metric is not a scalar.
+    """
+    if isinstance(step, jax.stages.Compiled):
+        raise StepError("step is a compiled program, to which nothing can be added: give the function, or jax.jit of it")
+    return _checked(jax.eval_shape(step, state, batch), state, name_of(step))
+
+
+def check_evaluation(step: Callable, state: Any, batch: Batch) -> dict[str, Any]:
+    """Trace an evaluation step with abstract arguments, and return its metrics if they are a dict of scalars."""
+    metrics = jax.eval_shape(step, state, batch)
+    _check_metrics(metrics, name_of(step))
+    return dict(metrics)
+
+
+def name_of(step: Callable) -> str:
+    """Return the name by which errors call a step."""
+    return getattr(step, "__name__", type(step).__name__)
+
+
+def _checked(result: Any, state: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Check the result of a step, see `check_step`, and return the state and the metrics in it."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise StepError(f"{name} returned {_kind(result)}: a step returns a pair, (state, metrics)")
+    new, metrics = result
+    _check_metrics(metrics, name)
+    before, after = describe_leaves(named_leaves(state)), describe_leaves(named_leaves(new))
+    differing = [leaf for leaf in {**before, **after} if before.get(leaf) != after.get(leaf)]
+    if differing:
+        rows = "\n".join(f"  {leaf}: {before.get(leaf, 'not there')} → {after.get(leaf, 'not there')}" for leaf in differing[:20])
+        more = f"\n  … and {len(differing) - 20:,} more" if len(differing) > 20 else ""
+        raise StepError(
+            f"{name} returned a state with other leaves than it was given, so the next step could not take it (given → "
+            f"returned):\n{rows}{more}\nReturn each leaf with its shape and dtype: cast with .astype, and update the same keys"
+        )
+    given, returned = str(jax.tree.structure(state)), str(jax.tree.structure(new))
+    if given != returned:
+        raise StepError(f"{name} returned a state with another structure than it was given: {returned} instead of {given}")
+    return new, dict(metrics)
+
+
+def _check_metrics(metrics: Any, of: str) -> None:
+    """Raise TypeError or ValueError if the abstract metrics of a function are no dict from names to scalars or `Mean`s."""
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise TypeError(
+            f"{of} returned {type(metrics).__name__} as its metrics: return a dict from names to scalars, such as "
+            "{'loss': loss}, and {} if there are none"
+        )
+    for name, value in metrics.items():
+        parts = value._asdict() if isinstance(value, Mean) else {"": value}
+        for part, leaf in parts.items():
+            label = f"metric {name!r}" + (f", {part}," if part else "") + f" of {of}"
+            if not hasattr(leaf, "shape") and not isinstance(leaf, (int, float)):
+                raise TypeError(f"{label} is a {type(leaf).__name__}: a metric is a scalar, or ps.Mean(total, count)")
+            if shape := tuple(np.shape(leaf)):
+                raise ValueError(
+                    f"{label} is {describe_array(leaf)}, and not a scalar: return its mean, or ps.Mean(total, count) of its sum "
+                    f"and its {int(np.prod(shape)):,} values"
+                )
+            dtype = getattr(leaf, "dtype", np.dtype(type(leaf)))
+            if not any(jnp.issubdtype(dtype, kind) for kind in (np.integer, np.floating, np.bool_)):
+                raise TypeError(f"{label} has the dtype {dtype}: a metric is a real number")
+
+
+def _kind(result: Any) -> str:
+    if isinstance(result, tuple):
+        return f"a tuple of {len(result)}"
+    return f"{type(result).__name__} ({describe(result)[:200]})" if jax.tree.leaves(result) else type(result).__name__
+
+
+def _are_finite(metrics: Mapping[str, Any]) -> Any:
+    """Return whether all metrics are finite, as a bool scalar on the device."""
+    leaves = jax.tree.leaves(metrics)
+    return jnp.all(jnp.stack([jnp.isfinite(jnp.asarray(leaf, jnp.float32)) for leaf in leaves])) if leaves else jnp.bool_(True)
+
+
+def _stays_finite(old: Any, new: Any) -> Any:
+    checks = [
+        jnp.all(jnp.isfinite(value) | ~jnp.isfinite(before))
+        for before, value in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+        if _is_float(value)
+    ]
+    return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+# The totals.
+_LOW = (1 << 12) - 1  # of 32 bits, 20 are left, and float32 holds 24
+_NEVER = np.iinfo(np.int32).max
+
+
+class Totals(NamedTuple):
+    """Sums over the steps of an interval, as scalars on the devices.
+
+    A step is bad if one of its metrics is not finite, or if it is left out by nonfinite="skip". `sums` has (total, low, count)
+    for each name, in float32. Integers are added up in two parts, so that none of their digits is lost: `low` has their last 12
+    bits, and `total` all others. The other fields are int32.
+    """
+
+    sums: dict[str, tuple[Any, Any, Any]]
+    steps: Any
+    first: Any  # number of the first bad step, from 0; the largest int32 if there was none
+    skipped: Any  # number of bad steps that were left out
+    run: Any  # number of bad steps in a row, up to the last step
+
+
+def zero(metrics: Mapping[str, Any]) -> Totals:
+    """Return the totals of no steps, as NumPy scalars, for metrics of the given names."""
+    nothing = {name: (np.float32(0), np.float32(0), np.float32(0)) for name in metrics}
+    return Totals(nothing, np.int32(0), np.int32(_NEVER), np.int32(0), np.int32(0))
+
+
+def _add(totals: Totals, metrics: Mapping[str, Any], finite: Any, skip: bool) -> Totals:
+    """Add the metrics of a step, inside of a jitted function. With `skip`, leave out a step that is not finite, bool []."""
+    sums = {}
+    for name, value in metrics.items():
+        total, count = value if isinstance(value, Mean) else (value, 1)
+        parts = *_split(total), jnp.asarray(count, jnp.float32)
+        if skip:
+            parts = jax.tree.map(lambda part: jnp.where(finite, part, 0), parts)
+        sums[name] = jax.tree.map(jnp.add, totals.sums[name], parts)
+    bad = jnp.logical_not(finite).astype(jnp.int32)
+    return Totals(
+        sums,
+        totals.steps + 1,
+        jnp.minimum(totals.first, jnp.where(finite, _NEVER, totals.steps)),
+        totals.skipped + bad if skip else totals.skipped,
+        (totals.run + 1) * bad,
+    )
+
+
+def _split(value: Any) -> tuple[Any, Any]:
+    """Return two float32 whose sum is a number. For an integer, the sum is exact up to 36 bits."""
+    value = jnp.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.integer) or value.dtype.itemsize < 4:
+        return value.astype(jnp.float32), jnp.float32(0)
+    low = value & _LOW
+    return (value - low).astype(jnp.float32), low.astype(jnp.float32)
+
+
+class Interval(NamedTuple):
+    """The metrics of an interval, on the host. See `Totals`."""
+
+    metrics: dict[str, float]  # the mean of each metric; NaN if there was nothing to take a mean of
+    steps: int
+    first_bad: int | None  # number of the first bad step; None if there was none
+    skipped: int
+    run: int
+
+
+def read(totals: Totals) -> Interval:
+    """Fetch totals from the devices, and wait for them if necessary."""
+    sums, steps, first, skipped, run = jax.device_get(totals)
+    means = {
+        name: (float(total) + float(low)) / float(count) if count else math.nan for name, (total, low, count) in sums.items()
+    }
+    return Interval(means, int(steps), None if first == _NEVER else int(first), int(skipped), int(run))
+
+
+def _as_json(totals: Totals) -> dict[str, Any]:
+    """Fetch totals from the devices, as JSON from which `_from_json` makes the same ones."""
+    fetched = jax.device_get(totals)
+    sums = {name: [float(part) for part in parts] for name, parts in fetched.sums.items()}
+    return {"sums": sums, **{name: int(getattr(fetched, name)) for name in ("steps", "first", "skipped", "run")}}
+
+
+def _from_json(saved: Mapping[str, Any]) -> Totals:
+    """Return totals as NumPy scalars."""
+    sums = {name: (np.float32(total), np.float32(low), np.float32(count)) for name, (total, low, count) in saved["sums"].items()}
+    return Totals(sums, *(np.int32(saved[name]) for name in ("steps", "first", "skipped", "run")))

@@ -32,14 +32,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # a f
 
 @contextlib.contextmanager
 def continuing(path: Path) -> Iterator[None]:
-    """Surround what gives batches the position of a checkpoint.
-
-    Args:
-      path: the folder of the checkpoint.
-
-    Raises:
-      OtherRunError: they are of other data, or have no position.
-    """
+    """Inside of the `with`, turn errors of a feed that is moved to the position of a checkpoint into an OtherRunError."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -49,11 +42,7 @@ def continuing(path: Path) -> Iterator[None]:
 
 
 def check_config(config: Any) -> dict[str, Any]:
-    """Return settings as JSON has them, so that another process can compare them.
-
-    Raises:
-      TypeError: they are not a dict, or one of them is not made of numbers, texts, arrays, paths, dtypes, lists and dicts.
-    """
+    """Return settings as JSON, so that another process can compare them; raise TypeError if one cannot be compared."""
     if config is None:
         return {}
     if not isinstance(config, Mapping):
@@ -88,7 +77,7 @@ class RunFolder:
       config: settings of the run, as JSON, which must stay the same.
 
     Raises:
-      TypeError: it is not a path, or a setting cannot be compared with that of another process.
+      TypeError: it is not a path, or a setting cannot be compared with another process's.
       ValueError: it is the address of a bucket, empty, or in the folder of a checkpoint.
       OtherRunError: the folder holds something else, or another run.
       RuntimeError: another process is training in it.
@@ -169,11 +158,7 @@ class RunFolder:
 
 
 def _locked(path: Path) -> Any:
-    """Lock a file until `release()`, or until this process ends in any way, also if a forked child outlives it.
-
-    Raises:
-      RuntimeError: another process has it.
-    """
+    """Lock a file until `release()`, or until this process ends in any way, also if a forked child outlives it."""
     import filelock
 
     lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)

@@ -1,7 +1,4 @@
-"""The times of a run: when to log, to evaluate and to save, what is best, and when to stop early.
-
-The knowledge of a run beside its state: results of evaluations go in; what is best, and whether to stop early, comes out.
-"""
+"""Decide when a run logs, evaluates and saves, which of its results is best, and when it stops early."""
 
 from __future__ import annotations
 
@@ -54,11 +51,7 @@ class Goal:
 
     @classmethod
     def parse(cls, text: str, argument: str) -> Goal:
-        """Read "min NAME" or "max NAME".
-
-        Raises:
-          ValueError: the text is neither.
-        """
+        """Read "min NAME" or "max NAME"; raise ValueError if the text is neither."""
         direction, _, metric = text.partition(" ") if isinstance(text, str) else ("", "", "")
         if direction not in ("min", "max") or not metric.strip():
             raise ValueError(f"{argument}={text!r}: needs 'min' or 'max' and the name of a metric, such as 'min val_loss'")
@@ -103,61 +96,34 @@ class EarlyStop:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps at which something happens.
+    """The numbers of steps between two log points, evaluations and checkpoints; None for never."""
 
-    Attributes:
-      steps: number of steps of the run; None for the length of the feed.
-      log, evaluate, save: number of steps between two log points, evaluations and checkpoints; None for never.
-      profile: the first and the last step of a trace, from 0; None for none.
-    """
-
-    steps: int | None
+    steps: int | None  # of the run; None for the length of the feed
     log: int
     evaluate: int | None
     save: int | None
-    profile: tuple[int, int] | None
+    profile: tuple[int, int] | None  # the first and the last step of a trace, from 0; None for none
 
     def is_due(self, every: int | None, step: int) -> bool:
-        """Return whether what happens every so many steps happens after `step` steps. It does after the last one."""
+        """Return whether an event of every so many steps is due after `step` steps. It always is after the last step."""
         return every is not None and (step % every == 0 or step == self.steps)
 
 
 @dataclass
 class Progress:
-    """The results of a run that are saved beside the state, and continued with.
+    """The results of evaluations, which are saved beside the state."""
 
-    Attributes:
-      evaluated: the step of the last evaluation.
-      metrics: of the last evaluation.
-      best_goal: the goal of the best checkpoint, as "min val_loss".
-      best: its best value.
-      stop_goal: the goal of the early stop.
-      stop_best: its best value.
-      stop_since: number of evaluations since then.
-      stopped: whether the training has stopped early.
-    """
-
-    evaluated: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best_goal: str | None = None
-    best: float | None = None
-    stop_goal: str | None = None
-    stop_best: float | None = None
-    stop_since: int = 0
-    stopped: bool = False
+    evaluated: int = 0  # the step of the last evaluation
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    best_goal: str | None = None  # the goal of the best checkpoint, as "min val_loss"
+    best: float | None = None  # the best value of that goal
+    stop_goal: str | None = None  # the goal of the early stop
+    stop_best: float | None = None  # the best value of that goal
+    stop_since: int = 0  # number of evaluations since then
+    stopped: bool = False  # whether the training has stopped early
 
     def add(self, step: int, metrics: Mapping[str, float], best: Goal | None, stop: EarlyStop | None) -> bool:
-        """Add the result of an evaluation.
-
-        Args:
-          step: the step of the evaluation.
-          metrics: its metrics.
-          best: the goal of the best checkpoint.
-          stop: when to stop early; sets `stopped`.
-
-        Returns:
-          Whether the checkpoint of this step would be the best.
-        """
+        """Add the result of an evaluation, set `stopped`, and return whether the checkpoint of this step would be the best."""
         self.evaluated, self.metrics = step, dict(metrics)
         if stop:
             goal = Goal.parse(stop.goal, "goal")

@@ -1,9 +1,7 @@
-"""The leaves of a state, by name: a pytree goes in, a flat dict of arrays that can be stored comes out, and back.
+"""Check a state and place it on the devices, and turn it into named arrays that can be stored, and back.
 
-The names are paths such as "parameters/w". Typed PRNG keys are stored as their integers, and arrays of a dtype that TensorStore
-lacks as a wider one that holds the same values.
-
-Prepare a training: a step, a state and a first batch go in; the state in its place and a jitted program come out.
+The name of a leaf is its path, such as "parameters/w". Typed PRNG keys are stored as their integers, and arrays of a dtype that
+TensorStore lacks as a wider one that holds the same values.
 """
 
 from __future__ import annotations
@@ -21,121 +19,9 @@ from penstock.errors import OtherStateError
 from penstock.shard import Plan
 from penstock.shard.arguments import put_copy
 
-_MOST = 20  # lines of a list of differences
-_WIDER = {"uint2": jnp.uint8, "uint4": jnp.uint8, "float8_e4m3": jnp.float16}  # for what TensorStore 0.1.86 lacks
-
-
-class Leaf(NamedTuple):
-    """The description of a leaf: what has to be equal for a stored array to take its place.
-
-    Attributes:
-      shape: of the array; of a typed PRNG key without the integers of each key.
-      dtype: the name of the dtype; of typed PRNG keys "key<…>", which names their implementation.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
-
-
-def named_leaves(state: Any) -> dict[str, Any]:
-    """Return the leaves of a state by name, in the order of the tree.
-
-    Raises:
-      ValueError: two leaves have the same name, as those of {"a/b": …} and {"a": {"b": …}}.
-    """
-    paths, _ = jax.tree_util.tree_flatten_with_path(state)
-    named: dict[str, Any] = {}
-    for path, leaf in paths:
-        name = leaf_name(path) if path else "state"
-        if name in named:
-            raise ValueError(f"the state has two leaves named {name!r}: a key of a dict must not have the path of another leaf")
-        named[name] = leaf
-    return named
-
-
-def describe_leaves(named: Mapping[str, Any]) -> dict[str, Leaf]:
-    """Describe arrays, or abstract arrays, by name."""
-    return {name: Leaf(tuple(x.shape), str(x.dtype)) for name, x in named.items()}
-
-
-def storable(array: Any) -> Any:
-    """Return an array that a file can hold: the integers of typed PRNG keys, and nearly any other array as it is."""
-    if _is_key(array):
-        return jax.random.key_data(array)
-    wider = _WIDER.get(str(array.dtype))
-    return array if wider is None else array.astype(wider)
-
-
-def storable_like(like: Any) -> jax.ShapeDtypeStruct:
-    """Return the abstract array, with its sharding, that is stored for an array or an abstract array."""
-    if not _is_key(like):
-        return jax.ShapeDtypeStruct(like.shape, _WIDER.get(str(like.dtype), like.dtype), sharding=like.sharding)
-    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))
-    # The sharding of the keys leaves the further dimension, that of the integers of a key, replicated.
-    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=like.sharding)
-
-
-def restored(array: Any, like: Any) -> Any:
-    """Turn a stored array into the leaf that it was: the reverse of `storable`."""
-    if not _is_key(like):
-        return array if array.dtype == like.dtype else array.astype(like.dtype)
-    return jax.device_put(jax.random.wrap_key_data(array, impl=_implementation(like.dtype)), like.sharding)
-
-
-def empty(like: Any) -> jax.Array:
-    """Return an array without elements, or keys."""
-    if not _is_key(like):
-        return jnp.zeros(like.shape, like.dtype, device=like.sharding)
-    data = storable_like(like)
-    return restored(jnp.zeros(data.shape, data.dtype, device=data.sharding), like)
-
-
-def check_same_leaves(stored: Mapping[str, Leaf], wanted: Mapping[str, Leaf], where: str) -> None:
-    """Compare the leaves of a checkpoint with those of a state.
-
-    Args:
-      stored: the leaves of the checkpoint.
-      wanted: the leaves of the state.
-      where: names the checkpoint.
-
-    Raises:
-      OtherStateError: they differ. Both sides are listed, leaf by leaf.
-    """
-    names = [name for name in {**wanted, **stored} if stored.get(name) != wanted.get(name)]
-    if not names:
-        return
-    width = max(len(name) for name in names[:_MOST])
-    rows = [f"  {name:{width}}  {stored.get(name, 'not there')!s:>20}  {wanted.get(name, 'not there')!s:>20}" for name in names]
-    more = f"\n  … and {len(rows) - _MOST:,} more" if len(rows) > _MOST else ""
-    raise OtherStateError(
-        f"{where} belongs to another model: {len(names):,} of {len({**wanted, **stored}):,} leaves differ\n"
-        f"  {'leaf':{width}}  {'in the checkpoint':>20}  {'in this state':>20}\n" + "\n".join(rows[:_MOST]) + more + "\n"
-        "Train the model that was saved, or name another folder for this one"
-    )
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _implementation(dtype: Any) -> str:
-    """Return the name of the implementation of typed PRNG keys."""
-    for name in ("threefry2x32", "rbg", "unsafe_rbg"):
-        if jax.random.key(0, impl=name).dtype == dtype:
-            return name
-    raise ValueError(f"keys of {dtype} cannot be restored: keep their integers, jax.random.key_data(keys), in the state")
-
 
 def check_state(state: Any) -> None:
-    """Check that all leaves of a state are arrays or numbers.
-
-    Raises:
-      TypeError: a leaf is neither. The message names it.
-      ValueError: there is no leaf, or an array was donated or deleted.
-    """
+    """Raise TypeError if a leaf is neither an array nor a number; ValueError if there is no leaf, or an array was donated."""
     leaves = named_leaves(state)
     if not leaves:
         raise ValueError("the state has no arrays: a step could not change it")
@@ -154,18 +40,14 @@ def check_state(state: Any) -> None:
 
 
 def _is_foreign(leaf: Any) -> bool:
-    """Return whether a NumPy array has a dtype that JAX does not have, as those of texts, dates and objects."""
+    """Return whether a NumPy array has a dtype that JAX lacks, such as texts, dates and objects."""
     if isinstance(leaf, jax.Array) or not hasattr(leaf, "dtype"):
         return False
     return not (jnp.issubdtype(leaf.dtype, np.number) or jnp.issubdtype(leaf.dtype, np.bool_))
 
 
 def check_devices_of_state(state: Any, batch: Batch) -> None:
-    """Check that arrays which the caller has put on certain devices are on those of the batches.
-
-    Raises:
-      ValueError: they are on others. A program runs on one set of devices.
-    """
+    """Raise ValueError if an array is committed to other devices than the batches. A program runs on one set of devices."""
     devices = leaves_with_names(batch)[0][1].sharding.device_set
     for name, leaf in named_leaves(state).items():
         if not isinstance(leaf, jax.Array) or not leaf.committed:
@@ -189,8 +71,8 @@ def shardings_of_state(state: Any, batch: Batch, plan: Plan | None) -> Any:
     Args:
       state: arrays, numbers, or abstract arrays.
       batch: the first batch, on its devices.
-      plan: decides, if there is one. Without one, an array over several devices stays where it is. Any other leaf goes to the
-        devices of the batch, replicated.
+      plan: decides, if there is one. Without one, an array over several devices stays where it is. Any other leaf is replicated
+        over the devices of the batch.
     """
     if plan is not None:
         return plan.shardings[0]
@@ -223,18 +105,13 @@ def place(state: Any, shardings: Any, like: Any) -> Any:
     Args:
       state: arrays or numbers.
       shardings: the sharding of each leaf.
-      like: abstract arrays with the dtypes.
-
-    Raises:
-      ValueError: a dtype cannot hold a number. JAX makes 32 bits of 64.
+      like: abstract arrays. ValueError if a dtype cannot hold a number: JAX makes 32 bits of 64.
     """
     for (name, leaf), wanted in zip(named_leaves(state).items(), jax.tree.leaves(like), strict=True):
         _check_range(name, leaf, wanted.dtype)
 
     def exact(leaf: Any, wanted: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
-            return np.asarray(leaf, wanted.dtype)
-        return strong(leaf)
+        return strong(leaf) if isinstance(leaf, jax.Array) else np.asarray(leaf, wanted.dtype)
 
     return jax.tree.map(_put, jax.tree.map(exact, state, like), shardings)
 
@@ -261,7 +138,7 @@ def strong(leaf: Any) -> Any:
 
 
 def _put(leaf: Any, sharding: Sharding) -> jax.Array:
-    """Copy an array to devices, also to those of other processes, which each have all of it."""
+    """Copy an array to devices, also to devices of other processes, which each have all of it."""
     if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
         return put_copy(leaf, sharding)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -273,11 +150,106 @@ def _put(leaf: Any, sharding: Sharding) -> jax.Array:
 
 
 def abstract(tree: Any, shardings: Any = None) -> Any:
-    """Return the shapes and dtypes of a tree, with the given shardings or those of its arrays."""
+    """Return the shapes and dtypes of a tree, with the given shardings, or the shardings of its arrays."""
+
+    def describe(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(np.shape(x), getattr(x, "dtype", None) or jnp.result_type(x), sharding=sharding)
+
     if shardings is None:
-        return jax.tree.map(lambda x: _abstract(x, getattr(x, "sharding", None)), tree)
-    return jax.tree.map(_abstract, tree, shardings)
+        return jax.tree.map(lambda x: describe(x, getattr(x, "sharding", None)), tree)
+    return jax.tree.map(describe, tree, shardings)
 
 
-def _abstract(x: Any, sharding: Sharding | None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(x), getattr(x, "dtype", None) or jnp.result_type(x), sharding=sharding)
+# The names of the leaves, and the arrays that are stored for them.
+_MOST = 20  # lines of a list of differences
+_WIDER = {"uint2": jnp.uint8, "uint4": jnp.uint8, "float8_e4m3": jnp.float16}  # for what TensorStore 0.1.86 lacks
+
+
+class Leaf(NamedTuple):
+    """The description of a leaf, which a stored array needs to take its place."""
+
+    shape: tuple[int, ...]  # of typed PRNG keys, without the dimension of their integers
+    dtype: str  # its name; of typed PRNG keys "key<…>", which names their implementation
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+def named_leaves(state: Any) -> dict[str, Any]:
+    """Return the leaves of a state by name; raise ValueError if two have the same, as in {"a/b": …, "a": {"b": …}}."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(state)
+    named: dict[str, Any] = {}
+    for path, leaf in paths:
+        name = leaf_name(path) if path else "state"
+        if name in named:
+            raise ValueError(f"the state has two leaves named {name!r}: a key of a dict must not have the path of another leaf")
+        named[name] = leaf
+    return named
+
+
+def describe_leaves(named: Mapping[str, Any]) -> dict[str, Leaf]:
+    """Describe arrays, or abstract arrays, by name."""
+    return {name: Leaf(tuple(x.shape), str(x.dtype)) for name, x in named.items()}
+
+
+def check_same_leaves(stored: Mapping[str, Leaf], wanted: Mapping[str, Leaf], where: str) -> None:
+    """Compare the stored leaves of a checkpoint with the wanted leaves of a state. `where` names the checkpoint.
+
+    Raises:
+      OtherStateError: they differ. The message lists both, leaf by leaf.
+    """
+    names = [name for name in {**wanted, **stored} if stored.get(name) != wanted.get(name)]
+    if not names:
+        return
+    width = max(len(name) for name in names[:_MOST])
+    rows = [f"  {name:{width}}  {stored.get(name, 'not there')!s:>20}  {wanted.get(name, 'not there')!s:>20}" for name in names]
+    more = f"\n  … and {len(rows) - _MOST:,} more" if len(rows) > _MOST else ""
+    raise OtherStateError(
+        f"{where} belongs to another model: {len(names):,} of {len({**wanted, **stored}):,} leaves differ\n"
+        f"  {'leaf':{width}}  {'in the checkpoint':>20}  {'in this state':>20}\n" + "\n".join(rows[:_MOST]) + more + "\n"
+        "Train the model that was saved, or name another folder for this one"
+    )
+
+
+def storable(array: Any) -> Any:
+    """Return an array that a file can hold: the integers of typed PRNG keys, and nearly any other array as it is."""
+    if _is_key(array):
+        return jax.random.key_data(array)
+    wider = _WIDER.get(str(array.dtype))
+    return array if wider is None else array.astype(wider)
+
+
+def storable_like(like: Any) -> jax.ShapeDtypeStruct:
+    """Return the abstract array, with its sharding, that is stored for an array or an abstract array."""
+    if not _is_key(like):
+        return jax.ShapeDtypeStruct(like.shape, _WIDER.get(str(like.dtype), like.dtype), sharding=like.sharding)
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))
+    # The sharding of the keys leaves the last dimension, the integers of a key, replicated.
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=like.sharding)
+
+
+def restored(array: Any, like: Any) -> Any:
+    """Turn a stored array into the leaf that it was: the reverse of `storable`."""
+    if not _is_key(like):
+        return array if array.dtype == like.dtype else array.astype(like.dtype)
+    return jax.device_put(jax.random.wrap_key_data(array, impl=_implementation(like.dtype)), like.sharding)
+
+
+def empty(like: Any) -> jax.Array:
+    """Return an array without elements, or keys."""
+    if not _is_key(like):
+        return jnp.zeros(like.shape, like.dtype, device=like.sharding)
+    data = storable_like(like)
+    return restored(jnp.zeros(data.shape, data.dtype, device=data.sharding), like)
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _implementation(dtype: Any) -> str:
+    """Return the name of the implementation of typed PRNG keys."""
+    for name in ("threefry2x32", "rbg", "unsafe_rbg"):
+        if jax.random.key(0, impl=name).dtype == dtype:
+            return name
+    raise ValueError(f"keys of {dtype} cannot be restored: keep their integers, jax.random.key_data(keys), in the state")

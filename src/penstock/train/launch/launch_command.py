@@ -1,4 +1,4 @@
-"""The command `penstock launch`: check the command line, run the ranks, and start them again where that was asked for."""
+"""The command `penstock launch`: check the command line, run the ranks, and restart them up to `--restarts` times."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the processes.
 
     Returns:
-      The exit status: 0 if all processes exited with 0; 2 for a script that is not there; 124 after a stall; else that of the
-      process that failed first, which is 128 + n if signal n ended it.
+      The exit status: 0 if all processes exited with 0; 2 for a script that is not there; 124 after a stall; else the status of
+      the process that failed first, which is 128 + n if signal n ended it.
     """
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     problem = _problem(command, args.module)
@@ -114,7 +114,7 @@ def _problem(command: list[str], module: bool) -> str:
 
 
 def _open_standard_streams() -> None:
-    """Let descriptors 0 to 2 lead nowhere if they are closed. Otherwise, the next pipes would get their numbers."""
+    """Open descriptors 0 to 2 on the null device if they are closed. Otherwise, the next pipes would get their numbers."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -1,22 +1,15 @@
-"""Write to stdout and stderr without waiting: blocks of lines go in, and are written in order, as much as fits.
+"""Run the ranks once: start them, relay what they write, and end them together.
 
-There is one queue for both, and a block is written to its end before the next one begins. So lines are not mixed even if both
-lead to the same terminal or file. The launcher asks `select` whether the first block's descriptor takes more, and writes at
-most as much as a pipe then takes at once. So a reader that has stopped cannot keep the launcher from forwarding a signal.
-
-Turn signals into bytes that a loop reads, so that all is decided in one place and none of it inside of a handler.
-
-Run the ranks once: start them, relay what they write, and end them together.
-
-One thread does all of it, in one loop, and owns all of the state. The loop waits in one place, `select`, which ends when a rank
-has written something, when the reader of the output takes more, when a signal came (the end of a process is one), and after
-half a second in any case. Nothing else in the loop waits: reads are of what is there, writes are as much as fits, and `poll`
-does not wait for a process. So no rank, and no reader of the output, can keep the launcher from ending the others.
+One thread does all of it, in one loop, and owns all of the state. The loop waits in one place, `select`. That ends when a rank
+has written something, when the reader of the output takes more, when a signal came, such as SIGCHLD, or after half a second.
+Nothing else in the loop waits: it reads what is there, writes as much as fits, and `poll` does not wait for a process. So no
+rank, and no reader of the output, can keep the launcher from ending the others. Signals become bytes that the loop reads, and no
+handler decides anything.
 
 The order of an end: the first rank that fails decides the exit code. The others get SIGTERM, and after the grace period the
-whole group gets SIGKILL. Ctrl-C and SIGTERM of the launcher go to the ranks, which may take as long as they want to save and
-exit. From then on a failure of a rank sends no second signal, and only begins the grace period. After the last rank, what ranks
-have started and left behind gets SIGTERM, and SIGKILL after the grace period.
+whole group gets SIGKILL. Ctrl-C and SIGTERM of the launcher are forwarded to the ranks, which may take as long as they want to
+save and exit. From then on a failure of a rank sends no second signal, and only begins the grace period. After the last rank,
+the processes that ranks have started and left behind get SIGTERM, and SIGKILL after the grace period.
 """
 
 from __future__ import annotations
@@ -39,107 +32,8 @@ from penstock import _heartbeat
 from penstock._heartbeat import COORDINATOR, COUNT, INDEX
 from penstock.train.launch.stall import Progress
 
-_AT_ONCE = 4096  # bytes that a pipe takes if `select` says that it is ready (PIPE_BUF on Linux)
-_FULL = 4 << 20  # waiting bytes after which the launcher stops reading from its processes
-
-
-class Output:
-    """The queue of what is to be written. One thread uses it."""
-
-    def __init__(self) -> None:
-        self._blocks: deque[tuple[int, memoryview]] = deque()
-        self._waiting = 0
-        self._broken: set[int] = set()  # descriptors that nobody reads any more
-
-    @property
-    def descriptor(self) -> int | None:
-        """Return the descriptor for which the first block waits; None if there is none."""
-        return self._blocks[0][0] if self._blocks else None
-
-    @property
-    def full(self) -> bool:
-        """Return whether no more should be read, so that the processes wait for the reader of their output."""
-        return self._waiting > _FULL
-
-    def put(self, descriptor: int, lines: bytes) -> None:
-        """Add lines for a descriptor: 1 or 2."""
-        if lines and descriptor not in self._broken:
-            self._blocks.append((descriptor, memoryview(lines)))
-            self._waiting += len(lines)
-
-    def say(self, text: str) -> None:
-        """Add a line of the launcher itself."""
-        self.put(2, f"penstock launch: {text}\n".encode())
-
-    def write(self) -> None:
-        """Write some bytes of the first block.
-
-        Raises:
-          OSError: nobody reads the descriptor any more. All that waits for it is dropped, and all that is added later.
-        """
-        descriptor, block = self._blocks.popleft()
-        try:
-            written = os.write(descriptor, block[:_AT_ONCE])
-        except BlockingIOError:
-            written = 0
-        except OSError:
-            self._broken.add(descriptor)
-            self._blocks = deque(each for each in self._blocks if each[0] != descriptor)
-            self._waiting = sum(len(each) for _, each in self._blocks)
-            raise
-        self._waiting -= written
-        if written < len(block):
-            self._blocks.appendleft((descriptor, block[written:]))
-
-
-_CAUGHT = (signal.SIGINT, signal.SIGTERM)
-
-
-class SignalPipe:
-    """The signals that came since they were last read.
-
-    Attributes:
-      descriptor: readable if some came. A process that ended is one (SIGCHLD).
-    """
-
-    def __init__(self, descriptor: int):
-        self.descriptor = descriptor
-
-    def read(self) -> list[int]:
-        """Return the numbers of the signals that came, without waiting."""
-        try:
-            return list(os.read(self.descriptor, 4096))
-        except BlockingIOError:
-            return []
-
-
-@contextlib.contextmanager
-def signal_pipe() -> Iterator[SignalPipe]:
-    """Note Ctrl-C, SIGTERM and the ends of processes inside of the `with`. To be entered on the main thread.
-
-    A signal that is ignored stays so: a shell starts its background commands without Ctrl-C.
-    """
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    os.set_blocking(writing, False)
-    before = {
-        number: signal.signal(number, lambda *_: None)
-        for number in (*_CAUGHT, signal.SIGCHLD)
-        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN
-    }
-    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    try:
-        yield SignalPipe(reading)
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(reading)
-        os.close(writing)
-
-
 _LOOK = 0.5  # seconds between two looks at the ranks, if nothing else happens
-_STALLED = 124  # the exit code after a stall, as of the command `timeout`
+_STALLED = 124  # the exit code after a stall, the same as the command `timeout` has
 _READER_LEFT = 128 + signal.SIGPIPE
 _FORWARDED = (signal.SIGINT, signal.SIGTERM)
 _OURS = (COORDINATOR, COUNT, INDEX, _heartbeat.FILE, _heartbeat.LAUNCHER)
@@ -148,49 +42,27 @@ _OTHERS = ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_COORDINATOR_B
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line of `penstock launch`.
+    """A command line of `penstock launch`."""
 
-    Attributes:
-      command: of every rank.
-      count: number of ranks.
-      devices: of each rank; None for one GPU, or JAX's default on CPUs.
-      restarts: how often all are started again after a failure.
-      stall: seconds without a step after which a run has failed; None for no limit.
-      grace: seconds between SIGTERM and SIGKILL.
-    """
-
-    command: list[str]
-    count: int
-    devices: int | None
-    restarts: int
-    stall: float | None
-    grace: float
+    command: list[str]  # of every rank
+    count: int  # of ranks
+    devices: int | None  # of each rank; None for one GPU, or JAX's default on CPUs
+    restarts: int  # how often all are started again after a failure
+    stall: float | None  # seconds without a step after which a run has failed; None for no limit
+    grace: float  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt has ended.
+    """The end of an attempt."""
 
-    Attributes:
-      code: the exit code.
-      why: what failed first, for people; "" if nothing did.
-      signalled: whether a signal of the launcher was forwarded.
-    """
-
-    code: int
-    why: str
-    signalled: bool
+    code: int  # the exit code
+    why: str  # the first failure, in words; "" if there was none
+    signalled: bool  # whether a signal of the launcher was forwarded
 
 
 def run_attempt(launch: Launch, port: int, output: Output, signals: SignalPipe) -> Ending:
-    """Start all ranks, and return when all have ended and all that they wrote is written.
-
-    Args:
-      launch: the command line.
-      port: a free port for the coordinator.
-      output: where the lines of the ranks go.
-      signals: those of the launcher.
-    """
+    """Start all ranks with a coordinator at a free port, and return when all have ended and their output is written."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-launch-") as folder,
         contextlib.closing(GuardedGroup(launch.grace)) as group,
@@ -227,9 +99,9 @@ class _Attempt:
         while self._running or self._streams or self._output.descriptor is not None:
             self._wait()
             now = time.monotonic()
-            self._see_who_ended(now)
+            self._poll_ranks(now)
             self._watch_progress(now)
-            self._keep_time(now)
+            self._enforce_grace_period(now)
         code, why = self._failure or (0, "")
         return Ending(code, why, self._forwarded > 0)
 
@@ -249,7 +121,7 @@ class _Attempt:
         return environment | (self.progress.environment(rank) if self.progress else {})
 
     def _wait(self) -> None:
-        """Wait until something happens, and take it."""
+        """Wait until there is a signal, output of a rank, or room for output, and handle it."""
         self._held |= self._output.full
         pipes = [] if self._output.full else list(self._streams)
         writing = [] if self._output.descriptor is None else [self._output.descriptor]
@@ -274,9 +146,9 @@ class _Attempt:
             self._output.put(descriptor, lines.add(data, time.monotonic()))
         else:
             self._output.put(descriptor, lines.end())
-            self._forget(pipe)
+            self._close(pipe)
 
-    def _forget(self, pipe: int) -> None:
+    def _close(self, pipe: int) -> None:
         del self._streams[pipe]
         os.close(pipe)
 
@@ -292,7 +164,7 @@ class _Attempt:
         else:
             self._kill_at = min(self._kill_at, time.monotonic() + (self._launch.grace if self._forwarded == 2 else 0))
 
-    def _see_who_ended(self, now: float) -> None:
+    def _poll_ranks(self, now: float) -> None:
         for rank, process in list(self._running.items()):
             code = process.poll()
             if code is None:
@@ -330,8 +202,8 @@ class _Attempt:
             self._output.say(self.progress.report(running, now))
             self._fail(_STALLED, f"rank {', '.join(map(str, self.progress.behind(self._running)))} stalled")
 
-    def _keep_time(self, now: float) -> None:
-        """Kill the group at the end of the grace period, and do not wait for output of those that have left it."""
+    def _enforce_grace_period(self, now: float) -> None:
+        """Kill the group at the end of the grace period, and do not wait for output of processes that have left it."""
         if not self._killed and now >= self._kill_at:
             self._killed = True
             self._kill_at = now + 1
@@ -339,7 +211,7 @@ class _Attempt:
         elif self._killed and not self._running and now >= self._kill_at:
             for pipe in list(self._streams):
                 self._output.put(self._streams[pipe][0], self._streams[pipe][1].end())
-                self._forget(pipe)
+                self._close(pipe)
 
 
 def _name(number: int) -> str:
@@ -347,6 +219,173 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+# The output.
+_AT_ONCE = 4096  # bytes that a pipe takes if `select` says that it is ready (PIPE_BUF on Linux)
+_FULL = 4 << 20  # waiting bytes after which the launcher stops reading from its processes
+
+
+class Output:
+    """The queue of the lines for stdout and stderr, which it writes without waiting. One thread uses it.
+
+    There is one queue for both, and a block is written to its end before the next one begins. So lines are not mixed even if both
+    lead to the same terminal or file. The launcher asks `select` whether the first block's descriptor takes more, and writes at
+    most as much as a pipe then takes at once. So a reader that has stopped cannot keep the launcher from forwarding a signal.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: deque[tuple[int, memoryview]] = deque()
+        self._waiting = 0
+        self._broken: set[int] = set()  # descriptors that nobody reads any more
+
+    @property
+    def descriptor(self) -> int | None:
+        """Return the descriptor for which the first block waits; None if there is none."""
+        return self._blocks[0][0] if self._blocks else None
+
+    @property
+    def full(self) -> bool:
+        """Return whether no more should be read, so that the processes wait for the reader of their output."""
+        return self._waiting > _FULL
+
+    def put(self, descriptor: int, lines: bytes) -> None:
+        """Add lines for a descriptor: 1 or 2."""
+        if lines and descriptor not in self._broken:
+            self._blocks.append((descriptor, memoryview(lines)))
+            self._waiting += len(lines)
+
+    def say(self, text: str) -> None:
+        """Add a line of the launcher itself."""
+        self.put(2, f"penstock launch: {text}\n".encode())
+
+    def write(self) -> None:
+        """Write some bytes of the first block. Raise OSError if it has no reader any more, and drop its lines from now on."""
+        descriptor, block = self._blocks.popleft()
+        try:
+            written = os.write(descriptor, block[:_AT_ONCE])
+        except BlockingIOError:
+            written = 0
+        except OSError:
+            self._broken.add(descriptor)
+            self._blocks = deque(each for each in self._blocks if each[0] != descriptor)
+            self._waiting = sum(len(each) for _, each in self._blocks)
+            raise
+        self._waiting -= written
+        if written < len(block):
+            self._blocks.appendleft((descriptor, block[written:]))
+
+
+_FRAME_SECONDS = 5.0  # between two frames of a progress bar
+_LONGEST = 64 << 20  # bytes of a line without an end, after which it is broken
+_FRAMES = re.compile(rb"[^\n]*\r[^\n]*")  # a line with a carriage return
+
+
+class LinePrefixer:
+    """The lines of one stream of one rank. One thread uses it.
+
+    Examples:
+      >>> from penstock.train.launch.ranks import LinePrefixer
+      >>> lines = LinePrefixer(1)
+      >>> lines.add(b"one\\ntw", 0.0), lines.add(b"o", 0.0), lines.end()
+      (b'[1] one\\n', b'', b'[1] two\\n')
+    """
+
+    def __init__(self, rank: int):
+        self._prefix = f"[{rank}] ".encode()
+        self._partial = bytearray()  # the bytes after the last line feed
+        self._shown = b""  # the frame of the present line that was written last
+        self._when = 0.0  # it was written, in seconds of the caller
+
+    def add(self, data: bytes, now: float) -> bytes:
+        """Return the lines that new output completes at a time in seconds, with prefixes; b"" if it completes none."""
+        self._partial += data
+        feed = self._partial.rfind(b"\n", len(self._partial) - len(data))
+        whole, lines = b"", b""
+        if feed >= 0:
+            whole = bytes(self._partial[: feed + 1])
+            del self._partial[: feed + 1]
+            lines = self._lines(whole)
+            self._shown = b""
+        if b"\r" in data:
+            lines += self._frame(now)
+        if len(self._partial) > _LONGEST:
+            lines += self.end()
+        return lines
+
+    def end(self) -> bytes:
+        """Return what the process wrote after its last line feed, as a line."""
+        rest = bytes(self._partial)
+        self._partial.clear()
+        return self._lines(rest + b"\n") if rest else b""
+
+    def _lines(self, whole: bytes) -> bytes:
+        """Return lines with prefixes, each as its last frame. Leave out the first if it is the frame that was shown."""
+        if b"\r" in whole:
+            first, _, others = whole.partition(b"\n")
+            if self._shown and _last_frame(first) == self._shown:
+                whole = others
+            whole = _FRAMES.sub(lambda line: _last_frame(line[0]), whole)
+        return self._prefix + whole[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n" if whole else b""
+
+    def _frame(self, now: float) -> bytes:
+        """Return the last whole frame of the present line if it is time for one, and drop the frames before it."""
+        frames, _, rest = bytes(self._partial).rpartition(b"\r")
+        if not _:
+            return b""
+        frame = _last_frame(frames)
+        self._partial[:] = frame + b"\r" + rest
+        if not frame or frame == self._shown or now < self._when + _FRAME_SECONDS:
+            return b""
+        self._shown, self._when = frame, now
+        return self._prefix + frame + b"\n"
+
+
+def _last_frame(line: bytes) -> bytes:
+    """Return the last part between carriage returns that is not blank."""
+    return next((frame for frame in reversed(line.split(b"\r")) if frame.strip()), b"")
+
+
+# The signals and the processes.
+
+
+class SignalPipe:
+    """The signals that came since they were last read. Its descriptor is readable if some came. The end of a child is one."""
+
+    def __init__(self, descriptor: int):
+        self.descriptor = descriptor
+
+    def read(self) -> list[int]:
+        """Return the numbers of the signals that came, without waiting."""
+        try:
+            return list(os.read(self.descriptor, 4096))
+        except BlockingIOError:
+            return []
+
+
+@contextlib.contextmanager
+def signal_pipe() -> Iterator[SignalPipe]:
+    """Note Ctrl-C, SIGTERM and the ends of processes inside of the `with`. Enter it on the main thread.
+
+    A signal that is ignored stays so: a shell starts its background commands without Ctrl-C.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    before = {
+        number: signal.signal(number, lambda *_: None)
+        for number in (*_FORWARDED, signal.SIGCHLD)
+        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN
+    }
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield SignalPipe(reading)
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
 
 
 # -I -S: nothing of the user's environment is imported, so that it starts in milliseconds and cannot fail.
@@ -365,18 +404,11 @@ os.killpg(0, signal.SIGKILL)
 
 
 class GuardedGroup:
-    """A process group with its guard. Only the main thread of the launcher uses it.
-
-    Args:
-      grace: seconds between SIGTERM and SIGKILL if the launcher is killed.
-    """
+    """A process group with a guard process, which ends the group if the launcher is killed."""
 
     def __init__(self, grace: float):
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD, str(grace)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
+            [sys.executable, "-I", "-S", "-c", _GUARD, str(grace)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         assert self._guard.stdout is not None
         self._guard.stdout.read(1)  # it ignores SIGTERM from now on
@@ -413,82 +445,3 @@ class GuardedGroup:
         # The guard is a child that nobody has waited for, so its number cannot belong to other processes.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._guard.pid, number)
-
-
-_FRAME_SECONDS = 5.0  # between two frames of a progress bar
-_LONGEST = 64 << 20  # bytes of a line without an end, after which it is broken
-
-_FRAMES = re.compile(rb"[^\n]*\r[^\n]*")  # a line with a carriage return
-
-
-class LinePrefixer:
-    """The lines of one stream of one process. One thread uses it.
-
-    Args:
-      rank: of the process.
-
-    Examples:
-      >>> from penstock.train.launch.ranks import LinePrefixer
-      >>> lines = LinePrefixer(1)
-      >>> lines.add(b"one\\ntw", 0.0), lines.add(b"o", 0.0), lines.end()
-      (b'[1] one\\n', b'', b'[1] two\\n')
-    """
-
-    def __init__(self, rank: int):
-        self._prefix = f"[{rank}] ".encode()
-        self._partial = bytearray()  # the bytes after the last line feed
-        self._shown = b""  # the frame of the present line that was written last
-        self._when = 0.0  # it was written, in seconds of the caller
-
-    def add(self, data: bytes, now: float) -> bytes:
-        """Return the lines that a chunk completes, with prefixes; b"" if it completes none.
-
-        Args:
-          data: what the process wrote.
-          now: the time in seconds.
-        """
-        self._partial += data
-        feed = self._partial.rfind(b"\n", len(self._partial) - len(data))
-        whole, lines = b"", b""
-        if feed >= 0:
-            whole = bytes(self._partial[: feed + 1])
-            del self._partial[: feed + 1]
-            lines = self._lines(whole)
-            self._shown = b""
-        if b"\r" in data:
-            lines += self._frame(now)
-        if len(self._partial) > _LONGEST:
-            lines += self.end()
-        return lines
-
-    def end(self) -> bytes:
-        """Return what the process wrote after its last line feed, as a line."""
-        rest = bytes(self._partial)
-        self._partial.clear()
-        return self._lines(rest + b"\n") if rest else b""
-
-    def _lines(self, whole: bytes) -> bytes:
-        """Return lines with prefixes, each as its last frame. The first is left out if it is the frame that was shown."""
-        if b"\r" in whole:
-            first, _, others = whole.partition(b"\n")
-            if self._shown and _last_frame(first) == self._shown:
-                whole = others
-            whole = _FRAMES.sub(lambda line: _last_frame(line[0]), whole)
-        return self._prefix + whole[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n" if whole else b""
-
-    def _frame(self, now: float) -> bytes:
-        """Return the last whole frame of the present line if it is time for one, and drop those before it."""
-        frames, _, rest = bytes(self._partial).rpartition(b"\r")
-        if not _:
-            return b""
-        frame = _last_frame(frames)
-        self._partial[:] = frame + b"\r" + rest
-        if not frame or frame == self._shown or now < self._when + _FRAME_SECONDS:
-            return b""
-        self._shown, self._when = frame, now
-        return self._prefix + frame + b"\n"
-
-
-def _last_frame(line: bytes) -> bytes:
-    """Return the last part between carriage returns that is not blank."""
-    return next((frame for frame in reversed(line.split(b"\r")) if frame.strip()), b"")

@@ -1,4 +1,4 @@
-"""Watch the steps of all ranks, and say which rank keeps the others waiting.
+"""Watch the steps of all ranks, and find the rank for which the others wait.
 
 Each rank counts its steps and batches in a file (`penstock._heartbeat`). The launcher looks at it, and notes by its own clock
 when a count has changed. Two limits hold:
@@ -38,14 +38,7 @@ class _Rank:
 
 
 class Progress:
-    """The steps of the ranks of one attempt.
-
-    Args:
-      folder: for the files of the counts and the stacks.
-      count: number of ranks.
-      limit: seconds without a step.
-      now: the time in seconds.
-    """
+    """The steps of the ranks of one attempt, with their counts and stacks in a folder. Times and the limit are in seconds."""
 
     def __init__(self, folder: Path, count: int, limit: float, now: float):
         self._limit, self._looked = limit, now
@@ -63,12 +56,9 @@ class Progress:
         return {_heartbeat.FILE: str(self._ranks[rank].stacks).removesuffix(_heartbeat.STACKS)}
 
     def stalled(self, running: Collection[int], now: float, excused: bool) -> bool:
-        """Look at the counts, and return whether a rank has been silent for too long.
+        """Look at the counts, and return whether a running rank has been silent for too long.
 
-        Args:
-          running: the ranks that have not ended.
-          now: the time in seconds.
-          excused: whether the time since the last look does not count, because the ranks may have waited for the launcher.
+        If excused, the time since the last look does not count, because the ranks may have waited for the launcher.
         """
         gap, self._looked = now - self._looked, now
         excused = excused or gap > 5.0  # the launcher itself was stopped, or the machine slept
@@ -95,12 +85,7 @@ class Progress:
         return [rank for rank in running if self._ranks[rank].seen == fewest]
 
     def report(self, running: Mapping[int, int], now: float) -> str:
-        """Return what the ranks have done, and the stacks of those that are behind.
-
-        Args:
-          running: from each rank that has not ended to its process id.
-          now: the time in seconds.
-        """
+        """Return the steps of all ranks, and the stacks of those that are behind; `running` has the process id of each rank."""
         behind = self.behind(running)
         silent = max(now - self._ranks[rank].changed for rank in running)
         names = ", ".join(map(str, behind))
@@ -112,7 +97,7 @@ class Progress:
             who = "all ranks have made as many steps, so their stacks have to tell which is at fault"
         lines = [f"no step for {silent:.0f} s: {who}"]
         lines += [
-            f"  rank {rank}: {self._words_of(rank)}, "
+            f"  rank {rank}: {self._describe(rank)}, "
             + (f"silent for {now - each.changed:.0f} s" if rank in running else "ended")
             for rank, each in enumerate(self._ranks)
         ]
@@ -120,7 +105,7 @@ class Progress:
         lines += [f"stacks of rank {rank} (process {running[rank]}):\n{textwrap.indent(stacks[rank], '  ')}" for rank in behind]
         return "\n".join(lines)
 
-    def _words_of(self, number: int) -> str:
+    def _describe(self, number: int) -> str:
         rank = self._ranks[number]
         steps, batches = rank.seen
         if steps:
@@ -128,11 +113,7 @@ class Progress:
         return f"{batches} batches" if batches else "no step yet"
 
     def _stacks(self, processes: Mapping[int, int]) -> dict[int, str]:
-        """Ask ranks for their stacks, and return them, or why there are none.
-
-        Args:
-          processes: from each of these ranks to its process id.
-        """
+        """Ask ranks, given by their process ids, for their stacks. Return the stacks, or why there are none."""
         # The signal would end a process that has not registered it.
         asked = [rank for rank in processes if self._ranks[rank].words[_heartbeat.REGISTERED]]
         for rank in asked:
