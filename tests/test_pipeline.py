@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -166,6 +167,20 @@ def test_slow_finishing_runs_beside_making(monkeypatch):
         return x
 
     assert drain(PrefetchPipeline(numbers(4, make), 3, finish=finish, done_capacity=1)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("slow", [{3}, {3, 4}])
+def test_the_finisher_starts_after_two_slow_items_in_a_row(slow, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(_pipeline, "time", SimpleNamespace(perf_counter=lambda: clock.now, monotonic=time.monotonic))
+
+    def finish(i, x):
+        clock.now += 1.0 if i in slow else 0.0
+        return threading.current_thread().name
+
+    names = drain(PrefetchPipeline(numbers(8), 3, finish=finish))
+    assert ("penstock-1" in names) == (len(slow) == 2)  # the thread after the producer
+    assert names[5] == "penstock-1" or len(slow) == 1
 
 
 @settings(max_examples=60, deadline=None)

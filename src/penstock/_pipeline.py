@@ -1,11 +1,7 @@
-"""Define the producers that a `PrefetchPipeline` takes, and the exceptions that its `get()` raises.
+"""Run threads that produce items ahead of a consumer, and hand the items over in order and within bounds.
 
-Estimate how long something takes from its last two durations.
-
-Threads that produce items ahead of a consumer, and hand them over in order and within bounds.
-
-A `PrefetchPipeline` takes `Producers` and an optional `finish`, and returns one finished item from each `get()`. It holds all
-code that buffers, waits, orders errors and closes. `_threads` starts its threads, and ends them before the interpreter exits.
+A `PrefetchPipeline` takes `Producers` and an optional `finish`, and returns one finished item from each `get()`. All code that
+buffers, waits, orders errors and closes is here. `_threads` starts the threads, and ends them before the interpreter exits.
 
 How it works
 ------------
@@ -14,9 +10,10 @@ produced items are finished in order, one at a time. The consumer takes them in 
 
     producers ──► produced (≤ capacity) ──► finish ──► done (≤ done_capacity) ──► get()
 
-A *finisher* thread finishes, so that producing and finishing overlap. If finishing is quick (`_QUICK`), it would save less time
-than a handover to the finisher costs. Then a thread that is awake finishes: the producer of the next item, or a consumer that
-finds no item. So the finisher starts when finishing is first slow.
+A *finisher* thread finishes, so that producing and finishing overlap. If finishing is quick (`_QUICK`), the overlap saves less
+time than a handover to the finisher costs. Then a thread that is awake finishes: the producer of the next item, or a consumer
+that finds no item. The pipeline takes the shorter of the last two durations, so one long finish changes nothing. The finisher
+starts when two finishes in a row were slow.
 
 How it is correct
 -----------------
@@ -44,10 +41,10 @@ producer that has room. If there is an item to finish, it also wakes the finishe
 *The end.* `Exhausted` or an error at number `n` means that nothing from `n` on is handed over. Items before `n` come
 first. An error is raised once; every later `get()` raises `Exhausted`.
 
-*close()* drops all items, wakes all threads, and calls `interrupt`, which makes blocked work return if that is
-possible. It waits at most `JOIN_SECONDS` for the threads. A thread inside of a read that cannot be interrupted ends
-when the read returns. It hands nothing over, and the last producer runs `cleanup`. Threads are daemons, so such a read
-does not hold up the exit of the interpreter.
+*close()* drops all items, wakes all threads, and calls `interrupt`, which makes blocked work return if possible. It waits
+at most `JOIN_SECONDS` for the threads. A thread inside a read that cannot be interrupted ends when the read returns. It
+hands nothing over, and the last producer runs `cleanup`. Threads are daemons, so such a read does not delay the exit of
+the interpreter.
 
 *Garbage collection* may call `close()` on any thread at any allocation, even on a worker that holds the lock. So the
 lock is re-entrant, and such a close does not wait for threads. It may come after a worker has read the state and before
@@ -67,6 +64,21 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from penstock._threads import JOIN_SECONDS, Threads, close_at_exit
 
 
+class Producers(NamedTuple):
+    """The producers of a pipeline, and how to stop them.
+
+    Attributes:
+      works: one callable for each producer, from an item's number to the item. Any free producer may claim a number, so
+        every callable must return the same item for it. A callable raises `Exhausted` for a number past the last.
+      interrupt: called by `close` to make blocked work return.
+      cleanup: called once by the last producer to end.
+    """
+
+    works: Sequence[Callable[[int], Any]]
+    interrupt: Callable[[], None] | None = None
+    cleanup: Callable[[], None] | None = None
+
+
 class Exhausted(Exception):  # noqa: N818 - no error
     """The exception that work raises for a number past the last, and that `get` raises when all items were taken."""
 
@@ -79,62 +91,10 @@ class GetTimeout(Exception):  # noqa: N818 - no error
     """The exception that `get` raises when no item came in time. It is not a TimeoutError, which a source may raise itself."""
 
 
-class Producers(NamedTuple):
-    """The producers of a pipeline, and how to stop them.
-
-    Attributes:
-      works: one callable for each producer, from an item's number to the item. With several producers, a number goes
-        to any that is free, so every callable must return the same item for the same number. A callable raises
-        `Exhausted` for a number past the last.
-      interrupt: called by `close` to make blocked work return.
-      cleanup: called once by the last producer to end.
-    """
-
-    works: Sequence[Callable[[int], Any]]
-    interrupt: Callable[[], None] | None = None
-    cleanup: Callable[[], None] | None = None
-
-
-def clean_up(cleanup: Callable[[], None]) -> None:
-    """Call the `cleanup` of producers. Its error becomes a warning, which hides no earlier error and loses no item."""
-    try:
-        cleanup()
-    except Exception as error:
-        warnings.warn(f"closing a source failed: {error!r}", RuntimeWarning, stacklevel=1)
-
-
-def without_stop_iteration(error: BaseException, number: int) -> BaseException:
-    """Return an error, or a RuntimeError for StopIteration, which would end the consumer's loop silently.
-
-    Args:
-      error: raised by a user's function.
-      number: the item that it was making.
-    """
-    if not isinstance(error, StopIteration):
-        return error
-    wrapped = RuntimeError(f"StopIteration was raised while making item {number}")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-class Pace:
-    """The shorter of the last two durations of something, in seconds, so that a single long one changes nothing."""
-
-    __slots__ = ("_last", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds = self._last = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Add the newest duration, in seconds."""
-        last = self._last
-        self.seconds, self._last = last if last < seconds else seconds, seconds
-
-
 T = TypeVar("T")
 
-# Seconds. Finishing that takes longer gets a thread of its own. To hand an item to another thread, the interpreter lock changes
-# its owner twice, which takes about 0.1 ms on two busy cores (docs/pipeline.md).
+# Seconds. Finishing that takes longer gets a thread of its own. A handover to another thread changes the owner of the interpreter
+# lock twice, which takes about 0.1 ms on two busy cores (docs/pipeline.md).
 _QUICK = 0.5e-3
 
 _LOOK = 1.0  # the most seconds that a thread sleeps before it reads the state again
@@ -144,7 +104,6 @@ class PrefetchPipeline(Generic[T]):
     """A buffer of items 0, 1, 2, … that threads fill ahead of `get()`, one thread for each producer.
 
     Args:
-      producers: the producers of the items.
       capacity: the most items that are being produced, or are produced and waiting, at least 1.
       finish: from (number, produced item) to the item that `get` returns; None hands over the produced item itself.
       done_capacity: the most items that are being finished, or are finished and waiting, at least 1.
@@ -175,7 +134,7 @@ class PrefetchPipeline(Generic[T]):
         self._finishing = self._closed = False
         self._end: int | None = None
         self._error: BaseException | None = None
-        self._finishing_pace = Pace()
+        self._last_finish = self._usual_finish = 0.0  # seconds: the last duration, and the shorter of the last two
         self._producers = len(producers.works)
         self._threads = Threads(context)
         self._has_finisher = False
@@ -184,7 +143,7 @@ class PrefetchPipeline(Generic[T]):
             self._threads.start(partial(self._produce, work), self._fail)
 
     def get(self, timeout: float | None = None) -> T:
-        """Return the next item; wait for it up to `timeout` seconds, or without limit if that is None.
+        """Return the next item; wait for it up to `timeout` seconds, or without limit if `timeout` is None.
 
         Raises:
           Exhausted: all items were taken.
@@ -257,7 +216,10 @@ class PrefetchPipeline(Generic[T]):
                 self._producers -= 1
                 last = self._producers == 0
             if last and self._cleanup:
-                clean_up(self._cleanup)
+                try:
+                    self._cleanup()
+                except Exception as error:  # only a warning, which hides no earlier error and loses no item
+                    warnings.warn(f"closing a source failed: {error!r}", RuntimeWarning, stacklevel=1)
 
     def _claim(self) -> int | None:
         """Claim the next number to produce, after waiting for room; return None at the end."""
@@ -303,7 +265,7 @@ class PrefetchPipeline(Generic[T]):
 
     def _is_quick_to_finish(self) -> bool:
         """Return whether an item can be finished, in less time than it takes to hand it to the finisher."""
-        return self._can_finish() and self._finishing_pace.seconds <= _QUICK
+        return self._can_finish() and self._usual_finish <= _QUICK
 
     def _finish_ready(self) -> None:
         """Finish produced items while there is a next one, room for it, and no other thread finishes."""
@@ -327,7 +289,8 @@ class PrefetchPipeline(Generic[T]):
             del item
             with self._lock:
                 self._finishing = False
-                self._finishing_pace.add(time.perf_counter() - begin)
+                last, self._last_finish = self._last_finish, time.perf_counter() - begin
+                self._usual_finish = min(last, self._last_finish)
                 if not self._over(number):
                     self._add_done(number, done)
             del done
@@ -373,7 +336,10 @@ class PrefetchPipeline(Generic[T]):
         return self._closed or (self._end is not None and number >= self._end)
 
     def _stop_at(self, number: int, error: BaseException) -> None:
-        error = without_stop_iteration(error, number)
+        """Hand over no item from that number on, and raise the error in its place."""
+        if isinstance(error, StopIteration):  # it would end the consumer's loop silently
+            cause, error = error, RuntimeError(f"StopIteration was raised while making item {number}")
+            error.__cause__ = cause
         with self._lock:
             if self._over(number):
                 return

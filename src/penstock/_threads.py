@@ -28,13 +28,9 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a thread.
+        """Start a thread that runs `work`, and calls `failed` with the exception that the context or the work raises.
 
         The thread drops its references to both callables when it ends, because they usually refer to the owner of the threads.
-
-        Args:
-          work: the work of the thread.
-          failed: called with the exception that the context or the work raises.
         """
         thread = threading.Thread(target=self._run, args=(work, failed), name=f"{self._name}-{len(self._threads)}", daemon=True)
         thread.start()
@@ -55,26 +51,20 @@ class Threads:
 
 
 class Closes(Protocol):
-    """An owner of threads that can be told to end and then waited for."""
+    """An owner of threads that can tell them to end, and then wait for them."""
 
     def close(self, wait: bool = True) -> None:
         """Tell the threads to end."""
-        ...
 
     def join(self, deadline: float) -> None:
         """Wait for the threads."""
-        ...
 
 
 _owners: weakref.WeakSet[Closes] = weakref.WeakSet()
 
 
 def close_at_exit(owner: Closes) -> None:
-    """Close an owner of threads at interpreter exit, if it still exists then.
-
-    Args:
-      owner: the owner, to which only a weak reference is stored.
-    """
+    """Close an owner of threads at interpreter exit. It is stored as a weak reference, and skipped if it no longer exists."""
     _owners.add(owner)
 
 

@@ -142,7 +142,7 @@ def test_a_wait_that_lasts_is_looked_at_soon_after_another_look():
     meter = Meter()
     meter.take(lambda timeout: 0, None)
     meter.hand_over(None, 0.0)
-    meter._check_at = math.inf
+    meter._next_look = math.inf
     calls = []
 
     def get(timeout):
@@ -160,7 +160,7 @@ def test_a_wait_that_lasts_is_looked_at_soon_after_another_look():
 
 def test_a_batch_that_get_makes_itself_has_a_look_before(monkeypatch):
     """There is no moment to look while `get` makes it."""
-    monkeypatch.setattr("penstock.feed.starvation._APART", 0.0)
+    monkeypatch.setattr("penstock.feed.starvation._FIRST_INTERVAL", 0.0)
     meter = Meter()
     for _ in range(4):
         meter.take(lambda timeout: threading.Event().wait(2e-3), None)

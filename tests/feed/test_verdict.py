@@ -5,6 +5,7 @@ asks `time` and JAX otherwise, so no time passes, and none is measured. The benc
 measured times on real devices, and test_starvation.py shows that looks at a real device tell whether it works.
 """
 
+import random
 import weakref
 from types import SimpleNamespace
 
@@ -47,6 +48,7 @@ class Machine:
         self._made, self._taken = [], []  # moments of the batches
         clock = SimpleNamespace(perf_counter=lambda: self.now, thread_time=lambda: self._cpu)
         monkeypatch.setattr("penstock.feed.starvation.time", clock)
+        monkeypatch.setattr("penstock.feed.starvation._random", random.Random(0))  # alone, a test would have other intervals
         monkeypatch.setattr("penstock.feed.starvation.pending_results", self._pending_results)
         monkeypatch.setattr("penstock.feed.starvation.are_pending", self._are_pending)
         monkeypatch.setattr("penstock.feed.starvation.Watch", self._watch)

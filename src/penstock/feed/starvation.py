@@ -6,11 +6,11 @@ there is one *look* at each wait that blocks: it asks the devices whether they h
     the wait blocks ──► look: do they work? ──► polls, until they have finished ──► the batch is there
                         no: they starve         from here on they starve
 
-*Looks have a price*, so they take at most a share of the time (`_APART`). Short waits without a look count like the short waits
-with one. A long wait is looked at in any case.
+Looks take at most a share of the time (`_INTERVAL_PER_COST`). Short waits without a look count like the short waits with one. A
+long wait always gets a look.
 
-*Late batches.* A batch may be handed over before it is on its devices: its transfer, or the transform there, still runs. A thread
-notes this now and then (`Watch`), because the loop goes on.
+*Late batches.* A batch may be handed over before it is on its devices: its transfer, or the transform there, still runs. Every
+`_WATCH_INTERVAL` seconds at most, a thread notes this (`Watch`), because the loop goes on.
 
 *How a look works.* Arrays say whether they are computed (`is_ready`), and `jax.live_arrays` lists all that exist, so the newest
 results of the user's steps are among them. This uses the real data dependences. A marker program behind the user's step would
@@ -38,69 +38,38 @@ from penstock._threads import Threads, close_at_exit
 
 T = TypeVar("T")
 
-_NEWEST = 16  # arrays that a look asks
-_APART, _MOST, _COST = 20e-3, 5.0, 600  # seconds between the first looks; later, so many times the cost of the last look, at most
-_POLL = 0.1e-3  # seconds between two polls of a wait, at least
-_AT_ONCE = 20e-6  # a batch that is there takes less than this many seconds; otherwise `get` has made it
-_WATCH_APART = 0.2  # seconds from one watch to the next
-_WATCH_POLL = 50e-6, 20e-3  # seconds between two polls of a watch, at least and at most
+# Arrays that a look asks. Without this limit, a look would take longer the more arrays a model has.
+_NEWEST = 16
+
+# Seconds between two looks: this many times the processor time of the last one, so about 0.2 % of the time. Without it, there
+# would be a look at every wait, which slows short steps.
+_INTERVAL_PER_COST = 600
+_FIRST_INTERVAL = 20e-3  # before the first look has shown its cost
+_MAX_INTERVAL = 5.0  # Without it, a stall of seconds could be missed in a program with so many arrays that a look takes 0.1 s.
+
+# Seconds between two polls of a wait, at least. Without it, polls would take the interpreter lock from the threads that read.
+_POLL = 0.1e-3
+
+# Seconds in which `get` returns a batch that is there. If it takes longer, it has made the batch itself, and cannot return at a
+# timeout. Without this limit, such a `get` would have no look.
+_READY = 20e-6
+
+# Seconds from one watch to the next, at least. Without it, every late batch would start a thread.
+_WATCH_INTERVAL = 0.2
+
+# Seconds between two polls of a watch: a quarter of the time that it has lasted, between these bounds. Without them, a watch
+# would take the interpreter lock all the time at first, and find the end of a long step late.
+_WATCH_POLL = 50e-6, 20e-3
 
 _random = random.Random(0)  # not the generator of `random`, whose numbers belong to the user
-_is_ready, _is_deleted = operator.methodcaller("is_ready"), operator.methodcaller("is_deleted")
-
-# The batches that wait in the buffers of feeds, by their `id`. Their arrays are no results of the user's programs.
-_waiting = weakref.WeakValueDictionary[int, Any]()
-
-
-def note_waiting(item: Any) -> None:
-    """Note an object that holds a placed batch as `item.placed.batch`, and that lives while the batch waits in a buffer."""
-    _waiting[id(item)] = item
-
-
-def _pending_among(arrays: Iterable[Any]) -> Iterator[jax.Array]:
-    """Return an iterator over the arrays that are not computed yet. Deleted and donated ones do not count.
-
-    jaxlib 0.10 crashes if it is asked whether a deleted array is ready. Both questions are asked in C, one after the other, so
-    that no other thread can delete an array between them.
-    """
-    return itertools.filterfalse(_is_ready, itertools.filterfalse(_is_deleted, arrays))
-
-
-def are_pending(arrays: Iterable[Any]) -> bool:
-    """Return whether any of some arrays is not computed yet."""
-    on_device = [array for array in arrays if isinstance(array, jax.Array)]
-    try:
-        return next(_pending_among(on_device), None) is not None
-    except RuntimeError:  # one was donated in this moment: ask again, without it
-        return are_pending(on_device)
-
-
-def pending_results(platform: str | None, without: Set[int] = frozenset(), newest: int = _NEWEST) -> list[jax.Array]:
-    """Return some of the newest arrays that programs given to the devices have not computed yet.
-
-    JAX lists the newest arrays first. Those of one program are computed at the same moment, so the newest ones are enough. The
-    smallest are returned: they may be kept alive for a while, and a loss is donated less often than a weight.
-
-    Args:
-      platform: the platform of the devices; None for JAX's default.
-      without: the `id` of arrays that do not count, beside the arrays that wait in the buffers of feeds.
-      newest: the number of arrays to ask.
-    """
-    items = [item for reference in _waiting.valuerefs() if (item := reference()) is not None]
-    ignored = {id(leaf) for item in items for leaf in jax.tree_util.tree_leaves(item.placed.batch)} | without
-    arrays = [array for array in jax.live_arrays(platform)[: newest + len(ignored)] if id(array) not in ignored]
-    try:
-        return sorted(_pending_among(arrays[:newest]), key=lambda array: array.nbytes)[:8]
-    except RuntimeError:  # one was donated in this moment
-        return pending_results(platform, without, newest)
 
 
 class Starved(NamedTuple):
     """The result of a `Meter`, in seconds.
 
     Attributes:
-      seconds: the devices starved in all.
-      late: the part of it after a batch was handed over.
+      seconds: for how long the devices starved.
+      late: the part of `seconds` after a batch was handed over.
       blocked: the part of the placement in which the devices had no room for another program.
     """
 
@@ -113,7 +82,7 @@ class Meter:
     """A measurement of the waits of one loop for its batches. It counts from the first batch to the end of the last step.
 
     Args:
-      inner: the measurement of the feed that the batches come from; None if there is none. It needs no second look.
+      inner: the meter of the feed that the batches come from, which measures in place of this one; None if there is none.
 
     Attributes:
       steps: number of batches that were handed over.
@@ -121,27 +90,26 @@ class Meter:
       wait: seconds of all other waits.
     """
 
-    def __init__(self, sampling: object = None, makes_batches: bool = False, inner: Meter | None = None):
-        # `UnthreadedReader` still passes `sampling` and `makes_batches`, and counts `_unknowns`: none of them matters.
-        self._unknowns = 0
+    def __init__(self, makes_batches: bool = False, inner: Meter | None = None):
+        # `UnthreadedReader` still passes `makes_batches`, which changes nothing.
         self._inner, self._inner_before = inner, 0.0
         self._inner_after: float | None = None
         self._platform: str | None = None
         self.steps = 0
         self.startup = self.wait = 0.0
         self._first_at = self._last_at = 0.0
-        self._check_at = math.inf if inner else 0.0  # no wait is looked at from its beginning before this moment
-        self._is_due = False  # whether the wait for the batch that is being handed over was due for a look
-        self._apart = _APART  # seconds between two looks
+        self._next_look = math.inf if inner else 0.0  # a wait that begins from this moment on gets a look at its beginning
+        self._is_due = False  # whether the current wait began after `_next_look`
+        self._interval = _FIRST_INTERVAL  # seconds between two looks
         self._busy = 0.0  # seconds from the beginning of the last wait with a look until the devices had finished
-        self._get_makes = False  # whether `get` makes the batch itself: then there is no moment to look in a wait
-        self._starved = 0.0  # seconds that the devices were seen to starve
-        self._short = self._short_starved = 0.0  # seconds of short waits with a look, and for how many of them they starved
-        self._unknown = 0.0  # seconds of waits, all of them short, that nothing is known about
-        self._starves = False  # whether the devices starved for the batch that is being handed over
+        self._get_makes = False  # whether `get` makes the batch itself, so that it cannot return at a timeout for a look
+        self._starved = 0.0  # seconds that the devices starved in waits with a look
+        self._short = self._short_starved = 0.0  # seconds of short waits with a look, and how many of these the devices starved
+        self._unknown = 0.0  # seconds of short waits without a look
+        self._starves = False  # whether the devices starved in the current wait
         self._awaited, self._placing = 0, 0.0  # batches for which they starved, and the seconds that placing these took
-        self._late, self._late_step, self._last_late = 0.0, 1, 0.0  # seconds up to a step, and after that one alone
-        self._watch_at = 0.0  # the next watch comes no sooner
+        self._late, self._late_step, self._last_late = 0.0, 1, 0.0  # seconds up to `_late_step`, and for that step alone
+        self._watch_at = 0.0  # the earliest moment of the next watch
         self._watches: list[Watch] = []
         self._ended = False
 
@@ -159,9 +127,9 @@ class Meter:
                 self._first_at = time.perf_counter()
                 self.startup = self._first_at - begin
                 return item
-            self._is_due = is_due = begin >= self._check_at
+            self._is_due = is_due = begin >= self._next_look
             if not is_due or not self._get_makes:
-                longest = 0.0 if is_due else self._apart
+                longest = 0.0 if is_due else self._interval
                 try:
                     item = get(longest if timeout is None or longest < timeout else timeout)
                 except GetTimeout:
@@ -171,14 +139,13 @@ class Meter:
                     self.wait += waited
                     self._unknown += waited
                     if is_due:
-                        self._check_at = begin + self._apart
-                        self._get_makes = waited > _AT_ONCE
+                        self._next_look = begin + self._interval
+                        self._get_makes = waited > _READY
                     return item
             return self._take_looking(get, begin, math.inf if timeout is None else begin + timeout)
-        except GetTimeout:
-            raise
-        except BaseException:
-            self._note_end(begin)
+        except BaseException as error:
+            if not isinstance(error, GetTimeout):
+                self._note_end(begin)
             raise
 
     def _note_end(self, begin: float) -> None:
@@ -189,7 +156,7 @@ class Meter:
         """Call `get` for a wait that has begun: look now whether the devices work, and poll until they have finished."""
         looked_at, processor = time.perf_counter(), time.thread_time()
         pending = pending_results(self._platform)
-        self._apart = min(_MOST, _COST * (time.thread_time() - processor)) * _random.uniform(0.5, 1.5)
+        self._interval = min(_MAX_INTERVAL, _INTERVAL_PER_COST * (time.thread_time() - processor)) * _random.uniform(0.5, 1.5)
         idle_since = None if pending else looked_at
         worked_at = now = time.perf_counter()
         came = False
@@ -213,16 +180,16 @@ class Meter:
         return item
 
     def _count(self, begin: float, looked_at: float, idle_since: float | None, now: float) -> None:
-        """Count a wait with a look that has ended now. The devices had no work since `idle_since`."""
+        """Count a wait with a look that has ended now. The devices had no work since `idle_since`; None if they always had."""
         waited, starved = now - begin, 0.0 if idle_since is None else now - idle_since
         self.wait += waited
         self._starved += starved
         self._starves = starved > 0
-        self._check_at = looked_at + self._apart
+        self._next_look = looked_at + self._interval
         if self._is_due:
-            self._get_makes = self._get_makes and waited > _AT_ONCE
+            self._get_makes = self._get_makes and waited > _READY
             self._busy = waited - starved if starved else 2 * waited
-            short = min(waited, self._apart)
+            short = min(waited, self._interval)
             self._short += short
             self._short_starved += starved * short / waited
         elif idle_since == looked_at:  # nothing is known about the time before a look that found no work
@@ -238,7 +205,8 @@ class Meter:
         self._last_at = now = time.perf_counter()
         self.steps += 1
         if self.steps == 1:
-            self._platform = _platform(batch)
+            leaves = (leaf for leaf in jax.tree_util.tree_leaves(batch) if isinstance(leaf, jax.Array))
+            self._platform = next((next(iter(leaf.devices())).platform for leaf in leaves), None)
             self._inner_before = self._inner.starved(0.0).seconds if self._inner else 0.0
         elif self._is_due and now >= self._watch_at and batch is not None:
             self._note_late(batch, now)
@@ -248,7 +216,7 @@ class Meter:
             self._placing += placing
 
     def _note_late(self, batch: Any, now: float) -> None:
-        """Find out how long the devices starve for a batch that is not there yet although it is handed over.
+        """Measure how long the devices starve for a batch that is handed over and not computed yet.
 
         The steps since the last time count like this one. One watch runs at a time: a loop may be many steps ahead.
         """
@@ -259,7 +227,7 @@ class Meter:
             work = pending_results(self._platform, {id(leaf) for leaf in leaves}, newest=8 * _NEWEST)
             late = [leaf for leaf in leaves if are_pending([leaf])]
             self._watches = [Watch([work, late], partial(self._add_late, self.steps - self._late_step, now))]
-            self._watch_at = now + _WATCH_APART
+            self._watch_at = now + _WATCH_INTERVAL
         else:
             self._last_late = 0.0
         self._late_step = self.steps
@@ -302,11 +270,7 @@ class Meter:
         return max(0.0, self._last_at - self._first_at)
 
     def starved(self, place: float) -> Starved:
-        """Return how long the devices starved.
-
-        Args:
-          place: seconds that placing all batches took.
-        """
+        """Return how long the devices starved, if placing all batches took `place` seconds."""
         if self._inner is not None:
             counted = self._inner.starved(0.0).seconds if self._inner_after is None else self._inner_after
             return Starved(min(counted - self._inner_before, self.seconds), 0.0, 0.0)
@@ -316,21 +280,13 @@ class Meter:
         return Starved(min(self._starved + estimate + late, self.seconds), late, blocked)
 
 
-def _platform(batch: Any) -> str | None:
-    """Return the platform of the devices that hold a batch; None if the host holds it."""
-    for leaf in jax.tree_util.tree_leaves(batch):
-        if isinstance(leaf, jax.Array):
-            return next(iter(leaf.devices())).platform
-    return None
-
-
 class Watch:
     """A thread that notes when groups of arrays are computed, one group after another.
 
-    It polls: a thread that blocks inside of JAX could not be ended at interpreter exit.
+    It polls, because a thread that blocks inside JAX cannot be ended at interpreter exit.
 
     Args:
-      groups: the arrays. Each group is dropped as soon as it is computed.
+      groups: the arrays of each group, which are dropped as soon as all of them are computed.
       done: called on the thread with a time (`time.perf_counter`) for each group, 0.0 for a group that was computed at its first
         poll. It is not called if a time cannot be known, because arrays were deleted before.
     """
@@ -380,3 +336,55 @@ class Watch:
             before, (least, most) = now, _WATCH_POLL
             if self._stop.wait(min(most, max(least, (now - first) / 4))):
                 return None
+
+
+# Questions to the devices.
+
+# The batches that wait in the buffers of feeds, by their `id`. Their arrays are no results of the user's programs.
+_waiting = weakref.WeakValueDictionary[int, Any]()
+
+
+def note_waiting(item: Any) -> None:
+    """Note an object that holds a placed batch as `item.placed.batch`, and that lives while the batch waits in a buffer."""
+    _waiting[id(item)] = item
+
+
+def pending_results(platform: str | None, without: Set[int] = frozenset(), newest: int = _NEWEST) -> list[jax.Array]:
+    """Return some of the newest arrays that programs given to the devices have not computed yet.
+
+    JAX lists the newest arrays first. One program computes its results at the same moment, so the newest ones are enough. The
+    smallest are returned: they may be kept alive for a while, and a loss is donated less often than a weight.
+
+    Args:
+      platform: the platform of the devices; None for JAX's default.
+      without: the `id` of arrays that do not count, beside the arrays that wait in the buffers of feeds.
+      newest: the number of arrays to ask.
+    """
+    items = [item for reference in _waiting.valuerefs() if (item := reference()) is not None]
+    ignored = {id(leaf) for item in items for leaf in jax.tree_util.tree_leaves(item.placed.batch)} | without
+    arrays = [array for array in jax.live_arrays(platform)[: newest + len(ignored)] if id(array) not in ignored]
+    try:
+        return sorted(_pending_among(arrays[:newest]), key=lambda array: array.nbytes)[:8]
+    except RuntimeError:  # one was donated in this moment
+        return pending_results(platform, without, newest)
+
+
+def are_pending(arrays: Iterable[Any]) -> bool:
+    """Return whether any of some arrays is not computed yet."""
+    on_device = [array for array in arrays if isinstance(array, jax.Array)]
+    try:
+        return next(_pending_among(on_device), None) is not None
+    except RuntimeError:  # one was donated in this moment: ask again, without it
+        return are_pending(on_device)
+
+
+_is_ready, _is_deleted = operator.methodcaller("is_ready"), operator.methodcaller("is_deleted")
+
+
+def _pending_among(arrays: Iterable[Any]) -> Iterator[jax.Array]:
+    """Return an iterator over the arrays that are not computed yet. Deleted and donated ones do not count.
+
+    jaxlib 0.10 crashes if it is asked whether a deleted array is ready. Both questions are asked in C, one after the other, so
+    that no other thread can delete an array between them.
+    """
+    return itertools.filterfalse(_is_ready, itertools.filterfalse(_is_deleted, arrays))
