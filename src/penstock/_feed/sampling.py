@@ -5,4 +5,4 @@ class Sampling:
     """Nothing: a `Meter` ignores it."""
 
     def __init__(self, at_once: float = 0.0, share: float = 0.0):
-        """Ignore the budget."""
+        """Take a budget, which changes nothing."""
