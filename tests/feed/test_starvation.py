@@ -80,7 +80,7 @@ def test_batches_that_wait_in_a_feed_are_no_results():
     with ps.feed([EXAMPLE] * 20, transform=lambda batch: {"x": batch["x"] + held_step.hold(batch["x"])}) as feed:
         held_step.release()
         jax.block_until_ready(next(feed))
-        while not any(are_pending(jax.tree.leaves(item.placed.batch)) for item in list(_waiting.values())):
+        while not any((item := reference()) and are_pending(jax.tree.leaves(item.placed.batch)) for reference in list(_waiting)):
             pass  # until the feed has placed the next one
         assert pending_results(None) == []
         held_step.release(19)
@@ -161,6 +161,7 @@ def test_a_wait_that_lasts_is_looked_at_soon_after_another_look():
 def test_a_batch_that_get_makes_itself_has_a_look_before(monkeypatch):
     """There is no moment to look while `get` makes it."""
     monkeypatch.setattr("penstock.feed.starvation._FIRST_INTERVAL", 0.0)
+    monkeypatch.setattr("penstock.feed.starvation._INTERVAL_PER_COST", 0.0)
     meter = Meter()
     for _ in range(4):
         meter.take(lambda timeout: threading.Event().wait(2e-3), None)

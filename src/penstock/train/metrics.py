@@ -220,7 +220,7 @@ class Intervals:
                 self._steps,
                 metrics,
                 speed=interval.steps / pending.seconds if pending.seconds > 0 else None,
-                # A feed may take back what it has guessed, so that an interval could have less than none.
+                # A feed may take back what it has estimated, so that an interval could have less than none.
                 input_wait=min(1.0, max(0.0, pending.starved / pending.seconds)) if pending.seconds > 0 else None,
             )
         )
