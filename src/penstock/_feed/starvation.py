@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 # A look asks so many of the newest arrays. Asking one takes 0.9 µs: with 512, looks are ten times rarer at the same cost.
 _NEWEST = 32
-# The next look comes so many times later as the last one took. With 200 times, the statistics take 12 µs for a batch that is ready
-# and 19 µs for one that is awaited, with 600 times 5 µs and 9 µs.
+# The next look comes so many times later as the last one took. With 200 times, the statistics take 12 µs for a batch that is
+# ready and 19 µs for one that is awaited, with 600 times 5 µs and 9 µs.
 _APART = 600
 _FIRST_APART = 20e-3  # seconds, before the first look
 _MOST_APART = 5.0  # seconds; a garbage collection of 0.1 s in a look would put off the next one by a minute
@@ -145,7 +145,7 @@ class Meter:
         self.steps = 0
         self.startup = self.wait = 0.0
         self._first_at = self._last_at = 0.0
-        self._check_at = math.inf if inner else 0.0  # no wait is looked at from its beginning before this moment
+        self._check_at = 0.0  # no wait is looked at from its beginning before this moment
         self._is_due = False  # whether the wait for the batch that is being handed over was due for a look
         self._apart = _FIRST_APART  # seconds between two looks
         self._busy = 0.0  # seconds from the beginning of the last wait with a look until the devices had finished
@@ -255,7 +255,8 @@ class Meter:
         self.steps += 1
         if self.steps == 1:
             self._platform = _platform(batch)
-            self._inner_before = self._inner.starved(0.0).seconds if self._inner else 0.0
+            if self._inner:
+                self._inner_before, self._check_at = self._inner.starved(0.0).seconds, math.inf
         elif self._is_due and now >= self._watch_at and batch is not None:
             self._note_late(batch, now)
         if self._starves:
