@@ -170,6 +170,20 @@ def test_a_batch_that_get_makes_itself_has_a_look_before(monkeypatch):
     assert meter.starved(0.0).seconds > 3e-3  # all of them, as the device is idle
 
 
+def test_a_loop_over_another_feed_counts_what_that_one_starved(monkeypatch):
+    """It looks at no wait itself, and its time begins with its first batch all the same."""
+    inner = Meter()
+    inner._last_at = 1.0
+    monkeypatch.setattr("penstock.feed.starvation.pending_results", lambda *args: pytest.fail("it looked"))
+    meter = Meter(inner=inner)
+    for _ in range(3):
+        meter.take(lambda timeout: threading.Event().wait(2e-3), None)
+        meter.hand_over(None, 0.0)
+        inner._starved += 1e-3
+    assert 4e-3 <= meter.seconds < 60
+    assert meter.starved(0.0).seconds == pytest.approx(3e-3)
+
+
 def test_the_end_is_reached_once_and_without_steps_too():
     meter = Meter()
     meter.end()
