@@ -29,11 +29,7 @@ from penstock.data.tree import Batch, to_numpy
 
 
 class NoPosition(NamedTuple):
-    """The position of a source to which no feed can return.
-
-    Attributes:
-      reason: why, and what to feed instead.
-    """
+    """The position of a source to which no feed can return. The reason also says what to feed instead."""
 
     reason: str
 
@@ -66,11 +62,7 @@ class BatchAdapter(Protocol):
         """Return all that must be equal for a saved state of one source to fit another."""
 
     def restore(self, step: int, position: Any) -> None:
-        """Continue after `step` batches. To be called before `producers`.
-
-        Raises:
-          TypeError: the source cannot be moved.
-        """
+        """Continue after `step` batches, or raise TypeError if the source cannot. To be called before `producers`."""
 
     def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
         """Read only the rows that the devices of this process need, for shardings over several processes, and return them.

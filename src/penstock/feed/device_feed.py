@@ -63,7 +63,7 @@ def feed(
         batch before.
       replicated: what happens if `to` replicates rows over several processes, and `batches` is not a Loader. "refuse" raises
         ValueError, as nothing makes sure that they bring the same rows. "check" compares a hash of each leaf over the
-        processes that hold the same rows of it, which takes about 1.5 ms, and 2 ms for each MB of these rows.
+        processes that hold the same rows of it. This takes about 1.5 ms, and 2 ms for each MB of these rows.
 
     Returns:
       A `Feed`, which is an iterator and a context manager. A `with` guarantees that its threads end.
@@ -105,8 +105,8 @@ class _Item:
 class Feed(Iterator[Batch]):
     """An iterator of device batches, returned by `feed`. One thread may use it.
 
-    Its threads start with the first `next()`. They end when the batches are exhausted, at an error, at the end of the `with`, by
-    `close()`, when the feed is garbage-collected, and at interpreter exit.
+    Its threads start with the first `next()`. They end with the batches, at an error, at the end of the `with`, and by `close()`.
+    They also end when the feed is garbage-collected, and at interpreter exit.
 
     Args:
       adapter: makes the host batches.

@@ -83,17 +83,13 @@ class BatchPlacement(Protocol):
 
 @dataclass
 class _Signature:
-    """The checked properties of batches of one structure with the same shapes and dtypes.
-
-    Attributes:
-      seen: whether a batch with this signature was placed before.
-    """
+    """The checked properties of batches of one structure with the same shapes and dtypes."""
 
     leaves: dict[str, str]  # name → "uint8[128,28,28,1]"
     structure: Any
     bytes: int
     on_host: bool  # all leaves are NumPy arrays
-    seen: bool = False
+    seen: bool = False  # a batch with this signature was placed before
 
 
 class Placement:
@@ -173,8 +169,8 @@ class Placement:
         # The user asked for this transfer, so a transfer guard against implicit transfers does not apply.
         same_x64 = _setting("jax_enable_x64") == self._x64
         if same_x64 and _setting("jax_transfer_guard_host_to_device") in (None, "allow"):
-            return _NO_CONTEXT  # because entering `_Settings` costs as much as placing a small batch
-        return _Settings(self._x64)
+            return _NO_CONTEXT  # because entering `_settings` costs as much as placing a small batch
+        return _settings(self._x64)
 
     def consumer_context(self) -> Context | None:
         """Return the context in which the consumer's thread places batches.
@@ -241,10 +237,8 @@ class Placement:
 
     def _place(self, batch: Batch, signature: _Signature) -> Batch:
         seen, signature.seen = signature.seen, True
-        if _setting("jax_disable_jit"):  # for debugging; a jitted function would then return its host arrays
-            batch = self._put(batch)
-            return self._transform(batch) if self._transform else batch
-        if signature.on_host and not self._several_processes:
+        # With "jax_disable_jit", for debugging, a jitted function would return its host arrays.
+        if signature.on_host and not self._several_processes and not _setting("jax_disable_jit"):
             if self._transform:
                 return self._transform(batch)
             if self._one_device and seen and signature.bytes < _LARGE:
@@ -299,10 +293,8 @@ class Placement:
                 )
         if self._to is not None:
             for (name, leaf), sharding in self._with_shardings(batch):
-                if self._rows is None:
-                    _check_divides(name, leaf.shape, sharding, local=not sharding.is_fully_addressable)
-                else:
-                    _check_divides(name, self._global_shape(leaf.shape), sharding, local=False)
+                shape = leaf.shape if self._rows is None else self._global_shape(leaf.shape)
+                _check_divides(name, shape, sharding, local=self._rows is None and not sharding.is_fully_addressable)
         return _Signature(
             leaves={name: describe_array(leaf) for name, leaf in named},
             structure=structure,
@@ -311,17 +303,11 @@ class Placement:
         )
 
 
-class _Settings(contextlib.ExitStack):
-    """The JAX settings under which batches are placed. It may be entered repeatedly."""
-
-    def __init__(self, x64: bool):
-        super().__init__()
-        self._x64 = x64
-
-    def __enter__(self) -> _Settings:
-        self.enter_context(jax.enable_x64(self._x64))
-        self.enter_context(jax.transfer_guard_host_to_device("allow"))
-        return self
+@contextlib.contextmanager
+def _settings(x64: bool) -> Iterator[None]:
+    """Apply the JAX settings under which batches are placed."""
+    with jax.enable_x64(x64), jax.transfer_guard_host_to_device("allow"):
+        yield
 
 
 def _same(batch: Batch) -> Batch:  # one function for all feeds, so that JAX compiles it once

@@ -1,7 +1,7 @@
 """The statistics of a feed: where its time was spent, and a verdict in one sentence.
 
-The verdict says whether the feed keeps up with the training step, and if not, what its caller can do about the slowest part of
-the work. `starvation` measures for how long the devices starved.
+The verdict says whether the feed keeps up with the training step. If not, it says what the caller can do about the slowest part
+of the work. `starvation` measures for how long the devices starved.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Caller:
 
     Attributes:
       by: the function that was called.
-      kind: what makes the batches: "rows" is a Loader that copies rows of arrays, "Loader" another one, "Steps" are `ps.Steps`,
-        "arrays" are arrays in `fit` of Keras, and "iterable" is anything else without an entry of its own in `_LIBRARIES`.
+      kind: the source of the batches. "rows" is a Loader that copies rows of arrays, "Loader" another one, and "Steps" are
+        `ps.Steps`. "arrays" are arrays in `fit` of Keras, and "iterable" is any other source that is not in `_LIBRARIES`.
       workers: who works for the Loader or the Steps: "none", "thread" or "process".
       count: number of workers.
       transform: whether the feed has a transform on the device.
@@ -37,11 +37,9 @@ class Caller:
 
 def caller_of(batches: Any, by: Literal["feed", "pk.data", "threaded epochs"] = "feed", transform: bool = False) -> Caller:
     """Return the description of a call with these batches."""
-    if isinstance(batches, Loader):
-        kind = "rows" if batches.copies_rows else "Loader"
+    if isinstance(batches, (Loader, Steps)):
+        kind = "Steps" if isinstance(batches, Steps) else "rows" if batches.copies_rows else "Loader"
         return Caller(by, kind, batches.workers.kind, batches.workers.count, transform)
-    if isinstance(batches, Steps):
-        return Caller(by, "Steps", batches.workers.kind, batches.workers.count, transform)
     library = type(batches).__module__.partition(".")[0]
     return Caller(by, library if library in _LIBRARIES else "iterable", transform=transform)
 
@@ -170,11 +168,6 @@ class LaterStats(NamedTuple):
 _INPUT_BOUND = 0.05  # share of starving from which on a feed is input-bound: a busy machine causes some by itself
 _TOO_SHORT = 0.02  # seconds; if all steps took less, they say nothing about the next ones
 
-_DEVICE_CAST = {
-    "feed": "the cast can be feed(transform=...)",
-    "pk.data": "the cast can be a layer of the model, as keras.layers.Rescaling",
-    "threaded epochs": "the cast can be a layer of the model, as keras.layers.Rescaling",
-}
 _LIBRARIES = {
     "torch": "raise num_workers of the DataLoader",
     "grain": "let Grain read in parallel (mp_prefetch, or more threads in its ReadOptions)",
@@ -209,7 +202,8 @@ def verdict(steps: int, seconds: float, share: float, part: str, caller: Caller)
 
 def advice(part: str, caller: Caller) -> str:
     """Say what the caller can do about the part of the work that takes longest. The parts are named as in `verdict`."""
-    cast = _DEVICE_CAST[caller.by]
+    layer = "the cast can be a layer of the model, as keras.layers.Rescaling"
+    cast = "the cast can be feed(transform=...)" if caller.by == "feed" else layer
     if part == "place":
         text = f"send smaller dtypes ({cast}), fewer leaves, or larger batches"
         return f"{text}; the transform on the device counts as well: make it cheaper" if caller.transform else text
