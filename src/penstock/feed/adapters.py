@@ -1,8 +1,4 @@
-"""Adapters from the sources of batches to the producers of a `PrefetchPipeline`.
-
-A `Loader`, `Steps` or any iterable of batches goes in; an object with `producers`, a fingerprint and a restorable position
-comes out.
-"""
+"""Adapt a `Loader`, `Steps` or any iterable of batches to the producers, the fingerprint and the position that a `Feed` needs."""
 
 from __future__ import annotations
 
@@ -33,11 +29,7 @@ from penstock.data.tree import Batch, to_numpy
 
 
 class NoPosition(NamedTuple):
-    """The position of a source to which no feed can return.
-
-    Attributes:
-      reason: why, and what to feed instead.
-    """
+    """The position of a source to which no feed can return. The reason also says what to feed instead."""
 
     reason: str
 
@@ -46,7 +38,6 @@ class Produced(NamedTuple):
     """A host batch, and the position of its source after it.
 
     Attributes:
-      batch: the host batch.
       position: a value for JSON; None if the number of batches is the position; or `NoPosition`.
     """
 
@@ -55,9 +46,7 @@ class Produced(NamedTuple):
 
 
 class BatchAdapter(Protocol):
-    """A source of host batches, as a `Feed` uses it.
-
-    It is not a `DataAdapter` of Keras: that one is in `penstock.keras`.
+    """A source of host batches, as a `Feed` uses it. (The `DataAdapter` of Keras is in `penstock.keras`.)
 
     Attributes:
       name: the name in errors.
@@ -71,41 +60,29 @@ class BatchAdapter(Protocol):
 
     def fingerprint(self) -> dict[str, Any]:
         """Return all that must be equal for a saved state of one source to fit another."""
-        ...
 
     def restore(self, step: int, position: Any) -> None:
-        """Continue after `step` batches. To be called before `producers`.
-
-        Raises:
-          TypeError: the source cannot be moved.
-        """
-        ...
+        """Continue after `step` batches, or raise TypeError if the source cannot. To be called before `producers`."""
 
     def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
-        """Read the rows that the devices of this process need, for shardings over several processes.
+        """Read only the rows that the devices of this process need, for shardings over several processes, and return them.
 
-        To be called before `producers`.
-
-        Returns:
-          These rows; None if the batches bring the rows of this process.
+        To be called before `producers`. None is returned if the batches bring the rows of this process.
         """
-        ...
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
         """Return the producers of the batches for a `PrefetchPipeline`, with one clock for each worker."""
-        ...
 
     def split(self, item: Any) -> Produced:
         """Split a produced item into batch and position."""
-        ...
 
 
 def adapt(batches: Any, by: Literal["ps.feed", "pk.data"] = "ps.feed") -> BatchAdapter:
     """Choose the adapter of a Loader or an iterable.
 
     Args:
-      batches: whatever was given.
-      by: the function that the caller has called, for errors.
+      batches: the argument of the user.
+      by: the function that the user has called, for errors.
 
     Raises:
       TypeError: `batches` is not an iterable of batches.
@@ -114,45 +91,9 @@ def adapt(batches: Any, by: Literal["ps.feed", "pk.data"] = "ps.feed") -> BatchA
     if isinstance(batches, (Loader, Steps)):
         return _StepAdapter(batches)
     if isinstance(batches, (str, bytes, os.PathLike, Mapping)) or _is_data(batches) or not isinstance(batches, Iterable):
-        raise TypeError(f"{by} needs an iterable of batches, got {_describe(batches)}: {_way_out(batches, by)}")
+        parts = f" of {', '.join(type(part).__name__ for part in batches)}" if isinstance(batches, tuple) else ""
+        raise TypeError(f"{by} needs an iterable of batches, got {type(batches).__name__}{parts}: {_remedy(batches, by)}")
     return _IterableAdapter(batches)
-
-
-def _way_out(batches: Any, by: str) -> str:
-    """Say what to give instead of data that is not an iterable of batches."""
-    if isinstance(batches, (str, bytes, os.PathLike)):
-        return (
-            f"for the images of a folder, {by}(ps.Loader(ps.images(folder, size=...), batch_size=...)); for a file of records, "
-            f"{by}(ps.Loader(ps.as_source(file), batch_size=...))"
-        )
-    if is_stream_of_records(batches):
-        return f"for its records, {by}(ps.stream(records, batch_size=...))"
-    if isinstance(batches, Source):
-        return f"for its records, {by}(ps.Loader(source, batch_size=...))"
-    return f"for arrays of records, {by}(ps.Loader(arrays, batch_size=...)); for a single batch, {by}([batch])"
-
-
-def is_stream_of_records(data: Any) -> bool:
-    """Return whether data is what `ps.jsonl` and `ps.webdataset` return: records without a length, and no batches."""
-    return isinstance(data, (JsonLines, WebDataset))
-
-
-def given_to(adapter: BatchAdapter) -> Any:
-    """Return the Loader or iterable that an adapter was made of.
-
-    Raises:
-      TypeError: it is not the adapter of a feed.
-    """
-    if not isinstance(adapter, (_StepAdapter, _IterableAdapter)):
-        raise TypeError("only a feed made by ps.feed can be opened again")
-    return adapter.given
-
-
-def has_choice_of_shapes(adapter: BatchAdapter) -> bool:
-    """Tell whether batches have several shapes on purpose: `pad_to` chooses one of several lengths for each."""
-    batches = adapter._batches if isinstance(adapter, (_StepAdapter, _IterableAdapter)) else None
-    collate = getattr(batches, "collate", None)  # of a Loader or a stream
-    return isinstance(collate, pad_to) and collate.has_choice
 
 
 def _is_data(batches: Any) -> bool:
@@ -162,13 +103,36 @@ def _is_data(batches: Any) -> bool:
     return hasattr(batches, "dtype") or type(batches).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow")
 
 
-def _describe(batches: Any) -> str:
-    parts = f" of {', '.join(type(part).__name__ for part in batches)}" if isinstance(batches, tuple) else ""
-    return type(batches).__name__ + parts
+def _remedy(batches: Any, by: str) -> str:
+    """Say what to give instead of data that is not an iterable of batches."""
+    if isinstance(batches, (str, bytes, os.PathLike)):
+        return (
+            f"for the images of a folder, {by}(ps.Loader(ps.images(folder, size=...), batch_size=...)); for a file of records, "
+            f"{by}(ps.Loader(ps.as_source(file), batch_size=...))"
+        )
+    if isinstance(batches, (JsonLines, WebDataset)):
+        return f"for its records, {by}(ps.stream(records, batch_size=...))"
+    if isinstance(batches, Source):
+        return f"for its records, {by}(ps.Loader(source, batch_size=...))"
+    return f"for arrays of records, {by}(ps.Loader(arrays, batch_size=...)); for a single batch, {by}([batch])"
+
+
+def given_to(adapter: BatchAdapter) -> Any:
+    """Return the Loader or iterable that `adapt` was called with; raise TypeError for another adapter."""
+    if not isinstance(adapter, (_StepAdapter, _IterableAdapter)):
+        raise TypeError("only a feed made by ps.feed can be opened again")
+    return adapter.given
+
+
+def has_choice_of_shapes(adapter: BatchAdapter) -> bool:
+    """Tell whether `pad_to` chooses one of several lengths for each batch, so that several shapes are intended."""
+    batches = adapter._batches if isinstance(adapter, (_StepAdapter, _IterableAdapter)) else None
+    collate = getattr(batches, "collate", None)  # of a Loader or a stream
+    return isinstance(collate, pad_to) and collate.has_choice
 
 
 class _StepAdapter:
-    """The adapter of a function from a step to a batch: a Loader or `Steps`. Its position is the number of the step."""
+    """The adapter of a Loader or `Steps`, which make a batch from the number of its step. Its position is this number."""
 
     def __init__(self, batches: Loader | Steps):
         self.name = f"the {type(batches).__name__}"
@@ -206,7 +170,7 @@ class _StepAdapter:
 
 
 # Iterators that were fed. A second feed would miss the batches that the first one had read ahead. Iterators without weak
-# references (map, zip, enumerate, iterators of lists) would be kept alive by this list, so it holds only the last few of them.
+# references (map, zip, enumerate, iterators of lists) would be kept alive by the deque, so it holds only the last few of them.
 _fed: weakref.WeakSet[Any] = weakref.WeakSet()
 _fed_without_weakref: deque[Any] = deque(maxlen=8)
 
@@ -239,11 +203,7 @@ class _IterableAdapter:
         )
 
     def _claim(self, iterator: Any) -> None:
-        """Mark an iterator as used.
-
-        Raises:
-          ValueError: it was used before, and `restore` has not set its position.
-        """
+        """Mark an iterator as used; raise ValueError if it was used before and `restore` has not set its position."""
         if _was_used(iterator) and not self._restored:
             raise ValueError(self._used_message())
         mark_as_used(iterator)

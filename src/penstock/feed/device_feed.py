@@ -1,8 +1,6 @@
-"""The saved state of a feed: a state and the fingerprint of a source go in; an error comes out if they do not belong together.
+"""Read host batches ahead of the training step, place them on the devices, and save and restore the position.
 
-`feed`: any iterable of host batches goes in, an iterator of device batches comes out, read and placed ahead of time.
-
-The threads and buffers are those of a `PrefetchPipeline`; `adapters` reads the batches, and `placement` puts them on the devices.
+A `PrefetchPipeline` has the threads and buffers, `adapters` reads the batches, and `placement` puts them on the devices.
 """
 
 from __future__ import annotations
@@ -35,52 +33,6 @@ from penstock.feed.stats import Caller, LaterStats, Stats, caller_of
 
 STATE_VERSION = 1
 
-_LONG, _AROUND = 100, 30  # characters of a value that is shortened, and of what is equal that is kept around a difference
-
-
-def check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
-    """Raise ValueError if a state is not one of a feed, or does not belong to this source."""
-    if not _is_state(state):
-        raise ValueError(f"not a state of a feed (version {STATE_VERSION}): {str(state)[:200]}")
-    saved = state["of"]
-    differing = [name for name in {**saved, **fingerprint} if saved.get(name) != fingerprint.get(name)]
-    if differing:
-        listed = "; ".join(_difference(name, saved.get(name), fingerprint.get(name)) for name in differing)
-        raise ValueError(f"the state belongs to something else: {listed}. Step {state['step']} would hold other records")
-
-
-def _is_state(state: Any) -> bool:
-    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION or not isinstance(state.get("of"), Mapping):
-        return False
-    step = state.get("step")
-    return isinstance(step, int) and not isinstance(step, bool) and step >= 0
-
-
-def _difference(name: str, was: Any, now: Any) -> str:
-    """Describe two values that differ. Long ones are cut to where they differ."""
-    one, other = repr(was), repr(now)
-    if max(len(one), len(other)) > _LONG:
-        same = _common(one, other)
-        same_end = _common(one[same:][::-1], other[same:][::-1])
-        one, other = _cut(one, same, same_end), _cut(other, same, same_end)
-    return f"{name} was {one} and is {other}"
-
-
-def _common(one: str, other: str) -> int:
-    """Count the characters at the beginning of two texts that are the same."""
-    return sum(1 for _ in itertools.takewhile(bool, map(operator.eq, one, other)))
-
-
-def _cut(text: str, same: int, same_end: int) -> str:
-    """Cut a text to its beginning, the part after `same` and before the last `same_end` characters, and words around that."""
-    begin, end = same - _AROUND, max(len(text) - same_end, same) + _AROUND
-    begin = 0 if begin < _AROUND else text.rfind(" ", _AROUND, begin) + 1 or begin
-    end = len(text) if end > len(text) else text.find(" ", end)
-    middle = text[begin:] if end < 0 else text[begin:end]
-    if len(middle) > 2 * _LONG:
-        middle = f"{middle[:_LONG]} … {middle[-_AROUND:]}"
-    return f"{text[:_AROUND]} … " * (begin > 0) + middle + " …" * (0 <= end < len(text))
-
 
 def feed(
     batches: Any,
@@ -107,11 +59,11 @@ def feed(
       transform: a function from batch to batch, which is jitted and runs on the device. Cast and scale here, so that small dtypes
         are transferred.
       timeout: seconds that one `next()` may wait; None for no limit.
-      strict: whether to raise ValueError for a batch whose shapes, dtypes or structure differ from those of the batch before,
-        instead of warning once.
+      strict: whether to raise ValueError, instead of warning once, for a batch with other shapes, dtypes or structure than the
+        batch before.
       replicated: what happens if `to` replicates rows over several processes, and `batches` is not a Loader. "refuse" raises
         ValueError, as nothing makes sure that they bring the same rows. "check" compares a hash of each leaf over the
-        processes that hold the same rows of it, which takes about 1.5 ms, and 2 ms for each MB of these rows.
+        processes that hold the same rows of it. This takes about 1.5 ms, and 2 ms for each MB of these rows.
 
     Returns:
       A `Feed`, which is an iterator and a context manager. A `with` guarantees that its threads end.
@@ -153,8 +105,8 @@ class _Item:
 class Feed(Iterator[Batch]):
     """An iterator of device batches, returned by `feed`. One thread may use it.
 
-    Its threads start with the first `next()`. They end when the batches are exhausted, at an error, at the end of the `with`, by
-    `close()`, when the feed is garbage-collected, and at interpreter exit.
+    Its threads start with the first `next()`. They end with the batches, at an error, at the end of the `with`, and by `close()`.
+    They also end when the feed is garbage-collected, and at interpreter exit.
 
     Args:
       adapter: makes the host batches.
@@ -254,7 +206,7 @@ class Feed(Iterator[Batch]):
     def close(self) -> None:
         """End the threads and drop the buffered batches. It returns within a second, and may be called again.
 
-        A thread inside of a read that cannot be interrupted ends when the read returns.
+        A thread inside a read that cannot be interrupted ends when the read returns.
         """
         self._close("it was closed")
 
@@ -369,7 +321,7 @@ def later_stats(feed: Feed) -> LaterStats:
 
 
 def interrupt(feed: Feed) -> None:
-    """Let a `next()` of a feed that waits in another thread raise RuntimeError, and every later one. Its `state()` stays."""
+    """Make a `next()` of a feed that waits in another thread, and every later one, raise RuntimeError. Its `state()` stays."""
     if feed._pipeline:
         feed._pipeline.close(wait=False)
 
@@ -380,15 +332,15 @@ def has_begun(feed: Feed) -> bool:
 
 
 def has_no_end(batches: Any) -> bool:
-    """Return whether batches say of themselves that they never end. An iterable that says nothing of it is taken to end."""
+    """Return whether batches are declared to be endless: `Steps` without a length, or `epochs=None`."""
     given = given_to(batches._adapter) if isinstance(batches, Feed) else batches
     return given.length is None if isinstance(given, Steps) else getattr(given, "epochs", 1) is None
 
 
 def repeatable(feed: Feed) -> Any:
-    """Return what `reopened` can read again from the start; None if there is no such thing, as where an iterator is fed.
+    """Return the batches that `reopened` can read again from the start; None if there are none, as for an iterator.
 
-    To be asked for before the feed has ended: it then lets go of its batches.
+    To be called before the end of the feed, which drops them.
     """
     adapter = feed._adapter
     given = given_to(adapter) if isinstance(feed._placement, Placement) else None
@@ -399,8 +351,7 @@ def reopened(feed: Feed, batches: Any = None) -> Feed:
     """Return a new feed to the same place, with the same transform.
 
     Args:
-      feed: a result of `penstock.feed`.
-      batches: what to feed; None for the batches of `feed` from the start.
+      batches: the batches to feed; None for the batches of `feed` from the start.
 
     Raises:
       TypeError, ValueError: `batches` cannot be fed, or cannot be read a second time.
@@ -449,3 +400,53 @@ def _seconds(timeout: Any) -> float | None:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.number)) or not timeout > 0:
         raise ValueError(f"timeout={timeout!r}: needs seconds > 0, or None to wait for ever")
     return min(float(timeout), threading.TIMEOUT_MAX)
+
+
+# The saved state.
+
+# Characters: a longer value is shortened to its difference from another value, with so much equal text around it.
+_LONG, _AROUND = 100, 30
+
+
+def check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
+    """Raise ValueError if a state is not one of a feed, or does not belong to this source."""
+    if not _is_state(state):
+        raise ValueError(f"not a state of a feed (version {STATE_VERSION}): {str(state)[:200]}")
+    saved = state["of"]
+    differing = [name for name in {**saved, **fingerprint} if saved.get(name) != fingerprint.get(name)]
+    if differing:
+        listed = "; ".join(_difference(name, saved.get(name), fingerprint.get(name)) for name in differing)
+        raise ValueError(f"the state belongs to something else: {listed}. Step {state['step']} would hold other records")
+
+
+def _is_state(state: Any) -> bool:
+    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION or not isinstance(state.get("of"), Mapping):
+        return False
+    step = state.get("step")
+    return isinstance(step, int) and not isinstance(step, bool) and step >= 0
+
+
+def _difference(name: str, was: Any, now: Any) -> str:
+    """Describe two values that differ. Long ones are cut to where they differ."""
+    one, other = repr(was), repr(now)
+    if max(len(one), len(other)) > _LONG:
+        same = _common(one, other)
+        same_end = _common(one[same:][::-1], other[same:][::-1])
+        one, other = _cut(one, same, same_end), _cut(other, same, same_end)
+    return f"{name} was {one} and is {other}"
+
+
+def _common(one: str, other: str) -> int:
+    """Count the characters at the beginning of two texts that are the same."""
+    return sum(1 for _ in itertools.takewhile(bool, map(operator.eq, one, other)))
+
+
+def _cut(text: str, same: int, same_end: int) -> str:
+    """Keep the beginning of a text, the part between its first `same` and last `same_end` characters, and words around that."""
+    begin, end = same - _AROUND, max(len(text) - same_end, same) + _AROUND
+    begin = 0 if begin < _AROUND else text.rfind(" ", _AROUND, begin) + 1 or begin
+    end = len(text) if end > len(text) else text.find(" ", end)
+    middle = text[begin:] if end < 0 else text[begin:end]
+    if len(middle) > 2 * _LONG:
+        middle = f"{middle[:_LONG]} … {middle[-_AROUND:]}"
+    return f"{text[:_AROUND]} … " * (begin > 0) + middle + " …" * (0 <= end < len(text))

@@ -1,9 +1,4 @@
-"""The target `to` of a feed: devices, shardings or a plan go in, shardings come out, and checks that batches fit them.
-
-Put a batch on the devices: check it, transfer it, and run the transform on the device.
-
-A host batch and the target `to` go in; a pytree of `jax.Array`s comes out.
-"""
+"""Put a host batch on its devices: check that it fits the target `to`, transfer it, and run the transform there."""
 
 from __future__ import annotations
 
@@ -26,129 +21,6 @@ from penstock.data.tree import Batch, describe_array, is_numeric, leaves_with_na
 from penstock.feed.replicas import ReplicaCheck, replicas
 
 To = Any  # None, a jax.Device, a Sharding, a pytree of these that is a prefix of the batch, or a Plan
-
-
-def shardings_of(to: To) -> Any:
-    """Replace each device in `to` by a sharding, and a plan by its shardings.
-
-    None becomes `jax.default_device` of the calling thread, if that is set.
-
-    Raises:
-      TypeError: `to` is none of these, or holds anything else.
-      ValueError: a sharding has no device of this process.
-    """
-    if to is None:
-        to = setting("jax_default_device")
-        if not isinstance(to, jax.Device):
-            return None
-    to = getattr(to, "batch_shardings", to)  # of a Plan
-    if isinstance(to, str) or not jax.tree_util.tree_leaves(to):
-        raise TypeError(
-            f"to={brief(to)} is not a place for a batch: give None, a jax.Device, a Sharding, a pytree of Shardings or a Plan"
-        )
-
-    def sharding(leaf: Any) -> Sharding:
-        if isinstance(leaf, jax.Device):
-            leaf = SingleDeviceSharding(leaf)
-        if not isinstance(leaf, Sharding):
-            raise TypeError(f"to={brief(to)} holds {brief(leaf)}, which is neither a jax.Device nor a Sharding")
-        if not leaf.addressable_devices:
-            raise ValueError(
-                f"to={brief(to)} has no device of process {jax.process_index()}, so this process cannot put a batch there: give "
-                "a sharding over the devices of all processes (jax.devices()); or, for a batch of its own in each process, over "
-                "jax.local_devices(); or feed in the processes that have the devices only"
-            )
-        return leaf
-
-    return jax.tree.map(sharding, to, is_leaf=lambda leaf: leaf is None)
-
-
-def mask_sharding(to: To, shardings: Any, row_dim: int) -> NamedSharding | None:
-    """Return the sharding of the mask of rows, for batches of a plan whose step does not take it.
-
-    A Loader with remainder="pad" adds the mask to its batches.
-
-    Args:
-      to: the target of a feed.
-      shardings: what `shardings_of` returned for it.
-      row_dim: the dimension of the rows in each leaf.
-
-    Returns:
-      The sharding of the rows of the leaf that has them in most parts; None if `to` is no plan of a dict batch, or has a mask.
-    """
-    if not hasattr(to, "batch_shardings") or not isinstance(shardings, dict) or MASK in shardings or not shardings:
-        return None
-    leaves = jax.tree_util.tree_leaves(shardings)
-    finest = max(leaves, key=lambda sharding: math.prod(partitions(sharding)[0][: row_dim + 1]))
-    return NamedSharding(finest.mesh, PartitionSpec(*finest.spec[: row_dim + 1]))
-
-
-def setting(name: str) -> Any:
-    """Return a JAX setting of this thread."""
-    return getattr(jax.config, name)
-
-
-def in_default_memory(sharding: Sharding) -> bool:
-    """Tell whether a sharding is for the default memory of its devices."""
-    device: Any = next(iter(sharding.device_set))
-    return sharding.memory_kind in (None, device.default_memory().kind)
-
-
-def map_prefix(fn: Callable[[Sharding, Any], Any], to: Any, batch: Batch) -> Any:
-    """Map `fn(sharding, leaf)` over a batch. `to` is a prefix of the batch."""
-    try:
-        return jax.tree.map(lambda sharding, part: jax.tree.map(lambda leaf: fn(sharding, leaf), part), to, batch)
-    except ValueError:
-        raise ValueError(
-            f"`to` has the structure {brief(jax.tree_util.tree_structure(to))}, which is not a prefix of the batch's: "
-            f"{brief(jax.tree_util.tree_structure(batch))}{_first_difference(to, batch)}"
-        ) from None
-
-
-def _first_difference(to: Any, batch: Batch) -> str:
-    """Return a leaf that only one of two trees has, as the end of a sentence; "" if they have leaves of the same names."""
-    in_to, in_batch = ([name for name, _ in leaves_with_names(tree)] for tree in (to, batch))
-    more = [name for name in in_batch if not any(f"{name}/".startswith(f"{place}/") for place in in_to)]
-    less = [name for name in in_to if not any(f"{leaf}/".startswith(f"{name}/") for leaf in in_batch)]
-    if more:
-        return f"; the batch has {more[0]!r}, which `to` lacks"
-    return f"; `to` has {less[0]!r}, which the batch lacks" if less else ""
-
-
-def partitions(sharding: Sharding) -> tuple[list[int], list[str]]:
-    """Return the number of parts of each leading dimension, and a description of the mesh axes that shard it."""
-    if not isinstance(sharding, NamedSharding):
-        return [], []
-    parts, words = [], []
-    for axes in sharding.spec:
-        names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-        parts.append(math.prod(sharding.mesh.shape[name] for name in names))
-        words.append("mesh axis " + " × ".join(f"{name!r} (size {sharding.mesh.shape[name]})" for name in names))
-    return parts, words
-
-
-def check_divides(name: str, shape: tuple[int, ...], sharding: Sharding, local: bool) -> None:
-    """Raise ValueError if a leaf does not divide over its sharding.
-
-    Args:
-      local: whether `shape` is that of the part of this process, rather than that of the global array.
-    """
-    parts, words = partitions(sharding)
-    if local:
-        parts = [local_parts(sharding, dimension) for dimension in range(len(parts))]
-    if len(parts) > len(shape):
-        raise ValueError(
-            f"leaf {name!r} has {len(shape)} dimensions, too few for {sharding} of `to`: give `to` as a pytree with a "
-            "Sharding for each leaf"
-        )
-    for dimension, (size, n, axes) in enumerate(zip(shape, parts, words, strict=False)):
-        if size % n:
-            raise ValueError(
-                f"leaf {name!r} of shape {shape} does not divide: dimension {dimension} has size {size}, and {axes} needs "
-                f"a multiple of {n}" + ("; use such a batch size, or remainder='drop' or 'pad'" if dimension == 0 else "")
-            )
-
-
 Replicated = Literal["refuse", "check"]
 
 Context = contextlib.AbstractContextManager[object]
@@ -168,7 +40,7 @@ class Placed(NamedTuple):
     Attributes:
       batch: a pytree of `jax.Array`s.
       bytes: size of the host batch.
-      change: how its shapes or dtypes differ from those of the batch before; "" if they do not.
+      change: how its shapes or dtypes differ from the batch before; "" if they do not.
     """
 
     batch: Batch
@@ -181,23 +53,18 @@ class BatchPlacement(Protocol):
 
     def __call__(self, batch: Batch) -> Placed:
         """Put a batch on its devices."""
-        ...
 
     def context(self) -> Context:
         """Return the context in which a new thread places batches."""
-        ...
 
     def consumer_context(self) -> Context | None:
         """Return the context in which the consumer's thread places batches; None if it must not."""
-        ...
 
     def check_rows(self, batch_sizes: Sequence[int]) -> None:
         """Raise ValueError if global batches of one of these sizes cannot be placed."""
-        ...
 
     def shardings_over_processes(self) -> list[Sharding]:
         """Return the shardings of all leaves if one is over the devices of several processes; [] if none is."""
-        ...
 
     def expect(self, rows: Rows | None, name: str) -> ReplicaCheck | None:
         """Note the rows that host batches have, if the shardings are over several processes. To be called before a batch.
@@ -207,27 +74,22 @@ class BatchPlacement(Protocol):
           name: name of the iterable, for errors.
 
         Returns:
-          The comparison with other processes, which needs to know when the feed ends; None if there is none.
+          The comparison with other processes, whose `end` the feed must call; None if there is none.
 
         Raises:
           ValueError: the batches bring rows that several processes need to bring alike.
         """
-        ...
 
 
 @dataclass
 class _Signature:
-    """The checked properties of batches of one structure with the same shapes and dtypes.
-
-    Attributes:
-      seen: whether a batch with this signature was placed before.
-    """
+    """The checked properties of batches of one structure with the same shapes and dtypes."""
 
     leaves: dict[str, str]  # name → "uint8[128,28,28,1]"
     structure: Any
     bytes: int
     on_host: bool  # all leaves are NumPy arrays
-    seen: bool = False
+    seen: bool = False  # a batch with this signature was placed before
 
 
 class Placement:
@@ -245,9 +107,7 @@ class Placement:
     device. So the producer of a host batch must not write to it again.
 
     Args:
-      to: see `feed`.
-      transform: a function from batch to batch; None for no transform.
-      replicated: see `feed`.
+      to, transform, replicated: see `feed`.
       row_dim: the dimension of the rows in each leaf.
 
     Raises:
@@ -258,27 +118,27 @@ class Placement:
     _new_thread: Any = None  # JAX's settings on a new thread, as the latest new thread had them
 
     def __init__(self, to: To, transform: Callable[[Batch], Batch] | None, replicated: Replicated = "refuse", row_dim: int = 0):
-        self._given_to, self._to = to, shardings_of(to)
+        self._given_to, self._to = to, _shardings_of(to)
         self._replicated, self._row_dim = replicated, row_dim
         self._rows: Rows | None = None
         self._replica_check: ReplicaCheck | None = None
         shardings = jax.tree_util.tree_leaves(self._to)
         self._several_processes = not all(s.is_fully_addressable for s in shardings)
         devices = set[Any]().union(*(s.device_set for s in shardings))
-        self._one_device = len(devices) <= 1 and all(map(in_default_memory, shardings))
+        self._one_device = len(devices) <= 1 and all(map(_in_default_memory, shardings))
         if transform and any(sharding.device_set != shardings[0].device_set for sharding in shardings):
             raise ValueError(
                 f"to={to!r} puts leaves on different devices, where no one program, such as transform, can take them together: "
                 "leave out transform, or give all leaves the same devices"
             )
         self._given_transform = transform
-        self._mask = mask_sharding(to, self._to, row_dim)
+        self._mask = _mask_sharding(to, self._to, row_dim)
         # A plan may move placed batches to the mesh of `jax.set_mesh`, as its `put` does. That holds for one thread: the one that
         # creates the feed, which runs this. Batches are placed by another thread, where no mesh is set.
         self._after_placement = to.after_placement() if hasattr(to, "after_placement") else None
         self._signatures: dict[Hashable, _Signature] = {}
         self._last: _Signature | None = None
-        self._x64 = setting("jax_enable_x64")
+        self._x64 = _setting("jax_enable_x64")
 
     def renewed(self) -> Placement:
         """Return a placement with the same arguments, for another feed."""
@@ -307,16 +167,15 @@ class Placement:
 
     def _context(self) -> Context:
         # The user asked for this transfer, so a transfer guard against implicit transfers does not apply.
-        same_x64 = setting("jax_enable_x64") == self._x64
-        if same_x64 and setting("jax_transfer_guard_host_to_device") in (None, "allow"):
-            return _NO_CONTEXT  # because entering `_Settings` costs as much as placing a small batch
-        return _Settings(self._x64)
+        same_x64 = _setting("jax_enable_x64") == self._x64
+        if same_x64 and _setting("jax_transfer_guard_host_to_device") in (None, "allow"):
+            return _NO_CONTEXT  # because entering `_settings` costs as much as placing a small batch
+        return _settings(self._x64)
 
     def consumer_context(self) -> Context | None:
         """Return the context in which the consumer's thread places batches.
 
-        Returns:
-          None if its JAX settings differ from those of a new thread, because a batch placed there could then be different.
+        It is None if the JAX settings of the two threads differ, because a batch placed there could then be different.
         """
         settings = thread_settings()
         return self._context() if settings is not None and settings == Placement._new_thread else None
@@ -325,7 +184,7 @@ class Placement:
         """Raise ValueError if global batches of one of these sizes do not divide over the first dimension."""
         for name, sharding in leaves_with_names(self._to):
             for rows in batch_sizes:
-                parts, axes = partitions(sharding)
+                parts, axes = _partitions(sharding)
                 if parts and rows % parts[0]:
                     raise ValueError(
                         f"global batches of {rows} records do not divide over {axes[0]} of `to`"
@@ -378,10 +237,8 @@ class Placement:
 
     def _place(self, batch: Batch, signature: _Signature) -> Batch:
         seen, signature.seen = signature.seen, True
-        if setting("jax_disable_jit"):  # for debugging; a jitted function would then return its host arrays
-            batch = self._put(batch)
-            return self._transform(batch) if self._transform else batch
-        if signature.on_host and not self._several_processes:
+        # With "jax_disable_jit", for debugging, a jitted function would return its host arrays.
+        if signature.on_host and not self._several_processes and not _setting("jax_disable_jit"):
             if self._transform:
                 return self._transform(batch)
             if self._one_device and seen and signature.bytes < _LARGE:
@@ -394,7 +251,7 @@ class Placement:
             return jax.device_put(batch, self._to)
         if self._replica_check:
             self._replica_check([(name, sharding, leaf) for (name, leaf), sharding in self._with_shardings(batch)])
-        return map_prefix(self._global_array, self._to, batch)
+        return _map_prefix(self._global_array, self._to, batch)
 
     def _global_array(self, sharding: Sharding, leaf: Any) -> jax.Array:
         """Put the shards of this process on its devices, as a part of a global array."""
@@ -420,7 +277,7 @@ class Placement:
 
     def _with_shardings(self, batch: Batch) -> Iterator[tuple[tuple[str, Any], Sharding]]:
         """Yield the name and the value of each leaf, with its sharding."""
-        shardings = jax.tree_util.tree_leaves(map_prefix(lambda sharding, leaf: sharding, self._to, batch))
+        shardings = jax.tree_util.tree_leaves(_map_prefix(lambda sharding, leaf: sharding, self._to, batch))
         return zip(leaves_with_names(batch), shardings, strict=True)
 
     def _checked(self, batch: Batch, structure: Any) -> _Signature:
@@ -436,10 +293,8 @@ class Placement:
                 )
         if self._to is not None:
             for (name, leaf), sharding in self._with_shardings(batch):
-                if self._rows is None:
-                    check_divides(name, leaf.shape, sharding, local=not sharding.is_fully_addressable)
-                else:
-                    check_divides(name, self._global_shape(leaf.shape), sharding, local=False)
+                shape = leaf.shape if self._rows is None else self._global_shape(leaf.shape)
+                _check_divides(name, shape, sharding, local=self._rows is None and not sharding.is_fully_addressable)
         return _Signature(
             leaves={name: describe_array(leaf) for name, leaf in named},
             structure=structure,
@@ -448,17 +303,11 @@ class Placement:
         )
 
 
-class _Settings(contextlib.ExitStack):
-    """The JAX settings under which batches are placed. It may be entered repeatedly."""
-
-    def __init__(self, x64: bool):
-        super().__init__()
-        self._x64 = x64
-
-    def __enter__(self) -> _Settings:
-        self.enter_context(jax.enable_x64(self._x64))
-        self.enter_context(jax.transfer_guard_host_to_device("allow"))
-        return self
+@contextlib.contextmanager
+def _settings(x64: bool) -> Iterator[None]:
+    """Apply the JAX settings under which batches are placed."""
+    with jax.enable_x64(x64), jax.transfer_guard_host_to_device("allow"):
+        yield
 
 
 def _same(batch: Batch) -> Batch:  # one function for all feeds, so that JAX compiles it once
@@ -473,3 +322,112 @@ def _difference(last: _Signature, now: _Signature) -> str:
     return ", ".join(
         f"leaf {name!r} was {last.leaves.get(name, 'absent')} and is {now.leaves.get(name, 'absent')}" for name in names
     )
+
+
+# The target `to`.
+
+
+def _shardings_of(to: To) -> Any:
+    """Replace each device in `to` by a sharding, and a plan by its shardings; None by `jax.default_device`, if that is set.
+
+    Raise TypeError for any other `to`, and ValueError if a sharding has no device of this process.
+    """
+    if to is None:
+        to = _setting("jax_default_device")
+        if not isinstance(to, jax.Device):
+            return None
+    to = getattr(to, "batch_shardings", to)  # of a Plan
+    if isinstance(to, str) or not jax.tree_util.tree_leaves(to):
+        raise TypeError(
+            f"to={brief(to)} is not a place for a batch: give None, a jax.Device, a Sharding, a pytree of Shardings or a Plan"
+        )
+
+    def sharding(leaf: Any) -> Sharding:
+        if isinstance(leaf, jax.Device):
+            leaf = SingleDeviceSharding(leaf)
+        if not isinstance(leaf, Sharding):
+            raise TypeError(f"to={brief(to)} holds {brief(leaf)}, which is neither a jax.Device nor a Sharding")
+        if not leaf.addressable_devices:
+            raise ValueError(
+                f"to={brief(to)} has no device of process {jax.process_index()}, so this process cannot put a batch there: give "
+                "a sharding over the devices of all processes (jax.devices()); or, for a batch of its own in each process, over "
+                "jax.local_devices(); or feed in the processes that have the devices only"
+            )
+        return leaf
+
+    return jax.tree.map(sharding, to, is_leaf=lambda leaf: leaf is None)
+
+
+def _mask_sharding(to: To, shardings: Any, row_dim: int) -> NamedSharding | None:
+    """Return the sharding of the mask that a Loader with remainder="pad" adds, for a plan whose step does not take it.
+
+    It is the sharding of the rows of the leaf that has them in most parts. It is None if `to` is not a plan of a dict batch, or
+    if its `shardings` have a mask.
+    """
+    if not hasattr(to, "batch_shardings") or not isinstance(shardings, dict) or MASK in shardings or not shardings:
+        return None
+    leaves = jax.tree_util.tree_leaves(shardings)
+    finest = max(leaves, key=lambda sharding: math.prod(_partitions(sharding)[0][: row_dim + 1]))
+    return NamedSharding(finest.mesh, PartitionSpec(*finest.spec[: row_dim + 1]))
+
+
+def _setting(name: str) -> Any:
+    """Return a JAX setting of this thread."""
+    return getattr(jax.config, name)
+
+
+def _in_default_memory(sharding: Sharding) -> bool:
+    """Tell whether a sharding is for the default memory of its devices."""
+    device: Any = next(iter(sharding.device_set))
+    return sharding.memory_kind in (None, device.default_memory().kind)
+
+
+def _map_prefix(fn: Callable[[Sharding, Any], Any], to: Any, batch: Batch) -> Any:
+    """Map `fn(sharding, leaf)` over a batch. `to` is a prefix of the batch."""
+    try:
+        return jax.tree.map(lambda sharding, part: jax.tree.map(lambda leaf: fn(sharding, leaf), part), to, batch)
+    except ValueError:
+        raise ValueError(
+            f"`to` has the structure {brief(jax.tree_util.tree_structure(to))}, which is not a prefix of the batch's: "
+            f"{brief(jax.tree_util.tree_structure(batch))}{_first_difference(to, batch)}"
+        ) from None
+
+
+def _first_difference(to: Any, batch: Batch) -> str:
+    """Return a leaf that only one of two trees has, as the end of a sentence; "" if they have leaves of the same names."""
+    in_to, in_batch = ([name for name, _ in leaves_with_names(tree)] for tree in (to, batch))
+    more = [name for name in in_batch if not any(f"{name}/".startswith(f"{place}/") for place in in_to)]
+    less = [name for name in in_to if not any(f"{leaf}/".startswith(f"{name}/") for leaf in in_batch)]
+    if more:
+        return f"; the batch has {more[0]!r}, which `to` lacks"
+    return f"; `to` has {less[0]!r}, which the batch lacks" if less else ""
+
+
+def _partitions(sharding: Sharding) -> tuple[list[int], list[str]]:
+    """Return the number of parts of each leading dimension, and a description of the mesh axes that shard it."""
+    if not isinstance(sharding, NamedSharding):
+        return [], []
+    parts, words = [], []
+    for axes in sharding.spec:
+        names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+        parts.append(math.prod(sharding.mesh.shape[name] for name in names))
+        words.append("mesh axis " + " × ".join(f"{name!r} (size {sharding.mesh.shape[name]})" for name in names))
+    return parts, words
+
+
+def _check_divides(name: str, shape: tuple[int, ...], sharding: Sharding, local: bool) -> None:
+    """Raise ValueError if a leaf does not divide over its sharding. A `local` shape is the one of this process's part."""
+    parts, words = _partitions(sharding)
+    if local:
+        parts = [local_parts(sharding, dimension) for dimension in range(len(parts))]
+    if len(parts) > len(shape):
+        raise ValueError(
+            f"leaf {name!r} has {len(shape)} dimensions, too few for {sharding} of `to`: give `to` as a pytree with a "
+            "Sharding for each leaf"
+        )
+    for dimension, (size, n, axes) in enumerate(zip(shape, parts, words, strict=False)):
+        if size % n:
+            raise ValueError(
+                f"leaf {name!r} of shape {shape} does not divide: dimension {dimension} has size {size}, and {axes} needs "
+                f"a multiple of {n}" + ("; use such a batch size, or remainder='drop' or 'pad'" if dimension == 0 else "")
+            )

@@ -1,7 +1,4 @@
-"""Rows that several processes hold: find them in shardings, and compare what each process brings.
-
-Shardings and host batches go in; an error comes out if processes that hold the same rows of a leaf bring different ones.
-"""
+"""Find the rows that several processes hold under a sharding, and raise an error if the processes bring different ones."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from penstock.data.order.rows import shard_coordinates
 from penstock.data.tree import describe_array
 
 _PATIENCE = 300.0  # seconds that one process waits for the hashes of another
-_LOOK = 0.5  # seconds between two looks
+_LOOK = 0.5  # seconds between two checks whether this feed has ended
 
 _numbers = itertools.count()  # of the comparisons; equal in all processes, which make their feeds in the same order
 
@@ -44,7 +41,8 @@ def replicas(sharding: Sharding) -> tuple[int, ...]:
     if sharding.is_fully_addressable:
         return ()
     if not isinstance(sharding, NamedSharding):
-        return _processes(sharding) if sharding.is_fully_replicated else ()
+        devices: Any = sharding.device_set if sharding.is_fully_replicated else ()
+        return tuple(sorted({device.process_index for device in devices}))
     shards = shard_coordinates(sharding)
     together = [process for process, held in shards.items() if held & shards[here]]
     for process in together:
@@ -56,19 +54,14 @@ def replicas(sharding: Sharding) -> tuple[int, ...]:
     return tuple(sorted(together)) if len(together) > 1 else ()
 
 
-def _processes(sharding: Sharding) -> tuple[int, ...]:
-    devices: Any = sharding.device_set
-    return tuple(sorted({device.process_index for device in devices}))
-
-
 class ReplicaCheck:
-    """A comparison of each leaf with that of the processes that hold the same rows of it, by a hash of all bytes.
+    """A comparison of each leaf between the processes that hold the same rows of it, by a hash of all bytes.
 
-    The hashes go through the coordination service of `jax.distributed`. No device takes part, so the collectives of a training
+    The coordination service of `jax.distributed` carries the hashes. No device takes part, so the collectives of a training
     step cannot get out of order. At its end, a feed sends a notice in place of its next hashes, so no process waits for them.
 
     Args:
-      shardings: those of all leaves.
+      shardings: the shardings of all leaves.
 
     Attributes:
       first: number of the first batch, for errors.
@@ -106,15 +99,11 @@ class ReplicaCheck:
                 return
             self._compare(process, self.first + number, own, message)
         if number:
-            # The others have sent the hashes of this batch, so they have read those of the batch before.
+            # The others have sent the hashes of this batch, so they have read the ones of the batch before.
             self._messages.key_value_delete(self._key(number - 1, self._here))
 
     def end(self, why: str) -> None:
-        """Tell the other processes that no batch follows. It may be called again.
-
-        Args:
-          why: what ended the feed, such as "it was closed".
-        """
+        """Tell the other processes why no batch follows, such as "it was closed". It may be called again."""
         with self._lock:
             if self._ended:
                 return

@@ -12,9 +12,9 @@ long wait always gets a look.
 *Late batches.* A batch may be handed over before it is on its devices: its transfer, or the transform there, still runs. Every
 `_WATCH_INTERVAL` seconds at most, a thread notes this (`Watch`), because the loop goes on.
 
-*How a look works.* Arrays say whether they are computed (`is_ready`), and `jax.live_arrays` lists all that exist, so the newest
-results of the user's steps are among them. This uses the real data dependences. A marker program behind the user's step would
-not do on a CPU, where programs run in no order.
+*How a look works.* `jax.live_arrays` lists all arrays that exist, so the newest results of the user's steps are among them. The
+method `is_ready` of an array tells whether it is computed. This uses the real data dependences. A marker program behind the
+user's step would not do on a CPU, where programs run in no order.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The verdict of a feed in one sentence: whether it keeps up with the training step, and if not, what its caller can do.
+"""The statistics of a feed: where its time was spent, and a verdict in one sentence.
 
-The share of starving, the slowest part and the caller go in, a sentence comes out.
-
-The statistics of a feed: where its time was spent, and which part of the work is the bottleneck.
-
-Seconds that a `Feed` measured go in; shares, the bottleneck and a summary come out. `starvation` measures for how long the
-devices starved, and `verdict` words the result.
+The verdict says whether the feed keeps up with the training step. If not, it says what the caller can do about the slowest part
+of the work. `starvation` measures for how long the devices starved.
 """
 
 from __future__ import annotations
@@ -18,22 +14,6 @@ from penstock.data.loader import Loader
 from penstock.data.steps import Steps
 from penstock.feed.starvation import Meter
 
-INPUT_BOUND = 0.05  # share of starving from which on a feed is input-bound: a busy machine causes some by itself
-_TOO_SHORT = 0.02  # seconds; steps that take less in all say nothing about those that follow
-
-_DEVICE_CAST = {
-    "feed": "the cast can be feed(transform=...)",
-    "pk.data": "the cast can be a layer of the model, as keras.layers.Rescaling",
-    "threaded epochs": "the cast can be a layer of the model, as keras.layers.Rescaling",
-}
-_LIBRARIES = {
-    "torch": "raise num_workers of the DataLoader",
-    "grain": "let Grain read in parallel (mp_prefetch, or more threads in its ReadOptions)",
-    "tensorflow": "let tf.data work in parallel (num_parallel_calls, prefetch)",
-    "PyDataset": "give the PyDataset workers=4, and use_multiprocessing=True for Python code",
-    "Feed": "the feed inside is too slow, and its own stats() say which part of it",
-}
-
 
 @dataclass(frozen=True)
 class Caller:
@@ -41,8 +21,8 @@ class Caller:
 
     Attributes:
       by: the function that was called.
-      kind: what makes the batches: "rows" is a Loader that copies rows of arrays, "Loader" another one, "Steps" are `ps.Steps`,
-        "arrays" are arrays in `fit` of Keras, and "iterable" is anything else without an entry of its own in `_LIBRARIES`.
+      kind: the source of the batches. "rows" is a Loader that copies rows of arrays, "Loader" another one, and "Steps" are
+        `ps.Steps`. "arrays" are arrays in `fit` of Keras, and "iterable" is any other source that is not in `_LIBRARIES`.
       workers: who works for the Loader or the Steps: "none", "thread" or "process".
       count: number of workers.
       transform: whether the feed has a transform on the device.
@@ -57,84 +37,11 @@ class Caller:
 
 def caller_of(batches: Any, by: Literal["feed", "pk.data", "threaded epochs"] = "feed", transform: bool = False) -> Caller:
     """Return the description of a call with these batches."""
-    if isinstance(batches, Loader):
-        kind = "rows" if batches.copies_rows else "Loader"
+    if isinstance(batches, (Loader, Steps)):
+        kind = "Steps" if isinstance(batches, Steps) else "rows" if batches.copies_rows else "Loader"
         return Caller(by, kind, batches.workers.kind, batches.workers.count, transform)
-    if isinstance(batches, Steps):
-        return Caller(by, "Steps", batches.workers.kind, batches.workers.count, transform)
     library = type(batches).__module__.partition(".")[0]
     return Caller(by, library if library in _LIBRARIES else "iterable", transform=transform)
-
-
-def verdict(steps: int, seconds: float, share: float, part: str, caller: Caller) -> str:
-    """Word the verdict of a feed.
-
-    Args:
-      steps: batches that the consumer took.
-      seconds: the time that the steps took.
-      share: share of this time, 0 to 1, that the devices starved.
-      part: the slowest part of the work: "read", "transform", "collate", "iterate", "unpack" or "place".
-      caller: the call that made the feed.
-
-    Returns:
-      One sentence.
-
-    Examples:
-      >>> verdict(steps=100, seconds=2.0, share=0.01, part="read", caller=Caller())
-      'keeps up: the step waits for input 1.0 % of its time'
-    """
-    if steps < 2:
-        return f"no verdict yet: {steps} batch{'' if steps == 1 else 'es'}"
-    if seconds < _TOO_SHORT:
-        return f"no verdict yet: {seconds * 1e3:.1f} ms"
-    percent = f"{share:.1%}".replace("%", " %")
-    if share < INPUT_BOUND:
-        return f"keeps up: the step waits for input {percent} of its time"
-    return f"input-bound: {percent} of the step waits on `{part}`; {advice(part, caller)}"
-
-
-def advice(part: str, caller: Caller) -> str:
-    """Say what the caller can do about the part of the work that takes longest.
-
-    Args:
-      part: "read", "transform", "collate", "iterate", "unpack" or "place".
-      caller: the call that made the feed.
-    """
-    cast = _DEVICE_CAST[caller.by]
-    if part == "place":
-        text = f"send smaller dtypes ({cast}), fewer leaves, or larger batches"
-        return f"{text}; the transform on the device counts as well: make it cheaper" if caller.transform else text
-    if part == "iterate":
-        return _iterable_advice(caller, cast)
-    if part == "read" and caller.kind == "rows":
-        return f"a batch is a copy of its rows: store smaller dtypes ({cast}), or {_more_workers(caller)}"
-    if part == "read":
-        return f"{_more_workers(caller)}, or store the data so that a batch is one read (arrays, Arrow, ArrayRecord)"
-    if part == "collate":
-        return f"{_more_workers(caller)}, or make records that need no padding"
-    if part == "unpack":
-        return f"{_more_workers(caller)}, or do the work of `unpack` in the transform of the Loader or in the model"
-    return f"{_more_workers(caller)}, or move work to the device ({cast})"
-
-
-def _more_workers(caller: Caller) -> str:
-    name = "Steps" if caller.kind == "Steps" else "the Loader"
-    if caller.workers == "none":
-        return f"give {name} workers=4 ('process:4' for Python code that holds the interpreter lock)"
-    if caller.workers == "thread":
-        return f"give {name} more than {caller.count} workers, or processes ('process:{caller.count}') for Python code"
-    return f"give {name} more than {caller.count} processes, if there are cores for them"
-
-
-def _iterable_advice(caller: Caller, cast: str) -> str:
-    if caller.kind == "arrays":
-        return f"Keras takes the rows on one thread: use smaller dtypes ({cast}), or pk.data(ps.Loader(..., workers=4))"
-    if caller.kind == "Steps":
-        return f"{_more_workers(caller)}, or make the function cheaper"
-    if caller.kind in _LIBRARIES:
-        return _LIBRARIES[caller.kind]
-    loader = "feed a Loader with workers" if caller.by == "feed" else "use pk.data(ps.Loader(..., workers=4))"
-    return f"the iterable makes batches on one thread: let it work in parallel, or {loader}"
 
 
 @dataclass(frozen=True)
@@ -179,18 +86,11 @@ class Stats:
 
     def __add__(self, other: Stats) -> Stats:
         """Add the statistics of two feeds that ran one after the other. The time between them is left out."""
+        added = ("steps", "startup", "seconds", "wait", "starved", "place", "bytes", "late", "blocked")
         return Stats(
-            steps=self.steps + other.steps,
-            startup=self.startup + other.startup,
-            seconds=self.seconds + other.seconds,
-            wait=self.wait + other.wait,
-            starved=self.starved + other.starved,
+            **{name: getattr(self, name) + getattr(other, name) for name in added},
             host={name: self.host.get(name, 0.0) + other.host.get(name, 0.0) for name in {**self.host, **other.host}},
             workers=max(self.workers, other.workers),
-            place=self.place + other.place,
-            bytes=self.bytes + other.bytes,
-            late=self.late + other.late,
-            blocked=self.blocked + other.blocked,
             caller=self.caller if self.steps else other.caller,
         )
 
@@ -231,7 +131,6 @@ class LaterStats(NamedTuple):
     """The statistics of a feed at some moment, without the feed itself. A call returns them.
 
     Attributes:
-      meter: has measured the waits.
       host, workers, place, bytes, caller: see `Stats`.
       steps: number of batches that were used; None for those that were handed over.
     """
@@ -262,3 +161,80 @@ class LaterStats(NamedTuple):
             blocked=starved.blocked,
             caller=self.caller,
         )
+
+
+# The verdict.
+
+_INPUT_BOUND = 0.05  # share of starving from which on a feed is input-bound: a busy machine causes some by itself
+_TOO_SHORT = 0.02  # seconds; if all steps took less, they say nothing about the next ones
+
+_LIBRARIES = {
+    "torch": "raise num_workers of the DataLoader",
+    "grain": "let Grain read in parallel (mp_prefetch, or more threads in its ReadOptions)",
+    "tensorflow": "let tf.data work in parallel (num_parallel_calls, prefetch)",
+    "PyDataset": "give the PyDataset workers=4, and use_multiprocessing=True for Python code",
+    "Feed": "the feed inside is too slow, and its own stats() say which part of it",
+}
+
+
+def verdict(steps: int, seconds: float, share: float, part: str, caller: Caller) -> str:
+    """Return the verdict of a feed in one sentence.
+
+    Args:
+      steps: batches that the consumer took.
+      seconds: the time that the steps took.
+      share: share of this time, 0 to 1, that the devices starved.
+      part: the slowest part of the work: "read", "transform", "collate", "iterate", "unpack" or "place".
+
+    Examples:
+      >>> verdict(steps=100, seconds=2.0, share=0.01, part="read", caller=Caller())
+      'keeps up: the step waits for input 1.0 % of its time'
+    """
+    if steps < 2:
+        return f"no verdict yet: {steps} batch{'' if steps == 1 else 'es'}"
+    if seconds < _TOO_SHORT:
+        return f"no verdict yet: {seconds * 1e3:.1f} ms"
+    percent = f"{share:.1%}".replace("%", " %")
+    if share < _INPUT_BOUND:
+        return f"keeps up: the step waits for input {percent} of its time"
+    return f"input-bound: {percent} of the step waits on `{part}`; {advice(part, caller)}"
+
+
+def advice(part: str, caller: Caller) -> str:
+    """Say what the caller can do about the part of the work that takes longest. The parts are named as in `verdict`."""
+    layer = "the cast can be a layer of the model, as keras.layers.Rescaling"
+    cast = "the cast can be feed(transform=...)" if caller.by == "feed" else layer
+    if part == "place":
+        text = f"send smaller dtypes ({cast}), fewer leaves, or larger batches"
+        return f"{text}; the transform on the device counts as well: make it cheaper" if caller.transform else text
+    if part == "iterate":
+        return _iterable_advice(caller, cast)
+    if part == "read" and caller.kind == "rows":
+        return f"a batch is a copy of its rows: store smaller dtypes ({cast}), or {_more_workers(caller)}"
+    if part == "read":
+        return f"{_more_workers(caller)}, or store the data so that a batch is one read (arrays, Arrow, ArrayRecord)"
+    if part == "collate":
+        return f"{_more_workers(caller)}, or make records that need no padding"
+    if part == "unpack":
+        return f"{_more_workers(caller)}, or do the work of `unpack` in the transform of the Loader or in the model"
+    return f"{_more_workers(caller)}, or move work to the device ({cast})"
+
+
+def _more_workers(caller: Caller) -> str:
+    name = "Steps" if caller.kind == "Steps" else "the Loader"
+    if caller.workers == "none":
+        return f"give {name} workers=4 ('process:4' for Python code that holds the interpreter lock)"
+    if caller.workers == "thread":
+        return f"give {name} more than {caller.count} workers, or processes ('process:{caller.count}') for Python code"
+    return f"give {name} more than {caller.count} processes, if there are cores for them"
+
+
+def _iterable_advice(caller: Caller, cast: str) -> str:
+    if caller.kind == "arrays":
+        return f"Keras takes the rows on one thread: use smaller dtypes ({cast}), or pk.data(ps.Loader(..., workers=4))"
+    if caller.kind == "Steps":
+        return f"{_more_workers(caller)}, or make the function cheaper"
+    if caller.kind in _LIBRARIES:
+        return _LIBRARIES[caller.kind]
+    loader = "feed a Loader with workers" if caller.by == "feed" else "use pk.data(ps.Loader(..., workers=4))"
+    return f"the iterable makes batches on one thread: let it work in parallel, or {loader}"
