@@ -96,8 +96,7 @@ class Meter:
       wait: seconds of all other waits.
     """
 
-    def __init__(self, makes_batches: bool = False, inner: Meter | None = None):
-        # `UnthreadedReader` still passes `makes_batches`, which changes nothing.
+    def __init__(self, inner: Meter | None = None):
         self._inner, self._inner_before = inner, 0.0
         self._inner_after: float | None = None
         self._platform: str | None = None

@@ -1,14 +1,10 @@
-"""Read the arguments of `AutoShardDistribution`: meshes and devices of Keras or of JAX, and a sample of the data.
+"""A distribution of Keras that trains a model on all devices by a plan: `AutoShardDistribution`.
 
-Train a Keras model on all devices by a plan: `AutoShardDistribution`.
-
-In: a model and its data, as for any distribution of Keras. Out: the same training, with every variable, batch and intermediate
-where a plan of the model's own training step puts it.
-
-Keras asks for the layout of a variable when it creates it, and the step to plan is known only when `fit` has a batch. Therefore
-variables are created in a provisional layout, sharded over all devices (`_layouts`). The first batch is planned for
-(`_planned_function`), and the variables are brought into the layouts of the plan, one after the other. With
-`AutoShardDistribution.plan`, the plan is made from shapes before, and variables are created in its layouts.
+Every variable, batch and intermediate lies where a plan of the model's own training step puts it. Keras asks for the layout of a
+variable when it creates it, and the step to plan is known only when `fit` has a batch. Therefore variables are created in a
+provisional layout, sharded over all devices (variables.py). The step is planned for the first batch (planned_function.py), and
+the variables are brought into the layouts of the plan, one after the other. `AutoShardDistribution.plan` makes the plan from
+shapes before, and variables are then created in its layouts.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import keras
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras.src.backend.config import is_nnx_enabled
 from keras.src.distribution import distribution_lib
@@ -56,120 +53,6 @@ from penstock.shard.trace.fingerprint import describe_difference
 from penstock.shard.trace.step import TracedStep, trace
 from penstock.train.agreement import decide
 
-
-def read_mesh(given: Any) -> Mesh | None:
-    """Return a mesh of JAX for a mesh of Keras or of JAX; None for None.
-
-    Args:
-      given: the mesh.
-
-    Raises:
-      TypeError: it is no mesh.
-    """
-    if given is None or isinstance(given, Mesh):
-        return given
-    if isinstance(given, DeviceMesh):
-        mesh: Mesh = given.backend_mesh
-        return mesh
-    raise TypeError(
-        f"device_mesh is of type {type(given).__name__}, and a keras.distribution.DeviceMesh or a jax.sharding.Mesh is needed"
-    )
-
-
-def read_devices(given: Sequence[Any]) -> list[Any]:
-    """Return the devices of JAX for a list of them, or of the names that Keras gives them.
-
-    Args:
-      given: the devices.
-
-    Raises:
-      TypeError: it is not such a list.
-      ValueError: it is empty, has a device twice, or a device does not exist.
-    """
-    ordered = not isinstance(given, (str, dict, set, frozenset)) and hasattr(given, "__iter__")
-    named = list(given) if ordered else []
-    if not ordered or not all(isinstance(each, (str, jax.Device)) for each in named):
-        raise TypeError(f'devices={brief(given)} is not a list of devices, such as jax.devices() or ["cpu:0", "cpu:1"]')
-    if not named:
-        raise ValueError("devices is empty; a plan needs at least one device")
-    found = [_find_device(each) if isinstance(each, str) else each for each in named]
-    refuse_repeated(found)
-    return found
-
-
-def _find_device(name: str) -> jax.Device:
-    """Return the device that Keras calls "cpu:0"."""
-    platform, _, number = name.partition(":")
-    try:
-        devices = jax.devices(platform)
-    except RuntimeError:
-        devices = []
-    for device in devices:
-        if number == str(device.id):
-            return device
-    there = [f"{device.platform}:{device.id}" for device in devices or jax.devices()]
-    raise ValueError(f"there is no device {name!r}; there are {brief(there)}")
-
-
-def read_build(given: Any) -> Callable[[], Any]:
-    """Return a function that makes a model.
-
-    Args:
-      given: the function.
-
-    Raises:
-      TypeError: it is something else, such as the model.
-    """
-    if _is_model(given):
-        raise TypeError("build is a model, and a function that returns one is needed; for a model: shard(model, (x, y))")
-    if not callable(given):
-        raise TypeError(f"build={brief(given)} is not a function that returns a model")
-    build: Callable[[], Any] = given
-    return build
-
-
-def check_model(given: Any) -> None:
-    """Raise TypeError if something is not a Keras model.
-
-    Args:
-      given: what should be a model.
-    """
-    if not _is_model(given):
-        also = "; for a function that makes one: plan(build, (x, y))" if callable(given) else ""
-        raise TypeError(f"model is of type {type(given).__name__}, and a keras.Model is needed{also}")
-
-
-def _is_model(given: Any) -> bool:
-    import keras
-
-    return isinstance(given, keras.Model)
-
-
-def read_batch(given: Any, usage: str) -> Any:
-    """Return the shapes and dtypes of a batch.
-
-    Args:
-      given: the batch, or None.
-      usage: the call with a batch, for the message.
-
-    Raises:
-      ValueError: there is none, it has no rows, or a dimension is unknown.
-      TypeError: a leaf is not an array.
-    """
-    if given is None:
-        raise ValueError(
-            "the shapes of the layers and the cost of a step depend on the data, and there is no sample: give one batch as fit "
-            f"gets it, {usage}. Shapes are enough, such as jax.ShapeDtypeStruct((32, 128), 'int32')"
-        )
-    batch = abstract_batch(given)
-    for leaf in jax.tree_util.tree_leaves(batch):
-        if leaf.shape[:1] == (0,):
-            raise ValueError(
-                f"the sample has no rows, but an array of shape {leaf.shape}: give one batch as fit gets it, {usage}"
-            )
-    return batch
-
-
 _TRAIN = "train"
 
 
@@ -181,16 +64,16 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
 
     Args:
       device_mesh: a `keras.distribution.DeviceMesh` or a `jax.sharding.Mesh`, whose shape is kept. None searches the shape too.
-      devices: the devices, as those of JAX or as Keras names them ("cpu:0"); all if there is no mesh either.
+      devices: devices of JAX, or names that Keras gives them ("cpu:0"); all if there is no mesh either.
       hardware, memory, check: as in `penstock.plan`: the hardware, the memory limit of a device, and the compiler that decides
         whether a plan fits.
-      layout_map: a `keras.distribution.LayoutMap` of layouts to keep. The plan chooses those of all other variables. Its mesh is
-        the `device_mesh`, if that is not given.
+      layout_map: a `keras.distribution.LayoutMap` of layouts to keep. The plan chooses the layouts of all other variables. Its
+        mesh is the `device_mesh`, if that is not given.
       auto_shard_dataset: as in Keras's own distributions.
 
     Attributes:
       plans: the last plan of each function: "train", "evaluate", "predict".
-      planning_seconds: the time that was spent to plan, with tracing. Functions that were planned before add nothing.
+      planning_seconds: the time spent on planning, with tracing. Functions that were planned before add nothing.
 
     Raises:
       TypeError, ValueError: an argument has a wrong type or value.
@@ -255,12 +138,12 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
 
     @property
     def num_model_replicas(self) -> int:
-        """Return the number of parts of a batch: each device has rows of its own where they divide."""
+        """Return the number of shards of a batch: each device has rows of its own where they divide."""
         return int(self.device_mesh.devices.size)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Make this the distribution of Keras inside of a `with`.
+        """Make this the distribution of Keras inside of a `with` block.
 
         Raises:
           RuntimeError: another distribution is active.
@@ -331,7 +214,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         """Print the plan of the training step, by the paths of Keras's variables; without one, the last plan of another function.
 
         Args:
-          print_fn: what is called with the text; None prints it.
+          print_fn: is called with the text; None prints it.
 
         Raises:
           ValueError: nothing is planned yet.
@@ -359,7 +242,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
                 layout_map[name] = layout
             elif first.axes != layout.axes:
                 warnings.warn(
-                    f"several variables have the path {path!r}, with different layouts; the LayoutMap has that of the first. "
+                    f"several variables have the path {path!r}, with different layouts; the LayoutMap has the first one. "
                     "Give their layers different names",
                     stacklevel=2,
                 )
@@ -383,9 +266,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
     def _plan_step(self, step: ModelStep, arguments: StepArguments, keep: bool = False) -> Layouts:
         """Plan for a function of a model and a batch, and give the variables the layouts of the plan.
 
-        Args:
-          step, arguments: the function, and its abstract arguments.
-          keep: whether the layouts stay that an earlier plan of the same training step has chosen.
+        With `keep`, the layouts stay that an earlier plan of the same training step has chosen.
         """
         self._check_rows(step, arguments)
         if step.function != _TRAIN and arguments.rows % len(self._device_order()):
@@ -397,7 +278,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         return _layouts(arguments, traced, inputs, outputs, plan.sharding_constraints, True)
 
     def _leave_to_compiler(self, step: ModelStep, arguments: StepArguments) -> Layouts:
-        """Return the layouts for a batch that is not planned for, as the last of an epoch: the compiler chooses those inside."""
+        """Return the layouts for a batch that is not planned for, as the last of an epoch. The compiler chooses inner ones."""
         with automatic_axes():
             traced = _trace(step, arguments)
         shardings: list[NamedSharding] = []
@@ -424,7 +305,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
             )
 
     def _is_uneven(self, arguments: StepArguments) -> bool:
-        """Return whether the rows of a batch do not divide over the devices, nor over some of them without a rest."""
+        """Return whether neither the rows of a batch divide over the devices, nor the devices over the rows."""
         rows, devices = arguments.rows, len(self._device_order())
         return bool(rows and rows % devices and devices % rows)
 
@@ -441,32 +322,23 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
                 devices = self._given_devices if mesh is None else None
                 options = {"constraints": kept, "roles": step.roles(arguments), **self._options}
                 make = functools.partial(plan_traced, traced, mesh=mesh, devices=devices, **options)
-                with self._explained_constraints():
+                try:
                     plan = plan_together(make, traced, devices if mesh is None else list(mesh.devices.flat))
+                except (TypeError, ValueError) as error:
+                    if self._layout_map is not None:
+                        error.add_note(
+                            "The layouts of the layout_map are constraints of the plan, by the paths of the variables."
+                        )
+                    raise
                 self._known.add(fingerprint, kept, plan)
                 self.planning_seconds += time.perf_counter() - begin
         self.plans[step.function] = plan
         return plan, traced
 
-    @contextlib.contextmanager
-    def _explained_constraints(self) -> Iterator[None]:
-        """Say in an error about constraints that they are those of the `layout_map`."""
-        try:
-            yield
-        except (TypeError, ValueError) as error:
-            if self._layout_map is not None:
-                error.add_note("The layouts of the layout_map are constraints of the plan, by the paths of the variables.")
-            raise
-
     def _kept_layouts(self, step: ModelStep, keep: bool) -> tuple[dict[str, PartitionSpec], Mesh | None]:
-        """Return the layouts that a plan must keep: those of the user's map, and those of other plans of training steps.
+        """Return the layouts that a plan must keep, by the path of the leaf, and the mesh of other plans; None if there are none.
 
-        Args:
-          step: the function that is planned.
-          keep: whether they include those that an earlier plan of the same training step has chosen.
-
-        Returns:
-          The layouts by the path of the leaf, and the mesh of other plans; None if there are none.
+        They come from the user's map, and from plans of other training steps; with `keep`, also from one of the same step.
         """
         kept: dict[str, PartitionSpec] = {}
         mesh: Mesh | None = None
@@ -520,7 +392,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
 
 
 def _trace(step: ModelStep, arguments: StepArguments) -> TracedStep:
-    """Trace a function of a model, where JAX has automatic axes."""
+    """Trace a function of a model, inside of `automatic_axes`."""
     with without_collection(), explained(step):
         return trace(step.step(), (*arguments.state, arguments.data))
 
@@ -544,7 +416,10 @@ def _layouts(
     )
 
 
-_MOST = 64
+# Plans.
+
+
+_MOST_PLANS = 64
 
 
 class KnownPlans:
@@ -560,7 +435,6 @@ class KnownPlans:
         plan of `fit` for `train_on_batch` afterwards.
 
         Args:
-          fingerprint: that of the step.
           kept: the layouts to keep, by the path of the leaf.
           mesh: the mesh of these layouts; None for any.
         """
@@ -571,13 +445,8 @@ class KnownPlans:
         return None
 
     def add(self, fingerprint: str, kept: Mapping[str, PartitionSpec], plan: Plan) -> None:
-        """Remember a plan. The oldest is forgotten if there are many.
-
-        Args:
-          fingerprint, kept: as for `find`.
-          plan: the plan.
-        """
-        if len(self._plans) >= _MOST:
+        """Remember a plan, and forget the oldest if there are too many."""
+        if len(self._plans) >= _MOST_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[fingerprint, _entries(kept)] = plan
 
@@ -588,10 +457,9 @@ def _entries(kept: Mapping[str, PartitionSpec]) -> frozenset[tuple[str, str]]:
 
 def _has(plan: Plan, kept: Mapping[str, PartitionSpec]) -> bool:
     """Return whether the arguments of a plan have these layouts."""
-    shardings = zip(plan.inputs, named_shardings(plan.inputs, plan.mesh), strict=True)
     return all(
         sharding.is_equivalent_to(NamedSharding(plan.mesh, kept[leaf.path]), len(leaf.shape))
-        for leaf, sharding in shardings
+        for leaf, sharding in zip(plan.inputs, named_shardings(plan.inputs, plan.mesh), strict=True)
         if leaf.path in kept
     )
 
@@ -605,7 +473,7 @@ def plan_together(make: Callable[[], Plan], traced: TracedStep, devices: Any) ->
     Args:
       make: makes the plan. Only process 0 calls it.
       traced: the step.
-      devices: the devices that were given, in order, or None.
+      devices: the given devices, in order, or None.
 
     Raises:
       PlanError: in all processes, if process 0 found no plan.
@@ -632,3 +500,86 @@ def plan_together(make: Callable[[], Plan], traced: TracedStep, devices: Any) ->
         difference = describe_difference(record.inputs, record.outputs, traced.inputs, traced.outputs)
         raise RuntimeError(f"process {jax.process_index()} runs another step than process 0: {difference}")
     return Plan._from_record(record, traced, devices)
+
+
+# Arguments of `AutoShardDistribution`.
+
+
+def read_mesh(given: Any) -> Mesh | None:
+    """Return a mesh of JAX for a mesh of Keras or of JAX; None for None. Anything else is a TypeError."""
+    if given is None or isinstance(given, Mesh):
+        return given
+    if isinstance(given, DeviceMesh):
+        return given.backend_mesh
+    raise TypeError(
+        f"device_mesh is of type {type(given).__name__}, and a keras.distribution.DeviceMesh or a jax.sharding.Mesh is needed"
+    )
+
+
+def read_devices(given: Sequence[Any]) -> list[Any]:
+    """Return the devices of JAX for a list of them, or of the names that Keras gives them.
+
+    Raises:
+      TypeError: it is not such a list.
+      ValueError: it is empty, has a device twice, or a device does not exist.
+    """
+    ordered = not isinstance(given, (str, dict, set, frozenset)) and hasattr(given, "__iter__")
+    named = list(given) if ordered else []
+    if not ordered or not all(isinstance(each, (str, jax.Device)) for each in named):
+        raise TypeError(f'devices={brief(given)} is not a list of devices, such as jax.devices() or ["cpu:0", "cpu:1"]')
+    if not named:
+        raise ValueError("devices is empty; a plan needs at least one device")
+    found = [_find_device(each) if isinstance(each, str) else each for each in named]
+    refuse_repeated(found)
+    return found
+
+
+def _find_device(name: str) -> jax.Device:
+    """Return the device that Keras calls "cpu:0"."""
+    platform, _, number = name.partition(":")
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError:
+        devices = []
+    for device in devices:
+        if number == str(device.id):
+            return device
+    there = [f"{device.platform}:{device.id}" for device in devices or jax.devices()]
+    raise ValueError(f"there is no device {name!r}; there are {brief(there)}")
+
+
+def read_build(given: Any) -> Callable[[], Any]:
+    """Return a function that makes a model. Anything else, such as the model, is a TypeError."""
+    if isinstance(given, keras.Model):
+        raise TypeError("build is a model, and a function that returns one is needed; for a model: shard(model, (x, y))")
+    if not callable(given):
+        raise TypeError(f"build={brief(given)} is not a function that returns a model")
+    return given
+
+
+def check_model(given: Any) -> None:
+    """Raise TypeError for anything but a Keras model."""
+    if not isinstance(given, keras.Model):
+        also = "; for a function that makes one: plan(build, (x, y))" if callable(given) else ""
+        raise TypeError(f"model is of type {type(given).__name__}, and a keras.Model is needed{also}")
+
+
+def read_batch(given: Any, usage: str) -> Any:
+    """Return the shapes and dtypes of a batch. `usage` is the call with a batch, for the message.
+
+    Raises:
+      ValueError: there is none, it has no rows, or a dimension is unknown.
+      TypeError: a leaf is not an array.
+    """
+    if given is None:
+        raise ValueError(
+            "the shapes of the layers and the cost of a step depend on the data, and there is no sample: give one batch as fit "
+            f"gets it, {usage}. Shapes are enough, such as jax.ShapeDtypeStruct((32, 128), 'int32')"
+        )
+    batch = abstract_batch(given)
+    for leaf in jax.tree_util.tree_leaves(batch):
+        if leaf.shape[:1] == (0,):
+            raise ValueError(
+                f"the sample has no rows, but an array of shape {leaf.shape}: give one batch as fit gets it, {usage}"
+            )
+    return batch

@@ -1,22 +1,16 @@
-"""The batches of one execution of several steps, for versions of Keras that take them at once.
+"""The iterator over batches that Keras uses inside of an epoch: `BatchIterator`.
 
-With `steps_per_execution=n`, Keras 3.16 takes one item for n steps: their batches stacked, [n, B, ...], which one program on the
-device goes through. Batches go in here; such items come out, made on the thread that reads ahead:
+It takes `ResumableBatches`, and returns batches placed as Keras needs them. A `Feed` reads them ahead, unless the source says
+that a thread would save no time. `KerasPlacement` puts them where Keras would.
+
+An *execution* is what Keras does at one call of its jitted function: `steps_per_execution=n` steps. Keras 3.16 takes one item for
+it: its batches stacked, [n, B, ...], which one program on the device goes through. The thread that reads ahead makes such items:
 
     gather      read the batches of an execution            an `Execution`, on the host
     assemble    stack them there, and place the stack       the item that Keras takes: a `KerasItem`
 
 An execution has fewer than n batches at the end of the data, at the end of an epoch of a Loader without end, and before an error:
 the steps before the error count.
-
-Put batches on the devices where Keras would put them.
-
-A host batch, or an `Execution` of several batches, goes in; the item that Keras takes comes out.
-
-The iterator over batches that Keras uses inside of an epoch.
-
-It takes `ResumableBatches`, and returns batches placed as Keras needs them. A `Feed` reads them ahead, unless the source says
-that a thread would save no time.
 """
 
 from __future__ import annotations
@@ -48,14 +42,12 @@ from penstock.feed.stats import Caller, LaterStats
 from penstock.keras.batches import ResumableBatches, UnthreadedBatches, aligned, empty
 from penstock.keras.versions import behaviour, is_partial, partial_batches
 
+_DEVICE_BUFFER = 2
+_HOST_BUFFER = 4
+
 
 class Execution(NamedTuple):
-    """The host batches [B, ...] of one execution, in order.
-
-    Attributes:
-      batches: the batches.
-      failure: the error that replaces the batch after them; None if there is none.
-    """
+    """The host batches [B, ...] of one execution, in order, and the error that replaces the batch after them."""
 
     batches: list[Batch]
     failure: BaseException | None
@@ -75,135 +67,267 @@ class KerasItem(NamedTuple):
     failure: BaseException | None = None
 
 
-def gather(read: Callable[[int], Batch], numbers: Iterable[int]) -> Execution:
-    """Read the batches of these numbers, up to the end of the data or the first error.
+class BatchIterator(Iterator[Batch]):
+    """An iterator over the batches of one source, which are read ahead only while Keras is in its loop over batches.
 
-    Raises:
-      Exhausted, StopIteration: there is not even the first batch; the error of `read` is raised.
-    """
-    batches: list[Batch] = []
-    try:
-        for number in numbers:
-            batches.append(read(number))
-    except (Exhausted, StopIteration):
-        if not batches:
-            raise
-    except Exception as error:
-        return Execution(batches, error)
-    return Execution(batches, None)
+    A `Feed` reads them, and `pause` ends its threads. The source keeps the batches that were read and not consumed, and the next
+    feed begins with them, so nothing is lost or read twice. A batch counts as consumed when Keras takes it with `next`. `peek`
+    does not consume it: Keras peeks before it begins an execution, which it cannot interrupt.
 
+    *Errors.* An error in the place of a batch is raised at that batch, once. Inside of an execution of several steps, Keras would
+    lose its state by it. So the batches before it end the execution first, and `failure` then holds the error.
 
-def assemble(execution: Execution, steps: int, place: Callable[[Batch, bool], Batch]) -> KerasItem:
-    """Place an execution in the form that Keras takes.
+    *Executions.* Where Keras takes all batches of an execution at one `next`, whole executions are read, placed and peeked.
+    Consumed batches are still counted one by one.
 
     Args:
-      execution: the host batches.
-      steps: number of batches in a complete execution.
-      place: puts a batch on the device, or, with True as second argument, a stack [steps, B, ...] of batches.
+      add_stats: is called with the statistics of each feed when it ends.
+      caller: the call that made the batches, for the advice of a verdict.
+      limit: number of batches that Keras takes until the end of its epoch, if the source must not be read beyond it; None for no
+        limit.
+      steps_per_execution: number of batches that Keras takes in one execution.
+      epoch_batches: an execution ends at every multiple of this number; None if the source ends by itself.
+      first: number of batches that a run consumed before, which this one continues.
 
-    Returns:
-      A stack if the execution is complete and its batches have the same shapes, otherwise a list.
+    Attributes:
+      consumed: number of batches that were consumed, with `first`.
+      failure: the error that ended the last execution; None if there is none.
     """
-    batches, failure = execution
-    try:
-        stack = _stack(batches) if len(batches) == steps else None
-        if stack is not None:
-            return KerasItem(place(stack, True), steps, failure)
-    except Exception as error:
-        return KerasItem(None, 0, error)
-    placed = []
-    for batch in batches:
+
+    def __init__(
+        self,
+        source: ResumableBatches,
+        add_stats: Callable[[LaterStats], None],
+        caller: Caller,
+        limit: int | None,
+        steps_per_execution: int,
+        epoch_batches: int | None = None,
+        first: int = 0,
+    ):
+        self._behaviour = behaviour()
+        self._per_item = steps_per_execution if self._behaviour.stacks else 1  # batches that Keras takes at one `next`
+        self._source, self._placement, self._add_stats = source, KerasPlacement(self._per_item), add_stats
+        self._caller = caller
+        self._limit, self._steps, self._epoch_batches = limit, steps_per_execution, epoch_batches
+        self._feed: Feed | None = None
+        self.consumed = self._begin = first
+        self._consumed_of_feed = 0
+        self._feed_stop = -1  # number of the first batch that a feed with a limit does not have
+        # Whether batches that are read on this thread are also placed on it. Some versions of Keras pass host arrays on.
+        self._places = not source.prefetched and (self._behaviour.on_device or self._per_item > 1)
+        self._varies = not isinstance(source, UnthreadedBatches)  # whether batches may differ in structure
+        self._peeked: KerasItem | None = None  # the next item
+        self._structure: Any = None
+        self._parts: Any = None
+        self._first = ""
+        self._in_execution = 0  # batches that Keras took in this execution
+        self._meter = self._new_meter()  # of the batches that are read on this thread
+        self.failure: BaseException | None = None
+
+    @property
+    def in_first_execution(self) -> bool:
+        """Tell whether Keras has taken the batches of one execution at the most."""
+        return self.taken <= self._steps
+
+    @property
+    def taken(self) -> int:
+        """Return the number of batches that Keras has taken from this iterator."""
+        return self.consumed - self._begin
+
+    def interrupt(self) -> None:
+        """Let a `peek` that waits in another thread raise RuntimeError."""
+        feed = self._feed or self._source.prefetched
+        if feed is not None:
+            interrupt(feed)
+
+    def peek(self) -> bool:
+        """Wait for the next batch before Keras begins an execution, without consuming it.
+
+        Returns:
+          False if there is no next batch.
+
+        Raises:
+          BaseException: the error in the place of the next batch.
+        """
+        self._in_execution = 0
+        if self._peeked is None:
+            try:
+                self._peeked = self._next_item()
+            except StopIteration:
+                return False
+        return True
+
+    def __next__(self) -> Any:
+        """Return the next item for Keras, and count its batches as consumed."""
+        ready, self._peeked = self._peeked, None
+        if ready is None:
+            if self._epoch_batches and self._in_execution and self.consumed % self._epoch_batches == 0:
+                raise StopIteration
+            try:
+                ready = self._next_item()
+            except StopIteration:
+                raise
+            except BaseException as error:
+                if self._in_execution == 0:
+                    raise
+                self.failure = error
+                raise StopIteration from None
+        item, steps, failure = ready
+        self._in_execution += steps
+        self._count_consumed(steps)
+        if failure is not None:
+            self.failure = self._skip_failed_batch(failure)
+        return item
+
+    def _next_item(self) -> KerasItem:
+        """Return the next item from wherever batches are read now."""
         try:
-            placed.append(place(batch, False))
+            ready = self._next_from_feed() if self._source.threaded else self._next_on_this_thread()
+        except StopIteration:
+            self._end_feed()
+            raise
         except Exception as error:
-            return KerasItem(partial_batches(placed), len(placed), error)
-    return KerasItem(partial_batches(placed), len(placed), failure)
+            self._skip_failed_batch(error)
+            raise
+        if self._varies:
+            ready = self._cut_at_other_structure(ready)
+        if ready.steps:
+            return ready
+        assert ready.failure is not None
+        failure = self._skip_failed_batch(ready.failure)
+        del ready
+        try:
+            raise failure
+        finally:
+            del failure  # otherwise its traceback and this frame would refer to each other
 
+    def _skip_failed_batch(self, error: BaseException) -> BaseException:
+        """Add the number of the batch to its error, and count it as consumed, so that the next reader does not get it again."""
+        error.add_note(f"penstock: in the place of batch {self.consumed} of {self._source.name}")
+        self._end_feed()
+        self._count_consumed(1)
+        return error
 
-def _stack(batches: Sequence[Batch]) -> Batch | None:
-    """Stack batches [B, ...] to [steps, B, ...].
+    def _count_consumed(self, batches: int) -> None:
+        self.consumed += batches
+        for _ in range(batches):
+            self._source.consume()
 
-    Returns:
-      None if they cannot be stacked, for example because the last one is shorter.
+    def _next_on_this_thread(self) -> KerasItem:
+        if self._per_item == 1:
+            return KerasItem(self._read(0))
+        # The batches are on their devices, and are stacked there.
+        return assemble(gather(self._read, range(self._per_item)), self._per_item, lambda batch, stacked: batch)
 
-    Raises:
-      ValueError: there are sparse arrays in them.
-    """
-    first = batches[0]
-    if any(isinstance(leaf, JAXSparse) for leaf in tree.flatten(first)):
-        raise ValueError(
-            f"steps_per_execution={len(batches)} with sparse arrays, of which this version of Keras stacks none: "
-            "use steps_per_execution=1, or dense arrays"
+    def _read(self, ahead: int) -> Batch:
+        batch = self._meter.take(lambda timeout: self._source.read(ahead), None)
+        self._meter.hand_over(None, 0.0)
+        return tree.map_structure(jax.device_put, batch, none_is_leaf=False) if self._places else batch
+
+    def _next_from_feed(self) -> KerasItem:
+        """Take the next item from a feed, and start one if there is none."""
+        if self._feed is None:
+            self._feed = self._start_feed()
+        try:
+            item = next(self._feed)
+        except StopIteration:
+            if self.consumed != self._feed_stop:
+                raise
+            # Keras takes more batches than it announced, as in a train function of the user.
+            self._end_feed()
+            self._feed = self._start_feed()
+            item = next(self._feed)
+        ready = item if self._per_item > 1 else KerasItem(item)
+        self._consumed_of_feed += ready.steps
+        return ready
+
+    def _start_feed(self) -> Feed:
+        self._placement.take_settings()
+        self._feed_stop = -1 if self._limit is None else self.consumed + self._limit
+        batch_adapter = self._source.batch_adapter(self._limit)
+        host_buffer, device_buffer = max(_HOST_BUFFER, self._steps), _DEVICE_BUFFER
+        if self._per_item > 1:
+            batch_adapter = ExecutionAdapter(batch_adapter, self._per_item, self._epoch_batches, self.consumed)
+            # One execution waits while another runs: at least as many batches as without stacking.
+            host_buffer, device_buffer = -(-host_buffer // self._per_item), 1
+        return Feed(
+            batch_adapter,
+            self._placement,
+            host_buffer=host_buffer,
+            device_buffer=device_buffer,
+            timeout=None,
+            strict=False,
+            first=self.consumed,
+            caller=self._caller,
         )
-    structure: Any = jax.tree.structure(first)
-    if any(structure != jax.tree.structure(batch) for batch in batches[1:]):
-        return None
-    try:
-        return tree.map_structure(_stack_leaves, *batches, none_is_leaf=False)
-    except (TypeError, ValueError, RuntimeError):  # other shapes, or no numbers; the placement raises a more precise error
-        return None
+
+    def pause(self) -> None:
+        """End the threads and wait for them, when Keras has left its loop. Threads that are slow to start are kept.
+
+        The next `next()` starts new threads.
+        """
+        if not self._source.slow_to_start:
+            self.close()
+
+    def stop_for_inner_loop(self) -> None:
+        """End the threads because another loop begins inside of this one, which may use the same data.
+
+        Batches that were not consumed stay with the source, for the inner loop to read.
+        """
+        self._end_feed()
+        self._peeked = None
+
+    def close(self) -> None:
+        """End the threads, and wait for them as `Feed.close` does."""
+        self.stop_for_inner_loop()
+        meter = self._meter
+        if meter.steps:
+            meter.end(after_step=True)
+            self._add_stats(LaterStats(meter, {"iterate": meter.startup + meter.wait}, 1, 0.0, 0, self._caller))
+            self._meter = self._new_meter()
+
+    def _new_meter(self) -> Meter:
+        feed = self._source.prefetched
+        return Meter(inner=feed._meter if feed else None)
+
+    def _end_feed(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed._meter.end(after_step=not self._source.slow_to_start)  # such a source is not paused at the end of the loop
+            feed.close()
+            self._placement.leave_settings()
+            self._add_stats(later_stats(feed)._replace(steps=self._consumed_of_feed))
+            self._consumed_of_feed = 0
+
+    def _cut_at_other_structure(self, ready: KerasItem) -> KerasItem:
+        """Cut an item before the first batch whose structure differs from the batches before it."""
+        batches = ready.item if is_partial(ready.item) else [ready.item][: ready.steps]
+        for number, batch in enumerate(batches):
+            failure = self._other_structure(batch, number)
+            if failure is not None:
+                return KerasItem(partial_batches(batches[:number]) if number else None, number, failure)
+        return ready
+
+    def _other_structure(self, batch: Batch, ahead: int) -> ValueError | None:
+        """Return the error for a batch whose structure differs from the batches before it; None if it is the same."""
+        structure = jax.tree.structure(batch)
+        if self._structure is None:
+            self._structure, self._parts, self._first = structure, _parts(batch), describe(batch)
+        if structure == self._structure or _parts(batch) == self._parts:
+            return None
+        return ValueError(
+            f"batch {self.consumed + ahead} of {self._source.name} has another structure than those before it: it holds "
+            f"{describe(batch)} ({_parts(batch)}), where {self._first} ({self._parts}) is needed; all batches of a run "
+            "need the same parts, (x, y) or (x, y, sample_weight), and the same keys"
+        )
 
 
-def _stack_leaves(*leaves: Any) -> Any:
-    first = leaves[0]
-    same = all(isinstance(x, np.ndarray) and (x.shape, x.dtype) == (first.shape, first.dtype) for x in leaves)
-    if same and is_numeric(first.dtype):
-        return np.stack(leaves, out=empty((len(leaves), *first.shape), first.dtype))
-    return jax.numpy.stack(leaves)
+def _parts(batch: Batch) -> Any:
+    """Return the structure with arrays as leaves. The structure of a sparse array holds its shape, which may differ."""
+    return jax.tree.structure(batch, is_leaf=lambda part: hasattr(part, "shape"))
 
 
-class ExecutionAdapter:
-    """A `BatchAdapter` whose items are executions of the batches of another adapter.
-
-    Args:
-      batch_adapter: the adapter of the batches.
-      steps: number of batches in an execution.
-      epoch_batches: an execution ends at every multiple of this number; None if the batches end by themselves.
-      first: number of the first batch, from which the multiples are counted.
-    """
-
-    def __init__(self, batch_adapter: BatchAdapter, steps: int, epoch_batches: int | None, first: int):
-        self._batch_adapter, self._steps, self._epoch_batches, self._first = batch_adapter, steps, epoch_batches, first
-        self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return all that must be equal for a saved state to fit."""
-        return self._batch_adapter.fingerprint()
-
-    def restore(self, step: int, position: Any) -> None:
-        """Continue after `step` batches."""
-        self._batch_adapter.restore(step, position)
-
-    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
-        """Read the rows that the devices of this process need."""
-        return self._batch_adapter.read_for(shardings)
-
-    def producers(self, clocks: Sequence[Clock]) -> Producers:
-        """Return the producers of the items, with one clock for each worker."""
-        producers = self._batch_adapter.producers(clocks)
-
-        def gather_execution(work: Callable[[int], Batch], number: int) -> Execution:
-            return gather(work, self.numbers(number))
-
-        return producers._replace(works=[partial(gather_execution, work) for work in producers.works])
-
-    def split(self, item: Execution) -> Produced:
-        """Split a produced item into batch and position."""
-        return Produced(item._replace(batches=[self._batch_adapter.split(batch).batch for batch in item.batches]), None)
-
-    def numbers(self, execution: int) -> range:
-        """Return the numbers of the batches of an execution, as the adapter of the batches counts them."""
-        steps, epoch_batches = self._steps, self._epoch_batches
-        if epoch_batches is None:
-            return range(execution * steps, (execution + 1) * steps)
-        begun = self._first % epoch_batches  # batches of the first epoch that were consumed before
-        in_first = -(-(epoch_batches - begun) // steps)  # executions in the rest of the first epoch
-        if execution < in_first:
-            start, end = begun + execution * steps, epoch_batches
-        else:
-            epoch, number = divmod(execution - in_first, -(-epoch_batches // steps))
-            start, end = (1 + epoch) * epoch_batches + number * steps, (2 + epoch) * epoch_batches
-        return range(start - begun, min(start + steps, end) - begun)
+# Placement on devices.
 
 
 # Settings that Keras keeps for each thread. Data that is made with layers of Keras or with `keras.random` depends on them.
@@ -213,12 +337,7 @@ _REMEMBERED = 256  # signatures of batches
 
 
 class _Layout(NamedTuple):
-    """The placement of batches with one structure and one set of shapes.
-
-    Attributes:
-      names: names of the leaves.
-      placement: places a dict of leaves by name.
-    """
+    """The names of the leaves of batches with one structure and one set of shapes, and the placement of a dict of them."""
 
     names: tuple[str, ...]
     placement: Placement
@@ -228,10 +347,10 @@ class KerasPlacement:
     """A placement of batches where Keras's own iterator would put them: on the default device, or as the distribution says.
 
     The layout is computed once for each structure and set of shapes. On a CPU without a distribution, some versions of Keras pass
-    host arrays to their functions. For these the arrays stay on the host, and only the copy that JAX would make in the call is
-    made before it: see `aligned`. An `Execution` becomes a `KerasItem` for all its steps.
+    host arrays to their functions. There the arrays stay on the host, and are only copied to aligned memory: see `aligned`. An
+    `Execution` becomes a `KerasItem` for all its steps.
 
-    It is made on the thread that calls `fit`, and takes Keras's settings of this thread to the thread that reads: the
+    It is made on the thread that calls `fit`, and gives Keras's settings of this thread to the thread that reads: the
     distribution, the dtype policy, and the seed generator of `keras.random`.
 
     Args:
@@ -248,11 +367,11 @@ class KerasPlacement:
         self._state: dict[str, Any] = {}
 
     def take_settings(self) -> None:
-        """Note the Keras settings of this thread. To be called before a new thread starts."""
+        """Note the Keras settings of this thread, before a new thread starts."""
         self._state = {name: global_state.get_global_attribute(name) for name in _SHARED}
 
     def leave_settings(self) -> None:
-        """Give this thread the seed generator that the other thread made. To be called after that thread has ended."""
+        """Give this thread the seed generator that the other thread made, after that thread has ended."""
         generator = self._state.get(GLOBAL_SEED_GENERATOR)
         if generator is not None and global_state.get_global_attribute(GLOBAL_SEED_GENERATOR) is None:
             global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
@@ -264,11 +383,11 @@ class KerasPlacement:
         """Return the sharding of the rows if it is over the devices of several processes; [] if not."""
         if self._distribution is None:
             return []
-        sharding = _layout(self._distribution, (1,)).backend_layout
+        sharding = self._distribution.get_data_layout((1,)).backend_layout
         return [] if sharding.is_fully_addressable else [sharding]
 
     def expect(self, rows: Rows | None, name: str) -> None:
-        """Note the rows that host batches have: those that a Loader read, or those that each process gives Keras."""
+        """Note the rows that host batches have: read by a Loader, or given to Keras by each process."""
         self._rows = rows
 
     @contextlib.contextmanager
@@ -331,294 +450,136 @@ class KerasPlacement:
 
 def _make_layout(batch: Batch, stacked: bool, distribution: Any, rows: Rows | None) -> _Layout:
     """Return the layout of a batch. Leaves go by name, because a pytree of shardings cannot have None for a leaf that is None."""
-    named, layout = leaves_with_names(batch), _stacked_layout if stacked else _layout
-    shardings = {name: layout(distribution, leaf.shape).backend_layout for name, leaf in named}
+    shardings = {name: _layout(distribution, leaf.shape, stacked).backend_layout for name, leaf in leaves_with_names(batch)}
     placement = Placement(shardings, None, row_dim=int(stacked))
     if rows is not None:
         placement.expect(rows, "the Loader")
     return _Layout(tuple(shardings), placement)
 
 
-def _layout(distribution: Any, shape: tuple[int, ...]) -> Any:
-    return distribution.get_data_layout(shape)
-
-
-def _stacked_layout(distribution: Any, shape: tuple[int, ...]) -> Any:
-    """Return the layout of [steps, B, ...], in which the dimension of steps is not sharded."""
+def _layout(distribution: Any, shape: tuple[int, ...], stacked: bool) -> Any:
+    """Return the layout of [B, ...], or of [steps, B, ...], in which the dimension of steps is not sharded."""
+    if not stacked:
+        return distribution.get_data_layout(shape)
     layout = distribution.get_data_layout(shape[1:])
     return distribution_lib.TensorLayout((None, *layout.axes), layout.device_mesh)
 
 
-_DEVICE_BUFFER = 2
-_HOST_BUFFER = 4
+# Executions of several steps.
 
 
-class BatchIterator(Iterator[Batch]):
-    """An iterator over the batches of one source, which are read ahead only while Keras is in its loop over batches.
+def gather(read: Callable[[int], Batch], numbers: Iterable[int]) -> Execution:
+    """Read the batches of these numbers, up to the end of the data or the first error.
 
-    A `Feed` reads them, and `pause` ends its threads. The source keeps the batches that were read and not consumed, and the next
-    feed begins with them, so nothing is lost or read twice. A batch counts as consumed when Keras takes it with `next`. `peek`
-    does not consume it: Keras peeks before it begins an execution, which it cannot interrupt.
+    Raises:
+      Exhausted, StopIteration: the error of `read`, if there is not even the first batch.
+    """
+    batches: list[Batch] = []
+    try:
+        for number in numbers:
+            batches.append(read(number))
+    except (Exhausted, StopIteration):
+        if not batches:
+            raise
+    except Exception as error:
+        return Execution(batches, error)
+    return Execution(batches, None)
 
-    *Errors.* An error in the place of a batch is raised at that batch, once. Inside of an execution of several steps, Keras would
-    lose its state by an error. So the batches before it end the execution first, and `failure` then holds the error.
 
-    *Executions.* Some versions of Keras take all batches of an execution at one `next`. The items that are read, placed and
-    peeked are then executions (see `_execution`). Consumed batches are still counted one by one.
+def assemble(execution: Execution, steps: int, place: Callable[[Batch, bool], Batch]) -> KerasItem:
+    """Place an execution in the form that Keras takes.
 
     Args:
-      source: the batches.
-      add_stats: is called with the statistics of each feed when it ends.
-      caller: the call that made the batches, for the advice of a verdict.
-      limit: number of batches that Keras takes until the end of its epoch, if the source must not be read beyond it; None for no
-        limit.
-      steps_per_execution: number of batches that Keras takes in one execution.
-      epoch_batches: an execution ends at every multiple of this number; None if the source ends by itself.
-      first: number of batches that were consumed before, by a run that this one continues.
+      steps: number of batches in a complete execution.
+      place: puts a batch on the device, or, with True as second argument, a stack [steps, B, ...] of batches.
 
-    Attributes:
-      consumed: number of batches that were consumed, with those before.
-      taken: number of batches that Keras has taken from this iterator.
-      failure: the error that ended the last execution; None if there is none.
+    Returns:
+      A stack if the execution is complete and its batches have the same shapes, otherwise a list.
+    """
+    batches, failure = execution
+    try:
+        stack = _stack(batches) if len(batches) == steps else None
+        if stack is not None:
+            return KerasItem(place(stack, True), steps, failure)
+    except Exception as error:
+        return KerasItem(None, 0, error)
+    placed = []
+    for batch in batches:
+        try:
+            placed.append(place(batch, False))
+        except Exception as error:
+            return KerasItem(partial_batches(placed), len(placed), error)
+    return KerasItem(partial_batches(placed), len(placed), failure)
+
+
+def _stack(batches: Sequence[Batch]) -> Batch | None:
+    """Stack batches [B, ...] to [steps, B, ...]; None if they cannot be stacked, as where the last one is shorter."""
+    first = batches[0]
+    if any(isinstance(leaf, JAXSparse) for leaf in tree.flatten(first)):
+        raise ValueError(
+            f"steps_per_execution={len(batches)} with sparse arrays, of which this version of Keras stacks none: "
+            "use steps_per_execution=1, or dense arrays"
+        )
+    structure: Any = jax.tree.structure(first)
+    if any(structure != jax.tree.structure(batch) for batch in batches[1:]):
+        return None
+    try:
+        return tree.map_structure(_stack_leaves, *batches, none_is_leaf=False)
+    except (TypeError, ValueError, RuntimeError):  # other shapes, or no numbers; the placement raises a more precise error
+        return None
+
+
+def _stack_leaves(*leaves: Any) -> Any:
+    first = leaves[0]
+    same = all(isinstance(x, np.ndarray) and (x.shape, x.dtype) == (first.shape, first.dtype) for x in leaves)
+    if same and is_numeric(first.dtype):
+        return np.stack(leaves, out=empty((len(leaves), *first.shape), first.dtype))
+    return jax.numpy.stack(leaves)
+
+
+class ExecutionAdapter:
+    """A `BatchAdapter` whose items are executions of the batches of another adapter.
+
+    Args:
+      steps: number of batches in an execution.
+      epoch_batches: an execution ends at every multiple of this number; None if the batches end by themselves.
+      first: number of the first batch, from which the multiples are counted.
     """
 
-    def __init__(
-        self,
-        source: ResumableBatches,
-        add_stats: Callable[[LaterStats], None],
-        caller: Caller,
-        limit: int | None,
-        steps_per_execution: int,
-        epoch_batches: int | None = None,
-        first: int = 0,
-    ):
-        self._behaviour = behaviour()
-        self._per_item = steps_per_execution if self._behaviour.stacks else 1  # batches that Keras takes at one `next`
-        self._source, self._placement, self._add_stats = source, KerasPlacement(self._per_item), add_stats
-        self._caller = caller
-        self._limit, self._steps, self._epoch_batches = limit, steps_per_execution, epoch_batches
-        self._feed: Feed | None = None
-        self._consumed = self._begin = first
-        self._consumed_of_feed = 0
-        self._feed_stop = -1  # number of the first batch that a feed with a limit does not have
-        # Whether batches that are read on this thread are also placed on it. Some versions of Keras pass host arrays on.
-        self._places = not source.prefetched and (self._behaviour.on_device or self._per_item > 1)
-        self._varies = not isinstance(source, UnthreadedBatches)  # whether batches may differ in structure
-        self._peeked: KerasItem | None = None  # the next item
-        self._structure: Any = None
-        self._parts: Any = None
-        self._first = ""
-        self._in_execution = 0  # batches that Keras took in this execution
-        self._meter = self._new_meter()  # of the batches that are read on this thread
-        self.failure: BaseException | None = None
+    def __init__(self, batch_adapter: BatchAdapter, steps: int, epoch_batches: int | None, first: int):
+        self._batch_adapter, self._steps, self._epoch_batches, self._first = batch_adapter, steps, epoch_batches, first
+        self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
 
-    @property
-    def in_first_execution(self) -> bool:
-        """Tell whether Keras has taken the batches of one execution at the most."""
-        return self.taken <= self._steps
+    def fingerprint(self) -> dict[str, Any]:
+        return self._batch_adapter.fingerprint()
 
-    @property
-    def consumed(self) -> int:
-        return self._consumed
+    def restore(self, step: int, position: Any) -> None:
+        self._batch_adapter.restore(step, position)
 
-    @property
-    def taken(self) -> int:
-        return self._consumed - self._begin
+    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
+        return self._batch_adapter.read_for(shardings)
 
-    def interrupt(self) -> None:
-        """Let a `peek` that waits in another thread raise RuntimeError."""
-        feed = self._feed or self._source.prefetched
-        if feed is not None:
-            interrupt(feed)
+    def producers(self, clocks: Sequence[Clock]) -> Producers:
+        producers = self._batch_adapter.producers(clocks)
 
-    def peek(self) -> bool:
-        """Wait for the next batch before Keras begins an execution, without consuming it.
+        def gather_execution(work: Callable[[int], Batch], number: int) -> Execution:
+            return gather(work, self.numbers(number))
 
-        Returns:
-          False if there is no next batch.
+        return producers._replace(works=[partial(gather_execution, work) for work in producers.works])
 
-        Raises:
-          BaseException: the error in the place of the next batch.
-        """
-        self._in_execution = 0
-        if self._peeked is None:
-            try:
-                self._peeked = self._next_item()
-            except StopIteration:
-                return False
-        return True
+    def split(self, item: Execution) -> Produced:
+        return Produced(item._replace(batches=[self._batch_adapter.split(batch).batch for batch in item.batches]), None)
 
-    def __next__(self) -> Any:
-        """Return the next item for Keras, and count its batches as consumed."""
-        ready, self._peeked = self._peeked, None
-        if ready is None:
-            if self._epoch_batches and self._in_execution and self._consumed % self._epoch_batches == 0:
-                raise StopIteration
-            try:
-                ready = self._next_item()
-            except StopIteration:
-                raise
-            except BaseException as error:
-                if self._in_execution == 0:
-                    raise
-                self.failure = error
-                raise StopIteration from None
-        item, steps, failure = ready
-        self._in_execution += steps
-        self._count_consumed(steps)
-        if failure is not None:
-            self.failure = self._skip_failed_batch(failure)
-        return item
-
-    def _next_item(self) -> KerasItem:
-        """Return the next item from wherever batches are read now."""
-        try:
-            ready = self._next_from_feed() if self._source.threaded else self._next_on_this_thread()
-        except StopIteration:
-            self._end_feed()
-            raise
-        except Exception as error:
-            self._skip_failed_batch(error)
-            raise
-        if self._varies:
-            ready = self._cut_at_other_structure(ready)
-        if ready.steps:
-            return ready
-        assert ready.failure is not None
-        failure = self._skip_failed_batch(ready.failure)
-        del ready
-        try:
-            raise failure
-        finally:
-            del failure  # otherwise its traceback and this frame would refer to each other
-
-    def _skip_failed_batch(self, error: BaseException) -> BaseException:
-        """Add the number of the batch to its error, and count it as consumed, so that the next reader does not get it again."""
-        error.add_note(f"penstock: in the place of batch {self._consumed} of {self._source.name}")
-        self._end_feed()
-        self._count_consumed(1)
-        return error
-
-    def _count_consumed(self, batches: int) -> None:
-        self._consumed += batches
-        for _ in range(batches):
-            self._source.consume()
-
-    def _next_on_this_thread(self) -> KerasItem:
-        """Read the next item on this thread."""
-        if self._per_item == 1:
-            return KerasItem(self._read(0))
-        # The batches are on their devices, and are stacked there.
-        return assemble(gather(self._read, range(self._per_item)), self._per_item, lambda batch, stacked: batch)
-
-    def _read(self, ahead: int) -> Batch:
-        batch = self._meter.take(lambda timeout: self._source.read(ahead), None)
-        self._meter.hand_over(None, 0.0)
-        return _put(batch) if self._places else batch
-
-    def _next_from_feed(self) -> KerasItem:
-        """Take the next item from a feed, and start one if there is none."""
-        if self._feed is None:
-            self._feed = self._start_feed()
-        try:
-            item = next(self._feed)
-        except StopIteration:
-            if self._consumed != self._feed_stop:
-                raise
-            # Keras takes more batches than it announced, as in a train function of the user's own.
-            self._end_feed()
-            self._feed = self._start_feed()
-            item = next(self._feed)
-        ready = item if self._per_item > 1 else KerasItem(item)
-        self._consumed_of_feed += ready.steps
-        return ready
-
-    def _start_feed(self) -> Feed:
-        self._placement.take_settings()
-        self._feed_stop = -1 if self._limit is None else self._consumed + self._limit
-        batch_adapter = self._source.batch_adapter(self._limit)
-        host_buffer, device_buffer = max(_HOST_BUFFER, self._steps), _DEVICE_BUFFER
-        if self._per_item > 1:
-            batch_adapter = ExecutionAdapter(batch_adapter, self._per_item, self._epoch_batches, self._consumed)
-            # One execution waits while another runs: at least as many batches as without stacking.
-            host_buffer, device_buffer = -(-host_buffer // self._per_item), 1
-        return Feed(
-            batch_adapter,
-            self._placement,
-            host_buffer=host_buffer,
-            device_buffer=device_buffer,
-            timeout=None,
-            strict=False,
-            first=self._consumed,
-            caller=self._caller,
-        )
-
-    def pause(self) -> None:
-        """End the threads and wait for them, when Keras has left its loop. Threads that are slow to start are kept.
-
-        The next `next()` starts new threads.
-        """
-        if not self._source.slow_to_start:
-            self.close()
-
-    def stop_for_inner_loop(self) -> None:
-        """End the threads because another loop begins inside of this one, which may use the same data.
-
-        Batches that were not consumed stay with the source, for the inner loop to read.
-        """
-        self._end_feed()
-        self._peeked = None
-
-    def close(self) -> None:
-        """End the threads, and wait for them as `Feed.close` does."""
-        self.stop_for_inner_loop()
-        meter = self._meter
-        if meter.steps:
-            meter.end(after_step=True)
-            self._add_stats(LaterStats(meter, {"iterate": meter.startup + meter.wait}, 1, 0.0, 0, self._caller))
-            self._meter = self._new_meter()
-
-    def _new_meter(self) -> Meter:
-        feed = self._source.prefetched
-        return Meter(makes_batches=True, inner=feed._meter if feed else None)
-
-    def _end_feed(self) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed._meter.end(after_step=not self._source.slow_to_start)  # such a source is not paused at the end of the loop
-            feed.close()
-            self._placement.leave_settings()
-            self._add_stats(later_stats(feed)._replace(steps=self._consumed_of_feed))
-            self._consumed_of_feed = 0
-
-    def _cut_at_other_structure(self, ready: KerasItem) -> KerasItem:
-        """Cut an item before the first batch whose structure differs from that of the batches before it."""
-        batches = ready.item if is_partial(ready.item) else [ready.item][: ready.steps]
-        for number, batch in enumerate(batches):
-            failure = self._other_structure(batch, number)
-            if failure is not None:
-                return KerasItem(partial_batches(batches[:number]) if number else None, number, failure)
-        return ready
-
-    def _other_structure(self, batch: Batch, ahead: int) -> ValueError | None:
-        """Return the error for a batch whose structure differs from that of the batches before it; None if it is the same."""
-        structure = jax.tree.structure(batch)
-        if self._structure is None:
-            self._structure, self._parts, self._first = structure, _parts(batch), describe(batch)
-        if structure == self._structure or _parts(batch) == self._parts:
-            return None
-        return ValueError(
-            f"batch {self._consumed + ahead} of {self._source.name} has another structure than those before it: it holds "
-            f"{describe(batch)} ({_parts(batch)}), where {self._first} ({self._parts}) is needed; all batches of a run "
-            "need the same parts, (x, y) or (x, y, sample_weight), and the same keys"
-        )
-
-
-def _put(batch: Batch) -> Batch:
-    """Place a batch on this thread, as Keras does."""
-    return tree.map_structure(jax.device_put, batch, none_is_leaf=False)
-
-
-def _parts(batch: Batch) -> Any:
-    """Return the structure with arrays as leaves. The structure of a sparse array holds its shape, which may differ."""
-    return jax.tree.structure(batch, is_leaf=lambda part: hasattr(part, "shape"))
+    def numbers(self, execution: int) -> range:
+        """Return the numbers of the batches of an execution, as the adapter of the batches counts them."""
+        steps, epoch_batches = self._steps, self._epoch_batches
+        if epoch_batches is None:
+            return range(execution * steps, (execution + 1) * steps)
+        begun = self._first % epoch_batches  # batches of the first epoch that were consumed before
+        in_first = -(-(epoch_batches - begun) // steps)  # executions in the rest of the first epoch
+        if execution < in_first:
+            start, end = begun + execution * steps, epoch_batches
+        else:
+            epoch, number = divmod(execution - in_first, -(-epoch_batches // steps))
+            start, end = (1 + epoch) * epoch_batches + number * steps, (2 + epoch) * epoch_batches
+        return range(start - begun, min(start + steps, end) - begun)

@@ -1,18 +1,11 @@
-"""Host arrays that a CPU device can use without a copy.
+"""Batches for Keras that can be read ahead, stopped, and read on later, so that no batch is lost or read twice.
 
-A pytree of NumPy arrays goes in, the same with aligned arrays comes out. XLA on a CPU uses the memory of a NumPy array directly
-if it begins at a multiple of 64 bytes. Otherwise XLA copies it in the call of the jitted function, on the thread that trains (20
-MB: 1.8 ms instead of 5 µs). NumPy aligns to 16 bytes. The tree functions are those of Keras, which keep the order of the keys of
-a dict.
+A batch is *consumed* when Keras takes it. `ResumableBatches` keep each batch that was read and not consumed, and the next reader
+begins with it. A `Replay` does this for any iterator: it numbers the items, and keeps each one until it is forgotten.
 
-Replay of an iterator: its items by number, so that reading ahead can stop at any item and nothing is lost.
-
-An iterator goes in; `read(number)` comes out. Each item is read once, and kept until it is forgotten.
-
-Batches for Keras that can be read ahead, stopped, and read on later, so that no batch is lost or read twice.
-
-The batches of a Loader or an iterator come in order, with a count of the batches that Keras has consumed. A batch that was read
-and not consumed is kept, and the next reader begins with it.
+`aligned` copies host arrays to memory that a CPU device can use. XLA uses the memory of a NumPy array directly if it begins at a
+multiple of 64 bytes; NumPy aligns to 16. Otherwise XLA copies it in the call of the jitted function, on the thread that trains
+(20 MB: 1.8 ms instead of 5 µs). The tree functions are Keras's, which keep the order of the keys of a dict.
 """
 
 from __future__ import annotations
@@ -38,66 +31,250 @@ from penstock.data.tree import Batch, is_numeric
 from penstock.feed.adapters import BatchAdapter, Produced, adapt
 from penstock.feed.device_feed import Feed
 
-_ALIGNMENT = 64  # bytes: kMinAlign of XLA's CPU client
+
+class ResumableBatches(Protocol):
+    """Batches in order, from the first one that Keras has not consumed. Batches that were read beyond it are kept.
+
+    Attributes:
+      name: the name in errors.
+      prefetched: the feed that has read the batches ahead; None if there is none.
+      threaded: whether a thread reads the batches ahead. For batches of a feed, or of arrays in memory, it would save no time.
+      slow_to_start: whether the threads are kept between epochs.
+    """
+
+    name: str
+    prefetched: Feed | None
+    threaded: bool
+    slow_to_start: bool
+
+    def batch_adapter(self, limit: int | None) -> BatchAdapter:
+        """Return an adapter for a `Feed` that reads from the first batch not consumed, at most `limit` batches."""
+        ...
+
+    def read(self, ahead: int) -> Batch:
+        """Read, on this thread, the batch that is `ahead` after the first one not consumed.
+
+        Raises:
+          StopIteration: there is no such batch.
+        """
+        ...
+
+    def consume(self) -> None:
+        """Count the first batch not consumed as consumed, and drop it."""
+        ...
 
 
-def aligned(batch: Any) -> Any:
-    """Copy the NumPy arrays of numbers that are not aligned to aligned memory; leave all other leaves as they are."""
-    return tree.map_structure(lambda leaf: _copy(leaf) if _is_unaligned(leaf) else leaf, batch, none_is_leaf=False)
+class ResumableIterator:
+    """The batches of an iterator of any kind.
+
+    Args:
+      name, prefetched: see `ResumableBatches`.
+      replay: keeps the batches that were read.
+      peeked: batches before the first one of the replay. Their arrays may be written to, so they are copied.
+      convert: a function from a batch to the batch that Keras gets. It is called once for each batch.
+    """
+
+    slow_to_start = False
+
+    def __init__(
+        self,
+        name: str,
+        replay: Replay,
+        *,
+        prefetched: Feed | None = None,
+        peeked: Sequence[Batch] = (),
+        convert: Callable[[Batch], Batch] | None = None,
+    ):
+        self.name, self.prefetched, self.threaded = name, prefetched, prefetched is None
+        self._replay, self._convert = replay, convert
+        self._peeked = list(peeked)
+        self._converted: dict[int, Batch] = {}  # by number in the replay
+
+    def batch_adapter(self, limit: int | None) -> BatchAdapter:
+        first = self._first
+        return _IteratorAdapter(self.name, lambda number: self._read(first + number), limit)
+
+    def read(self, ahead: int) -> Batch:
+        return self._read(self._first + ahead)
+
+    def consume(self) -> None:
+        first = self._first
+        self._converted.pop(first, None)
+        if self._peeked:
+            self._peeked.pop(0)
+        else:
+            self._replay.forget(first + 1)
+
+    @property
+    def _first(self) -> int:
+        """Return the number of the first batch not consumed. Peeked batches are numbered directly before the replay."""
+        return self._replay.first - len(self._peeked)
+
+    def _read(self, number: int) -> Batch:
+        if number in self._converted:
+            return self._converted[number]
+        before = self._replay.first - number
+        batch = copied(self._peeked[-before]) if before > 0 else self._replay.read(number)
+        if self._convert is not None:
+            batch = self._converted[number] = self._convert(batch)
+        return batch
 
 
-def copied(batch: Any) -> Any:
-    """Copy all NumPy arrays to aligned memory; leave all other leaves as they are."""
-    return tree.map_structure(lambda leaf: _copy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch, none_is_leaf=False)
+class UnthreadedBatches:
+    """The batches of an iterator that nobody else reads, all of one structure, which need no thread."""
+
+    prefetched: Feed | None = None
+    threaded = False
+    slow_to_start = False
+
+    def __init__(self, name: str, batches: Iterator[Batch]):
+        self.name, self._batches = name, batches
+        self._kept: deque[Batch] = deque()
+
+    def batch_adapter(self, limit: int | None) -> BatchAdapter:
+        raise NotImplementedError("no feed reads these batches")
+
+    def read(self, ahead: int) -> Batch:
+        while len(self._kept) <= ahead:
+            self._kept.append(next(self._batches))
+        return self._kept[ahead]
+
+    def consume(self) -> None:
+        if self._kept:  # an error in the place of a batch is consumed too
+            self._kept.popleft()
 
 
-def _is_unaligned(leaf: Any) -> bool:
-    return (
-        isinstance(leaf, np.ndarray)
-        and is_numeric(leaf.dtype)
-        and (leaf.ctypes.data % _ALIGNMENT != 0 or not leaf.flags.c_contiguous)
-    )
+class _AdapterWithoutState:
+    """The part of a `BatchAdapter` that concerns positions: Keras saves none of its data."""
+
+    def restore(self, step: int, position: Any) -> None:
+        raise TypeError("Keras data has no state to go back to")
+
+    def split(self, item: Batch) -> Produced:
+        return Produced(item, None)
 
 
-def _copy(array: np.ndarray) -> np.ndarray:
-    if not is_numeric(array.dtype):
-        return array.copy()
-    copy = empty(array.shape, array.dtype)
-    copy[...] = array
-    return copy
+class _IteratorAdapter(_AdapterWithoutState):
+    """The `BatchAdapter` of a `ResumableIterator`."""
+
+    workers = 1
+    batch_sizes: Sequence[int] = ()
+
+    def __init__(self, name: str, read: Callable[[int], Batch], limit: int | None):
+        self.name = name
+        self._read, self._limit = read, limit
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"source": self.name}
+
+    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
+        return None
+
+    def producers(self, clocks: Sequence[Clock]) -> Producers:
+        (clock,) = clocks
+
+        def work(number: int) -> Batch:
+            if self._limit is not None and number >= self._limit:
+                raise Exhausted
+            with clock.time("iterate"):
+                try:
+                    return self._read(number)
+                except StopIteration:
+                    raise Exhausted from None
+
+        return Producers([work])
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an aligned array of numbers with undefined values."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + nbytes].view(dtype).reshape(shape)
+class ResumableLoader:
+    """The batches of a `Loader` or of `Steps`, from the first step on.
+
+    Args:
+      convert: a function from a batch of the Loader to the batch that Keras gets. It runs on the worker that read the batch.
+      first: number of the first batch.
+    """
+
+    prefetched: Feed | None = None
+    threaded = True
+
+    def __init__(self, loader: Loader | Steps, convert: Callable[[Batch], Batch] | None, first: int = 0):
+        self.slow_to_start = loader.workers.kind == "process"  # an interpreter and its imports take seconds
+        self.name = f"the {type(loader).__name__}"
+        self._loader, self._convert = loader, convert
+        self._first = first
+        self._kept: dict[int, Batch] = {}  # by number: read and not consumed
+
+    def batch_adapter(self, limit: int | None) -> BatchAdapter:
+        return _KeepingAdapter(adapt(self._loader), self._first, self._kept, self._convert)
+
+    def read(self, ahead: int) -> Batch:
+        raise NotImplementedError("a Loader is read through its adapter")
+
+    def consume(self) -> None:
+        self._kept.pop(self._first, None)
+        self._first += 1
+
+
+class _KeepingAdapter(_AdapterWithoutState):
+    """The `BatchAdapter` of a `ResumableLoader`: it converts batches for Keras and keeps them until they are consumed.
+
+    Several workers write to `kept`, each under the numbers that it claimed. The workers of the next adapter read them there.
+    """
+
+    def __init__(self, batch_adapter: BatchAdapter, first: int, kept: dict[int, Batch], convert: Callable[[Batch], Batch] | None):
+        batch_adapter.restore(first, None)
+        self._batch_adapter, self._first, self._kept, self._convert = batch_adapter, first, kept, convert
+        self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._batch_adapter.fingerprint()
+
+    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
+        return self._batch_adapter.read_for(shardings)
+
+    def producers(self, clocks: Sequence[Clock]) -> Producers:
+        producers = self._batch_adapter.producers(clocks)
+
+        def keep_results(work: Callable[[int], Batch], clock: Clock) -> Callable[[int], Batch]:
+            def work_or_kept(number: int) -> Batch:
+                batch = self._kept.get(self._first + number)
+                if batch is None:
+                    batch = work(number)
+                    if self._convert:
+                        with clock.time("unpack"):
+                            batch = self._convert(batch)
+                    self._kept[self._first + number] = batch
+                return batch
+
+            return work_or_kept
+
+        return producers._replace(works=[*map(keep_results, producers.works, clocks)])
+
+
+# Replay of an iterator.
 
 
 class _Failed(NamedTuple):
-    """The error in the place of an item."""
+    """An error, kept in the place of an item."""
 
     error: BaseException
 
 
 class Replay:
-    """The items of an iterator, numbered from 0, each kept from when it was read until it is forgotten.
+    """The items of an iterator, numbered from 0. Each is read once, and kept until it is forgotten.
 
-    A reader may stop at any item. The next reader, on another thread, begins at the first item that is not forgotten, and gets
-    the items that were read in the meantime. There may be several readers one after the other, but not at the same time.
+    A reader may stop at any item. The next reader, on another thread, begins at the first item that is not forgotten. There may
+    be several readers one after the other, but not at the same time.
 
     *Threads.* One thread at a time is inside of `read_next`, and it may stay there for a long time. Another thread that needs an
-    item waits for that thread, and then finds the item kept. So a reader that was stopped during a read has read for its
+    item waits for that thread, and then finds the item kept. So a reader that is stopped during a read has read for its
     successor. `forget` takes no lock: only the one consumer calls it, for numbers that it has consumed and that nobody reads
     again. Reading changes `_count` and adds items; forgetting changes `first` and removes items. Each is a single operation on a
     dict.
 
     Args:
       read_next: returns the next item or raises StopIteration. It is not called again after it has raised any error.
-      copy: whether to copy the NumPy arrays of the items, because the iterator may write to them again, as to one buffer that it
-        fills for each item.
-      state: returns the position of the iterator, before each item; None if nobody asks for it.
+      copy: whether to copy the NumPy arrays of the items, because the iterator may fill the same buffer for each item.
+      state: returns the position of the iterator, before each item; None if `state` is not called.
 
     Attributes:
       first: number of the first item that is not forgotten.
@@ -201,19 +378,14 @@ def opening(open_iterable: Callable[[], Iterable[Any]]) -> Callable[[], Any]:
     return read_next
 
 
-# The replays of iterators, for as long as the iterators live.
+# For as long as the iterators live.
 _replays: weakref.WeakKeyDictionary[Iterator[Any], Replay] = weakref.WeakKeyDictionary()
 
 
 def replay_of(iterator: Iterator[Any], copy: bool = True, state: Callable[[Any], Any] | None = None) -> Replay:
-    """Return the one Replay of an iterator, which keeps items that an earlier reader read and did not consume.
+    """Return the one Replay of an iterator, with the items that an earlier reader did not consume.
 
-    It does not keep the iterator alive.
-
-    Args:
-      iterator: the iterator.
-      copy: see `Replay`.
-      state: returns the position of the iterator that it is given.
+    It does not keep the iterator alive. `state` returns the position of the iterator that it is given; for `copy` see `Replay`.
 
     Raises:
       TypeError: the iterator does not support weak references.
@@ -239,250 +411,40 @@ def is_replayed(iterator: Iterator[Any]) -> bool:
         return False
 
 
-class ResumableBatches(Protocol):
-    """Batches in order, from the first one that Keras has not consumed. Batches that were read beyond it are kept.
+# Aligned arrays.
 
-    Attributes:
-      name: the name in errors.
-      prefetched: the feed that has read the batches ahead; None if there is none.
-      threaded: whether a thread reads the batches ahead. For batches of a feed, or of arrays in memory, it would save no time.
-      slow_to_start: whether the threads are kept between epochs.
-    """
-
-    name: str
-    prefetched: Feed | None
-    threaded: bool
-    slow_to_start: bool
-
-    def batch_adapter(self, limit: int | None) -> BatchAdapter:
-        """Return an adapter for a `Feed` that reads from the first batch not consumed, at most `limit` batches."""
-        ...
-
-    def read(self, ahead: int) -> Batch:
-        """Read, on this thread, the batch that is `ahead` after the first one not consumed.
-
-        Raises:
-          StopIteration: there is no such batch.
-        """
-        ...
-
-    def consume(self) -> None:
-        """Count the first batch not consumed as consumed, and drop it."""
-        ...
+_ALIGNMENT = 64  # bytes: kMinAlign of XLA's CPU client
 
 
-class ResumableIterator:
-    """The batches of an iterator of any kind.
-
-    Args:
-      name: the name in errors.
-      replay: keeps the batches that were read.
-      prefetched: see `ResumableBatches`.
-      peeked: batches that come before those of the replay. Their arrays may be written to, so they are copied.
-      convert: a function from a batch to the batch that Keras gets. It is called once for each batch.
-    """
-
-    slow_to_start = False
-
-    def __init__(
-        self,
-        name: str,
-        replay: Replay,
-        *,
-        prefetched: Feed | None = None,
-        peeked: Sequence[Batch] = (),
-        convert: Callable[[Batch], Batch] | None = None,
-    ):
-        self.name, self.prefetched, self.threaded = name, prefetched, prefetched is None
-        self._replay, self._convert = replay, convert
-        self._peeked = list(peeked)
-        self._converted: dict[int, Batch] = {}  # by number in the replay
-
-    def batch_adapter(self, limit: int | None) -> BatchAdapter:
-        """Return an adapter for a `Feed` that reads from the first batch not consumed."""
-        first = self._first
-        return _IteratorAdapter(self.name, lambda number: self._read(first + number), limit)
-
-    def read(self, ahead: int) -> Batch:
-        """Read, on this thread, the batch that is `ahead` after the first one not consumed."""
-        return self._read(self._first + ahead)
-
-    def consume(self) -> None:
-        """Count the first batch not consumed as consumed, and drop it."""
-        first = self._first
-        self._converted.pop(first, None)
-        if self._peeked:
-            self._peeked.pop(0)
-        else:
-            self._replay.forget(first + 1)
-
-    @property
-    def _first(self) -> int:
-        """Return the number of the first batch not consumed. Peeked batches are numbered directly before the replay."""
-        return self._replay.first - len(self._peeked)
-
-    def _read(self, number: int) -> Batch:
-        if number in self._converted:
-            return self._converted[number]
-        before = self._replay.first - number
-        batch = copied(self._peeked[-before]) if before > 0 else self._replay.read(number)
-        if self._convert is not None:
-            batch = self._converted[number] = self._convert(batch)
-        return batch
+def aligned(batch: Any) -> Any:
+    """Copy the NumPy arrays of numbers that are not aligned to aligned memory; leave all other leaves as they are."""
+    return tree.map_structure(lambda leaf: _copy(leaf) if _is_unaligned(leaf) else leaf, batch, none_is_leaf=False)
 
 
-class UnthreadedBatches:
-    """The batches of an iterator that nobody else reads, all of one structure, which need no thread.
-
-    Args:
-      name: the name in errors.
-      batches: the iterator.
-    """
-
-    prefetched: Feed | None = None
-    threaded = False
-    slow_to_start = False
-
-    def __init__(self, name: str, batches: Iterator[Batch]):
-        self.name, self._batches = name, batches
-        self._kept: deque[Batch] = deque()
-
-    def batch_adapter(self, limit: int | None) -> BatchAdapter:
-        """Raise NotImplementedError: no feed reads these batches."""
-        raise NotImplementedError
-
-    def read(self, ahead: int) -> Batch:
-        """Read, on this thread, the batch that is `ahead` after the first one not consumed."""
-        while len(self._kept) <= ahead:
-            self._kept.append(next(self._batches))
-        return self._kept[ahead]
-
-    def consume(self) -> None:
-        """Count the first batch not consumed as consumed, and drop it."""
-        if self._kept:  # an error in the place of a batch is consumed too
-            self._kept.popleft()
+def copied(batch: Any) -> Any:
+    """Copy all NumPy arrays to aligned memory; leave all other leaves as they are."""
+    return tree.map_structure(lambda leaf: _copy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch, none_is_leaf=False)
 
 
-class _IteratorAdapter:
-    """The `BatchAdapter` of a `ResumableIterator`."""
-
-    workers = 1
-    batch_sizes: Sequence[int] = ()
-
-    def __init__(self, name: str, read: Callable[[int], Batch], limit: int | None):
-        self.name = name
-        self._read, self._limit = read, limit
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return all that must be equal for a saved state to fit."""
-        return {"source": self.name}
-
-    def restore(self, step: int, position: Any) -> None:
-        """Raise TypeError: Keras has no saved position of its data."""
-        raise TypeError(_NO_STATE)
-
-    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
-        """Return None: the batches bring the rows of this process."""
-        return None
-
-    def producers(self, clocks: Sequence[Clock]) -> Producers:
-        """Return the producers of the items, with one clock for each worker."""
-        (clock,) = clocks
-
-        def work(number: int) -> Batch:
-            if self._limit is not None and number >= self._limit:
-                raise Exhausted
-            with clock.time("iterate"):
-                try:
-                    return self._read(number)
-                except StopIteration:
-                    raise Exhausted from None
-
-        return Producers([work])
-
-    def split(self, item: Batch) -> Produced:
-        """Split a produced item into batch and position."""
-        return Produced(item, None)
+def _is_unaligned(leaf: Any) -> bool:
+    return (
+        isinstance(leaf, np.ndarray)
+        and is_numeric(leaf.dtype)
+        and (leaf.ctypes.data % _ALIGNMENT != 0 or not leaf.flags.c_contiguous)
+    )
 
 
-class ResumableLoader:
-    """The batches of a `Loader` or of `Steps`, from the first step on.
-
-    Args:
-      loader: the Loader or Steps.
-      convert: a function from a batch of the Loader to the batch that Keras gets. It runs on the worker that read the batch.
-      first: number of the first batch.
-    """
-
-    prefetched: Feed | None = None
-    threaded = True
-
-    def __init__(self, loader: Loader | Steps, convert: Callable[[Batch], Batch] | None, first: int = 0):
-        self.slow_to_start = loader.workers.kind == "process"  # an interpreter and its imports take seconds
-        self.name = f"the {type(loader).__name__}"
-        self._loader, self._convert = loader, convert
-        self._first = first
-        self._kept: dict[int, Batch] = {}  # by number: read and not consumed
-
-    def batch_adapter(self, limit: int | None) -> BatchAdapter:
-        """Return an adapter for a `Feed` that reads from the first batch not consumed."""
-        return _KeepingAdapter(adapt(self._loader), self._first, self._kept, self._convert)
-
-    def read(self, ahead: int) -> Batch:
-        """Raise NotImplementedError: a Loader is always read through its adapter."""
-        raise NotImplementedError
-
-    def consume(self) -> None:
-        """Count the first batch not consumed as consumed, and drop it."""
-        self._kept.pop(self._first, None)
-        self._first += 1
+def _copy(array: np.ndarray) -> np.ndarray:
+    if not is_numeric(array.dtype):
+        return array.copy()
+    copy = empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
 
 
-class _KeepingAdapter:
-    """The `BatchAdapter` of a `ResumableLoader`: it converts batches for Keras and keeps them until they are consumed.
-
-    Several workers write to `kept`, each under the numbers that it claimed. The workers of the next adapter read them there.
-    """
-
-    def __init__(self, batch_adapter: BatchAdapter, first: int, kept: dict[int, Batch], convert: Callable[[Batch], Batch] | None):
-        batch_adapter.restore(first, None)
-        self._batch_adapter, self._first, self._kept, self._convert = batch_adapter, first, kept, convert
-        self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return all that must be equal for a saved state to fit."""
-        return self._batch_adapter.fingerprint()
-
-    def restore(self, step: int, position: Any) -> None:
-        """Raise TypeError: Keras has no saved position of its data."""
-        raise TypeError(_NO_STATE)
-
-    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
-        """Read the rows that the devices of this process need."""
-        return self._batch_adapter.read_for(shardings)
-
-    def producers(self, clocks: Sequence[Clock]) -> Producers:
-        """Return the producers of the items, with one clock for each worker."""
-        producers = self._batch_adapter.producers(clocks)
-
-        def keep_results(work: Callable[[int], Batch], clock: Clock) -> Callable[[int], Batch]:
-            def work_or_kept(number: int) -> Batch:
-                batch = self._kept.get(self._first + number)
-                if batch is None:
-                    batch = work(number)
-                    if self._convert:
-                        with clock.time("unpack"):
-                            batch = self._convert(batch)
-                    self._kept[self._first + number] = batch
-                return batch
-
-            return work_or_kept
-
-        return producers._replace(works=[*map(keep_results, producers.works, clocks)])
-
-    def split(self, item: Batch) -> Produced:
-        """Split a produced item into batch and position."""
-        return Produced(item, None)
-
-
-_NO_STATE = "Keras data has no state to go back to"
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an aligned array of numbers with undefined values."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + nbytes].view(dtype).reshape(shape)

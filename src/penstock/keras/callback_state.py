@@ -1,8 +1,8 @@
-"""The state of callbacks: callbacks go in; values for JSON, and arrays beside them, come out, and go back in.
+"""The state of Keras callbacks as values for JSON, with arrays beside them.
 
 A callback with `get_state()` and `set_state(state)` says itself what its state is. Keras's own callbacks have neither. Their
 state is what has changed since `on_train_begin`: numbers, texts and arrays, and lists and dicts of them. So settings such as a
-patience remain those of the script.
+patience remain as the script has them.
 """
 
 from __future__ import annotations
@@ -18,34 +18,14 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+# Attributes of Keras's callbacks that they set anew. The sign of `min_delta` is changed when a monitor is first used.
 _NOT_STATE = {"params", "min_delta"}
-"""Attributes of Keras's callbacks that they set anew. The sign of `min_delta` is changed when a monitor is first used."""
 
 Arrays = dict[str, np.ndarray]
 
 
-def named(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Return the callbacks that have a state, by their class and a number among those of this class.
-
-    Raises:
-      TypeError: one has only one of `get_state` and `set_state`.
-    """
-    seen: Counter[str] = Counter()
-    found = {}
-    for callback in callbacks:
-        kind = f"{type(callback).__module__}.{type(callback).__qualname__}"
-        seen[kind] += 1
-        if _has_state(callback) or _is_of_keras(callback):
-            found[f"{kind} {seen[kind]}"] = callback
-    return found
-
-
 class CallbackStates:
-    """The states of the callbacks of a `fit`, after its `on_train_begin`.
-
-    Args:
-      callbacks: the callbacks.
-    """
+    """The states of the callbacks of a `fit`, after its `on_train_begin`."""
 
     def __init__(self, callbacks: Sequence[Any]):
         self._callbacks = named(callbacks)
@@ -88,7 +68,7 @@ class CallbackStates:
 
 @contextlib.contextmanager
 def continued_files(callbacks: Sequence[Any], states: Mapping[str, Any]) -> Iterator[None]:
-    """Let each `CSVLogger` that begins inside of the `with` continue its file, as long as it was when the states were taken."""
+    """Let each `CSVLogger` that begins inside of the `with` continue its file, cut to its length when the states were taken."""
     changed = []
     for name, callback in named(callbacks).items():
         saved = states.get(name, {}).get("(bytes)") if isinstance(callback, keras.callbacks.CSVLogger) else None
@@ -105,6 +85,22 @@ def continued_files(callbacks: Sequence[Any], states: Mapping[str, Any]) -> Iter
             callback.append = append
 
 
+def named(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Return the callbacks that have a state, by their class and a number within the class.
+
+    Raises:
+      TypeError: a callback has only one of `get_state` and `set_state`.
+    """
+    seen: Counter[str] = Counter()
+    found = {}
+    for callback in callbacks:
+        kind = f"{type(callback).__module__}.{type(callback).__qualname__}"
+        seen[kind] += 1
+        if _has_state(callback) or _is_of_keras(callback):
+            found[f"{kind} {seen[kind]}"] = callback
+    return found
+
+
 def _has_state(callback: Any) -> bool:
     has = [callable(getattr(callback, name, None)) for name in ("get_state", "set_state")]
     if any(has) and not all(has):
@@ -115,7 +111,7 @@ def _has_state(callback: Any) -> bool:
 
 
 def _is_of_keras(callback: Any) -> bool:
-    """Return whether a callback is one of Keras with a state, or derived from one."""
+    """Return whether a callback is one of Keras's with a state, or derived from one."""
     if isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
     kinds = [kind for kind in type(callback).__mro__ if kind not in (keras.callbacks.Callback, object)]
@@ -136,9 +132,8 @@ def _attributes(callback: Any) -> dict[str, Any]:
 def _same(one: Any, other: Any) -> bool:
     first: Arrays = {}
     second: Arrays = {}
-    if encode(one, first, "") != encode(other, second, ""):
-        return False
-    return all(np.array_equal(first[name], second[name]) for name in first)
+    same = encode(one, first, "") == encode(other, second, "")
+    return same and all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def encode(value: Any, arrays: Arrays, name: str) -> Any:
@@ -173,7 +168,7 @@ def encode(value: Any, arrays: Arrays, name: str) -> Any:
 
 
 def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Return the value of which `encode` made this one."""
+    """Return the value that `encode` was given."""
     if isinstance(value, list):
         return [decode(item, arrays) for item in value]
     if not isinstance(value, dict):
@@ -189,7 +184,7 @@ def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def sharding_on_host() -> Any:
-    """Return the sharding with which the arrays of callbacks are saved: on the host, or, in several processes, in all of them."""
+    """Return the sharding with which arrays of callbacks are saved: on the host, or replicated in several processes."""
     if jax.process_count() == 1:
         return jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     return NamedSharding(Mesh(np.array(jax.devices()), ("all",)), PartitionSpec())

@@ -1,6 +1,6 @@
 """The `DataAdapter` of Keras for batches of penstock: it takes whatever `penstock.feed` takes.
 
-It is not a `BatchAdapter`, which is the form in which a `Feed` takes batches; it makes `ResumableBatches`, and these make one.
+It is not a `BatchAdapter`, the form in which a `Feed` takes batches. It makes `ResumableBatches`, and these make one.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
       batches, unpack: see `data`.
 
     Attributes:
+      batches: whatever the data was made of.
       has_steps: whether an epoch of Keras is a number of steps, rather than an epoch of the data.
       epochs: the statistics.
 
@@ -55,13 +56,13 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
     """
 
     def __init__(self, batches: Any, unpack: Callable[[Batch], Any] | None):
-        self._batches, self._unpack = batches, unpack
+        self.batches, self._unpack = batches, unpack
         self._replay = _replay_once(batches) if isinstance(batches, Iterator) else None
         if self._replay is None:
             adapt(batches, "pk.data")
         self._class_weight: Mapping[int, float] | None = None
-        self._x_alone = ""  # how `unpack` may look, if Keras takes the batches as x alone
-        self.has_steps = self._told = False
+        self._x_alone = ""  # advice on labels, if Keras takes the batches as x alone
+        self.has_steps = self._warned = False
         self.epochs = ThreadedEpochs()
 
     def stats(self) -> list[Stats]:
@@ -80,28 +81,28 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
                     f"{name} was given beside penstock data, whose batches are complete: leave it out, and make batches "
                     "(x, y) or (x, y, sample_weight), if need be with pk.data(..., unpack=...)"
                 )
-        one = copy.copy(self)
-        one._class_weight = class_weight
-        return one
+        data = copy.copy(self)
+        data._class_weight = class_weight
+        return data
 
     @property
     def name(self) -> str:
         """Return the name in errors."""
-        name = type(self._batches).__name__
-        return f"the {name}" if isinstance(self._batches, (Loader, Steps, Stream)) else name
+        name = type(self.batches).__name__
+        return f"the {name}" if isinstance(self.batches, (Loader, Steps, Stream)) else name
 
     @property
     def caller(self) -> Caller:
         """Return the description of this data for the advice of a verdict."""
-        caller = caller_of(self._batches, "pk.data")
-        return replace(caller, kind="Feed") if isinstance(self._batches, Feed) else caller
+        caller = caller_of(self.batches, "pk.data")
+        return replace(caller, kind="Feed") if isinstance(self.batches, Feed) else caller
 
     @property
     def is_endless(self) -> bool:
-        """Return whether the data is a Loader or Steps without end, whose epochs begin where the one before ended."""
-        if isinstance(self._batches, Steps):
-            return self._batches.length is None
-        return isinstance(self._batches, Loader) and self._batches.epochs is None
+        """Return whether the data is a Loader or Steps without end, which continue from epoch to epoch."""
+        if isinstance(self.batches, Steps):
+            return self.batches.length is None
+        return isinstance(self.batches, Loader) and self.batches.epochs is None
 
     def explain(self, error: BaseException) -> None:
         """Add a note to an error of Keras if its cause may be that batches without labels reached it."""
@@ -111,11 +112,10 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
 
     def check_steps(self) -> None:
         """Raise ValueError if an epoch of Keras would never end."""
-        goes_on = isinstance(self._batches, Steps) and self._batches.length is None
-        if isinstance(self._batches, Stream):
-            goes_on = self._batches.epochs is None
+        is_steps = isinstance(self.batches, Steps)
+        goes_on = self.is_endless if is_steps else isinstance(self.batches, Stream) and self.batches.epochs is None
         if goes_on and not self.has_steps:
-            end = "length=..." if isinstance(self._batches, Steps) else "epochs=1"
+            end = "length=..." if is_steps else "epochs=1"
             raise ValueError(
                 f"an epoch of Keras over {self.name} would never end: give fit(..., steps_per_epoch=...), validation_steps=... "
                 f"for validation data, or steps=... in evaluate and predict; or give {self.name} an end with {end}"
@@ -130,14 +130,14 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
     def num_batches(self) -> int | None:
         """Return the number of batches in an epoch of Keras; None if it is unknown, or given by `steps_per_epoch`."""
         if self.is_endless:
-            return None if self.has_steps or isinstance(self._batches, Steps) else self._batches.steps_per_epoch
-        return length_of(self._batches)
+            return None if self.has_steps or isinstance(self.batches, Steps) else self.batches.steps_per_epoch
+        return length_of(self.batches)
 
     @property
     def batch_size(self) -> int | None:
         """Return the number of records in a batch of this process; None if it is unknown."""
-        if isinstance(self._batches, Loader):
-            return self._batches.batch_size // self._batches.process[1]
+        if isinstance(self.batches, Loader):
+            return self.batches.batch_size // self.batches.process[1]
         return None
 
     @property
@@ -150,21 +150,16 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
         """Return None: the size of the last batch is unknown."""
         return None
 
-    @property
-    def batches(self) -> Any:
-        """Return what this data was made of."""
-        return self._batches
-
     def state(self, consumed: int) -> Any:
         """Return the position of a run in its data, in the form of `Feed.state`.
 
         Args:
-          consumed: number of batches that Keras has taken of a Loader or of `Steps` since they began. A Feed knows it by itself.
+          consumed: number of batches that Keras has taken of a Loader or of `Steps` since they began. A Feed counts them itself.
 
         Raises:
           TypeError: the data has no state.
         """
-        if isinstance(self._batches, Feed):
+        if isinstance(self.batches, Feed):
             assert self._replay is not None
             state = self._replay.state()
             if isinstance(state, TypeError):
@@ -174,28 +169,26 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
-        return adapt(self._batches).fingerprint()
+        return adapt(self.batches).fingerprint()
 
     def resumable(self, first: int = 0) -> ResumableBatches:
         """Return the batches of one epoch, or of all epochs from now on if the data continues from epoch to epoch.
 
-        Args:
-          first: number of the batch of a Loader or of `Steps` with which they begin.
+        Batches of a Loader or of `Steps` begin at the number `first`.
         """
-        if isinstance(self._batches, (Loader, Steps)):
-            return ResumableLoader(self._batches, self._convert, first)
-        if isinstance(self._batches, Feed):
+        if isinstance(self.batches, (Loader, Steps)):
+            return ResumableLoader(self.batches, self._convert, first)
+        if isinstance(self.batches, Feed):
             assert self._replay is not None
-            return ResumableIterator(self.name, self._replay, prefetched=self._batches, convert=self._convert)
+            return ResumableIterator(self.name, self._replay, prefetched=self.batches, convert=self._convert)
         if self._replay is not None:
             return ResumableIterator(self.name, self._replay, convert=self._convert_copy)
-        return ResumableIterator(self.name, Replay(opening(self.get_jax_iterator), copy=may_change(self._batches)))
+        return ResumableIterator(self.name, Replay(opening(self.get_jax_iterator), copy=may_change(self.batches)))
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
-        """Return an iterator that reads batches on the thread that asks for them. Keras uses it to inspect the first batch.
+        """Return an iterator that reads batches on the calling thread. Keras uses it to inspect the first batch.
 
-        Args:
-          super_batch: number of batches in an item, for versions of Keras that stack; None for single batches.
+        Versions of Keras that stack give `super_batch`, the number of batches in an item; None for single batches.
         """
         batches = self._iterate()
         return batches if super_batch is None else super_batches(batches, super_batch)
@@ -203,10 +196,10 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
     def _iterate(self) -> Iterator[Any]:
         if self._replay is not None:
             return map(self._convert_copy, self._replay)
-        if isinstance(self._batches, Loader):
-            steps = count() if self._batches.epochs is None else range(len(self._batches))
-            return (self._convert(self._batches[step]) for step in steps)
-        return map(self._convert, map(_numpy_tree, iterate(self._batches)))
+        if isinstance(self.batches, Loader):
+            steps = count() if self.batches.epochs is None else range(len(self.batches))
+            return (self._convert(self.batches[step]) for step in steps)
+        return map(self._convert, map(_numpy_tree, iterate(self.batches)))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """Return the same iterator as `get_jax_iterator`."""
@@ -222,12 +215,12 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
         if self._unpack is not None:
             try:
                 batch = self._unpack(batch)
-            except StopIteration as error:  # it would end the epoch without a message
+            except StopIteration as error:  # would end the epoch without a message
                 raise RuntimeError("unpack raised StopIteration") from error
         else:
             self._x_alone = _advice_for_x_alone(batch)
             if isinstance(batch, Mapping):
-                self._tell_of_labels(batch)
+                self._warn_of_labels(batch)
         if self._class_weight is None:
             return batch
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
@@ -237,12 +230,12 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
             raise ValueError("class_weight needs batches (x, y) with labels of one output, and these have none, or several")
         return x, y, class_weight_to_sample_weights(y, self._class_weight)
 
-    def _tell_of_labels(self, batch: Mapping[Any, Any]) -> None:
+    def _warn_of_labels(self, batch: Mapping[Any, Any]) -> None:
         """Warn once if a dict batch, which Keras takes as x alone, has a leaf that is named like labels."""
         labels = [name for name in batch if str(name).lower() in _LABELS]
-        if not labels or self._told:
+        if not labels or self._warned:
             return
-        self._told = True
+        self._warned = True
         warnings.warn(
             f"a batch is a dict of {list(batch)}, and Keras takes a dict as x alone, so {labels[0]!r} is not a label for it: "
             f"give {_unpack_for(batch)}, or batches (x, y)",
@@ -251,7 +244,7 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
 
 
 def _advice_for_x_alone(batch: Batch) -> str:
-    """Return how to give labels, for a batch that Keras takes as x alone; "" for another one."""
+    """Return how to give labels, for a batch that Keras takes as x alone; "" for another batch."""
     if isinstance(batch, Mapping) and len(batch) > 1:
         return f"If one of {', '.join(map(repr, batch))} holds the labels, give {_unpack_for(batch)}"
     if isinstance(batch, (tuple, list)) and len(batch) > 1:
@@ -269,7 +262,7 @@ def _unpack_for(batch: Mapping[Any, Any]) -> str:
 
 
 def _replay_once(batches: Iterator[Batch]) -> Replay:
-    """Return the Replay of an iterator, so that batches that one `fit` read ahead are there for the next one.
+    """Return the Replay of an iterator, so that the next `fit` gets the batches that one has read ahead.
 
     Raises:
       ValueError: the iterator was fed before, and the batches that were read ahead are lost.
@@ -286,7 +279,7 @@ def _replay_once(batches: Iterator[Batch]) -> Replay:
 
 
 def _state(feed: Feed) -> Any:
-    """Return the state of a feed; if it has none, the error that says so."""
+    """Return the state of a feed, or the error that it has none."""
     try:
         return feed.state()
     except TypeError as error:

@@ -1,9 +1,9 @@
 """The epoch iterator of Keras, with a thread that reads ahead.
 
-The arguments of Keras's own epoch iterator go in, and the same batches come out. `fit`, `evaluate` and `predict` of Keras 3.15
+It takes the arguments of Keras's own epoch iterator, and yields the same batches. `fit`, `evaluate` and `predict` of Keras 3.15
 and 3.16 use their iterator as follows; the right column is what ours does:
 
-    iterator = JAXEpochIterator(x, y, ...)       `_replace_iterator` has replaced this class
+    iterator = JAXEpochIterator(x, y, ...)       replace_iterator.py has replaced this class
     if model is not built: take one batch        outside of the loop: Keras's own code reads, nothing is read ahead
     iterator.reset()                             back to the beginning; each `evaluate` on validation data calls it too
     for each epoch:
@@ -11,8 +11,8 @@ and 3.16 use their iterator as follows; the right column is what ours does:
             for begin, end, batches in iterator: `peek` at the next batch: its error comes before Keras takes the weights away
                 train_function(state, batches)   takes `steps_per_execution` batches
 
-In 3.15, the train function takes them one after the other. In 3.16, it takes them at once, stacked (see `_execution`), and a
-model that is not built takes its batch from the data adapter, not from this iterator. `_versions` lists the differences.
+In 3.15, the train function takes them one after the other. In 3.16, it takes them at once, stacked (see batch_iterator.py), and a
+model that is not built takes its batch from the data adapter, not from this iterator. versions.py lists the differences.
 
 *When threads end.* `catch_stop_iteration` is left however the loop ends: at the end of the data, by `stop_training`, by an
 exception in a callback, in the data or in the step, or by Ctrl-C. Leaving it pauses the batches, which ends the thread and waits
@@ -20,18 +20,18 @@ for it. Batches that were read ahead stay with the source for the next epoch. Wo
 its frame drops the iterator.
 
 *How far it reads.* Keras calls the hooks of a `PyDataset` between epochs, so nothing is read beyond the end of the epoch there.
-Other data has no hooks. If its iterator continues in the next epoch, as that of a generator does with `steps_per_epoch`, the
-batches that were read ahead of it are used there.
+Other data has no hooks. If its iterator continues in the next epoch, as a generator's does with `steps_per_epoch`, the batches
+that were read ahead are used there.
 
 *A loop inside of the loop*, such as `evaluate` in a callback, may use the same data. So the thread of the outer loop ends before
 the inner loop reads anything, and a new one starts after it.
 
 *A saved run* continues in the middle of an epoch. Keras's own count of the epoch goes past the executions that were trained,
-and the batches begin after them. A saver is told between two executions, when the first batch of the next one has come
-(see `_session`).
+and the batches begin after them. A `Saver` (session.py) is called between two executions, when the first batch of the next one
+has come.
 
-*A Python generator* may be used again after `fit`. Batches that were read of it and not consumed are kept as long as the
-generator lives, for the next call that gets it.
+*A Python generator* may be used again after `fit`. Its batches that were read and not consumed are kept as long as it lives, for
+the next call that gets it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 from keras.src import tree
 from keras.src.backend.jax.trainer import JAXEpochIterator
+from keras.src.distribution import distribution_lib
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import get_jax_iterator
@@ -170,7 +172,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             self.data_adapter.explain(error)
 
     def stop_for_inner_loop(self) -> None:
-        """End the thread because another run begins inside of this loop, in a callback. It may use the same data."""
+        """End the thread because a callback begins another run inside of this loop. It may use the same data."""
         if self._batches is not None:
             self._batches.stop_for_inner_loop()
 
@@ -261,15 +263,8 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         add_stats = partial(_add_stats, self._runs)
         epoch_batches = self.data_adapter.epoch_batches if isinstance(self.data_adapter, PenstockDataAdapter) else None
         first = self._start.consumed if self._start is not None else 0
-        self._batches = BatchIterator(
-            self._resumable(first),
-            add_stats,
-            self._caller(),
-            self._read_limit(),
-            self.steps_per_execution,
-            epoch_batches,
-            first,
-        )
+        batches, steps = self._resumable(first), self.steps_per_execution
+        self._batches = BatchIterator(batches, add_stats, self._caller(), self._read_limit(), steps, epoch_batches, first)
         return self._batches
 
     def _resumable(self, first: int) -> ResumableBatches:
@@ -292,10 +287,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
         return Caller("threaded epochs", _KINDS.get(type(self.data_adapter).__name__, "iterable"))
 
     def _read_limit(self) -> int | None:
-        """Return the number of batches until the end of an epoch, if Keras then calls hooks that may change the data.
-
-        None if there are no such hooks, so that reading may go beyond the end of the epoch.
-        """
+        """Return the number of batches to the end of an epoch, if Keras then calls hooks that may change the data; else None."""
         steps = self.steps_per_epoch or self._num_batches
         kind = type(self.data_adapter)
         hooks = (kind.on_epoch_begin, kind.on_epoch_end) != (DataAdapter.on_epoch_begin, DataAdapter.on_epoch_end)
@@ -315,7 +307,7 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
 
 
 def _check(x: Any) -> None:
-    """Raise TypeError for data of which Keras would say nothing that helps."""
+    """Raise TypeError for data for which Keras has no error that helps."""
     if isinstance(x, type):
         raise TypeError(
             f"the data is the class {x.__name__}, and an object is needed: arrays, or pk.data(...) of a Loader or an iterable; "
@@ -342,7 +334,7 @@ def _no_batch_error(name: str) -> ValueError:
 
 
 def _add_stats(runs: Sequence[Run], stats: LaterStats) -> None:
-    """Add the statistics of a feed to those of its run."""
+    """Add the statistics of a feed to its runs."""
     for run in runs:
         run.add(stats)
 
@@ -353,10 +345,7 @@ def _to_jax_batch(batch: Any) -> Any:
 
 
 def _pop_all(replay: Replay) -> Iterator[Any]:
-    """Yield the batches of a generator for Keras's adapter, which takes the first ones at once.
-
-    They are not copied. If the generator fills one buffer again and again, the adapter sees the same as without us.
-    """
+    """Yield the batches of a generator for Keras's adapter, which takes the first ones at once. They are not copied."""
     while True:
         try:
             batch = replay.pop()
@@ -382,11 +371,5 @@ def _is_in_a_file(array: Any) -> bool:
 
 
 def _on_cpu_without_distribution() -> bool:
-    """Return whether batches go to the CPU without a distribution, so that placing them takes almost no time.
-
-    To receive a batch of arrays in memory from a thread then takes longer than to make it.
-    """
-    import jax
-    from keras.src.distribution import distribution_lib
-
+    """Return whether placing a batch takes almost no time. It then takes longer to receive one from a thread than to make it."""
     return jax.default_backend() == "cpu" and distribution_lib.distribution() is None

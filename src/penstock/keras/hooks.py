@@ -1,4 +1,4 @@
-"""Let Keras ask an active `AutoShardDistribution`, and a `Checkpoint`: the one place where Keras's methods are replaced.
+"""Replace the methods of Keras that ask an active `AutoShardDistribution` or a `Checkpoint`. No other file replaces methods.
 
 Three methods of the trainer make the functions for training, evaluation and prediction, and three methods of the variable create,
 convert and assign values. Each runs Keras's own method unless an `AutoShardDistribution` is active. So does the method of the
@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import keras
+from keras.src import backend
 from keras.src.distribution import distribution_lib
 
 from penstock._jax import TRACE_STATE_CLEAN, part
+from penstock.keras.planned_function import PlannedFunction
+from penstock.keras.variables import PlannedLayout, assigns_by_shards, create, host_array, replace, stays_on_host
 from penstock.keras.versions import keras_iterator
 
 _MAKERS = {"train": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
@@ -25,14 +29,7 @@ _MADE = {"train": "train_function", "evaluate": "test_function", "predict": "pre
 
 
 def install(kind: type) -> None:
-    """Replace the methods, unless they are replaced already.
-
-    Args:
-      kind: the class `AutoShardDistribution`.
-    """
-    import keras
-    from keras.src import backend
-
+    """Replace the methods for the class `AutoShardDistribution`, unless they are replaced already."""
     if hasattr(backend.Variable._convert_to_tensor, "__wrapped__"):
         return
 
@@ -78,15 +75,12 @@ def install_fit(fit_with: Callable[[Callable[..., Any], dict[str, Any]], Any]) -
 
 def fit_cell() -> Any:
     """Return the variable of Keras's decorator that holds the function `fit` of its trainer."""
-    import keras
-
     decorated = next(vars(each)["fit"] for each in keras.Model.__mro__ if "fit" in vars(each))
     return decorated.__closure__[decorated.__code__.co_freevars.index("fn")]
 
 
 def _maker(original: Callable, function: str, active: Callable[[], Any]) -> Callable:
     """Return the method that makes the function of a model for the trainer."""
-    from penstock.keras.planned_function import PlannedFunction
 
     @functools.wraps(original)
     def make(self: Any, force: bool = False) -> Any:
@@ -138,13 +132,12 @@ def _is_traced() -> bool:
 
 def _initializer(original: Callable, active: Callable[[], Any]) -> Callable:
     """Return the method that gives a variable its first value."""
-    from penstock.keras.variables import PlannedLayout, create
 
     @functools.wraps(original)
     def initialize(self: Any, initializer: Callable) -> None:
         if active() is None:
             return original(self, initializer)
-        if isinstance(self._layout, PlannedLayout):  # that of the variable to which an optimizer's variable belongs
+        if isinstance(self._layout, PlannedLayout):  # an optimizer's variable has the layout of the model's
             self._layout = None
         self._initialize_layout()
         if _is_traced():  # to plan from shapes
@@ -157,8 +150,7 @@ def _initializer(original: Callable, active: Callable[[], Any]) -> Callable:
 
 
 def _converter(original: Callable, active: Callable[[], Any]) -> Callable:
-    """Return the method that converts what a variable is created from or assigned."""
-    from penstock.keras.variables import host_array, stays_on_host
+    """Return the method that converts the value that a variable is created from or assigned."""
 
     @functools.wraps(original)
     def convert(self: Any, value: Any, dtype: Any = None) -> Any:
@@ -171,7 +163,6 @@ def _converter(original: Callable, active: Callable[[], Any]) -> Callable:
 
 def _assigner(original: Callable, active: Callable[[], Any]) -> Callable:
     """Return the method that assigns a converted value."""
-    from penstock.keras.variables import assigns_by_shards, replace
 
     @functools.wraps(original)
     def assign(self: Any, value: Any) -> None:

@@ -1,14 +1,11 @@
-"""Write what Keras's trainer does with one batch as a function of named arrays, which `ps.plan` can plan.
+"""The function that Keras's trainer runs for one batch, as a step of named arrays that `ps.plan` can plan: `ModelStep`.
 
-In: a Keras model and one of its functions. Out: a step (trainable, non_trainable, optimizer, metrics, data) → (logs, new state),
-whose leaves have the paths of Keras's variables: "trainable/encoder/dense/kernel".
+A step maps (trainable, non_trainable, optimizer, metrics, data) to (logs, new state). Its leaves have the paths of Keras's
+variables: "trainable/encoder/dense/kernel". `explained` adds to an error from tracing it the reason why JAX cannot trace a layer.
 
-Explain errors that a model raises while its step is traced to be planned: what a layer does that JAX cannot trace.
-
-Build a Keras model from shapes: a function that makes a model goes in, the model without values comes out.
-
-The function is run as JAX traces one, so that initializers and all other operations allocate nothing. Afterwards, the counters of
-Keras's names and the generators of seeds are as they were, so that the same function makes the same model again, with values.
+`build_from_shapes` runs a function that makes a model as JAX traces one, so that initializers and all other operations allocate
+nothing. Afterwards, the counters of Keras's names and the generators of seeds are as they were, so that the same function makes
+the same model again, with values.
 """
 
 from __future__ import annotations
@@ -22,9 +19,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import keras
 import numpy as np
+from keras.src import tree
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 from penstock.shard.trace.step import canonical_dtype, leaf_paths
 
@@ -37,55 +37,12 @@ _METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_
 _ROLES = {"trainable": "parameters", "optimizer": "optimizer"}
 
 
-@jax.tree_util.register_pytree_with_keys_class
-class Named:
-    """A list of arrays with names, in the order of Keras's variables.
-
-    Args:
-      names: the names, all different.
-      values: an array for each.
-    """
-
-    def __init__(self, names: tuple[str, ...], values: Sequence[Any]):
-        self.names, self.values = names, values
-
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-        """Return the arrays with their names, for JAX."""
-        return [(jax.tree_util.DictKey(name), value) for name, value in zip(self.names, self.values, strict=True)], self.names
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: Iterable[Any]) -> Named:
-        """Return the arrays under their names again, for JAX."""
-        return cls(names, list(values))
-
-
-class StepArguments(NamedTuple):
-    """The abstract arguments of a step.
-
-    Attributes:
-      state: for each group of variables, their shapes and dtypes.
-      data: those of a batch.
-    """
-
-    state: tuple[Named, ...]
-    data: Any
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows of the batch: the first dimension of most of its leaves; 0 if it has none."""
-        sizes = Counter(leaf.shape[0] for leaf in jax.tree_util.tree_leaves(self.data) if leaf.shape)
-        return max(sizes, key=sizes.__getitem__, default=0)
-
-
 class ModelStep:
     """One function of a model, as a step of named arrays.
 
     Args:
       model: the model, built, and compiled unless the function is "predict".
       function: "train", "evaluate" or "predict".
-
-    Attributes:
-      groups: the names of the groups of variables that the function takes.
     """
 
     def __init__(self, model: Any, function: str):
@@ -109,7 +66,7 @@ class ModelStep:
         return [variable for group in self.variables().values() for variable in group]
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of the variables of each group: their paths. Those of an optimizer are named after the model's.
+        """Return the names of the variables of each group: their paths. An optimizer's variables are named after the model's.
 
         The momentum of "dense/kernel" is "momentum/dense/kernel"; Keras calls it "adam/dense_kernel_momentum".
         """
@@ -121,11 +78,7 @@ class ModelStep:
         }
 
     def arguments(self, data: Any) -> StepArguments:
-        """Return the abstract arguments for a batch.
-
-        Args:
-          data: a pytree of arrays, or of anything with a shape and a dtype.
-        """
+        """Return the abstract arguments for a batch: a pytree of arrays, or of anything with a shape and a dtype."""
         names = self.names()
         state = tuple(
             Named(names[group], [jax.ShapeDtypeStruct(each.shape, each._dtype) for each in variables])
@@ -140,10 +93,7 @@ class ModelStep:
         return roles | {f"data/{path}" if path else "data": "batch" for path in leaf_paths(arguments.data)}
 
     def step(self) -> Any:
-        """Return the step, whose arguments have the names of the groups.
-
-        It returns the logs, or the outputs of "predict", and the groups in their order.
-        """
+        """Return the step, from the groups by name to the logs, or the outputs of "predict", and the groups in their order."""
 
         def run(state: tuple[Named, ...], data: Any) -> tuple[Any, tuple[Named, ...]]:
             method = getattr(self.model, _METHODS[self.function])
@@ -198,7 +148,7 @@ def without_number(name: str) -> str:
 
 
 def _optimizer_name(variable: Any, owners: Mapping[str, str]) -> str:
-    """Return the name of an optimizer's variable, without that of the optimizer, which differs each time it is made.
+    """Return the name of an optimizer's variable, without the optimizer's own name, which differs each time it is made.
 
     Args:
       variable: its name begins with the path of the model's variable that it belongs to, with "_" for "/".
@@ -213,11 +163,36 @@ def _optimizer_name(variable: Any, owners: Mapping[str, str]) -> str:
     return str(variable.name)
 
 
+class StepArguments(NamedTuple):
+    """The abstract arguments of a step: the shapes and dtypes of each group of variables, and of a batch."""
+
+    state: tuple[Named, ...]
+    data: Any
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of the batch: the first dimension of most of its leaves; 0 if it has none."""
+        sizes = Counter(leaf.shape[0] for leaf in jax.tree_util.tree_leaves(self.data) if leaf.shape)
+        return max(sizes, key=sizes.__getitem__, default=0)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Named:
+    """A list of arrays with names, all different, in the order of Keras's variables."""
+
+    def __init__(self, names: tuple[str, ...], values: Sequence[Any]):
+        self.names, self.values = names, values
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        return [(jax.tree_util.DictKey(name), value) for name, value in zip(self.names, self.values, strict=True)], self.names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Iterable[Any]) -> Named:
+        return cls(names, list(values))
+
+
 def abstract_batch(data: Any) -> Any:
     """Return the shapes and dtypes of a batch, as Keras passes it to JAX.
-
-    Args:
-      data: a pytree of arrays, or of anything with a shape and a dtype.
 
     Raises:
       TypeError: a leaf is neither.
@@ -243,11 +218,8 @@ NEED_VALUES = (
 
 
 @contextlib.contextmanager
-def explained(step: Any) -> Iterator[None]:
-    """Add to an error from tracing a step what it means for its user.
-
-    Args:
-      step: the `ModelStep`.
+def explained(step: ModelStep) -> Iterator[None]:
+    """Add to an error from tracing a step its meaning for the user.
 
     Raises:
       TypeError: instead of an error of JAX about a value that a layer keeps or needs.
@@ -275,28 +247,21 @@ def explained(step: Any) -> Iterator[None]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it comes from. Keras fails to add its own words to some errors of JAX, and raises another."""
+    """Yield an error and its causes. Keras fails to add its own words to some errors of JAX, and raises another."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-_NAMES = "object_name_uids"
-"""The attribute of Keras's global state that counts the names of each kind of layer."""
+_NAMES = "object_name_uids"  # the attribute of Keras's global state that counts the names of each kind of layer
 
 
 def build_from_shapes(build: Callable[[], Any], sample: Any) -> Any:
     """Return the model that a function makes, built for a batch, with its optimizer and metrics. Its variables have no values.
 
-    Args:
-      build: returns the model.
-      sample: shapes and dtypes of a batch.
-
     Raises:
       TypeError: the result is not a model, or the function needs values that it does not have here.
     """
-    import keras
-
     made: list[Any] = []
 
     def trace() -> None:
@@ -318,20 +283,10 @@ def build_from_shapes(build: Callable[[], Any], sample: Any) -> Any:
 
 
 def complete(model: Any, sample: Any) -> None:
-    """Build what is not built of a model, its loss, metrics and optimizer, as `fit` does at its first batch.
-
-    Args:
-      model: the model.
-      sample: shapes and dtypes of a batch.
-    """
-    from keras.src import tree
-    from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
-
+    """Build the parts of a model that are not built, its loss, metrics and optimizer, as `fit` does at its first batch."""
     if model.compiled:
         model._symbolic_build(data_batch=sample)
     elif not model.built:
-        import keras
-
         x, _, _ = unpack_x_y_sample_weight(sample)
         inputs = tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)), x)
         keras.src.backend.compute_output_spec(model, inputs)

@@ -1,12 +1,13 @@
 """Run a model's training, evaluation or prediction by a plan, in place of the function that Keras's trainer makes.
 
-In: a model and an active `AutoShardDistribution`. Out: a function (state, iterator) → (outputs, state), which the trainer calls
-for each execution. The first batch of each signature is planned for; its arrays are then brought into the layouts of the plan.
+A `PlannedFunction` maps (state, iterator) to (outputs, state), and the trainer calls it for each execution. The first batch of
+each signature is planned for; its arrays are then brought into the layouts of the plan.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,49 +23,15 @@ State = tuple[list[Any], ...]
 """The values of the variables of each group, in Keras's order."""
 
 
-class _OwnState(tuple):
-    """A state that a planned function returned, in the layouts of its plan.
-
-    The function keeps no reference to it, which would keep the values of variables alive after others are loaded.
-
-    Attributes:
-      function: the function.
-      layouts: the sharding of each value.
-    """
-
-    function: PlannedFunction
-    layouts: tuple[NamedSharding, ...]
-
-
-@dataclass(frozen=True)
-class Layouts:
-    """Where the arrays of a step lie, and the step with its layouts inside.
-
-    Attributes:
-      state, data, outputs: a sharding for each variable, for each leaf of a batch, and for each of the logs.
-      run: from the flat state and the flat batch to the flat logs and the flat new state.
-      logs: the structure of the logs.
-      planned: whether a plan chose the layouts inside, and not the compiler.
-    """
-
-    state: tuple[NamedSharding, ...]
-    data: tuple[NamedSharding, ...]
-    outputs: tuple[NamedSharding, ...]
-    run: Callable[..., list[Any]]
-    logs: Any
-    planned: bool
-
-
 class PlannedFunction:
     """A function that Keras's trainer calls for each execution, with the layouts of a plan.
 
     Args:
       distribution: the `AutoShardDistribution` that plans.
-      model: the model.
-      function: "train", "evaluate" or "predict".
+      model, function: as for `ModelStep`.
 
-    The state that comes in is donated, as in Keras. A state that this function returned is known to be in its layouts; that of
-    others, as where an epoch begins, is brought there.
+    The given state is donated, as in Keras. A state that this function returned is known to be in its layouts; any other one, as
+    where an epoch begins, is brought there.
     """
 
     def __init__(self, distribution: Any, model: Any, function: str):
@@ -85,7 +52,7 @@ class PlannedFunction:
         if steps == 1:
             return self._run(state, item)
         if not behaviour().stacks:
-            return self._run_each(state, _first_and_more(item, iterator, steps))
+            return self._run_each(state, itertools.chain([item], itertools.islice(iterator, steps - 1)))
         if is_partial(item):
             return self._run_each(state, iter(item))
         count = jax.tree_util.tree_leaves(item)[0].shape[0]
@@ -94,11 +61,7 @@ class PlannedFunction:
         return self._run_each(state, (jax.tree_util.tree_map(lambda leaf, n=n: leaf[n], item) for n in range(count)))
 
     def prepare(self, data: Any) -> Layouts:
-        """Plan for a batch before there is one to run.
-
-        Args:
-          data: shapes and dtypes of a batch.
-        """
+        """Plan for the shapes and dtypes of a batch, before there is one to run."""
         return self._prepare(self._step.arguments(data))
 
     def _run_each(self, state: State, batches: Iterator[Any]) -> tuple[Any, State]:
@@ -139,16 +102,13 @@ class PlannedFunction:
         placed = [_place(leaf, sharding, skip) for leaf, sharding in zip(leaves, layouts.data, strict=True)]
         with explained(self._step) if first else contextlib.nullcontext():  # JAX may find a kept tensor only as it compiles
             outputs, flat = jitted([each for group in state for each in group], placed)
-        new: list[list[Any]] = []
-        for group in state:
-            new.append(flat[: len(group)])
-            flat = flat[len(group) :]
-        returned = _OwnState(new)
+        values = iter(flat)
+        returned = _OwnState([next(values) for _ in group] for group in state)
         returned.function, returned.layouts = self, layouts.state
         return jax.tree_util.tree_unflatten(layouts.logs, outputs), returned
 
     def _prepare(self, arguments: StepArguments) -> Layouts:
-        """Return the layouts for a batch: those of a plan, or, for fewer rows than were planned for, what the compiler makes."""
+        """Return the layouts of a plan for a batch, or the compiler's, for fewer rows than were planned for."""
         current = {key: layouts for key, layouts in self._layouts.items() if self._is_current(layouts)}
         smaller = any(layouts.planned and _is_part(arguments.data, key) for key, layouts in current.items())
         if smaller or (current and self.distribution._is_uneven(arguments)):
@@ -157,7 +117,7 @@ class PlannedFunction:
         return self.distribution._plan_step(self._step, arguments, keep=bool(current))
 
     def _is_current(self, layouts: Layouts) -> bool:
-        """Return whether the variables have these layouts still. The plan of another function may have changed them."""
+        """Return whether the variables still have these layouts. The plan of another function may have changed them."""
         variables = self._step.all_variables()
         return len(variables) == len(layouts.state) and all(
             getattr(variable._layout, "backend_layout", None) == sharding
@@ -171,11 +131,33 @@ class PlannedFunction:
                 variable._value = value
 
 
-def _first_and_more(first: Any, iterator: Iterator[Any], steps: int) -> Iterator[Any]:
-    """Yield a batch that was taken, and those that follow it, up to the number of steps."""
-    yield first
-    for _, batch in zip(range(steps - 1), iterator, strict=False):
-        yield batch
+@dataclass(frozen=True)
+class Layouts:
+    """The shardings of a step's arrays, and the step with its sharding constraints.
+
+    Attributes:
+      state, data, outputs: a sharding for each variable, for each leaf of a batch, and for each of the logs.
+      run: from the flat state and the flat batch to the flat logs and the flat new state.
+      logs: the structure of the logs.
+      planned: whether a plan chose the inner layouts, and not the compiler.
+    """
+
+    state: tuple[NamedSharding, ...]
+    data: tuple[NamedSharding, ...]
+    outputs: tuple[NamedSharding, ...]
+    run: Callable[..., list[Any]]
+    logs: Any
+    planned: bool
+
+
+class _OwnState(tuple):
+    """A state that a planned function returned, in the layouts of its plan.
+
+    The function keeps no reference to it, which would keep the values of variables alive after others are loaded.
+    """
+
+    function: PlannedFunction
+    layouts: tuple[NamedSharding, ...]
 
 
 def _is_part(data: Any, key: Any) -> bool:
@@ -206,10 +188,9 @@ def _place_state(state: State, shardings: Sequence[NamedSharding]) -> None:
 
 
 def _place(leaf: Any, sharding: NamedSharding, skip: int) -> jax.Array:
-    """Return a leaf of a batch in its layout.
+    """Return a leaf of a batch in its layout. In several processes, a host array has the rows of this process.
 
     Args:
-      leaf: an array of the devices or of the host. In several processes, one of the host has the rows of this process.
       sharding: the layout of one batch.
       skip: the number of dimensions before the rows, which are not sharded.
     """
@@ -231,9 +212,8 @@ def _jit(layouts: Layouts, stacked: int, function: str) -> Any:
     """Return the jitted function from the flat state and batch to the flat logs and new state.
 
     Args:
-      layouts: where they lie.
       stacked: the number of batches in one; 0 if they are not stacked.
-      function: the outputs of "predict" are concatenated, and of other functions the last is returned.
+      function: "predict" concatenates the outputs of its batches; others return the last logs.
     """
     count = layouts.logs.num_leaves
 

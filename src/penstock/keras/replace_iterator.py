@@ -1,9 +1,7 @@
-"""Replace the epoch iterator of Keras by ours, and put it back: `enable_threaded_epochs` and what undoes it.
+"""Threaded epochs for Keras, and data for `fit`, `evaluate` and `predict`: `enable_threaded_epochs` and `data`.
 
 The trainer of Keras on JAX looks up the class `JAXEpochIterator` in its module for each `fit`, `evaluate` and `predict`. This
 name is replaced. So is the trainer's method that builds a model on a first batch, to add notes to its errors.
-
-`data`: whatever `penstock.feed` takes goes in, data for `fit`, `evaluate` and `predict` of Keras comes out.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ def disable_threaded_epochs() -> None:
 
 @contextlib.contextmanager
 def threaded_epochs() -> Iterator[ThreadedEpochs]:
-    """Enable threaded epochs for a `with` block, or for a function as its decorator, and restore the state of before at its end.
+    """Enable threaded epochs for a `with` block, or for a function as its decorator, and restore the previous state at its end.
 
     Returns:
       A context manager that gives the `ThreadedEpochs`, whose `stats()` show where the time was spent.
@@ -92,75 +90,6 @@ def threaded_epochs() -> Iterator[ThreadedEpochs]:
         else:
             _install()
             Session.epochs = before
-
-
-def enable_for_data() -> None:
-    """Replace the class for data made by `data`. Our class leaves other data to Keras."""
-    _install()
-    Session.data_was_made = True
-
-
-def follow_environment() -> None:
-    """Enable threaded epochs if the environment variable KERAS_JAX_EPOCH_ITERATOR is "threaded".
-
-    Raises:
-      ValueError: the variable has an unknown value.
-      UnsupportedVersionError, RuntimeError: as for `enable_threaded_epochs`.
-    """
-    choice = os.environ.get(_VARIABLE) or "default"
-    if choice not in _CHOICES:
-        raise ValueError(f"{_VARIABLE}={choice!r}: choose from {', '.join(_CHOICES)}, or leave it unset")
-    if choice == "threaded":
-        enable_threaded_epochs()
-
-
-def _install() -> None:
-    """Replace the class of Keras by ours, unless it is replaced already."""
-    if Session.original is not None:
-        return
-    trainer = _trainer_module()
-    from penstock.keras.epoch_iterator import ThreadedEpochIterator
-
-    Session.original, trainer.JAXEpochIterator = trainer.JAXEpochIterator, ThreadedEpochIterator
-    owner, name = build_method()
-    setattr(owner, name, _with_notes(getattr(owner, name)))
-
-
-def _with_notes(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that builds a model as `build` does, and adds a note to an error for which our data may be the reason."""
-
-    @functools.wraps(build)
-    def build_with_notes(self: Any, iterator: Any = None, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return build(self, iterator, *args, **kwargs)
-        except Exception as error:
-            getattr(iterator, "explain", lambda error: None)(error)
-            raise
-
-    return build_with_notes
-
-
-def _restore_original() -> None:
-    """Put the class of Keras back."""
-    if Session.original is not None:
-        trainer = _trainer_module()
-        trainer.JAXEpochIterator = Session.original
-        owner, name = build_method()
-        setattr(owner, name, getattr(owner, name).__wrapped__)
-        Session.original = None
-
-
-def _trainer_module() -> Any:
-    """Return the module of Keras in which its trainer looks up the class of the epoch iterator.
-
-    Raises:
-      UnsupportedVersionError: there is no Keras, or its version is unknown. Such a Keras is not imported, as its import may fail.
-      RuntimeError: Keras runs on another backend.
-    """
-    require_jax("threaded epochs", "train without threaded epochs")
-    from keras.src.backend.jax import trainer
-
-    return trainer
 
 
 def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> PenstockDataAdapter:
@@ -212,3 +141,67 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
     if unpack is not None and not callable(unpack):
         raise TypeError(f"unpack={unpack!r} is not a function from a batch to a batch")
     return PenstockDataAdapter(batches, unpack)
+
+
+def enable_for_data() -> None:
+    """Replace the class for the result of `data`. Our class leaves other data to Keras."""
+    _install()
+    Session.data_was_made = True
+
+
+def follow_environment() -> None:
+    """Enable threaded epochs if the environment variable KERAS_JAX_EPOCH_ITERATOR is "threaded".
+
+    Raises:
+      ValueError: the variable has an unknown value.
+      UnsupportedVersionError, RuntimeError: as for `enable_threaded_epochs`.
+    """
+    choice = os.environ.get(_VARIABLE) or "default"
+    if choice not in _CHOICES:
+        raise ValueError(f"{_VARIABLE}={choice!r}: choose from {', '.join(_CHOICES)}, or leave it unset")
+    if choice == "threaded":
+        enable_threaded_epochs()
+
+
+def _install() -> None:
+    """Replace the class of Keras by ours, unless it is replaced already."""
+    if Session.original is not None:
+        return
+    trainer = _trainer_module()
+    from penstock.keras.epoch_iterator import ThreadedEpochIterator
+
+    Session.original, trainer.JAXEpochIterator = trainer.JAXEpochIterator, ThreadedEpochIterator
+    owner, name = build_method()
+    setattr(owner, name, _with_notes(getattr(owner, name)))
+
+
+def _with_notes(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that builds a model as `build` does, and adds a note to an error that our data may have caused."""
+
+    @functools.wraps(build)
+    def build_with_notes(self: Any, iterator: Any = None, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return build(self, iterator, *args, **kwargs)
+        except Exception as error:
+            getattr(iterator, "explain", lambda error: None)(error)
+            raise
+
+    return build_with_notes
+
+
+def _restore_original() -> None:
+    """Put the class of Keras back."""
+    if Session.original is not None:
+        trainer = _trainer_module()
+        trainer.JAXEpochIterator = Session.original
+        owner, name = build_method()
+        setattr(owner, name, getattr(owner, name).__wrapped__)
+        Session.original = None
+
+
+def _trainer_module() -> Any:
+    """Return the module of Keras in which its trainer looks up the class of the epoch iterator. See `require_jax` for errors."""
+    require_jax("threaded epochs", "train without threaded epochs")
+    from keras.src.backend.jax import trainer
+
+    return trainer

@@ -1,7 +1,7 @@
-"""The state of threaded epochs in this process: whether they are on, the statistics of the runs so far, and who saves one.
+"""The state of threaded epochs in this process: whether they are on, the statistics of the runs so far, and the saver of a run.
 
-`_replace_iterator` and `_checkpoint_run` change it; `_epoch_iterator` and `_data_adapter` read it. It is a module of its own so
-that these do not import each other.
+replace_iterator.py and checkpoint.py change it; epoch_iterator.py and data_adapter.py read it. It is a file of its own so that
+these do not import each other.
 """
 
 from __future__ import annotations
@@ -13,12 +13,32 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.feed.stats import LaterStats, Stats
 
-_REMEMBERED = 64
-"""Runs whose statistics are kept: a process may train for months."""
+_REMEMBERED = 64  # runs whose statistics are kept: a process may train for months
+
+
+class ThreadedEpochs:
+    """The statistics of threaded epochs since they were turned on."""
+
+    def __init__(self) -> None:
+        self._runs: deque[Run] = deque(maxlen=_REMEMBERED)
+
+    def begin(self) -> Run:
+        """Begin a run, and return its statistics."""
+        run = Run()
+        self._runs.append(run)
+        return run
+
+    def stats(self) -> list[Stats]:
+        """Return the statistics of the last 64 runs, in the order in which they began to read.
+
+        A run is a `fit`, `evaluate` or `predict`, or the validation of a `fit`. The epochs of a run are added up. The time
+        between epochs is left out.
+        """
+        return [stats for run in self._runs for stats in run.stats()]
 
 
 class Run:
-    """The statistics of one run: those of its feeds, added up."""
+    """The statistics of one run: the sum over its feeds."""
 
     def __init__(self) -> None:
         self._sum: Stats | None = None
@@ -39,27 +59,6 @@ class Run:
     def _add_first(self) -> None:
         stats = self._later.popleft()()
         self._sum = stats if self._sum is None else self._sum + stats
-
-
-class ThreadedEpochs:
-    """The statistics of threaded epochs since they were turned on."""
-
-    def __init__(self) -> None:
-        self._runs: deque[Run] = deque(maxlen=_REMEMBERED)
-
-    def begin(self) -> Run:
-        """Begin a run."""
-        run = Run()
-        self._runs.append(run)
-        return run
-
-    def stats(self) -> list[Stats]:
-        """Return the statistics of the last 64 runs, in the order in which they began to read.
-
-        A run is a `fit`, `evaluate` or `predict`, or the validation of a `fit`. The epochs of a run are added up. The time
-        between epochs is left out.
-        """
-        return [stats for run in self._runs for stats in run.stats()]
 
 
 class Session:
@@ -95,7 +94,7 @@ class Position(NamedTuple):
 
 
 class Saver(Protocol):
-    """Whoever saves a `fit`, as its epoch iterator sees it."""
+    """The part of a `CheckpointRun` that the epoch iterator of its `fit` calls."""
 
     def attach(self, iterator: Any) -> Position | None:
         """Take note of the epoch iterator of the `fit`.
@@ -104,7 +103,7 @@ class Saver(Protocol):
           The position from which it continues; None for the beginning.
 
         Raises:
-          TypeError: it has other data than the one that is saved.
+          TypeError: its data is not the data that is saved.
         """
         ...
 
@@ -113,7 +112,7 @@ class Saver(Protocol):
         ...
 
     def before_execution(self, position: Position) -> None:
-        """Do what is to be done at a position, after which there is a batch."""
+        """Save at a position if it is time to. The next batch has come."""
         ...
 
 
@@ -125,11 +124,11 @@ _expected = _Expected()
 
 
 def expect(saver: Saver | None) -> None:
-    """Let the next epoch iterator that is made on this thread be that of a saver; None for no saver."""
+    """Set the saver of the next epoch iterator that is made on this thread; None for no saver."""
     _expected.saver = saver
 
 
 def expected() -> Saver | None:
-    """Return the saver of the epoch iterator that is made now, once."""
+    """Return the saver of the epoch iterator that is made now, and unset it."""
     saver, _expected.saver = _expected.saver, None
     return saver

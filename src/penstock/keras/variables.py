@@ -1,24 +1,13 @@
-"""Create and assign variables of Keras so that each device gets only its shard.
+"""Variables of Keras: create and assign them in shards, give them layouts, and name their values.
 
-In: an initializer or a host array, and the layout of a variable. Out: the value, sharded.
+*Values.* Keras creates a variable of less than 250 MB whole on the default device, and then shards it; so it does with loaded
+values. Here the initializer runs in a jitted function whose result is sharded, and a host array is sharded on the host.
 
-Keras creates a variable of less than 250 MB whole on the default device, and then shards it; values that are loaded take the same
-way. Here the initializer runs in a jitted function whose result is sharded, and a host array is sharded on the host.
+*Layouts.* Before there is a plan, an array is sharded over all devices, along as many of its dimensions as that takes: its
+*provisional layout*. So it is nowhere replicated, and no larger on a device than under any plan.
 
-Layouts of Keras variables and batches: before there is a plan, and as a plan has them.
-
-In: shapes, devices and the shardings of a plan. Out: Keras's `TensorLayout` and `DeviceMesh`.
-
-Before there is a plan, an array is sharded over all devices, along as many of its dimensions as that takes: its *provisional
-layout*. So it is nowhere whole, and no larger on a device than under any plan.
-
-The state of a Keras model by name: a model goes in, also in the middle of an epoch; its arrays come out, and go back in.
-
-Names are paths of variables such as "model/dense/kernel". Keras numbers the layers of a process ("dense_3"), so that a model that
-is made a second time has other paths; these numbers are left out, and variables that then have the same name are counted.
-
-In the middle of an epoch the values are not in the variables: Keras's trainer passes them from step to step, and donates them. It
-leaves those after the last step in `_jax_state`, until `_jax_state_synced` says that the variables have them again.
+*Names* are paths of variables such as "model/dense/kernel". Keras numbers the layers of a process ("dense_3"), so that a model
+that is made a second time has other paths. These numbers are left out, and variables that then have the same name are counted.
 """
 
 from __future__ import annotations
@@ -40,21 +29,19 @@ from keras.src.distribution.distribution_lib import DEFAULT_BATCH_DIM_NAME, Devi
 
 from penstock.shard.mesh.shapes import concrete_mesh
 
+# Values in shards.
+
 _KEPT = 512  # compiled initializers
 _SEED = 16  # elements of a constant that may be a seed
-_TRIM = 8 << 20
-"""Bytes of replaced values after which freed memory is returned to the system."""
-_LARGE = 1 << 20
+_TRIM = 8 << 20  # bytes of replaced values after which freed memory is returned to the system
+_LARGE = 1 << 20  # bytes
 _NOTHING = np.zeros((), np.float32)
+
+_compiled: dict[Any, Any] = {}
 
 
 def create(initializer: Callable, shape: Sequence[int], dtype: str, sharding: Sharding) -> jax.Array:
-    """Return the value that an initializer gives a variable, created in shards.
-
-    Args:
-      initializer: a function of a shape and a dtype, as Keras calls it.
-      shape, dtype: those of the variable.
-      sharding: the layout.
+    """Return the value that an initializer, a function of a shape and a dtype, gives a variable, created in shards.
 
     An initializer that cannot be traced, or draws from a generator that it changes, runs by itself; its result is then sharded.
     """
@@ -71,7 +58,7 @@ def create(initializer: Callable, shape: Sequence[int], dtype: str, sharding: Sh
     try:
         with scope:
             closed = jax.make_jaxpr(traced)()
-    except Exception:  # whatever it is, it is raised again below if the initializer has it too
+    except Exception:  # raised again below, if it is the initializer's
         return put(call(), dtype, sharding)
     if scope.state_mapping:
         return put(call(), dtype, sharding)
@@ -79,14 +66,13 @@ def create(initializer: Callable, shape: Sequence[int], dtype: str, sharding: Sh
         return put(concrete[0], dtype, sharding)
     # The seeds are constants of the program. As arguments, they leave one program for all variables of a shape and a kind.
     constants = list(closed.consts)
-    if any(np.size(each) > _SEED for each in constants) or _has_inner_constants(closed.jaxpr):
-        return put(jax.jit(_evaluated(closed.jaxpr), out_shardings=sharding)(*constants), dtype, sharding)
-    key = (str(closed.jaxpr), sharding)
-    if key not in _compiled:
-        if len(_compiled) >= _KEPT:
+    program = jax.jit(_evaluated(closed.jaxpr), out_shardings=sharding)
+    if not (any(np.size(each) > _SEED for each in constants) or _has_inner_constants(closed.jaxpr)):
+        key = (str(closed.jaxpr), sharding)
+        if key not in _compiled and len(_compiled) >= _KEPT:
             _compiled.clear()
-        _compiled[key] = jax.jit(_evaluated(closed.jaxpr), out_shardings=sharding)
-    return put(_compiled[key](*constants), dtype, sharding)
+        program = _compiled.setdefault(key, program)
+    return put(program(*constants), dtype, sharding)
 
 
 def _has_inner_constants(program: Any) -> bool:
@@ -104,9 +90,6 @@ def _is_program(value: Any) -> bool:
     return hasattr(value, "eqns")
 
 
-_compiled: dict[Any, Any] = {}
-
-
 def _evaluated(jaxpr: Any) -> Callable[..., Any]:
     """Return a function from the constants of a jaxpr without arguments to its only result."""
 
@@ -118,12 +101,9 @@ def _evaluated(jaxpr: Any) -> Callable[..., Any]:
 
 
 def put(value: Any, dtype: str | None, sharding: Sharding) -> jax.Array:
-    """Return a value in a layout. A host array goes to each device as its shard, and is never whole on one.
+    """Return an array of any kind that Keras takes in a layout. Each device gets only its shard of a host array.
 
-    Args:
-      value: an array, of any kind that Keras takes.
-      dtype: the dtype of the variable; None keeps that of the value.
-      sharding: the layout.
+    A dtype of None keeps the array's own.
     """
     if isinstance(value, jax.Array) and not _is_of_this_process(value, sharding):
         value = value if dtype is None or value.dtype == dtype else value.astype(dtype)
@@ -141,12 +121,7 @@ def _is_of_this_process(value: jax.Array, sharding: Sharding) -> bool:
 
 
 def assigns_by_shards(value: Any, sharding: Sharding) -> bool:
-    """Return whether `replace` assigns a value to a variable, and not Keras.
-
-    Args:
-      value: a value that Keras has converted.
-      sharding: the layout of the variable.
-    """
+    """Return whether `replace`, and not Keras, assigns a converted value to a variable with this layout."""
     return isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and _is_of_this_process(value, sharding))
 
 
@@ -157,27 +132,23 @@ def host_array(value: Any, dtype: str | None) -> np.ndarray:
 
 
 def stays_on_host(value: Any) -> bool:
-    """Return whether Keras's variable shall keep a value on the host, until its layout is known.
+    """Return whether the value that a variable is created from or assigned shall stay on the host until its layout is known.
 
-    Args:
-      value: what a variable is created from or assigned. Arrays of NumPy, h5py and PyTorch stay; numbers and lists are small.
+    Arrays of NumPy, h5py and PyTorch stay; numbers and lists are small.
     """
     return isinstance(value, np.ndarray) and value.ndim > 0 and not in_stateless_scope()
 
 
 def replace(variable: Any, value: Any, sharding: Sharding) -> None:
-    """Assign a host array to a variable. The old value goes before the new one comes, so that a file is loaded without both.
+    """Assign an array of the host, or of this process's devices, to a variable with this layout.
 
-    Args:
-      variable: the variable of Keras.
-      value: an array with its shape and dtype, of the host or of this process's devices.
-      sharding: its layout.
+    The old value is dropped before the new one is placed, so that a file is loaded without both.
     """
     variable._value = None
     _trim_freed_memory(value.nbytes)
     variable._value = jax.block_until_ready(put(value, None, sharding))
     if value.nbytes >= _LARGE:
-        jax.device_put(_NOTHING)  # JAX lets go of a host array when it takes the next one
+        jax.device_put(_NOTHING)  # JAX drops a host array when it gets the next one
 
 
 class _Freed:
@@ -187,7 +158,7 @@ class _Freed:
 
 
 def _trim_freed_memory(count: int) -> None:
-    """Note that this many bytes were freed, and return freed memory to the system now and then.
+    """Count freed bytes, and return freed memory to the system once they are `_TRIM`.
 
     glibc keeps what a thread frees for this thread, and other threads create the new shards: a process grew to 1.5 times the size
     of the preset of 610 MiB that it loaded. Other C libraries have no `malloc_trim`.
@@ -208,8 +179,9 @@ def _malloc_trim() -> Any:
         return None
 
 
-_FEW = 64
-"""The number of elements from which an array is sharded before there is a plan."""
+# Layouts.
+
+_FEW = 64  # the number of elements from which an array is sharded before there is a plan
 
 Entry = str | tuple[str, ...] | None
 
@@ -243,14 +215,7 @@ class PlannedLayout(TensorLayout):  # type: ignore[misc]  # Keras has no types
 
 
 def planned_layout(sharding: NamedSharding, mesh: DeviceMesh, rank: int, owner: Any) -> PlannedLayout:
-    """Return the sharding of a plan as a layout of Keras.
-
-    Args:
-      sharding: on the mesh of the plan.
-      mesh: the same mesh.
-      rank: the number of dimensions of the array.
-      owner: as in `PlannedLayout`.
-    """
+    """Return the sharding of a plan as a layout of Keras, on the same mesh, for an array of `rank` dimensions."""
     entries = tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))
     return PlannedLayout(entries, mesh, owner)
 
@@ -279,11 +244,7 @@ def rows_layout(shape: Sequence[int], devices: Sequence[Any]) -> TensorLayout:
 
 
 def concatenated(parts: Sequence[Any]) -> jax.Array:
-    """Return arrays as one, along their rows. They may lie on different meshes of the same devices.
-
-    Args:
-      parts: arrays of JAX [B, ...] with named shardings; B may differ.
-    """
+    """Concatenate arrays of JAX [B, ...] with named shardings along B. Their meshes of the same devices may differ."""
     if len({part.sharding for part in parts}) > 1:
         shape = (math.gcd(*(part.shape[0] for part in parts)), *parts[0].shape[1:])
         sharding = rows_layout(shape, list(parts[0].sharding.mesh.devices.flat)).backend_layout
@@ -292,11 +253,7 @@ def concatenated(parts: Sequence[Any]) -> jax.Array:
 
 
 class ProvisionalLayouts:
-    """The layouts of variables for which there is no plan.
-
-    Args:
-      devices: the devices of JAX.
-    """
+    """The layouts of variables for which there is no plan."""
 
     def __init__(self, devices: Sequence[Any]):
         sizes = {f"part{number}": factor for number, factor in enumerate(_prime_factors(len(devices)))}
@@ -325,7 +282,7 @@ class ProvisionalLayouts:
 
 
 def is_in_layout(array: Any, sharding: NamedSharding) -> bool:
-    """Return whether an array is a JAX array that lies as a sharding says."""
+    """Return whether an array is a JAX array with an equivalent sharding."""
     return isinstance(array, jax.Array) and (array.sharding is sharding or array.sharding.is_equivalent_to(sharding, array.ndim))
 
 
@@ -340,25 +297,24 @@ def _prime_factors(number: int) -> list[int]:
     return factors[::-1] or [1]
 
 
+# Names and values, between two steps.
+
+ALL = ("model", "optimizer", "metrics")  # "model" includes its seed generators
 _NUMBER = re.compile(r"_\d+(?=[_/]|$)")
-_GROUPS = {
+_GROUPS = {  # of variables of Keras's trainer, in the order of its state, and their names in a checkpoint
     "trainable_variables": "model",
     "non_trainable_variables": "model",
     "optimizer_variables": "optimizer",
     "metrics_variables": "metrics",
 }
-"""The groups of variables of Keras's trainer, in the order of its state, and their names in a checkpoint."""
-
-
-ALL = ("model", "optimizer", "metrics")
 
 
 def values(model: Any, of: Sequence[str] = ALL) -> dict[str, Any]:
-    """Return the values of variables by name: of the model with its seed generators, its optimizer and its metrics.
+    """Return the values of variables by name, in the groups `of` a model that is built and compiled.
 
-    Args:
-      model: a model that is built and compiled. Its last step may still run.
-      of: the names of the groups.
+    In the middle of an epoch they are not in the variables: Keras's trainer passes them from step to step, and donates them. It
+    leaves the values after the last step in `_jax_state`, until `_jax_state_synced` says that the variables have them again. The
+    last step may still run.
     """
     state = getattr(model, "_jax_state", None)
     if not state or model._jax_state_synced:

@@ -1,4 +1,4 @@
-"""Differences between the supported versions of Keras in how they treat the batches of an epoch.
+"""The differences between the supported versions of Keras in how they treat the batches of an epoch.
 
 `behaviour()` returns those that matter to the other modules:
 
@@ -70,7 +70,7 @@ def require_jax(what: str, otherwise: str) -> None:
 
     Args:
       what: the part of penstock that needs it, in the plural.
-      otherwise: what to do without it.
+      otherwise: advice for another backend.
 
     Raises:
       UnsupportedVersionError: there is no Keras, or its version is unknown. Such a Keras is not imported, as its import may fail.
@@ -96,9 +96,11 @@ def behaviour() -> Behaviour:
     """
     version = require_keras()
     known = _BEHAVIOURS[numbers(version)[:2]]
-    if Behaviour(on_device=not _places_for_distributions_only(), stacks=_partial_batch_list() is not None) != known:
+    # Versions with an iterator of its own for batches with a distribution leave other batches on the host of a CPU.
+    on_device = not hasattr(keras_iterator(), "_get_distributed_iterator")
+    if Behaviour(on_device, stacks=_partial_batch_list() is not None) != known:
         tested = next(one for one in KERAS.tested if numbers(one)[:2] == numbers(version)[:2])
-        raise without_traceback(KERAS.refuse(version, f"whose trainer takes batches in another way than that of {tested}"))
+        raise without_traceback(KERAS.refuse(version, f"whose trainer takes batches in another way than {tested}"))
     return known
 
 
@@ -133,30 +135,11 @@ def is_partial(item: Any) -> bool:
 
 
 def super_batches(batches: Iterator[Any], steps: int) -> Iterator[Any]:
-    """Return the iterator over executions that Keras makes of an iterator over batches.
-
-    Args:
-      batches: the batches.
-      steps: number of batches in an execution.
-    """
+    """Return the iterator over executions of `steps` batches that Keras makes of an iterator over batches."""
     import jax
     from keras.src.trainers.data_adapters.data_adapter_utils import super_batch_iterator
 
     return super_batch_iterator(batches, steps, stack_fn=jax.numpy.stack)
-
-
-def _partial_batch_list() -> Any:
-    from keras.src.trainers.data_adapters import data_adapter_utils
-
-    return getattr(data_adapter_utils, "PartialBatchList", None)
-
-
-def _places_for_distributions_only() -> bool:
-    """Return whether, on a CPU, batches without a distribution stay on the host.
-
-    In these versions, batches with a distribution have an iterator of their own.
-    """
-    return hasattr(keras_iterator(), "_get_distributed_iterator")
 
 
 def keras_iterator() -> Any:
@@ -164,3 +147,9 @@ def keras_iterator() -> Any:
     from keras.src.backend.jax import trainer
 
     return next(kind for kind in trainer.JAXEpochIterator.__mro__ if kind.__module__ == trainer.__name__)
+
+
+def _partial_batch_list() -> Any:
+    from keras.src.trainers.data_adapters import data_adapter_utils
+
+    return getattr(data_adapter_utils, "PartialBatchList", None)

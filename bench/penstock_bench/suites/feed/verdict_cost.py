@@ -55,7 +55,7 @@ class _Switch(Meter):
         before, self._called_at = self._called_at, time.perf_counter()
         if self.on:
             return super().take(get, timeout)
-        self._check_at += self._called_at - before  # the next look comes no sooner for the time in which it was off
+        self._next_look += self._called_at - before  # the next look comes no sooner for the time in which it was off
         return get(timeout)
 
     def hand_over(self, batch: Any, placing: float) -> None:
