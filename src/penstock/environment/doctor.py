@@ -77,10 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _versions() -> Iterator[Finding]:
-    import penstock
-
     section = "Versions"
-    yield Finding(section, "penstock", "ok", penstock.__version__)
+    yield Finding(section, "penstock", "ok", installed("penstock") or "not installed")
     yield _supported(section, PYTHON, python_version())
     yield _supported(section, JAX, installed("jax"))
     yield Finding(section, "jaxlib", "ok", str(installed("jaxlib")))
