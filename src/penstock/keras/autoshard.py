@@ -285,11 +285,10 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         for variable in step.all_variables():
             variable._layout = self.get_variable_layout(variable)
             shardings.append(variable._layout.backend_layout)
-        for leaf in jax.tree_util.tree_leaves(arguments.data):
-            shardings.append(rows_layout(leaf.shape, self._device_order()).backend_layout)
-        rows = arguments.rows
+        rows, devices = arguments.rows, self._device_order()
+        shardings += [rows_layout(leaf.shape, devices).backend_layout for leaf in jax.tree_util.tree_leaves(arguments.data)]
         outputs = [
-            rows_layout(leaf.shape if leaf.shape[:1] == (rows,) else (), self._device_order()).backend_layout
+            rows_layout(leaf.shape if leaf.shape[:1] == (rows,) else (), devices).backend_layout
             for leaf in traced.outputs[: traced.out_tree.children()[0].num_leaves]
         ]
         return _layouts(arguments, traced, shardings, outputs, ShardingConstraints(), False)
@@ -472,7 +471,6 @@ def plan_together(make: Callable[[], Plan], traced: TracedStep, devices: Any) ->
 
     Args:
       make: makes the plan. Only process 0 calls it.
-      traced: the step.
       devices: the given devices, in order, or None.
 
     Raises:

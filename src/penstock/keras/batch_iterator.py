@@ -9,8 +9,8 @@ it: its batches stacked, [n, B, ...], which one program on the device goes throu
     gather      read the batches of an execution            an `Execution`, on the host
     assemble    stack them there, and place the stack       the item that Keras takes: a `KerasItem`
 
-An execution has fewer than n batches at the end of the data, at the end of an epoch of a Loader without end, and before an error:
-the steps before the error count.
+An execution has fewer than n batches at the end of the data, or of an epoch of a Loader without end. It also has fewer before an
+error: the steps before the error count.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ class BatchIterator(Iterator[Batch]):
         epoch_batches: int | None = None,
         first: int = 0,
     ):
-        self._behaviour = behaviour()
-        self._per_item = steps_per_execution if self._behaviour.stacks else 1  # batches that Keras takes at one `next`
+        self._per_item = steps_per_execution if behaviour().stacks else 1  # batches that Keras takes at one `next`
         self._source, self._placement, self._add_stats = source, KerasPlacement(self._per_item), add_stats
         self._caller = caller
         self._limit, self._steps, self._epoch_batches = limit, steps_per_execution, epoch_batches
@@ -114,10 +113,10 @@ class BatchIterator(Iterator[Batch]):
         self._consumed_of_feed = 0
         self._feed_stop = -1  # number of the first batch that a feed with a limit does not have
         # Whether batches that are read on this thread are also placed on it. Some versions of Keras pass host arrays on.
-        self._places = not source.prefetched and (self._behaviour.on_device or self._per_item > 1)
+        self._places = not source.prefetched and (behaviour().on_device or self._per_item > 1)
         self._varies = not isinstance(source, UnthreadedBatches)  # whether batches may differ in structure
         self._peeked: KerasItem | None = None  # the next item
-        self._structure: Any = None
+        self._structure: Any = None  # of the first batch, as are `_parts` and `_first`
         self._parts: Any = None
         self._first = ""
         self._in_execution = 0  # batches that Keras took in this execution
@@ -126,7 +125,7 @@ class BatchIterator(Iterator[Batch]):
 
     @property
     def in_first_execution(self) -> bool:
-        """Tell whether Keras has taken the batches of one execution at the most."""
+        """Return whether Keras has taken the batches of at most one execution."""
         return self.taken <= self._steps
 
     @property
@@ -141,10 +140,7 @@ class BatchIterator(Iterator[Batch]):
             interrupt(feed)
 
     def peek(self) -> bool:
-        """Wait for the next batch before Keras begins an execution, without consuming it.
-
-        Returns:
-          False if there is no next batch.
+        """Wait for the next batch before Keras begins an execution, without consuming it. Return whether there is one.
 
         Raises:
           BaseException: the error in the place of the next batch.
@@ -262,18 +258,12 @@ class BatchIterator(Iterator[Batch]):
         )
 
     def pause(self) -> None:
-        """End the threads and wait for them, when Keras has left its loop. Threads that are slow to start are kept.
-
-        The next `next()` starts new threads.
-        """
+        """End the threads, unless they are slow to start, when Keras has left its loop. The next `next()` starts new ones."""
         if not self._source.slow_to_start:
             self.close()
 
     def stop_for_inner_loop(self) -> None:
-        """End the threads because another loop begins inside of this one, which may use the same data.
-
-        Batches that were not consumed stay with the source, for the inner loop to read.
-        """
+        """End the threads before a loop inside of this one, which may read the batches that were not consumed."""
         self._end_feed()
         self._peeked = None
 
@@ -380,7 +370,6 @@ class KerasPlacement:
         """Check nothing: the layout depends on the shapes, so each batch is checked by itself."""
 
     def shardings_over_processes(self) -> list[Sharding]:
-        """Return the sharding of the rows if it is over the devices of several processes; [] if not."""
         if self._distribution is None:
             return []
         sharding = self._distribution.get_data_layout((1,)).backend_layout
@@ -404,7 +393,6 @@ class KerasPlacement:
                     self._state[GLOBAL_SEED_GENERATOR] = generator
 
     def consumer_context(self) -> Context | None:
-        """Return the context in which the consumer's thread places batches; None if it must not."""
         return self._default.consumer_context()
 
     def __call__(self, batch: Batch | Execution) -> Placed:
@@ -414,16 +402,14 @@ class KerasPlacement:
         return self._place_batch(batch, stacked=False)
 
     def _place_execution(self, execution: Execution) -> Placed:
-        nbytes = 0
+        sizes: list[int] = []
 
         def place(batch: Batch, stacked: bool) -> Batch:
-            nonlocal nbytes
             placed = self._place_batch(batch, stacked)
-            nbytes += placed.bytes
+            sizes.append(placed.bytes)
             return placed.batch
 
-        item = assemble(execution, self._steps, place)
-        return Placed(item, nbytes, "")
+        return Placed(assemble(execution, self._steps, place), sum(sizes), "")
 
     def _place_batch(self, batch: Batch, stacked: bool) -> Placed:
         if self._on_host and self._distribution is None:
@@ -549,15 +535,7 @@ class ExecutionAdapter:
     def __init__(self, batch_adapter: BatchAdapter, steps: int, epoch_batches: int | None, first: int):
         self._batch_adapter, self._steps, self._epoch_batches, self._first = batch_adapter, steps, epoch_batches, first
         self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self._batch_adapter.fingerprint()
-
-    def restore(self, step: int, position: Any) -> None:
-        self._batch_adapter.restore(step, position)
-
-    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
-        return self._batch_adapter.read_for(shardings)
+        self.fingerprint, self.restore, self.read_for = batch_adapter.fingerprint, batch_adapter.restore, batch_adapter.read_for
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
         producers = self._batch_adapter.producers(clocks)

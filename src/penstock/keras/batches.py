@@ -224,12 +224,7 @@ class _KeepingAdapter(_AdapterWithoutState):
         batch_adapter.restore(first, None)
         self._batch_adapter, self._first, self._kept, self._convert = batch_adapter, first, kept, convert
         self.name, self.workers, self.batch_sizes = batch_adapter.name, batch_adapter.workers, batch_adapter.batch_sizes
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self._batch_adapter.fingerprint()
-
-    def read_for(self, shardings: Sequence[Sharding]) -> Rows | None:
-        return self._batch_adapter.read_for(shardings)
+        self.fingerprint, self.read_for = batch_adapter.fingerprint, batch_adapter.read_for
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
         producers = self._batch_adapter.producers(clocks)
@@ -378,7 +373,7 @@ def opening(open_iterable: Callable[[], Iterable[Any]]) -> Callable[[], Any]:
     return read_next
 
 
-# For as long as the iterators live.
+# By iterator, for as long as the iterators live.
 _replays: weakref.WeakKeyDictionary[Iterator[Any], Replay] = weakref.WeakKeyDictionary()
 
 

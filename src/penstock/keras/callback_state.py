@@ -43,8 +43,7 @@ class CallbackStates:
             if _has_state(callback):
                 states[name] = encode(callback.get_state(), arrays, name)
                 continue
-            states[name] = {}
-            begin = self._begin[name]
+            states[name], begin = {}, self._begin[name]
             for attribute, value in _attributes(callback).items():
                 if attribute not in begin or not _same(value, begin[attribute]):
                     states[name][attribute] = encode(value, arrays, f"{name}.{attribute}")

@@ -51,17 +51,17 @@ _OF_CALLBACKS = "callbacks/"
 class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """A callback that saves a `fit`, also in the middle of an epoch, and continues it there when the same script runs again.
 
-    It saves all variables of the model, its seed generators, the optimizer and the metrics, the state of the callbacks, the
-    history, and the position in the data. A run that was killed at any moment, and started again, ends with the weights, the logs
-    and the history of one that was not, bit for bit: each record is trained as often, and in the same order. On another number of
-    devices the arrays are sharded anew.
+    It saves all variables of the model, its seed generators, the optimizer and the metrics. It also saves the state of the
+    callbacks, the history, and the position in the data. A run that was killed at any moment, and started again, ends with the
+    weights, the logs and the history of one that was not, bit for bit: each record is trained as often, and in the same order.
+    On another number of devices the arrays are sharded anew.
 
-    The state of Keras's own callbacks is saved. A callback of yours is asked for its state if it has `get_state()`, which returns
-    numbers, texts and arrays in lists and dicts, and `set_state(state)`, which may be called twice. Others begin anew.
+    The state of Keras's own callbacks is saved. Your callback can have a state too, with `get_state()` and `set_state(state)`. A
+    state is made of numbers, texts and arrays in lists and dicts, and may be set twice. Other callbacks begin anew.
 
     SIGTERM and SIGINT save after the next batch, or at the end of a validation, and end the process with status 0. A run that
     was ended by `stop_training`, as by `EarlyStopping`, stays ended. One that is at its last epoch trains nothing more; with more
-    `epochs` it goes on.
+    `epochs` it continues.
 
     Args:
       directory: the run folder, new or of this run.
@@ -264,7 +264,7 @@ class CheckpointRun:
                 batches.restore(record["position"]["feed"])
 
     def attach(self, iterator: Any) -> Position | None:
-        """Take note of the epoch iterator of the `fit`, and return where it begins; see `Saver`."""
+        """Note the epoch iterator of the `fit`, and return the position where it begins; see `Saver`."""
         data = getattr(iterator.data_adapter, "batches", None)
         if data is not self._settings.batches:
             wanted, found = type(self._settings.batches).__name__, type(self._arguments["x"]).__name__
@@ -295,7 +295,7 @@ class CheckpointRun:
             self._arrays = {}
 
     def after_epoch_begin(self, epoch: int) -> None:
-        """Continue in the middle of the epoch, if this is such an epoch. All callbacks have been told that it begins."""
+        """Continue in the middle of the epoch, if it was saved there. All callbacks have had `on_epoch_begin`."""
         if self._found is not None and epoch != self._epoch:
             raise ValueError(
                 f"fit begins with epoch {epoch}, and {self._found.path} with epoch {self._epoch}: leave out other callbacks "
@@ -465,7 +465,6 @@ def read_arrays(found: Saved, model: Any, of: Sequence[str] = variables.ALL) -> 
     """Return the arrays of a checkpoint by name: variables in the layouts of a model, and all others on the host.
 
     Args:
-      found: the checkpoint.
       model: a model like the one that was saved.
       of: groups of its variables, see `variables.values`.
 

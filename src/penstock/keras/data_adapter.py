@@ -55,6 +55,9 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
       TypeError, ValueError: `batches` cannot be fed, as for `penstock.feed`.
     """
 
+    has_partial_batch: bool | None = None  # unknown, as is the size of the last batch
+    partial_batch_size: int | None = None
+
     def __init__(self, batches: Any, unpack: Callable[[Batch], Any] | None):
         self.batches, self._unpack = batches, unpack
         self._replay = _replay_once(batches) if isinstance(batches, Iterator) else None
@@ -140,16 +143,6 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
             return self.batches.batch_size // self.batches.process[1]
         return None
 
-    @property
-    def has_partial_batch(self) -> bool | None:
-        """Return None: it is unknown whether the last batch is shorter."""
-        return None
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        """Return None: the size of the last batch is unknown."""
-        return None
-
     def state(self, consumed: int) -> Any:
         """Return the position of a run in its data, in the form of `Feed.state`.
 
@@ -193,6 +186,8 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
         batches = self._iterate()
         return batches if super_batch is None else super_batches(batches, super_batch)
 
+    get_numpy_iterator = get_jax_iterator
+
     def _iterate(self) -> Iterator[Any]:
         if self._replay is not None:
             return map(self._convert_copy, self._replay)
@@ -200,10 +195,6 @@ class PenstockDataAdapter(DataAdapter):  # type: ignore[misc]  # Keras has no ty
             steps = count() if self.batches.epochs is None else range(len(self.batches))
             return (self._convert(self.batches[step]) for step in steps)
         return map(self._convert, map(_numpy_tree, iterate(self.batches)))
-
-    def get_numpy_iterator(self) -> Iterator[Any]:
-        """Return the same iterator as `get_jax_iterator`."""
-        return self.get_jax_iterator()
 
     def _convert_copy(self, batch: Batch) -> Any:
         """Convert a batch that may be read again. `unpack` gets a copy, because it may write to the arrays."""

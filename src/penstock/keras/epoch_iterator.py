@@ -11,8 +11,8 @@ and 3.16 use their iterator as follows; the right column is what ours does:
             for begin, end, batches in iterator: `peek` at the next batch: its error comes before Keras takes the weights away
                 train_function(state, batches)   takes `steps_per_execution` batches
 
-In 3.15, the train function takes them one after the other. In 3.16, it takes them at once, stacked (see batch_iterator.py), and a
-model that is not built takes its batch from the data adapter, not from this iterator. versions.py lists the differences.
+In 3.15, the train function takes them one after the other. In 3.16, it takes them at once, stacked (see batch_iterator.py), and
+models that are not built take a batch from the data adapter. versions.py lists the differences.
 
 *When threads end.* `catch_stop_iteration` is left however the loop ends: at the end of the data, by `stop_training`, by an
 exception in a callback, in the data or in the step, or by Ctrl-C. Leaving it pauses the batches, which ends the thread and waits
@@ -274,7 +274,9 @@ class ThreadedEpochIterator(JAXEpochIterator):  # type: ignore[misc]  # Keras ha
             return adapter.resumable(first)
         if self._generator is not None:
             return ResumableIterator(self._name, self._generator, peeked=adapter._first_batches, convert=_to_jax_batch)
-        if isinstance(adapter, ArrayDataAdapter) and self._in_memory and _on_cpu_without_distribution():
+        on_cpu = jax.default_backend() == "cpu" and distribution_lib.distribution() is None
+        if isinstance(adapter, ArrayDataAdapter) and self._in_memory and on_cpu:
+            # Placing a batch takes almost no time here. It takes longer to receive one from a thread than to make it.
             return UnthreadedBatches(self._name, adapter.get_jax_iterator())
         # Batches of arrays are new arrays, or views of arrays that nobody writes to during training. TensorFlow's are read-only.
         copy = not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
@@ -368,8 +370,3 @@ def _is_in_a_file(array: Any) -> bool:
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
     return array is not None
-
-
-def _on_cpu_without_distribution() -> bool:
-    """Return whether placing a batch takes almost no time. It then takes longer to receive one from a thread than to make it."""
-    return jax.default_backend() == "cpu" and distribution_lib.distribution() is None

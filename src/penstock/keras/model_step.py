@@ -195,7 +195,7 @@ def abstract_batch(data: Any) -> Any:
     """Return the shapes and dtypes of a batch, as Keras passes it to JAX.
 
     Raises:
-      TypeError: a leaf is neither.
+      TypeError: a leaf has no shape or no dtype.
       ValueError: a dimension is unknown.
     """
     return jax.tree_util.tree_map(_abstract, data)
@@ -294,7 +294,7 @@ def complete(model: Any, sample: Any) -> None:
 
 @contextlib.contextmanager
 def _unchanged_names_and_seeds() -> Iterator[None]:
-    """Restore what making a model changes outside of it: counters of names, and generators of seeds."""
+    """Restore the counters of names and the generators of seeds, which making a model changes."""
     names = copy.deepcopy(global_state.get_global_attribute(_NAMES))
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     seed = None if generator is None else generator.state._value

@@ -163,13 +163,11 @@ class _OwnState(tuple):
 def _is_part(data: Any, key: Any) -> bool:
     """Return whether a batch is like one that was planned for, with fewer rows."""
     structure, shapes, _ = key
-    leaves, other = jax.tree_util.tree_flatten(data)
-    if other != structure or len(leaves) != len(shapes):
+    leaves, found = jax.tree_util.tree_flatten(data)
+    if found != structure or len(leaves) != len(shapes):
         return False
-    pairs = [(leaf, shape) for leaf, (shape, dtype) in zip(leaves, shapes, strict=True) if leaf.shape or shape]
-    return all(len(leaf.shape) == len(shape) and leaf.shape[1:] == tuple(shape[1:]) for leaf, shape in pairs) and all(
-        leaf.shape[0] < shape[0] for leaf, shape in pairs
-    )
+    pairs = [(leaf.shape, tuple(shape)) for leaf, (shape, _) in zip(leaves, shapes, strict=True) if leaf.shape or shape]
+    return all(len(one) == len(other) and one[1:] == other[1:] and one[0] < other[0] for one, other in pairs)
 
 
 def _place_state(state: State, shardings: Sequence[NamedSharding]) -> None:

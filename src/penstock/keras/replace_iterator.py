@@ -19,7 +19,6 @@ from penstock.keras.versions import build_method, require_jax
 if TYPE_CHECKING:
     from penstock.keras.data_adapter import PenstockDataAdapter
 
-
 _VARIABLE = "KERAS_JAX_EPOCH_ITERATOR"
 _CHOICES = ("default", "threaded")
 

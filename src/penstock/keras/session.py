@@ -97,10 +97,7 @@ class Saver(Protocol):
     """The part of a `CheckpointRun` that the epoch iterator of its `fit` calls."""
 
     def attach(self, iterator: Any) -> Position | None:
-        """Take note of the epoch iterator of the `fit`.
-
-        Returns:
-          The position from which it continues; None for the beginning.
+        """Note the epoch iterator of the `fit`, and return the position from which it continues; None for the beginning.
 
         Raises:
           TypeError: its data is not the data that is saved.
@@ -108,7 +105,7 @@ class Saver(Protocol):
         ...
 
     def awaiting(self, position: Position) -> contextlib.AbstractContextManager[None]:
-        """Surround the time in which the batch at a position is awaited."""
+        """Surround the wait for the batch at a position."""
         ...
 
     def before_execution(self, position: Position) -> None:
@@ -116,11 +113,7 @@ class Saver(Protocol):
         ...
 
 
-class _Expected(threading.local):
-    saver: Saver | None = None
-
-
-_expected = _Expected()
+_expected = threading.local()  # its attribute `saver` is set between `expect` and `expected`
 
 
 def expect(saver: Saver | None) -> None:
@@ -130,5 +123,6 @@ def expect(saver: Saver | None) -> None:
 
 def expected() -> Saver | None:
     """Return the saver of the epoch iterator that is made now, and unset it."""
-    saver, _expected.saver = _expected.saver, None
+    saver: Saver | None = getattr(_expected, "saver", None)
+    _expected.saver = None
     return saver

@@ -1,7 +1,7 @@
 """Variables of Keras: create and assign them in shards, give them layouts, and name their values.
 
-*Values.* Keras creates a variable of less than 250 MB whole on the default device, and then shards it; so it does with loaded
-values. Here the initializer runs in a jitted function whose result is sharded, and a host array is sharded on the host.
+*Values.* Keras creates a variable of less than 250 MB unsharded on the default device, and then shards it; likewise for loaded
+values. Here the initializer runs in a jitted function with a sharded result, and a host array is sharded on the host.
 
 *Layouts.* Before there is a plan, an array is sharded over all devices, along as many of its dimensions as that takes: its
 *provisional layout*. So it is nowhere replicated, and no larger on a device than under any plan.
@@ -101,7 +101,7 @@ def _evaluated(jaxpr: Any) -> Callable[..., Any]:
 
 
 def put(value: Any, dtype: str | None, sharding: Sharding) -> jax.Array:
-    """Return an array of any kind that Keras takes in a layout. Each device gets only its shard of a host array.
+    """Place an array of any kind that Keras takes in a layout. Each device gets only its shard of a host array.
 
     A dtype of None keeps the array's own.
     """
@@ -166,8 +166,7 @@ def _trim_freed_memory(count: int) -> None:
     _Freed.bytes += count
     if _Freed.bytes >= _TRIM:
         _Freed.bytes = 0
-        trim = _malloc_trim()
-        if trim is not None:
+        if (trim := _malloc_trim()) is not None:
             trim(0)
 
 
