@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras import layers
 from tests.keras.autoshard.models import BATCH, CLASSES, FEATURES, compiled, records, sequential, shards
+from tests.shard.limits import AT_HAND
 
 import penstock.keras as pk
 from penstock.keras.variables import ProvisionalLayouts, create
@@ -267,7 +268,7 @@ def test_variables_of_one_path_have_the_layout_of_the_first():
         model.compile("adam", "mse")
         return model
 
-    distribution = pk.AutoShardDistribution(memory="40KiB")
+    distribution = pk.AutoShardDistribution(memory="40KiB", hardware=AT_HAND)
     distribution.plan(build, (np.ones((16, 32), "float32"), np.ones((16, 7), "float32")))
     with pytest.warns(UserWarning, match="several variables have the path 'twins/dense/kernel'"):
         layout_map = distribution.layout_map()
