@@ -372,3 +372,66 @@ def test_a_close_between_a_workers_look_and_its_sleep_is_not_missed():
     pipeline.get()
     producer.join(60)
     assert not producer.is_alive()
+
+
+def inline_pipeline(work, finish=lambda number, item: item):
+    return PrefetchPipeline(Producers([work], inline=True), 4, finish=finish, done_capacity=2)
+
+
+def test_tiny_items_are_made_on_the_consumers_thread_until_some_in_a_row_are_not(monkeypatch):
+    makers = []
+
+    def work(number):
+        if number >= 40:
+            raise Exhausted
+        makers.append(threading.current_thread() is threading.main_thread())
+        return number
+
+    monkeypatch.setattr(_pipeline, "_TINY", 1e9)
+    pipeline = inline_pipeline(work)
+    assert [pipeline.get() for _ in range(10)] == list(range(10))
+    assert all(makers)
+    monkeypatch.setattr(_pipeline, "_TINY", 0.0)
+    assert [pipeline.get() for _ in range(30)] == list(range(10, 40))
+    assert not makers[-1]
+    assert makers == sorted(makers, reverse=True)  # it does not change back
+    with pytest.raises(Exhausted):
+        pipeline.get()
+
+
+def test_an_error_of_an_inline_item_comes_once_after_the_items_before_it():
+    def work(number):
+        if number == 3:
+            raise ValueError("item 3")
+        return number
+
+    pipeline = inline_pipeline(work)
+    assert [pipeline.get() for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="item 3"):
+        pipeline.get()
+    with pytest.raises(Exhausted):
+        pipeline.get()
+
+
+def test_an_inline_item_that_closes_its_pipeline_is_not_handed_over():
+    def work(number):
+        if number == 1:
+            pipeline.close()
+        return number
+
+    pipeline = inline_pipeline(work)
+    with pytest.raises(PipelineClosed):
+        pipeline.get()
+
+
+def test_a_consumer_that_may_not_work_starts_the_producers():
+    makers = []
+    pipeline = PrefetchPipeline(
+        Producers([lambda number: makers.append(threading.current_thread()) or number], inline=True),
+        4,
+        finish=lambda number, item: item,
+        consumer_context=lambda: None,
+    )
+    assert [pipeline.get() for _ in range(3)] == [0, 1, 2]
+    assert threading.main_thread() not in makers
+    pipeline.close()

@@ -47,6 +47,13 @@ class ConsumerOnlyTakes(PrefetchPipeline):
         super().__init__(producers, *args, **{**kwargs, "consumer_context": lambda: None})
 
 
+class NeverInline(PrefetchPipeline):
+    """A pipeline whose producers make all items."""
+
+    def __init__(self, producers: Any, *args: Any, **kwargs: Any):
+        super().__init__(producers._replace(inline=False), *args, **kwargs)
+
+
 class Variant(NamedTuple):
     """A pipeline, and the most seconds for which finishing is quick."""
 
@@ -57,6 +64,7 @@ class Variant(NamedTuple):
 VARIANTS = {
     "full": Variant(PrefetchPipeline),
     "control": Variant(PrefetchPipeline),
+    "never inline": Variant(NeverInline),
     "consumer only takes": Variant(ConsumerOnlyTakes),
     "always a finisher": Variant(ConsumerOnlyTakes, quick=-1.0),
 }

@@ -228,7 +228,7 @@ def batch_producers(reader: StepReader, workers: Workers, start: int, stop: floa
 
     if workers.kind != "process":
         works = [partial(work, read=reader, clock=clock) for clock in clocks]
-        return Producers(works)
+        return Producers(works, inline=workers.kind == "none" and isinstance(reader, BatchReader) and reader.from_memory)
     pool = ProcessPool(reader, len(clocks))
     works = [partial(work, read=read, clock=clock) for read, clock in zip(pool.readers, clocks, strict=True)]
     return Producers(works, interrupt=pool.kill, cleanup=pool.release)

@@ -543,7 +543,7 @@ class ExecutionAdapter:
         def gather_execution(work: Callable[[int], Batch], number: int) -> Execution:
             return gather(work, self.numbers(number))
 
-        return producers._replace(works=[partial(gather_execution, work) for work in producers.works])
+        return producers._replace(works=[partial(gather_execution, work) for work in producers.works], inline=False)
 
     def split(self, item: Execution) -> Produced:
         return Produced(item._replace(batches=[self._batch_adapter.split(batch).batch for batch in item.batches]), None)

@@ -242,7 +242,7 @@ class _KeepingAdapter(_AdapterWithoutState):
 
             return work_or_kept
 
-        return producers._replace(works=[*map(keep_results, producers.works, clocks)])
+        return producers._replace(works=[*map(keep_results, producers.works, clocks)], inline=False)
 
 
 # Replay of an iterator.
