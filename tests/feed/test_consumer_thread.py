@@ -1,4 +1,4 @@
-"""The thread that calls `next()` may place batches, and makes none: errors, closing and settings."""
+"""The thread that calls `next()` may place batches, and make tiny ones of arrays: errors, closing and settings."""
 
 import contextlib
 import itertools
@@ -15,17 +15,26 @@ import penstock as ps
 DATA = {"x": np.arange(64, dtype=np.uint8)}
 
 
-def test_transforms_of_a_loader_stay_on_the_feeds_thread():
+def test_transforms_stay_on_the_feeds_thread_where_the_consumer_must_not_wait():
     threads = []
 
     def transform(batch):
         threads.append(threading.current_thread())
         return batch
 
-    with ps.feed(ps.Loader(DATA, 8, transform=transform)) as feed:
-        for _ in range(100):
+    with ps.feed(ps.Loader(DATA, 8, transform=transform), timeout=60) as feed:
+        for _ in range(20):
             next(feed)
     assert threading.current_thread() not in threads
+
+
+def test_your_own_source_runs_on_the_feeds_thread():
+    def batches():
+        for _ in range(20):
+            yield {"thread": np.array([threading.current_thread() is threading.main_thread()])}
+
+    with ps.feed(batches()) as feed:
+        assert not any(bool(batch["thread"][0]) for batch in feed)
 
 
 def test_an_error_comes_at_its_batch_and_names_it():
