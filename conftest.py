@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _names_of_doctests(doctest_namespace):
-    """What the examples in docstrings use without importing it."""
+    """Give the examples in docstrings the names that they use without importing them."""
     import penstock as ps
 
     doctest_namespace.update({"np": np, "ps": ps})
@@ -117,7 +117,7 @@ def _programs_are_let_go() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _commands_take_this_jaxlib_for_right(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests of commands read what they print, which has a line more on a jaxlib with known faults. Theirs is in tests/doctor."""
+    """Let commands find no known faults of jaxlib, as tests read what they print. tests/test_jaxlib_faults.py is about faults."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         keep([Outcome(case.name, case.link, case.remedy, "right", "taken for right") for case in CASES])

@@ -19,8 +19,8 @@ below. The tests run with the oldest and the newest versions:
 
 - all of them on Python {PYTHON.tested[-1]}, with the newest JAX, Flax, Keras and Grain; some of the slow ones
   only before a release;
-- the quick ones on Python {PYTHON.tested[0]}, with JAX {JAX.tested[0]} and the nightly build of the next Keras, but not the tests of
-  the benchmarks.
+- the quick ones on Python {PYTHON.tested[0]}, with JAX {JAX.tested[0]} and the nightly build of the next Keras, but not the
+  tests of the benchmarks.
 
 An older version is refused when penstock is imported, with one line that says what to install. A newer JAX is not refused. The
 commands warn that it was not tested, and an error names any part of it that penstock needs and does not find. A newer Keras is
