@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pickle
 import pkgutil
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def test_feed_is_a_package_and_a_function():
     import penstock.feed as package
 
     assert package is penstock.feed
+    assert pickle.loads(pickle.dumps(package)) is package
     assert list(inspect.signature(package).parameters)[:2] == ["batches", "to"]
     with penstock.feed([np.arange(2)]) as batches:
         assert isinstance(batches, package.Feed)
