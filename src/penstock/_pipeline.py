@@ -151,7 +151,8 @@ class PrefetchPipeline(Generic[T]):
         self._threads = Threads(context)
         self._has_finisher = False
         close_at_exit(self)
-        self._works, self._not_tiny = producers.works, 0
+        self._works: Sequence[Callable[[int], Any]] = producers.works  # until their threads run
+        self._not_tiny = 0  # inline items in a row
         self._inline = producers.works[0] if producers.inline and finish is not None else None
         if self._inline is None:
             self._start_producers()
@@ -206,7 +207,7 @@ class PrefetchPipeline(Generic[T]):
             first, self._closed = not self._closed, True
             self._produced.clear()
             self._done.clear()
-            self._error = None
+            self._works, self._inline, self._error = (), None, None
             self._wake_all()
         if first and self._interrupt:
             self._interrupt()
@@ -224,8 +225,8 @@ class PrefetchPipeline(Generic[T]):
     # Producing.
 
     def _start_producers(self) -> None:
-        self._inline = None
-        for work in self._works:
+        works, self._works, self._inline = self._works, (), None
+        for work in works:
             self._threads.start(partial(self._produce, work), self._fail)
 
     def _make_inline(self, work: Callable[[int], Any]) -> None:
