@@ -1,8 +1,6 @@
 """Train without loss: the loop, verified checkpoints, and several processes. See `penstock.train.fit`."""
 
 from penstock._stopping import Stopped as Stopped
-from penstock.errors import CheckpointError as CheckpointError
-from penstock.errors import OtherRunError as OtherRunError
 from penstock.train import log as log
 from penstock.train.goodput import Goodput as Goodput
 from penstock.train.metrics import Mean as Mean
