@@ -28,7 +28,7 @@ def test_failed_write_leaves_the_old_content_alone(tmp_path, error):
 
 def test_folder_in_the_way_is_an_error_that_leaves_nothing(tmp_path):
     (tmp_path / "file").mkdir()
-    with pytest.raises(OSError), replacing(tmp_path / "file") as part:  # noqa: PT011 - its text is that of the system
+    with pytest.raises(OSError), replacing(tmp_path / "file") as part:  # noqa: PT011 - the system writes its text
         part.write_text("new")
     assert os.listdir(tmp_path) == ["file"]
 

@@ -250,7 +250,7 @@ def test_layers_are_equal_parts_with_numbers(paths, found):
     ],
 )
 def test_layers_are_the_slices_that_loops_take_of_stacked_matrices(leaves, found):
-    """Check leaves whose first dimensions, of 16 or 8 slices together, are those of a loop."""
+    """Check leaves whose first dimensions a loop has stacked, of 16 or 8 slices together."""
 
     def sliced(shape):
         return 16 if shape[0] == 16 or shape[:2] == (4, 4) else 8 if shape[0] == 8 else 1
