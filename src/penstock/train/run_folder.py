@@ -7,7 +7,6 @@ that trains, and names it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import platform
@@ -21,13 +20,13 @@ import numpy as np
 
 from penstock._arguments import check_path
 from penstock._atomic_write import replace
+from penstock._file_lock import NO_LOCKS, file_lock
 from penstock.errors import OtherRunError
 from penstock.train import manifest
 from penstock.train.agreement import decide
 
 _RUN, _LOCK = "run.json", "run.lock"
 _VERSION = 1
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # a file system without locks
 
 
 @contextlib.contextmanager
@@ -158,10 +157,10 @@ class RunFolder:
 
 
 def _locked(path: Path) -> Any:
-    """Lock a file until `release()`, or until this process ends in any way, also if a forked child outlives it."""
+    """Lock a file until `release()`, or until this process ends in any way. A file system without locks is used without one."""
     import filelock
 
-    lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
+    lock = file_lock(path)
     try:
         lock.acquire()
         with contextlib.suppress(OSError):
@@ -174,6 +173,6 @@ def _locked(path: Path) -> Any:
             f"another process{f' ({holder})' if holder else ''} is training in {path.parent}: end it, or name another folder"
         ) from None
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
     return lock

@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock._bytes import format_bytes
+from penstock._file_lock import NO_LOCKS, file_lock
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG)
 _LONGEST_LIST = 1 << 22  # bytes; the list of a process has a line for each begin and end of a use
 _SAME_USE = 60.0  # seconds; the time of the last use need not be finer
 _HELD_TOO_LONG = 60.0  # seconds; the longest work under the lock is one scan of the cache
-_PAUSE = 0.002  # seconds between two tries to get a lock
-_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Cache:
@@ -337,13 +336,13 @@ def _locked(path: str | os.PathLike[str], seconds: float = 0.0) -> Any:
     """
     import filelock
 
-    lock = filelock.FileLock(path, timeout=seconds, poll_interval=_PAUSE, thread_local=False, fallback_to_soft=False)
+    lock = file_lock(path, seconds)
     try:
         lock.acquire()
     except filelock.Timeout:
         return None
     except OSError as error:
-        if error.errno in _NOT_SUPPORTED:
+        if error.errno in NO_LOCKS:
             raise OSError(
                 f"the filesystem of the cache has no locks ({error.strerror}): give a folder on a local disk with cache= or "
                 "PENSTOCK_CACHE"
