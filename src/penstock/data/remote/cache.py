@@ -367,8 +367,3 @@ def open_cache(folder: str | os.PathLike[str] | None) -> Cache:
         if key not in _caches:
             _caches[key] = Cache(path)
         return _caches[key]
-
-
-def _default_folder() -> str:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "penstock")
