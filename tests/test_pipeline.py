@@ -378,21 +378,28 @@ def inline_pipeline(work, finish=lambda number, item: item):
     return PrefetchPipeline(Producers([work], inline=True), 4, finish=finish, done_capacity=2)
 
 
-def test_tiny_items_are_made_on_the_consumers_thread_until_some_in_a_row_are_not(monkeypatch):
-    makers = []
+@pytest.mark.parametrize("slow", ["work", "consumer"])
+def test_items_are_made_on_the_consumers_thread_until_work_or_the_consumer_takes_long(monkeypatch, slow):
+    makers, now, seconds = [], [0.0], {"work": 0.0, "consumer": 0.0}
+    monkeypatch.setattr(_pipeline, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def work(number):
         if number >= 40:
             raise Exhausted
         makers.append(threading.current_thread() is threading.main_thread())
+        now[0] += seconds["work"]
         return number
 
-    monkeypatch.setattr(_pipeline, "_TINY", 1e9)
+    def take():
+        item = pipeline.get()
+        now[0] += seconds["consumer"]
+        return item
+
     pipeline = inline_pipeline(work)
-    assert [pipeline.get() for _ in range(10)] == list(range(10))
+    assert [take() for _ in range(10)] == list(range(10))
     assert all(makers)
-    monkeypatch.setattr(_pipeline, "_TINY", 0.0)
-    assert [pipeline.get() for _ in range(30)] == list(range(10, 40))
+    seconds[slow] = 1e-3
+    assert [take() for _ in range(30)] == list(range(10, 40))
     assert not makers[-1]
     assert makers == sorted(makers, reverse=True)  # it does not change back
     with pytest.raises(Exhausted):

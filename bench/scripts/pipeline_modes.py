@@ -15,7 +15,6 @@ import functools
 import gc
 import json
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,13 +28,13 @@ import numpy as np
 import penstock as ps
 from penstock import _pipeline
 from penstock._pipeline import PrefetchPipeline
+from penstock.feed import device_feed
 from penstock_bench import machine
 from penstock_bench.statistics import FEWEST_PAIRS, compare
 
 Step = Callable[[Any], Any]  # from a batch to what says that the step has ended
 
 SIZES = {"64 B": (16, (), np.float32), "100 KB": (256, (100,), np.float32), "3 MB": (64, (224, 224), np.uint8)}
-_FEED_MODULE = sys.modules[ps.feed.__module__]
 _BLOCK_SECONDS = 0.08  # of a timed block, about
 _WARM_UP_SECONDS = 0.03
 
@@ -151,7 +150,7 @@ STEPS = {
 def block(variant: Variant, source: Callable[[], Any], step: Step, batches: int, warm_up: int) -> float:
     """Return the seconds for each batch of a new feed, after some that are not timed."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(_FEED_MODULE, "PrefetchPipeline", variant.pipeline))
+        stack.enter_context(mock.patch.object(device_feed, "PrefetchPipeline", variant.pipeline))
         stack.enter_context(mock.patch.object(_pipeline, "_QUICK", variant.quick))
         feed = stack.enter_context(ps.feed(source()))
         for count in (warm_up, batches):

@@ -10,8 +10,9 @@ produced items are finished in order, one at a time. The consumer takes them in 
 
     producers ──► produced (≤ capacity) ──► finish ──► done (≤ done_capacity) ──► get()
 
-While items are *tiny*, handing one to another thread would take as long as making it. So the consumer makes them *inline*, if the
-producers allow it, and no thread runs. After a few items in a row that were not tiny, the producers start, once and for all.
+While items are *tiny* and the consumer does nothing else, handing one to another thread would take as long as making it. So the
+consumer makes them *inline*, if the producers allow it, and no thread runs. If making, or what the consumer does in between,
+took longer for a few items in a row, the producers start, once and for all.
 
 A *finisher* thread finishes, so that producing and finishing overlap. If finishing is quick (`_QUICK`), the overlap saves less
 time than a handover to the finisher costs. Then a thread that is awake finishes: the producer of the next item, or a consumer
@@ -58,6 +59,7 @@ it sleeps, so that the worker misses the notification. Therefore every thread re
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 import warnings
@@ -104,8 +106,9 @@ T = TypeVar("T")
 # lock twice, which takes about 0.1 ms on two busy cores (docs/pipeline.md).
 _QUICK = 0.5e-3
 
-# A consumer makes items inline until so many in a row took longer. Without it, batches of 100 KB that are gathered from an array
-# take 1.5 times as long in a loop that does nothing else, and 1.25 times as long with a cast on the host.
+# A consumer makes items inline until making one, or what the consumer does between two, took longer for so many items in a row.
+# Without inline items, batches of 100 KB that are gathered from an array take 1.6 times as long in a loop that does nothing else.
+# Beside a step of 0.2 to 1 ms, they would take 1.1 to 1.3 times as long as from threads (docs/pipeline.md).
 _TINY, _NOT_TINY_IN_A_ROW = 0.2e-3, 4  # seconds, items
 _AHEAD = 2  # items that are made inline before one is taken, so that a device finishes one while the next one is made
 
@@ -153,6 +156,7 @@ class PrefetchPipeline(Generic[T]):
         close_at_exit(self)
         self._works: Sequence[Callable[[int], Any]] = producers.works  # until their threads run
         self._not_tiny = 0  # inline items in a row
+        self._made_at = math.inf  # the moment when the last inline item was made
         self._inline = producers.works[0] if producers.inline and finish is not None else None
         if self._inline is None:
             self._start_producers()
@@ -236,6 +240,7 @@ class PrefetchPipeline(Generic[T]):
         if context is None or self._not_tiny >= _NOT_TINY_IN_A_ROW:
             self._start_producers()
             return
+        used = time.perf_counter() - self._made_at  # seconds of the consumer between two calls of `get`
         with context:
             while self._next - self._taken < min(_AHEAD, self._done_capacity) and not self._over(self._next):
                 number, begin = self._next, time.perf_counter()
@@ -246,7 +251,8 @@ class PrefetchPipeline(Generic[T]):
                     if isinstance(error, KeyboardInterrupt):
                         raise
                     return
-                self._not_tiny = self._not_tiny + 1 if time.perf_counter() - begin > _TINY else 0
+                self._made_at = time.perf_counter()
+                self._not_tiny = self._not_tiny + 1 if max(used, self._made_at - begin) > _TINY else 0
                 with self._lock:
                     self._claimed = self._next = number + 1
                     if not self._over(number):
