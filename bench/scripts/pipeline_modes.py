@@ -1,4 +1,4 @@
-"""Measure what it saves that a prefetch pipeline has no finisher thread while finishing is quick.
+"""Measure what a prefetch pipeline saves by items made inline, a consumer that finishes, and no finisher while finishing is quick.
 
     python bench/scripts/pipeline_modes.py --rounds 30 --json modes.json
 

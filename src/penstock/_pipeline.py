@@ -108,7 +108,7 @@ _QUICK = 0.5e-3
 
 # A consumer makes items inline until making one, or what the consumer does between two, took longer for so many items in a row.
 # Without inline items, batches of 100 KB that are gathered from an array take 1.6 times as long in a loop that does nothing else.
-# Beside a step of 0.2 to 1 ms, they would take 1.1 to 1.3 times as long as from threads (docs/pipeline.md).
+# Beside a step of 0.2 or 1 ms, a batch would take 1.2 or 1.1 times as long as from threads (docs/pipeline.md).
 _TINY, _NOT_TINY_IN_A_ROW = 0.2e-3, 4  # seconds, items
 _AHEAD = 2  # items that are made inline before one is taken, so that a device finishes one while the next one is made
 
