@@ -1,4 +1,4 @@
-"""Measure what a prefetch pipeline saves by items made inline, a consumer that finishes, and no finisher while finishing is quick.
+"""Measure what inline items, a consumer that finishes, and no finisher while finishing is quick save in a prefetch pipeline.
 
     python bench/scripts/pipeline_modes.py --rounds 30 --json modes.json
 
