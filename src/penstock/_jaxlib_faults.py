@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock._atomic_write import replace
+from penstock._cache_folder import user_cache
 from penstock._versions import JAX, installed, numbers, untested
 
 if TYPE_CHECKING:
@@ -275,11 +276,8 @@ def _about(cases: Sequence[Case]) -> str:
 
 def _kept_at(about: str) -> Path | None:
     """Return the path of the file for outcomes; None for a user without a home."""
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        return None
-    return cache / "penstock" / f"known-cases-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+    cache = user_cache()
+    return None if cache is None else cache / f"known-cases-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
 
 
 def processor() -> str:

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import shlex
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 import penstock as ps
+from penstock._cache_folder import user_cache
 from penstock._jaxlib_faults import warn_of_known_faults
 from penstock._stopping import DEFAULT_GRACE, Stopping
 from penstock.errors import CannotStartError
@@ -133,9 +133,9 @@ def say_how_to_continue(folder: Path) -> None:
 
 def _keep_compiled_programs() -> None:
     """Let JAX keep compiled programs, for runs that continue, in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
-    if jax.config.jax_compilation_cache_dir is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "programs"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+    cache = user_cache()
+    if jax.config.jax_compilation_cache_dir is None and cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache / "programs"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 

@@ -40,6 +40,15 @@ def test_an_accelerator_without_a_memory_limit_is_an_error():
     assert device_memory(device, 1) == 7
 
 
+@pytest.mark.parametrize("folder", ["no home", "not writable"])
+def test_a_machine_whose_figures_cannot_be_kept_is_measured_all_the_same(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(hardware, "user_cache", lambda: None if folder == "no home" else tmp_path / "file")
+    measured = Hardware("this machine", {"float32": 1.0}, 1, 1.0, 1.0, 1.0, "")
+    monkeypatch.setattr(hardware, "measure_devices", lambda devices: measured)
+    assert this_machine() == measured
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"other": {}}'])
 def test_an_unusable_cache_is_replaced(cache, content, monkeypatch):
     cache.parent.mkdir()

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock._bytes import format_bytes
+from penstock._cache_folder import user_cache
 from penstock._file_lock import NO_LOCKS, file_lock
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -359,9 +360,14 @@ def open_cache(folder: str | os.PathLike[str] | None) -> Cache:
     """Return the cache in a folder. A process has one object for each folder.
 
     Without a folder, it is in `PENSTOCK_CACHE`, or else in "penstock" in the user's cache folder.
+
+    Raises:
+      OSError: this user has no home, or the folder cannot be used.
     """
-    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "penstock")
-    path = os.fspath(folder) if folder is not None else os.environ.get("PENSTOCK_CACHE") or default
+    path = folder if folder is not None else os.environ.get("PENSTOCK_CACHE") or user_cache()
+    if path is None:
+        raise OSError("this user has no home for the cache of remote files: set PENSTOCK_CACHE, or pass cache=, to a folder")
+    path = os.fspath(path)
     key = (os.getpid(), os.path.abspath(os.path.expanduser(path)))
     with _opening:
         if key not in _caches:

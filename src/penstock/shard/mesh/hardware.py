@@ -7,6 +7,7 @@ by an all-reduce over all devices and the formula of a ring.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import math
@@ -23,6 +24,7 @@ from typing import Any
 
 from penstock._arguments import brief
 from penstock._atomic_write import replace
+from penstock._cache_folder import user_cache
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 
 
@@ -307,7 +309,8 @@ _UNLINKED_LATENCY = 1e-6
 def this_machine() -> Hardware:
     """Return the figures of the devices of this process.
 
-    The first call measures them, which takes seconds. Later calls read `penstock/hardware.json` in the user's cache folder.
+    The first call measures them, which takes seconds. Later calls read `penstock/hardware.json` in the user's cache folder,
+    if it can be written.
     This starts JAX.
 
     Raises:
@@ -318,15 +321,18 @@ def this_machine() -> Hardware:
     devices = jax.local_devices()
     kind = f"{len(devices)}×{devices[0].device_kind}"
     key = f"{platform.node()} {platform.machine()} {os.cpu_count()} {kind} jax {jax.__version__} 2"  # the version of the figures
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "hardware.json"
-    cached = _read_cache(path)
+    cache = user_cache()
+    path = None if cache is None else cache / "hardware.json"
+    cached = {} if path is None else _read_cache(path)
     try:
         return Hardware(**cached[key])
     except (KeyError, TypeError, ValueError):  # not measured yet, or written by a version with other fields
         pass
     measured = measure_devices(devices)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, json.dumps({**cached, key: asdict(measured)}, indent=1))
+    if path is not None:
+        with contextlib.suppress(OSError):  # a folder that is not writable costs the next plan some seconds
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace(path, json.dumps({**cached, key: asdict(measured)}, indent=1))
     return measured
 
 
