@@ -35,10 +35,11 @@ print("devices", json.dumps([[each.platform, each.device_kind, memory(each)] for
 """
 _SECONDS = 7.0
 
-# Libraries that penstock works with, and the extra that installs each.
+# Libraries that penstock works with, and what pip installs for each.
 _LIBRARIES = (
-    *(("flax", "train"), ("optax", "train"), ("orbax-checkpoint", "train"), ("grain", "grain"), ("pyarrow", "arrow")),
-    *(("torch", "torch"), ("tensorflow", "bench"), ("equinox", "bench")),
+    *((name, "penstock[train]") for name in ("flax", "optax", "orbax-checkpoint")),
+    *(("grain", "penstock[grain]"), ("pyarrow", "penstock[arrow]"), ("torch", "penstock[torch]")),
+    *(("tensorflow", "tensorflow"), ("equinox", "equinox")),
 )
 
 
@@ -82,15 +83,15 @@ def _versions() -> Iterator[Finding]:
     yield _supported(section, PYTHON, python_version())
     yield _supported(section, JAX, installed("jax"))
     yield Finding(section, "jaxlib", "ok", str(installed("jaxlib")))
-    yield _supported(section, KERAS, keras_version(), extra="keras")
-    for name, extra in _LIBRARIES:
+    yield _supported(section, KERAS, keras_version(), "penstock[keras]")
+    for name, requirement in _LIBRARIES:
         version = installed(name) or installed(f"{name}-cpu")
-        yield _absent(section, name, extra) if version is None else Finding(section, name, "ok", version)
+        yield _absent(section, name, requirement) if version is None else Finding(section, name, "ok", version)
 
 
-def _supported(section: str, supported: Supported, version: str | None, extra: str = "") -> Finding:
+def _supported(section: str, supported: Supported, version: str | None, requirement: str = "") -> Finding:
     if version is None:
-        return _absent(section, supported.name, extra)
+        return _absent(section, supported.name, requirement)
     if version in supported:
         return Finding(section, supported.name, "ok", version)
     if supported.is_newer(version):
@@ -99,8 +100,8 @@ def _supported(section: str, supported: Supported, version: str | None, extra: s
     return Finding(section, supported.name, "wrong", f"{version}, and penstock works with {supported.works}", supported.install)
 
 
-def _absent(section: str, name: str, extra: str) -> Finding:
-    return Finding(section, name, "absent", "not installed", f'if you use it: pip install "penstock[{extra}]"')
+def _absent(section: str, name: str, requirement: str) -> Finding:
+    return Finding(section, name, "absent", "not installed", f'if you use it: pip install "{requirement}"')
 
 
 def _devices() -> Sequence[Finding]:

@@ -86,7 +86,7 @@ def _huge_pages(section: str) -> Finding:
 
 
 def _allocator(section: str) -> Finding:
-    preloaded = [Path(each).name for each in re.split(r"[ :]+", os.environ.get("LD_PRELOAD", "")) if each]
+    preloaded = [Path(each).name for each in re.split(r"[ :]+", os.environ.get(PRELOAD, "")) if each]
     name, version = platform.libc_ver()
     settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(("GLIBC_TUNABLES", "MALLOC_"))]
     allocator = ", ".join(preloaded) if preloaded else f"{name or 'libc'} {version}".strip()
