@@ -270,6 +270,15 @@ def test_refused_save_writes_nothing(checkpoints):
     assert not checkpoints.folder.exists()
 
 
+def test_close_logs_why_a_save_was_refused_as_the_caller_may_have_an_error_of_its_own(checkpoints, caplog):
+    def refuse():
+        raise ps.NonfiniteError("bad", 3, None)
+
+    checkpoints.save(3, {"w": jnp.ones(2)}, {}, late=refuse)
+    checkpoints.close()
+    assert "bad" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
 def test_full_disk_is_told_and_leaves_the_checkpoint_before(tmp_path):

@@ -121,7 +121,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the save that was started is complete; raise CheckpointError if it failed."""
+        """Wait until the save that was started is complete; raise CheckpointError if it failed, or what its `late` raised."""
         if self._thread is None:
             return
         self._thread.join()
@@ -184,10 +184,13 @@ class Checkpoints:
         return sorted(step for step in self._folders() if manifest.is_finished(self._path(step)))
 
     def close(self) -> None:
-        """Wait for the save that was started, log its error if there is one, and end the threads."""
+        """Wait for the save that was started, log its error if there is one, and end the threads.
+
+        The caller may be on its way out with an error of its own, which has to arrive.
+        """
         try:
             self.wait()
-        except CheckpointError as error:
+        except Exception as error:
             _LOGGER.error("%s", error)
         finally:
             self._files.close()
