@@ -180,19 +180,13 @@ class _Progress:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def _end(self, point: Point) -> None:
-        """Show a message, and at the end, if it came without an error, where the time went."""
-        bar = self._bar
-        if point.kind == "end" and bar:
-            bar.stop()
-            self._bar = bar = None
-        lines = [point.text] if point.text and (self._summary or point.kind != "end") else []
-        if lines and point.goodput:
-            lines.insert(0, f"goodput: {point.goodput}")
-        for line in lines:
-            if bar:
-                bar.console.print(line, markup=False, highlight=False)
-            else:
-                print(line, file=sys.stderr, flush=True)
+        """Stop the bar, and say where the time went if the run ended without an error."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+        if self._summary and point.text:
+            goodput = [f"goodput: {point.goodput}"] if point.goodput else []
+            print(*goodput, point.text, sep="\n", file=sys.stderr, flush=True)
 
 
 class _TensorBoard:

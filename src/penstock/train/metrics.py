@@ -47,18 +47,17 @@ class Point:
 
     Attributes:
       kind: "begin" is the first point. "train" has the metrics of the steps since the train point before, and is given one
-        interval late. "evaluation" has the metrics of an evaluation. "message" has a text. "end" is the last point, also after
-        an error.
+        interval late. "evaluation" has the metrics of an evaluation. "end" is the last point, also after an error.
       step: number of steps done; of "begin" the step from which the run continues.
       steps: number of steps of the run; None if it ends with its feed.
       metrics: name → value. Names of an evaluation's metrics begin with "val_".
       speed: of "train", steps per second, without the time of evaluations and saves.
       input_wait: of "train", the share of the time, 0 to 1, for which the devices starved for the next batch.
-      text: of "message" and "end", a sentence.
+      text: of "end", a sentence.
       goodput: of "end", where the time of the run went.
     """
 
-    kind: Literal["begin", "train", "evaluation", "message", "end"]
+    kind: Literal["begin", "train", "evaluation", "end"]
     step: int
     steps: int | None
     metrics: Mapping[str, float] = field(default_factory=dict)
