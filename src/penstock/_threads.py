@@ -39,7 +39,7 @@ class Threads:
     def join(self, deadline: float) -> None:
         """Wait until all threads but the calling one have ended, or until `deadline` (on `time.monotonic`)."""
         for thread in self._threads:
-            if thread is not threading.current_thread() and thread.ident is not None:
+            if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:

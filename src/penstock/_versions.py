@@ -1,8 +1,8 @@
 """List the versions that penstock works with, and refuse others with one line.
 
 The check at import, `penstock doctor`, the tests and docs/versions.md all use the table `SUPPORTED`. Importing this module runs
-the check, and the package imports it first. It needs only the standard library of Python 3.8, so an old interpreter prints the
-message too.
+the check, and the package imports it before JAX and NumPy. It needs only the standard library of Python 3.8, as do
+`_first_import` and `_stopping`, which are imported before it, so an old interpreter prints the message too.
 """
 
 from __future__ import annotations

@@ -283,8 +283,8 @@ def _decode_once(files: list[str], columns: Sequence[str] | None, cache: str) ->
     if os.path.exists(path):
         return path
     os.makedirs(cache, exist_ok=True)
-    with replacing(Path(path)) as partial:
-        _write_ipc(files, columns, str(partial))
+    with replacing(Path(path)) as part:
+        _write_ipc(files, columns, str(part))
     return path
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import re
@@ -14,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from penstock._bytes import counted
+from penstock.data.records import expand
 from penstock.data.remote.files import RemoteFiles, as_remote
 from penstock.data.remote.url import is_url
 
@@ -33,17 +33,11 @@ class Files(Protocol):
     def describe(self) -> str:
         """Return a text that differs from the text of other files."""
 
-    def select(self, indices: Sequence[int]) -> Files:
-        """Return some of the files."""
-
     def using(self, index: int) -> AbstractContextManager[str]:
         """Give the local path of one file inside of a `with`."""
 
     def prefetch(self, index: int) -> None:
         """Begin to download a file that will soon be used."""
-
-    def read_bytes(self, index: int) -> bytes:
-        """Return the content of one file."""
 
 
 class LocalFiles:
@@ -66,19 +60,12 @@ class LocalFiles:
         version = hashlib.sha256(made_from.encode()).hexdigest()[:12]
         return f"{counted(len(self), 'file')} of {counted(sum(sizes), 'byte')}, version {version}"
 
-    def select(self, indices: Sequence[int]) -> LocalFiles:
-        return LocalFiles([self._paths[index] for index in indices])
-
     @contextmanager
     def using(self, index: int) -> Iterator[str]:
         yield self._paths[index]
 
     def prefetch(self, index: int) -> None:
         """Do nothing: the file is here."""
-
-    def read_bytes(self, index: int) -> bytes:
-        with open(self._paths[index], "rb") as file:
-            return file.read()
 
 
 def list_files(paths: Paths) -> Files:
@@ -105,12 +92,7 @@ def list_files(paths: Paths) -> Files:
     given: list[str] = [name for path in many for name in _expand_range(os.fspath(path))]
     if (files := as_remote(given)) is not None:
         return files
-    found: list[str] = []
-    for path in given:
-        matching = [path] if os.path.exists(path) else sorted(glob.glob(path))
-        if not matching:
-            raise FileNotFoundError(f"no such file or folder: {path!r} (relative to {os.getcwd()!r}). Check the path or pattern")
-        found += matching
+    found = expand(given)
     if folder := next((path for path in found if os.path.isdir(path)), None):
         raise IsADirectoryError(f"{folder!r} is a folder: give a pattern such as {os.path.join(folder, '*')!r}")
     return LocalFiles(found)

@@ -109,12 +109,16 @@ def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 
 
 def expand(paths: Any) -> list[str]:
-    """Expand paths and glob patterns to existing files. The files of a pattern are sorted by name."""
+    """Expand paths and glob patterns to existing files. The files of a pattern are sorted by name.
+
+    Raises:
+      FileNotFoundError: there is no file at a path or pattern.
+    """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     files: list[str] = []
     for path in [os.fspath(path) for path in given]:
         found = [path] if os.path.exists(path) else sorted(glob.glob(path))
         if not found:
-            raise FileNotFoundError(f"no such file: {path!r} (relative to {os.getcwd()!r})")
+            raise FileNotFoundError(f"no such file or folder: {path!r} (relative to {os.getcwd()!r}). Check the path or pattern")
         files += found
     return files

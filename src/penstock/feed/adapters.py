@@ -126,7 +126,7 @@ def given_to(adapter: BatchAdapter) -> Any:
 
 def has_choice_of_shapes(adapter: BatchAdapter) -> bool:
     """Tell whether `pad_to` chooses one of several lengths for each batch, so that several shapes are intended."""
-    batches = adapter._batches if isinstance(adapter, (_StepAdapter, _IterableAdapter)) else None
+    batches = adapter.given if isinstance(adapter, (_StepAdapter, _IterableAdapter)) else None
     collate = getattr(batches, "collate", None)  # of a Loader or a stream
     return isinstance(collate, pad_to) and collate.has_choice
 
@@ -183,7 +183,7 @@ class _IterableAdapter:
 
     def __init__(self, batches: Any):
         self.name = type(batches).__name__
-        self.given = self._batches = batches
+        self.given = batches
         self._copy = may_change(batches)
         self._iterator: Any = None
         self._start = 0
@@ -194,12 +194,12 @@ class _IterableAdapter:
             raise ValueError(self._used_message())
 
     def _is_used(self) -> bool:
-        return self._is_iterator and _was_used(self._batches)
+        return self._is_iterator and _was_used(self.given)
 
     def _used_message(self) -> str:
         return (
             f"this {self.name} was started or fed before, so batches of it are gone (a feed reads ahead): make a new one "
-            "for each feed" + ("; or restore() this feed to a saved state" if _has_state(self._batches) else "")
+            "for each feed" + ("; or restore() this feed to a saved state" if _has_state(self.given) else "")
         )
 
     def _claim(self, iterator: Any) -> None:
@@ -209,14 +209,14 @@ class _IterableAdapter:
         mark_as_used(iterator)
 
     def fingerprint(self) -> dict[str, Any]:
-        length = length_of(self._batches)
+        length = length_of(self.given)
         return {"source": self.name} if length is None else {"source": self.name, "length": length}
 
     def restore(self, step: int, position: Any) -> None:
         if step == 0 and position is None and not self._is_used():
             return  # the state of a feed that had not begun
         if self._is_list:
-            self._iterator = iter(self._batches[step:])
+            self._iterator = iter(self.given[step:])
             self._start = step
             return
         iterator = self._open()
@@ -230,7 +230,7 @@ class _IterableAdapter:
         return None
 
     def _no_state(self) -> str:
-        records = getattr(self._batches, "dataset", None)  # of a torch DataLoader
+        records = getattr(self.given, "dataset", None)  # of a torch DataLoader
         loader = f"ps.Loader of its {type(records).__name__}" if hasattr(records, "__len__") else "a Loader"
         return (
             f"a feed of {self.name} cannot be restored: it has no state to go back to. Feed {loader}, a Grain dataset, a list, "
@@ -239,7 +239,7 @@ class _IterableAdapter:
 
     def producers(self, clocks: Sequence[Clock]) -> Producers:
         if self._is_iterator:
-            self._claim(self._batches)
+            self._claim(self.given)
         (clock,) = clocks
 
         def work(number: int) -> Produced:
@@ -268,7 +268,7 @@ class _IterableAdapter:
 
     def _open(self) -> Any:
         if self._iterator is None:
-            self._iterator = iterate(self._batches)
+            self._iterator = iterate(self.given)
             if not self._is_iterator and isinstance(self._iterator, types.GeneratorType):
                 self._claim(self._iterator)  # the iterable may return the same generator each time, also to another feed
             self._has_state = _has_state(self._iterator)
@@ -285,7 +285,7 @@ class _IterableAdapter:
 
     def _close(self) -> None:
         """Close the iterator on the thread that ran it, so that generators run their `finally` and loaders end their workers."""
-        iterator, self._iterator, self._batches, self.given = self._iterator, None, None, None
+        iterator, self._iterator, self.given = self._iterator, None, None
         close = getattr(iterator, "close", None)
         if callable(close) and (isinstance(iterator, types.GeneratorType) or not self._is_iterator):
             close()

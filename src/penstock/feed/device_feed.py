@@ -279,8 +279,8 @@ class Feed(Iterator[Batch]):
             # With a timeout, the consumer's thread must not do work that it cannot leave.
             consumer_context=self._placement.consumer_context if self._timeout is None else lambda: None,
         )
-        # The pipeline has no reference to the Feed, so a Feed without references can be collected. At interpreter exit, the
-        # module of the pipelines closes them and waits for their threads.
+        # The pipeline has no reference to the Feed, so a Feed without references can be collected. At interpreter exit,
+        # `_threads` closes the pipeline and waits for its threads.
         weakref.finalize(self, self._pipeline.close, wait=False).atexit = False
         return self._pipeline
 

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from penstock._arguments import brief
 from penstock._jax import thread_settings
 from penstock.data.collate import MASK
-from penstock.data.order.rows import Rows, local_parts
+from penstock.data.order.rows import Rows, local_parts, mesh_axes
 from penstock.data.tree import Batch, describe_array, is_numeric, leaves_with_names
 from penstock.feed.replicas import ReplicaCheck, replicas
 
@@ -408,8 +408,7 @@ def _partitions(sharding: Sharding) -> tuple[list[int], list[str]]:
     if not isinstance(sharding, NamedSharding):
         return [], []
     parts, words = [], []
-    for axes in sharding.spec:
-        names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+    for names in map(mesh_axes, sharding.spec):
         parts.append(math.prod(sharding.mesh.shape[name] for name in names))
         words.append("mesh axis " + " × ".join(f"{name!r} (size {sharding.mesh.shape[name]})" for name in names))
     return parts, words

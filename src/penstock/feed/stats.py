@@ -35,7 +35,7 @@ class Caller:
     transform: bool = False
 
 
-def caller_of(batches: Any, by: Literal["feed", "pk.data", "threaded epochs"] = "feed", transform: bool = False) -> Caller:
+def caller_of(batches: Any, by: Literal["feed", "pk.data"] = "feed", transform: bool = False) -> Caller:
     """Return the description of a call with these batches."""
     if isinstance(batches, (Loader, Steps)):
         kind = "Steps" if isinstance(batches, Steps) else "rows" if batches.copies_rows else "Loader"

@@ -503,7 +503,7 @@ def _stack(batches: Sequence[Batch]) -> Batch | None:
     first = batches[0]
     if any(isinstance(leaf, JAXSparse) for leaf in tree.flatten(first)):
         raise ValueError(
-            f"steps_per_execution={len(batches)} with sparse arrays, of which this version of Keras stacks none: "
+            f"steps_per_execution={len(batches)} with sparse arrays, which this version of Keras cannot stack: "
             "use steps_per_execution=1, or dense arrays"
         )
     structure: Any = jax.tree.structure(first)

@@ -1,7 +1,7 @@
 """The state of threaded epochs in this process: whether they are on, the statistics of the runs so far, and the saver of a run.
 
-replace_iterator.py and checkpoint.py change it; epoch_iterator.py and data_adapter.py read it. It is a file of its own so that
-these do not import each other.
+replace_iterator.py and checkpoint.py change it; epoch_iterator.py reads it. It is a file of its own so that their imports make no
+circle.
 """
 
 from __future__ import annotations

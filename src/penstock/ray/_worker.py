@@ -5,7 +5,8 @@ nothing here relies on an orderly end. The checkpoints of `ps.fit` are complete 
 
 *Preemption.* Ray tells each worker when its node, or another worker's, will be taken away. A thread reads that once a second, and
 requests a stop. All processes of the run then agree on the step at which they save and end. They end without an error, and
-process 0 returns `Stopped`, at which `run` starts the next group of workers, without waiting until the node is gone.
+process 0 returns an `Outcome` that is `stopped`, at which `run` starts the next group of workers, without waiting until the node
+is gone.
 
 *Metrics.* `ray.train.report` would have to be called equally often by every worker, and each call waits until the controller has
 taken the one before, two seconds or longer. Loggers are called in process 0 only, and must not wait. So the logger of `report`

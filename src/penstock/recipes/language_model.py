@@ -133,7 +133,7 @@ def _optimizer(steps: int) -> optax.GradientTransformation:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a decoder. The defaults give 0.7 million parameters."""
+    """The sizes of a decoder. The defaults give 0.8 million parameters."""
 
     vocabulary: int = 256  # number of tokens
     width: int = 128  # channels of a token, a multiple of `heads`

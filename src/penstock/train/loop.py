@@ -59,7 +59,7 @@ class Run:
     best: Goal | None
     stop: EarlyStop | None
     plan: str | None  # as JSON, for checkpoints
-    trace_folder: Path | None  # gets the profile
+    trace_folder: Path  # gets the profile
 
 
 class Loop:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from penstock.data.tree import Batch, leaf_name, leaves_with_names
+from penstock.data.tree import Batch, describe_array, leaf_name, leaves_with_names
 from penstock.errors import OtherStateError
 from penstock.shard import Plan
 from penstock.shard.arguments import put_copy
@@ -141,7 +141,7 @@ def _put(leaf: Any, sharding: Sharding) -> jax.Array:
     """Copy an array to devices, also to devices of other processes, which each have all of it."""
     if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
         return put_copy(leaf, sharding)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if _is_key(leaf):
         data = np.array(jax.random.key_data(leaf))
         placed = jax.make_array_from_callback(data.shape, sharding, lambda index: data[index])
         return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
@@ -172,7 +172,7 @@ class Leaf(NamedTuple):
     dtype: str  # its name; of typed PRNG keys "key<…>", which names their implementation
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return describe_array(self)
 
 
 def named_leaves(state: Any) -> dict[str, Any]:

@@ -153,14 +153,18 @@ def local_parts(sharding: Any, dimension: int) -> int:
     return len({coordinates[dimension] for coordinates in shard_coordinates(sharding).get(jax.process_index(), ())})
 
 
+def mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the mesh axes of an entry of a `PartitionSpec`."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
 def shard_coordinates(sharding: Any) -> dict[int, set[tuple[tuple[int, ...], ...]]]:
     """Return, for each process, the shards of a `NamedSharding` that its devices hold.
 
     A shard is given, for each dimension of the spec, by its mesh coordinates along the mesh axes of the dimension.
     """
     mesh, names = sharding.mesh, list(sharding.mesh.axis_names)
-    spec = [() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in sharding.spec]
-    dims = [[names.index(axis) for axis in axes] for axes in spec]
+    dims = [[names.index(axis) for axis in mesh_axes(entry)] for entry in sharding.spec]
     shards: dict[int, set[tuple[tuple[int, ...], ...]]] = {}
     for position, device in np.ndenumerate(mesh.devices):
         shard = tuple(tuple(position[axis] for axis in axes) for axes in dims)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from penstock.data.array_pickling import from_picklable, to_picklable
-from penstock.data.arrays import ArraySource, is_stored, read_ranges, span
+from penstock.data.arrays import ArraySource, RowBlocks, is_stored, read_ranges, span
 from penstock.data.collate import is_list_of_numbers
 from penstock.data.concatenation import has_weights
 from penstock.data.source import Source, as_source, describe_source
@@ -229,13 +229,11 @@ class ArrowDocuments:
     knows_lengths = True
 
     def __init__(self, source: ArrowSource, name: str):
-        from penstock.data.arrow import Rows
-
         self._source, self._name = source, name
         blocks = source.ragged_columns()[name]
         offsets = [block[0] for block in blocks]
-        self._begins = Rows([at[:-1] for at in offsets])
-        self._ends = Rows([at[1:] for at in offsets])
+        self._begins = RowBlocks([at[:-1] for at in offsets])
+        self._ends = RowBlocks([at[1:] for at in offsets])
         filled = [len(values) > 0 for _, values in blocks]
         tokens = [values for _, values in blocks if len(values)] or [blocks[0][1]]
         self._tokens, starts = span(tokens) or (np.concatenate(tokens), np.cumsum([0, *map(len, tokens[:-1])]))

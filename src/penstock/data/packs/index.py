@@ -250,7 +250,7 @@ def save_index(path: str, index: PackIndex, made_of: Mapping[str, Any]) -> None:
     header = json.dumps({"version": _VERSION, "made_of": made_of, "arrays": places, "bytes": size}).encode()
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with replacing(Path(path), durable=True) as partial, partial.open("wb") as file:
+        with replacing(Path(path), durable=True) as part, part.open("wb") as file:
             file.write(_PREFIX.pack(_MAGIC, len(header), zlib.crc32(header)) + header)
             file.write(bytes(_padded(file.tell()) - file.tell()))
             for x in arrays.values():

@@ -240,10 +240,6 @@ class RemoteFiles:
             weakref.finalize(self, cache.release, name).atexit = False
         return path
 
-    def select(self, indices: Sequence[int]) -> RemoteFiles:
-        """Return some of the files."""
-        return RemoteFiles([self._files[index] for index in indices], self._folder, self._limit)
-
     @contextmanager
     def using(self, index: int) -> Iterator[str]:
         """Give the local path of one file, which stays in the cache until the end of the `with`."""
