@@ -57,7 +57,7 @@ def test_a_program_that_fails_does_not_affect_the_others(tmp_path, monkeypatch):
     broken = header + b"\n" + serialised[: len(serialised) // 2]
     narrow = header.replace(b'"data": 2', b'"data": 1') + b"\n" + serialised
     tpu = doubled(platform="tpu")
-    found = measure_exported([broken, good, narrow, tpu, good], processes=2)
+    found = measure_exported([broken, good, narrow, tpu, good])
     assert [type(each) for each in found] == [CompileError, Measured, CompileError, CompileError, Measured]
     assert "does not match the mesh" in str(found[2])
     assert 'export it with platform="cpu"' in str(found[3])
@@ -94,10 +94,10 @@ def test_the_end_of_a_process_says_what_to_do(status, said):
 def test_a_crash_of_the_compiler_affects_one_program_only(monkeypatch):
     start = compiler._start
 
-    def dies_first(folder, share, topology):
+    def dies_first(folder, positions, topology):
         monkeypatch.setattr(compiler, "_start", start)
         script = "import os, sys; print('last words', file=sys.stderr, flush=True); os.abort()"
-        with (folder / f"{share[0]}.log").open("wb") as log:
+        with (folder / "log").open("wb") as log:
             return subprocess.Popen([sys.executable, "-c", script], stderr=log, start_new_session=True)
 
     monkeypatch.setattr(compiler, "_start", dies_first)
@@ -110,7 +110,7 @@ def test_a_crash_of_the_compiler_affects_one_program_only(monkeypatch):
 
 
 def test_a_compiler_that_takes_too_long_is_ended():
-    found = measure_exported([doubled()] * 2, processes=2, timeout=0.01)
+    found = measure_exported([doubled()] * 2, timeout=0.01)
     assert all(isinstance(each, CompilerFailedError) and "gave no answer in" in str(each) for each in found)
 
 
@@ -190,7 +190,7 @@ def test_a_topology_without_its_compiler_says_what_to_install(monkeypatch, tmp_p
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     (found,) = measure_exported([doubled(platform="tpu")], topology="v5e:2x4")
     assert isinstance(found, CompileError)
-    assert "pip install libtpu" in str(found)
+    assert 'pip install "penstock[tpu]"' in str(found)
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ if importlib.util.find_spec("libtpu"):
         return export_program(jitted, *arguments, mesh=mesh, platform="tpu")
 
     def test_tpus_that_are_not_here():
-        found = measure_exported([tpu_program()] * 2, topology="v5e:2x4", processes=2)
+        found = measure_exported([tpu_program()] * 2, topology="v5e:2x4")
         assert same(*found)
         assert found[0].aliased > 0
         assert found[0].arguments >= PARAMETERS

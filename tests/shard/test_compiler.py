@@ -54,6 +54,17 @@ def test_a_plan_for_gpus_is_compiled_for_cpus_where_there_are_none():
     assert "times the memory of the GPU compiler" in " ".join(str(plan).split())
 
 
+@pytest.mark.parametrize(("count", "platform"), [(8, "tpu"), (9, "cpu")])
+def test_memory_is_predicted_for_the_compiler_that_judges_and_only_that_of_cpus_is_said_to_need_more(
+    monkeypatch, count, platform
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")  # eight devices of this process
+    chosen = compiler.choose_compiler(True, "h100", count, None, None)
+    assert chosen.platform == platform
+    assert ("the CPU compiler needs up to" in chosen.remark) == (platform == "cpu")
+    assert chosen.remark.startswith("the GPU compiler is not here")
+
+
 def test_a_number_of_devices_that_no_topology_has_is_not_compiled_for_tpus():
     with pytest.warns(UserWarning, match="no topology of the TPU compiler has 3 devices"):
         plan_of(mlp_step, mlp(63, 126), rows(63, 63), mesh={"data": 3}, hardware="tpu-v5e", memory="90KiB")

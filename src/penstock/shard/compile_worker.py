@@ -20,12 +20,12 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.errors import CompileError
-from penstock.shard.compiler import COMPILING, FAST_COMPILE, write_result
+from penstock.shard.compiler import COMPILING, FAST_COMPILE, INSTALL, write_result
 from penstock.shard.hlo.analysis import Measured, compile_error, measure
-from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.mesh.shapes import concrete_mesh, describe_mesh
 
 
 def main(folder: Path, topology: str, positions: list[int]) -> None:
@@ -66,19 +66,12 @@ def _compile_and_measure(header: Mapping[str, Any], serialised: bytes, topology:
             f'export it with platform="{wanted}"'
         )
     sizes: dict[str, int] = header["mesh"]
-    mesh = tpu_mesh(sizes, topology) if topology else _cpu_mesh(sizes)
+    mesh = tpu_mesh(sizes, topology) if topology else concrete_mesh(sizes)
     lowered = _lower(jax.export.deserialize(bytearray(serialised)), mesh, header["donated"])
     print(COMPILING, file=sys.stderr, flush=True)
     start = time.perf_counter()
     compiled = lowered.compile(None if topology else dict(FAST_COMPILE))
     return measure(compiled, sizes, seconds_to_compile=time.perf_counter() - start)
-
-
-def _cpu_mesh(sizes: Mapping[str, int]) -> Mesh:
-    """Return a mesh of virtual CPU devices."""
-    shape, names = tuple(sizes.values()), tuple(sizes)
-    auto = (AxisType.Auto,) * len(shape)
-    return jax.make_mesh(shape, names, axis_types=auto, devices=jax.devices()[: math.prod(shape)])
 
 
 def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
@@ -97,7 +90,7 @@ def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
     except RuntimeError as error:
         if "not installed" not in str(error):
             raise compile_error(f'topology "{name}": {error}') from None
-        raise CompileError(f'topology "{name}" needs the TPU compiler, which is not here: pip install libtpu') from None
+        raise CompileError(f'topology "{name}" needs the TPU compiler, which is not here: {INSTALL}') from None
     needed = math.prod(sizes.values())
     if len(topology.devices) != needed:
         raise CompileError(

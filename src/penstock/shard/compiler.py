@@ -8,7 +8,6 @@ exports the program, which `measure_exported` compiles in `compile_worker` proce
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from typing import Any
 
 import jax
 
+from penstock._atomic_write import replace as replace_file
 from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError
 from penstock.shard.hlo.analysis import Measured, compile_error, measure
 from penstock.shard.hlo.topologies import (
@@ -49,7 +49,7 @@ Measured on steps of the zoo (`penstock bench shard`) on 8 devices, with JAX 0.1
 and the two towers, 2.8 to 3 for the ViT and the mixture of experts, 4 to 4.5 for GPT-2 and Llama, 6.5 for the LSTM. Such small
 steps also keep arrays in the vector memory of the TPU, which the compiler does not count."""
 
-_INSTALL = 'pip install "penstock[tpu]"'
+INSTALL = 'pip install "penstock[tpu]"'
 
 _TIMEOUT = 1800.0
 """Seconds after which a compiler in another process has failed. A TPU compiler takes seconds to a few minutes."""
@@ -135,7 +135,7 @@ def match_topology(topology: Topology, mesh_shape: dict[str, int], hardware: str
             f": give {instead}, or {other}"
         )
     if not tpu_compiler_is_installed():
-        raise CompileError(f'check="{topology.name}" needs the TPU compiler, which is not installed: {_INSTALL}')
+        raise CompileError(f'check="{topology.name}" needs the TPU compiler, which is not installed: {INSTALL}')
 
 
 def choose_compiler(
@@ -150,7 +150,10 @@ def choose_compiler(
 
     def using(topology: str | None, remark: str = "") -> Compiler:
         name = describe_compiler(count, devices, topology)
-        platform = "tpu" if topology is not None else _platform(devices)
+        here = _platform(devices) if has_devices(count, devices) else "cpu"
+        platform = "tpu" if topology is not None else here
+        if remark and platform == "cpu":
+            remark += f"; the CPU compiler needs up to {_CPU_EXCESS} times the memory for the same plan"
         return Compiler(name, lambda plan: compile_plan(plan, traced, devices, topology), platform, remark)
 
     if check is False:
@@ -161,15 +164,15 @@ def choose_compiler(
     if wanted is None or (_platform(devices) == wanted and has_devices(count, devices)):
         return using(None)
     if wanted == "gpu":
-        return using(None, "the GPU compiler is not here; the CPU compiler can need several times its memory")
+        return using(None, "the GPU compiler is not here")
     topology = default_topology(hardware.removeprefix("tpu-"), count)
     missing = f"no topology of the TPU compiler has {count} devices"
     if topology is not None:
         if tpu_compiler_is_installed():
             return using(topology.name)
-        missing = f"the TPU compiler is not installed ({_INSTALL})"
+        missing = f"the TPU compiler is not installed ({INSTALL})"
     if check:
-        return using(None, f"{missing}; the CPU compiler needs up to {_CPU_EXCESS} times the memory for the same plan")
+        return using(None, missing)
     return Compiler("", None, "tpu", missing)
 
 
@@ -346,17 +349,16 @@ def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platfo
 
 
 def measure_exported(
-    programs: Sequence[bytes], *, topology: str | None = None, processes: int = 1, timeout: float | None = None
+    programs: Sequence[bytes], *, topology: str | None = None, timeout: float | None = None
 ) -> list[Measured | CompileError]:
-    """Compile programs in other processes, and return the compiler's figures for each.
+    """Compile programs in another process, and return the compiler's figures for each.
 
-    The processes have as many virtual CPU devices as the meshes need, or the TPU compiler. This process needs neither.
+    That process has as many virtual CPU devices as the meshes need, or the TPU compiler. This process needs neither.
 
     Args:
       programs: results of `export_program`.
-      topology: a TPU topology, as `jax.experimental.topologies` names it: "v5e:2x4" has 8 chips. It needs `pip install libtpu`,
-        and no TPU. None compiles for virtual CPU devices.
-      processes: the number of processes that share the programs.
+      topology: a TPU topology, as `jax.experimental.topologies` names it: "v5e:2x4" has 8 chips. It needs
+        `pip install "penstock[tpu]"`, and no TPU. None compiles for virtual CPU devices.
       timeout: the seconds after which a process is ended, and its programs have failed. None sets no limit.
 
     Returns:
@@ -369,38 +371,32 @@ def measure_exported(
             (folder / f"{position}.program").write_bytes(program)
         left = list(range(len(programs)))
         while left:  # a crash of the compiler ends its process; a new one compiles the remaining programs
-            shares = [share for share in (left[first::processes] for first in range(processes)) if share]
-            left = sorted(position for share in _run_workers(folder, shares, topology, timeout) for position in share)
+            left = _run_worker(folder, left, topology, timeout)
         return [read_result(folder / f"{position}.json") for position in range(len(programs))]
 
 
-def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None, timeout: float | None) -> list[list[int]]:
-    """Run a process for each share of the programs, and return the programs that have to be tried again."""
-    workers = []
-    latest = None if timeout is None else time.monotonic() + timeout
+def _run_worker(folder: Path, positions: Sequence[int], topology: str | None, timeout: float | None) -> list[int]:
+    """Compile some of the programs in a process, and return those that have to be tried again."""
+    worker = _start(folder, positions, topology)
     try:
-        for share in shares:
-            workers.append(_start(folder, share, topology))
-        for worker in workers:
-            worker.wait(None if latest is None else max(0.0, latest - time.monotonic()))
+        worker.wait(timeout)
     except subprocess.TimeoutExpired:
-        for position in itertools.chain.from_iterable(shares):
+        for position in positions:
             if not (folder / f"{position}.json").exists():
                 write_result(folder, position, CompilerFailedError(f"the compiler gave no answer in {timeout:,.0f} s"))
     finally:
-        for worker in workers:
-            _kill(worker)
-    return [_unfinished(folder, share, worker.returncode) for share, worker in zip(shares, workers, strict=True)]
+        _kill(worker)
+    return _unfinished(folder, positions, worker.returncode)
 
 
-def _start(folder: Path, share: Sequence[int], topology: str | None) -> subprocess.Popen[bytes]:
+def _start(folder: Path, positions: Sequence[int], topology: str | None) -> subprocess.Popen[bytes]:
     """Start a process that compiles some of the programs."""
     root = str(Path(__file__).parents[2])  # so that the worker imports the same penstock, installed or not
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
     environment = {**os.environ, "PYTHONPATH": path, **_WITHOUT_TPU}
     # -P: nothing is imported from the current folder.
-    command = [sys.executable, "-P", "-m", "penstock.shard.compile_worker", str(folder), topology or "", *map(str, share)]
-    with (folder / f"{share[0]}.log").open("wb") as log:
+    command = [sys.executable, "-P", "-m", "penstock.shard.compile_worker", str(folder), topology or "", *map(str, positions)]
+    with (folder / "log").open("wb") as log:
         # It gets its own session, so that killing the process group also ends its children. It exits when its standard input
         # is closed, in case this process is killed.
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
@@ -419,15 +415,15 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
         worker.stdin.close()
 
 
-def _unfinished(folder: Path, share: Sequence[int], status: int) -> list[int]:
+def _unfinished(folder: Path, positions: Sequence[int], status: int) -> list[int]:
     """Return the programs to try again after a process has ended.
 
     The program that a crashed process was compiling fails, with the end of the log in its error. So do all programs without a
     result if the process exited with an error.
     """
-    missing = [position for position in share if not (folder / f"{position}.json").exists()]
+    missing = [position for position in positions if not (folder / f"{position}.json").exists()]
     crashed = status < 0
-    log = (folder / f"{share[0]}.log").read_text(errors="replace").rpartition(COMPILING)[2][-2000:].strip()
+    log = (folder / "log").read_text(errors="replace").rpartition(COMPILING)[2][-2000:].strip()
     error = CompilerFailedError(f"the process that compiled it {_describe_end(status)}\n{log}".strip())
     for position in missing[:1] if crashed else missing:
         write_result(folder, position, error)
@@ -455,9 +451,7 @@ def write_result(folder: Path, position: int | str, result: Measured | CompileEr
     else:
         needed = {"needed": result.needed} if isinstance(result, CompilerMemoryError) else {}
         text = json.dumps({"error": str(result), "kind": type(result).__name__, **needed})
-    part = folder / f"{position}.part"
-    part.write_text(text)
-    part.replace(folder / f"{position}.json")
+    replace_file(folder / f"{position}.json", text)
 
 
 def read_result(path: Path) -> Measured | CompileError:
