@@ -53,7 +53,6 @@ collect_ignore_glob = [
     "bench/penstock_bench/suites/shard/outside/[!_]*",
     # A module whose import failed stays half imported, so that the next one that imports it fails with another error.
     *([] if find_spec("keras") else ["src/penstock/keras/*"]),
-    *([] if find_spec("pyarrow") else ["src/penstock/data/packs/arrow_documents.py"]),
 ]
 
 

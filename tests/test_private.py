@@ -156,7 +156,7 @@ _custom_vjp.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g,))
     ("function", "names"),
     [
         (jax.jit(jnp.sin), ["jit"]),
-        (jax.checkpoint(jnp.sin), ["checkpoint", "remat", "remat2"]),
+        (jax.checkpoint(jnp.sin), ["checkpoint", "remat2"]),
         (_custom_jvp, ["custom_jvp_call"]),
         (_custom_vjp, ["custom_vjp_call"]),
     ],

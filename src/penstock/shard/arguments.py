@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.shard.record import LeafLayout
 from penstock.shard.trace.step import Leaf, tree_leaves
+from penstock.shard.wording import format_type
 
 _AnyLeaf = TypeVar("_AnyLeaf", Leaf, LeafLayout)
 
@@ -127,7 +128,7 @@ def _likeness(planned: Sequence[LeafLayout], leaves: Sequence[Leaf]) -> tuple[in
     """Return how many leaves of an argument have the path and type, the path, and the shape of a tree's leaf."""
     pairs = list(zip(planned, leaves, strict=False))
     return (
-        sum(leaf.path == given.path and _type(leaf) == _type(given) for leaf, given in pairs),
+        sum(leaf.path == given.path and format_type(leaf) == format_type(given) for leaf, given in pairs),
         sum(leaf.path == given.path for leaf, given in pairs),
         sum(leaf.shape == given.shape for leaf, given in pairs),
     )
@@ -138,13 +139,9 @@ def _first_difference(name: str, planned: Sequence[LeafLayout], leaves: Sequence
     for leaf, given in zip(planned, leaves, strict=False):
         if leaf.path != given.path:
             return f"the nearest is {name!r}, which has a leaf {leaf.path!r} where this has {given.path!r}"
-        if _type(leaf) != _type(given):
-            return f"the nearest is {name!r}, where {leaf.path!r} is {_type(leaf)}, and here it is {_type(given)}"
+        if format_type(leaf) != format_type(given):
+            return f"the nearest is {name!r}, where {leaf.path!r} is {format_type(leaf)}, and here it is {format_type(given)}"
     return f"the nearest is {name!r}, which has {len(planned)} leaves where this has {len(leaves)}"
-
-
-def _type(leaf: Leaf | LeafLayout) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 # Put arrays on devices without sharing memory with the caller's arrays.

@@ -127,13 +127,4 @@ def _shards_tensors(plan: PlanRecord, axis: str) -> bool:
 
 def _gathered(plan: PlanRecord, axis: str) -> int:
     """Return the number of elements of parameters that an axis shards in storage and not at their use."""
-    return sum(
-        math.prod(leaf.shape)
-        for leaf in plan.inputs
-        if leaf.role == "parameters" and leaf.used is not None and _has(leaf.stored, axis) and not _has(leaf.used, axis)
-    )
-
-
-def _has(spec: Spec, axis: str) -> bool:
-    """Return whether a mesh axis shards a dimension of a layout."""
-    return any(axis in entry for entry in spec)
+    return sum(math.prod(leaf.shape) for leaf in plan.inputs if leaf.role == "parameters" and leaf.is_gathered_along(axis))

@@ -35,11 +35,11 @@ from penstock.shard.mesh.resharding import sent_times, union
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, by_largest_dim, split_storage
-from penstock.shard.search.costs import Assignment, PlannedCollective, largest_live_values
+from penstock.shard.search.costs import Assignment, PlannedCollective, live_values_at_peak
 from penstock.shard.search.solver import MeshPlan, PreparedMesh
 from penstock.shard.trace.flat_program import ALIASES, FlatProgram, Op
 from penstock.shard.trace.step import TracedStep
-from penstock.shard.wording import format_share
+from penstock.shard.wording import format_share, format_type
 
 UNCHECKED = "the plan is unchecked"
 """The first words of the warning about a plan that is not known to fit."""
@@ -53,7 +53,7 @@ _MOST_CONSTRAINTS = 6000
 """Steps with more sharding constraints than this are compiled only on request, or before they are refused. A step at this size
 compiles in some seconds."""
 _COMPILATIONS = 4
-"""The most plans that are compiled, other than the baselines before a refusal."""
+"""The most plans that are compiled of searches with corrected limits, and of baselines that are faster than one that fits."""
 _NEARLY_FITS = 1.5
 """More plans that are left to the compiler are tried if the smallest so far needs at most this many times the limit."""
 _LIMIT_MARGIN = 0.98
@@ -505,7 +505,7 @@ def _largest_arguments(prepared: PreparedMesh, assignment: Assignment, traced: T
     costs = prepared.costs
     sizes = [costs.stored_bytes(node, size, assignment[node]) for node, size in costs.stored]
     stored = sorted(zip(sizes, traced.inputs, strict=True), key=lambda each: -each[0])
-    return [f"{format_bytes(size)} of {leaf.path!r} {leaf.dtype}{list(leaf.shape)}" for size, leaf in stored[:_MOST_NAMED]]
+    return [f"{format_bytes(size)} of {leaf.path!r} {format_type(leaf)}" for size, leaf in stored[:_MOST_NAMED]]
 
 
 def _largest_activations(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:
@@ -519,13 +519,13 @@ def _largest_activations(prepared: PreparedMesh, assignment: Assignment, traced:
     makers = _find_makers(program, roots)
     arguments = dict(zip(program.inputs, traced.inputs, strict=True))
     bytes_of: dict[int, float] = defaultdict(float)
-    for value, size in largest_live_values(costs, assignment, len(costs.live_ranges.value)):
+    for value, size in live_values_at_peak(costs, assignment):
         bytes_of[roots.get(value, value)] += size
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for value, size in bytes_of.items():
         name = f"a copy of {arguments[value].path!r}" if value in arguments else "an activation"
         line = describe_source(makers[value].sources) if value in makers else ""
-        array = f"{program.values[value].dtype}{list(program.values[value].shape)}"
+        array = format_type(program.values[value])
         found[name, f"{array}{f' made at {line}' if line else ''}"].append(size)
     largest = sorted(found.items(), key=lambda each: -sum(each[1]))[:_MOST_NAMED]
     return [

@@ -26,6 +26,11 @@ _KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
 _NEAR_LIMIT = 0.6
 
 
+def shards(spec: Spec | None, axis: str) -> bool:
+    """Return whether a mesh axis shards a dimension of a layout."""
+    return any(axis in entry for entry in spec or ())
+
+
 @dataclass(frozen=True)
 class LeafLayout:
     """The layout of one leaf of the arguments or results.
@@ -70,6 +75,10 @@ class LeafLayout:
         except TypeError:
             size = 8
         return size * math.prod(self.shape)
+
+    def is_gathered_along(self, axis: str) -> bool:
+        """Return whether a mesh axis shards the leaf between steps, and not where it is used."""
+        return self.used is not None and shards(self.stored, axis) and not shards(self.used, axis)
 
     @property
     def mesh_axes(self) -> tuple[str, ...]:

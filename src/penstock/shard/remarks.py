@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.shard.graph.roles import first_shardable_dim
 from penstock.shard.search.solver import PreparedMesh
-from penstock.shard.trace.flat_program import INLINED, FlatProgram, Op, Path
+from penstock.shard.trace.flat_program import INLINED, LOOP_BODIES, FlatProgram, Op, Path, find_dependents, reachable
 from penstock.shard.trace.step import TracedStep
 
 
@@ -25,7 +25,7 @@ def describe_lost_gradients(traced: TracedStep) -> str | None:
     gradients = {result for op in program.ops if _is_in(op, backward) for result in op.results}
     if not gradients:
         return None
-    reached = _dependent_on(gradients, program)
+    reached = find_dependents(program, gradients)
     dependent = [index for index, value in enumerate(program.outputs) if value in reached]
     if not any(not traced.state or index in traced.state or traced.outputs[index].shape for index in dependent):
         return (
@@ -42,19 +42,6 @@ def describe_lost_gradients(traced: TracedStep) -> str | None:
         "it does not train: return the new parameters. A Flax NNX object has to be changed itself, and not a copy that nnx.clone "
         "makes"
     )
-
-
-def _dependent_on(values: set[int], program: FlatProgram) -> set[int]:
-    """Return the given values, and all values that depend on them."""
-    uses: dict[int, list[int]] = {}
-    for op in program.ops:
-        for operand in op.operands:
-            if operand is not None:
-                uses.setdefault(operand, []).extend(op.results)
-    for pair in program.same_sharding:
-        uses.setdefault(pair.outer, []).append(pair.inner)
-        uses.setdefault(pair.inner, []).append(pair.outer)
-    return _closure(values, uses)
 
 
 def _inputs_with_dropped_values(program: FlatProgram, reached: set[int], backward: set[Path]) -> set[int]:
@@ -76,19 +63,8 @@ def _inputs_with_dropped_values(program: FlatProgram, reached: set[int], backwar
                 sources.setdefault(result, []).extend(same)
                 if shape and result in reached and result not in read:
                     dropped.append(result)
-    found = _closure(set(dropped), sources)
+    found = reachable(sources, dropped)
     return {index for index, value in enumerate(program.inputs) if value in found}
-
-
-def _closure(values: set[int], edges: Mapping[int, Sequence[int]]) -> set[int]:
-    """Return the given values, and all values that edges lead to from them."""
-    found, queue = set(values), deque(values)
-    while queue:
-        for value in edges.get(queue.popleft(), ()):
-            if value not in found:
-                found.add(value)
-                queue.append(value)
-    return found
 
 
 def _is_in(op: Op, paths: set[Path]) -> bool:
@@ -107,9 +83,8 @@ def _backward_paths(jaxpr: Any, path: Path) -> set[Path]:
         elif name == "cond":
             for number, branch in enumerate(params["branches"]):
                 found |= _backward_paths(branch.jaxpr, (*here, f"branch{number}"))
-        elif name in ("scan", "while"):
-            parts = {"jaxpr": "body"} if name == "scan" else {"cond_jaxpr": "cond", "body_jaxpr": "body"}
-            for key, part in parts.items():
+        elif name in LOOP_BODIES:
+            for key, part in LOOP_BODIES[name].items():
                 found |= _backward_paths(params[key].jaxpr, (*here, part))
         elif name in INLINED and INLINED[name] in params:
             inner = params[INLINED[name]]

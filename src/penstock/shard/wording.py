@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 def format_seconds(number: float) -> str:
@@ -48,6 +49,11 @@ _MOST_NAMES = 4
 """The most operations that a sentence names."""
 
 _CONSEQUENCE = "the true FLOPs, bytes sent and time are unknown"
+
+
+def format_type(array: Any) -> str:
+    """Return dtype and shape, as `float32[16, 32]`."""
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def about_loops(count: int) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from penstock.shard.hlo import analysis, collectives, flops, parse
 from penstock.shard.hlo.analysis import Measured
 from penstock_bench.suites.shard.zoo.model import PyTree
 
-_READERS = (analysis, collectives, flops, parse, collectives)
+_READERS = (analysis, collectives, flops, parse)
 _COMPILERS = ("jax", "jaxlib", "libtpu")
 
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock._jax import ClosedJaxpr, constants_as_arguments
 from penstock._jaxlib_faults import SCATTER_OF_A_SLICE
-from penstock.shard.trace.flat_program import CUSTOM_DERIVATIVES, DEBUG, INLINED, Path
+from penstock.shard.trace.flat_program import CHECKPOINTS, CUSTOM_DERIVATIVES, DEBUG, INLINED, LOOP_BODIES, Path
 
 Spec = tuple[tuple[str, ...], ...]
 """For each dimension of an array, the mesh axes that shard it, major first: (("data", "model"), ())."""
@@ -123,7 +123,7 @@ class _Evaluation:
         """Evaluate one equation, with constraints in the jaxprs nested in it."""
         name, params = equation.primitive.name, equation.params
         with equation.ctx.manager:
-            if name in ("checkpoint", "remat", "remat2"):
+            if name in CHECKPOINTS:
                 return self._checkpoint(equation, operands, path)
             if name == "pure_callback" and not self._callbacks:
                 # Zeros, behind a barrier, so that nothing is simplified because they are zeros.
@@ -160,8 +160,8 @@ class _Evaluation:
         if name == "cond":
             branches = enumerate(params["branches"])
             return {"branches": tuple(self._trace_nested(each.jaxpr, each.consts, (*path, f"branch{n}")) for n, each in branches)}
-        parts = {"jaxpr": "body"} if name == "scan" else {"cond_jaxpr": "cond", "body_jaxpr": "body"}
-        return {key: self._trace_nested(params[key].jaxpr, params[key].consts, (*path, part)) for key, part in parts.items()}
+        nested = LOOP_BODIES[name].items()
+        return {key: self._trace_nested(params[key].jaxpr, params[key].consts, (*path, part)) for key, part in nested}
 
     def _trace_nested(self, jaxpr: Any, consts: Sequence[Any], path: Path) -> ClosedJaxpr:
         """Trace a nested jaxpr with constraints in it."""

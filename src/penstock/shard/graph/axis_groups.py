@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from penstock.shard.trace.flat_program import FlatProgram, Op, SameSharding
-
-Dims = tuple[int | None, ...]
+from penstock.shard.trace.rules import Dims
 
 
 @dataclass
@@ -191,7 +190,7 @@ class FirstUse:
     def sums_over(self, dim: int) -> bool:
         """Return whether a dimension of the input is contracted or looked up, so that the results do not have it."""
         factor = self.factor(dim)
-        return self.dims[dim] is not None and all(factor is None or factor not in result for result in self.op.rule.results)
+        return self.dims[dim] is not None and (factor is None or self.op.rule.reduced(factor))
 
 
 @dataclass(frozen=True)

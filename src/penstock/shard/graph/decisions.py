@@ -28,8 +28,7 @@ from penstock.shard.graph.scheduling import Reuse, find_accumulated, find_early_
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.resharding import ReshardStep
 from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op, Path
-
-Dims = tuple[int | None, ...]
+from penstock.shard.trace.rules import Dims
 
 
 class Traffic(NamedTuple):

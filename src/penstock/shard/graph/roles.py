@@ -20,9 +20,8 @@ import jax
 
 from penstock.shard.graph.axis_groups import SELECT_ELEMENTS, FirstUse, find_uses
 from penstock.shard.graph.decisions import Graph
-from penstock.shard.graph.scheduling import reachable
 from penstock.shard.graph.step_model import StepModel
-from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op
+from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op, find_dependencies, find_dependents, reachable
 
 
 def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[int]) -> list[str]:
@@ -41,9 +40,9 @@ def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[
     program = model.program
     replaced = set(state.values())
     results = [output for index, output in enumerate(program.outputs) if index not in state and output is not None]
-    needed = _find_dependencies(program, results) if results else set(program.inputs)
+    needed = find_dependencies(program, results) if results else set(program.inputs)
     keys = find_keys(program)
-    reached = _find_dependencies(program, [output for output in program.outputs if output is not None])
+    reached = find_dependencies(program, [output for output in program.outputs if output is not None])
     used = {index for index, value in enumerate(program.inputs) if value in reached}
     batch = find_batch(model, replaced, keys, used, arguments)
     roles = []
@@ -53,18 +52,6 @@ def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[
         else:
             roles.append("batch" if index in batch else "other")
     return roles
-
-
-def _find_dependencies(program: FlatProgram, results: list[int]) -> set[int]:
-    """Return all values on which some values depend, and these values themselves."""
-    sources: defaultdict[int, list[int]] = defaultdict(list)
-    for op in program.ops:
-        for result in op.results:
-            sources[result] += [operand for operand in op.operands if operand is not None]
-    for pair in program.same_sharding:
-        sources[pair.outer].append(pair.inner)
-        sources[pair.inner].append(pair.outer)
-    return reachable(sources, results)
 
 
 _PRODUCTS_AND_LOOKUPS = (*CONTRACTIONS, "gather")
@@ -142,7 +129,7 @@ def _without_frozen(model: StepModel, uses: Mapping[int, FirstUse], first: dict[
     features -= {first[index] for index in carried}
     dims_of_carried = {component for index in carried for component in flow.components(inputs[index])}
     rows = _most_computed(model, dims_of_carried & set(first.values()) - features)
-    data = flow.reached(inputs[index] for index in carried)
+    data = find_dependents(model.program, (inputs[index] for index in carried))
     unlike_weights = {index for index, component in first.items() if index not in summed and component not in features}
     frozen = {index for index in unlike_weights if flow.meets(inputs[index], rows, data)}
     return {index for index, component in first.items() if component in rows} | (unlike_weights - frozen)
@@ -170,13 +157,11 @@ class _Flow:
         self._model = model
         self._readers: dict[int, list[Op]] = defaultdict(list)
         self._inside: dict[int, list[int]] = defaultdict(list)
-        self._outside: dict[int, list[int]] = defaultdict(list)
         for op in model.program.ops:
             for operand in {value for value in op.operands if value is not None}:
                 self._readers[operand].append(op)
         for pair in model.program.same_sharding:
             self._inside[pair.outer].append(pair.inner)
-            self._outside[pair.inner].append(pair.outer)
         self.components = functools.cache(self._find_components)
 
     def carries(self, value: int, component: int) -> bool:
@@ -204,18 +189,6 @@ class _Flow:
             and any(rows & self.components(result) for result in op.results)
             for op in self._follow(value, goes_on)
         )
-
-    def reached(self, values: Iterable[int]) -> set[int]:
-        """Return all values that depend on some values, and these values themselves."""
-        found = set(values)
-        queue = deque(found)
-        while queue:
-            value = queue.popleft()
-            results = (result for op in self._readers[value] for result in op.results)
-            new = {*results, *self._inside[value], *self._outside[value]} - found
-            found |= new
-            queue += new
-        return found
 
     def _same_elements(self, value: int) -> Callable[[Op, int], bool]:
         """Return a predicate: whether an operation makes its result of single elements, without a new dimension."""

@@ -21,10 +21,10 @@ collectives that a compiler runs asynchronously.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, FlatProgram, Loop, Op
+from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, FlatProgram, Loop, Op, reachable
 
 _ADDITIONS = ("add", "add_any")
 
@@ -158,14 +158,3 @@ def find_late_values(program: FlatProgram) -> set[int]:
         for inside, result, _ in branches.results:
             sources[result] += [] if inside is None else [inside]
     return set(range(len(program.values))) - reachable(sources, products)
-
-
-def reachable(following: Mapping[int, Iterable[int]], start: Iterable[int]) -> set[int]:
-    """Return the nodes of a directed graph that paths from some nodes reach, and these nodes themselves."""
-    found = set(start)
-    queue = list(found)
-    while queue:
-        new = set(following.get(queue.pop(), ())) - found
-        found |= new
-        queue += new
-    return found

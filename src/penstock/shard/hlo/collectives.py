@@ -239,7 +239,7 @@ class _Collectives:
         for instruction in where:
             kind = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
             if kind in _KINDS:
-                found += self._one(kind, where, instruction)
+                found += self._of_instruction(kind, where, instruction)
             elif instruction.opcode == "while":
                 trips = self.program.counted_trips(where, instruction)
                 once = [each for part in self.program.loop_computations(instruction) for each in self.of(part)]
@@ -252,7 +252,7 @@ class _Collectives:
                     found += self.of(self.program.computations[name])
         return found
 
-    def _one(self, kind: str, where: Computation, instruction: Instruction) -> list[Collective]:
+    def _of_instruction(self, kind: str, where: Computation, instruction: Instruction) -> list[Collective]:
         """Return the collectives that one instruction counts as."""
         if _PHASE in instruction.attributes and not _is_start(where):
             return []  # a later phase of a collective that an AsyncCollectiveStart began

@@ -51,8 +51,8 @@ class CompilerModel:
         fixed offsets, which leaves gaps.
       reserve: bytes of temporary memory that a program takes for each of its operations.
 
-    `packing`, `reserve` and the part of a TPU's vector memory that holds temporary arrays (`Problem.memory`) are measured: on 17
-    steps of the zoo (`penstock bench shard`) in two layouts each.
+    `packing`, `reserve` and the part of a TPU's vector memory that holds temporary arrays (`CostModel.memory`) are measured: on
+    17 steps of the zoo (`penstock bench shard`) in two layouts each.
     """
 
     name: str

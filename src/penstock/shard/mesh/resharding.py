@@ -8,7 +8,6 @@ Rabenseifner, Gropp 2005), and seconds by the α–β model (Hockney 1994).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Layout = tuple[int, ...]
@@ -78,7 +77,7 @@ class MeshLinks:
         """Return the names of mesh axes, in the order of the mesh."""
         return tuple(name for bit, name in enumerate(self.names) if bits >> bit & 1)
 
-    def bits(self, names: Mapping | tuple[str, ...]) -> int:
+    def bits(self, names: tuple[str, ...]) -> int:
         """Return mesh axes as bits."""
         return sum(1 << self.names.index(name) for name in names)
 

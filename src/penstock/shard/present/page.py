@@ -17,7 +17,7 @@ from penstock.shard.present.parallelism import describe_axis
 from penstock.shard.present.text import LeafGroup, about_check, group_layers, is_over, memory_parts
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.costs import Cost
-from penstock.shard.wording import format_seconds, format_share, format_spec
+from penstock.shard.wording import format_seconds, format_share, format_spec, format_type
 
 _SVG = "http://www.w3.org/2000/svg"
 _BAR = 1000.0  # width of a bar in its own units
@@ -183,7 +183,7 @@ def _row(plan: PlanRecord, row: LeafGroup) -> list[Cell]:
 
     return [
         Cell([breakable, many], row.path),
-        of_text(f"{leaf.dtype}{list(leaf.shape)}"),
+        of_text(format_type(leaf)),
         Cell(format_bytes(row.bytes), row.bytes),
         layouts(leaf.stored),
         layouts() if row.used is None else layouts(row.used),

@@ -12,8 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.shard.apply.sharding_constraints import Spec
-from penstock.shard.record import LeafLayout, PlanRecord
+from penstock.shard.record import LeafLayout, PlanRecord, shards
 
 _SOME = 0.05  # the least share that is mentioned
 _SOME_UPDATES = 0.5  # the least share of updates of the state that is mentioned, as they follow from how the state is stored
@@ -40,10 +39,10 @@ def describe_axis(plan: PlanRecord, axis: str) -> list[str]:
 def _compute(plan: PlanRecord, axis: str) -> list[str]:
     """Describe the part of the compute that an axis shards."""
     if plan.left_to_compiler:
-        rows = any(leaf.role == "batch" and _has(leaf.used, axis) for leaf in plan.inputs)
+        rows = any(leaf.role == "batch" and shards(leaf.used, axis) for leaf in plan.inputs)
         return ["batch"] if rows else ["used as the compiler chooses"]
     work = plan.axis_work[axis]
-    used = any(_has(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
+    used = any(shards(leaf.used, axis) for leaf in _matrices(plan.inputs, "parameters", "other"))
     tensor = "tensor parallel" if used else "other dimensions of activations"
     names = {"batch": "batch", "tensor": tensor, "state": "updates and casts of the state", "idle": "idle"}
     shares = {names[kind]: share for kind, share in work.items() if share >= (_SOME_UPDATES if kind == "state" else _SOME)}
@@ -56,12 +55,12 @@ def _storage(plan: PlanRecord, axis: str) -> list[str]:
     """Describe the leaves that an axis shards only in storage."""
     words = []
     parameters = _matrices(plan.inputs, "parameters", "other")
-    gathered = _share(parameters, lambda leaf: _has(leaf.stored, axis) and leaf.used is not None and not _has(leaf.used, axis))
+    gathered = _share(parameters, lambda leaf: leaf.is_gathered_along(axis))
     if gathered >= _SOME:
         words.append(f"ZeRO-3{_unless_all(gathered, 'parameters')}")
     owner = parameters_of(plan.inputs)
     optimizer = [leaf for leaf in _matrices(plan.inputs, "optimizer") if leaf.path in owner]
-    only_optimizer = _share(optimizer, lambda leaf: _has(leaf.stored, axis) and not _has(owner[leaf.path].stored, axis))
+    only_optimizer = _share(optimizer, lambda leaf: shards(leaf.stored, axis) and not shards(owner[leaf.path].stored, axis))
     if only_optimizer >= _SOME:
         words.append(f"ZeRO-1{_unless_all(only_optimizer, 'optimizer')}")
     return words
@@ -111,11 +110,6 @@ def _matrices(leaves: Iterable[LeafLayout], *roles: str) -> list[LeafLayout]:
     """Return the leaves of some roles, without biases and scales, which are small; with them if there are no others."""
     of_roles = [leaf for leaf in leaves if leaf.role in roles]
     return [leaf for leaf in of_roles if len(leaf.shape) > 1] or of_roles
-
-
-def _has(spec: Spec | None, axis: str) -> bool:
-    """Return whether a mesh axis shards a dimension of a layout."""
-    return any(axis in entry for entry in spec or ())
 
 
 def _share(leaves: list[LeafLayout], wanted: Callable[[LeafLayout], bool]) -> float:

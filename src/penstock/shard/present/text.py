@@ -18,7 +18,7 @@ from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.parallelism import describe_axis, parameters_of
 from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
 from penstock.shard.search.costs import Cost
-from penstock.shard.wording import format_seconds, format_share, format_spec
+from penstock.shard.wording import format_seconds, format_share, format_spec, format_type
 
 _LINES, _COLUMNS = 40, 130
 _COLLECTIVES = 6
@@ -141,7 +141,7 @@ def _leaf(row: LeafGroup) -> tuple[str, ...]:
     return (
         row.path,
         f"×{len(row.leaves)}" if len(row.leaves) > 1 else "",
-        f"{leaf.dtype}{list(leaf.shape)}".replace(" ", ""),
+        format_type(leaf).replace(" ", ""),
         format_bytes(row.bytes),
         format_spec(leaf.stored),
         format_spec(row.used) if row.used is not None else "",

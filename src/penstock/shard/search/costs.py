@@ -445,12 +445,12 @@ def predict_cost(
     )
 
 
-def largest_live_values(costs: CostModel, assignment: Assignment, count: int) -> list[tuple[int, float]]:
-    """Return the `count` largest values that are live at the peak, as pairs (index in the program, bytes on one device)."""
+def live_values_at_peak(costs: CostModel, assignment: Assignment) -> list[tuple[int, float]]:
+    """Return the values that are live at the peak, the largest first, as pairs (index in the program, bytes on one device)."""
     each, _ = costs.local_bytes(assignment)
     _, time = costs.memory(assignment)
     alive = np.flatnonzero((costs.live_ranges.start <= time) & (costs.live_ranges.end >= time))
-    order = alive[np.argsort(-each[alive], kind="stable")][:count]
+    order = alive[np.argsort(-each[alive], kind="stable")]
     return [(int(costs.live_ranges.value[row]), float(each[row]) / costs.compiler.packing) for row in order]
 
 

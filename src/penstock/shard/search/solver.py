@@ -1,7 +1,7 @@
 """Search for the best assignment within a memory limit, on each candidate mesh shape, and take the best of all.
 
 Coordinate descent over the mesh axes improves an assignment at a given price of memory, which is raised until a plan fits.
-Fictitious play (G. Brown, 1951) finds the operations at which memory gets a price. The search starts from the baselines.
+Fictitious play (G. Brown, 1951) finds the operations at which memory gets a price. The search starts from some of the baselines.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def solve(problem: Problem, limit: float, starts: Sequence[Assignment], to_beat:
     average of all prices so far. The second puts the price on the operation at which that plan has its peak.
 
     Args:
-      starts: baselines to start from, in addition to the assignment that shards nothing.
+      starts: baselines. The search starts from the three fastest, the smallest of the others, and the assignment that shards
+        nothing.
       to_beat: seconds of a plan that fits, on another mesh. Memory gets no price if even plans that exceed the limit are slower.
 
     Returns:
@@ -199,6 +200,7 @@ class PreparedMesh:
       model: the step; it is the same for each mesh unless constraints differ.
       mesh_shape: sizes of the mesh axes.
       roles: the role of each input.
+      problem: the search problem on this mesh, with its costs.
       batch: the nodes of the inputs that are a batch.
       baselines: name → decisions of a baseline on this mesh.
     """

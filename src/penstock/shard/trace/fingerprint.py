@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend import core
 
 from penstock.shard.trace.flat_program import nested_jaxprs
+from penstock.shard.wording import format_type
 
 
 class LeafLike(Protocol):
@@ -78,18 +79,16 @@ def _leaf_differences(planned: Sequence[LeafLike], traced: Sequence[LeafLike], w
     differences = []
     for path, leaf in in_plan.items():
         if path not in in_step:
-            differences.append(f"the plan has the {what} {path!r}, {_type(leaf)}, which the step has not")
-        elif _type(leaf) != _type(in_step[path]):
-            differences.append(f"the {what} {path!r} is {_type(leaf)} in the plan, and {_type(in_step[path])} in the step")
+            differences.append(f"the plan has the {what} {path!r}, {format_type(leaf)}, which the step has not")
+        elif format_type(leaf) != format_type(in_step[path]):
+            differences.append(
+                f"the {what} {path!r} is {format_type(leaf)} in the plan, and {format_type(in_step[path])} in the step"
+            )
     differences += [f"the step has the {what} {path!r}, which the plan has not" for path in in_step if path not in in_plan]
     if not differences and list(in_step) != list(in_plan):
         one, other = next(pair for pair in zip(in_plan, in_step, strict=True) if pair[0] != pair[1])
         differences.append(f"the {what}s are in another order: the plan has {one!r} where the step has {other!r}")
     return differences
-
-
-def _type(leaf: LeafLike) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 _IGNORED_PARAMS = frozenset(["name", "ctx_mesh", "debug_info", "precision", "accuracy"])

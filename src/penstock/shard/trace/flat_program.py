@@ -8,7 +8,7 @@ of a body with the value outside that it comes from or goes to.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from penstock.shard.wording import about_loops, about_operations
 Path = tuple[int | str, ...]
 """The position of an equation: its index in the step's jaxpr, then its index in each nested jaxpr."""
 
-CHECKPOINTS = frozenset(["checkpoint", "remat", "remat2"])
+CHECKPOINTS = frozenset(["checkpoint", "remat2"])
 """Primitives of `jax.checkpoint`."""
 CUSTOM_DERIVATIVES = ("custom_jvp_call", "custom_vjp_call")
 """Primitives that call a function with a derivative of its own."""
@@ -39,6 +39,9 @@ INLINED = {
     **dict.fromkeys(CUSTOM_DERIVATIVES, "call_jaxpr"),
 }
 """Primitives that call a jaxpr on their own operands → the parameter that holds the jaxpr."""
+
+LOOP_BODIES = {"scan": {"jaxpr": "body"}, "while": {"cond_jaxpr": "cond", "body_jaxpr": "body"}}
+"""Loops → each parameter that holds a jaxpr → its part of a `Path`."""
 
 DEBUG = frozenset(["debug_callback", "debug_print"])
 """Primitives of `jax.debug`. They are not operations of the flat program, so that they change no plan."""
@@ -147,11 +150,6 @@ class Loop:
     carries: tuple[Carry, ...]
     slices: tuple[tuple[int | None, int], ...] = ()
     stacks: tuple[tuple[int | None, int], ...] = ()
-
-    @property
-    def read(self) -> tuple[int, ...]:
-        """Return the operands that are values and not literals."""
-        return tuple(operand for operand in self.operands if operand is not None)
 
 
 @dataclass(frozen=True)
@@ -466,6 +464,48 @@ def _spec_entries(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
         else:
             dims.append((entry,) if isinstance(entry, str) else tuple(entry))
     return tuple(dims)
+
+
+# What values depend on.
+
+
+def reachable(following: Mapping[int, Iterable[int]], start: Iterable[int]) -> set[int]:
+    """Return the nodes of a directed graph that paths from some nodes reach, and these nodes themselves."""
+    found = set(start)
+    queue = list(found)
+    while queue:
+        new = set(following.get(queue.pop(), ())) - found
+        found |= new
+        queue += new
+    return found
+
+
+def find_dependents(program: FlatProgram, values: Iterable[int]) -> set[int]:
+    """Return all values that depend on some values, and these values themselves."""
+    following = _shared(program)
+    for op in program.ops:
+        for operand in op.operands:
+            if operand is not None:
+                following[operand] += op.results
+    return reachable(following, values)
+
+
+def find_dependencies(program: FlatProgram, values: Iterable[int]) -> set[int]:
+    """Return all values on which some values depend, and these values themselves."""
+    sources = _shared(program)
+    for op in program.ops:
+        for result in op.results:
+            sources[result] += [operand for operand in op.operands if operand is not None]
+    return reachable(sources, values)
+
+
+def _shared(program: FlatProgram) -> defaultdict[int, list[int]]:
+    """Return for each value the values that a loop or branch shares with it."""
+    shared: defaultdict[int, list[int]] = defaultdict(list)
+    for pair in program.same_sharding:
+        shared[pair.outer].append(pair.inner)
+        shared[pair.inner].append(pair.outer)
+    return shared
 
 
 # Kinds of primitives, by what XLA's fusion passes do with them

@@ -34,9 +34,9 @@ _AT_MOST_ONE_PER_ELEMENT = frozenset(
         *("complex", "real", "imag", "conj", "convert_element_type", "reduce_precision", "stochastic_round", "reciprocal"),
         *("sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "log2", "one_minus_square"),
         *("name", "reshard", "pvary", "layout_constraint", "with_memory_space_constraint", "broadcast_to", "expand_dims"),
-        *("zeros_like", "empty", "empty2", "unstack", "roll", "bitcast", "to_edtype", "from_edtype"),
+        *("zeros_like", "empty", "empty2", "roll", "bitcast", "to_edtype", "from_edtype"),
         *("rng_bit_generator", "rng_uniform", "random_clone"),
-        *("approx_top_k", "axis_index", "platform_index", "dimension_size", "optimization_barrier", "tie"),
+        *("approx_top_k", "axis_index", "platform_index", "dimension_size", "tie"),
     }
 )
 """Primitives that compute at most one operation per element that they write."""
