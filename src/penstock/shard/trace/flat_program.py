@@ -466,7 +466,7 @@ def _spec_entries(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
     return tuple(dims)
 
 
-# What values depend on.
+# Dependencies between values
 
 
 def reachable(following: Mapping[int, Iterable[int]], start: Iterable[int]) -> set[int]:
