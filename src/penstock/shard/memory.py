@@ -53,7 +53,7 @@ _MOST_CONSTRAINTS = 6000
 """Steps with more sharding constraints than this are compiled only on request, or before they are refused. A step at this size
 compiles in some seconds."""
 _COMPILATIONS = 4
-"""The most plans that are compiled of searches with corrected limits, and of baselines that are faster than one that fits."""
+"""No search with a corrected limit, and no faster baseline after a plan that fits, is compiled once so many plans were."""
 _NEARLY_FITS = 1.5
 """More plans that are left to the compiler are tried if the smallest so far needs at most this many times the limit."""
 _LIMIT_MARGIN = 0.98

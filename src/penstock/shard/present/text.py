@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock._bytes import format_bytes
+from penstock.data.tree import describe_array
 from penstock.shard.apply.sharding_constraints import Spec
 from penstock.shard.compiler import describe_excess_of_cpu
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.parallelism import describe_axis, parameters_of
 from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
 from penstock.shard.search.costs import Cost
-from penstock.shard.wording import format_seconds, format_share, format_spec, format_type
+from penstock.shard.wording import format_seconds, format_share, format_spec
 
 _LINES, _COLUMNS = 40, 130
 _COLLECTIVES = 6
@@ -141,7 +142,7 @@ def _leaf(row: LeafGroup) -> tuple[str, ...]:
     return (
         row.path,
         f"×{len(row.leaves)}" if len(row.leaves) > 1 else "",
-        format_type(leaf).replace(" ", ""),
+        describe_array(leaf),
         format_bytes(row.bytes),
         format_spec(leaf.stored),
         format_spec(row.used) if row.used is not None else "",

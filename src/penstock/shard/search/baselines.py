@@ -4,7 +4,7 @@
 - ZeRO-1 and FSDP (ZeRO-3), which shard stored state (Rajbhandari et al., arXiv:1910.02054; Zhao et al., arXiv:2304.11277).
 - Megatron, which shards pairs of weights (Shoeybi et al., arXiv:1909.08053), alone and with FSDP over the other axes.
 
-The search starts from the baselines, the text of a plan compares with them, and each can be taken instead.
+The search starts from some of them, the text of a plan compares with all, and each can be taken instead.
 """
 
 from __future__ import annotations
