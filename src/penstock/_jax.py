@@ -23,6 +23,7 @@ TRACE_CONTEXT = ("jax._src.config", "trace_context")
 TRACE_STATE_CLEAN = ("jax._src.core", "trace_state_clean")
 PRINT_OPTIONS = ("jax._src.lib", "hlo.HloPrintOptions", "_jax.HloPrintOptions")  # the second name until JAX 0.10.1
 CONVERT_CONSTANTS = ("jax._src.interpreters.partial_eval", "convert_constvars_jaxpr")
+LOWER_JAXPR = ("jax._src.interpreters.partial_eval", "lower_jaxpr2")  # from JAX 0.12 on
 DISTRIBUTED = ("jax._src.distributed", "global_state")
 USER_FRAMES = ("jax._src.source_info_util", "user_frames")
 BACKENDS_STARTED = ("jax._src.xla_bridge", "backends_are_initialized")
@@ -95,6 +96,14 @@ def program_text(compiled: Any) -> str:
 def constants_as_arguments(jaxpr: Any) -> Any:
     """Return an open jaxpr that takes the values of its constants as its first arguments."""
     return part(*CONVERT_CONSTANTS)(jaxpr) if jaxpr.constvars else jaxpr
+
+
+def lowered(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a closed jaxpr with the equations that high-level primitives stand for, as JAX lowers it before it compiles.
+
+    From JAX 0.12 on, functions such as `jnp.searchsorted` and `jax.lax.custom_root` are such primitives.
+    """
+    return part(*LOWER_JAXPR)(closed) if getattr(closed, "is_high", False) else closed
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.shard.graph.roles import first_shardable_dim
 from penstock.shard.search.solver import PreparedMesh
-from penstock.shard.trace.flat_program import INLINED, LOOP_BODIES, FlatProgram, Op, Path, find_dependents, reachable
+from penstock.shard.trace.calls import LOOP_BODIES, find_call, open_jaxpr
+from penstock.shard.trace.flat_program import FlatProgram, Op, Path, find_dependents, reachable
 from penstock.shard.trace.step import TracedStep
 
 
@@ -86,9 +87,8 @@ def _backward_paths(jaxpr: Any, path: Path) -> set[Path]:
         elif name in LOOP_BODIES:
             for key, part in LOOP_BODIES[name].items():
                 found |= _backward_paths(params[key].jaxpr, (*here, part))
-        elif name in INLINED and INLINED[name] in params:
-            inner = params[INLINED[name]]
-            found |= _backward_paths(getattr(inner, "jaxpr", inner), here)
+        elif (call := find_call(equation)) is not None:
+            found |= _backward_paths(open_jaxpr(call.jaxpr), here)
     return found
 
 

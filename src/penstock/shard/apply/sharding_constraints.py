@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock._jax import ClosedJaxpr, constants_as_arguments
 from penstock._jaxlib_faults import SCATTER_OF_A_SLICE
-from penstock.shard.trace.flat_program import CHECKPOINTS, CUSTOM_DERIVATIVES, DEBUG, INLINED, LOOP_BODIES, Path
+from penstock.shard.trace.calls import CHECKPOINTS, LOOP_BODIES, PLAIN_CALLS, Call, find_call, open_jaxpr
+from penstock.shard.trace.flat_program import DEBUG, Path
 
 Spec = tuple[tuple[str, ...], ...]
 """For each dimension of an array, the mesh axes that shard it, major first: (("data", "model"), ())."""
@@ -123,37 +124,32 @@ class _Evaluation:
         """Evaluate one equation, with constraints in the jaxprs nested in it."""
         name, params = equation.primitive.name, equation.params
         with equation.ctx.manager:
-            if name in CHECKPOINTS:
-                return self._checkpoint(equation, operands, path)
             if name == "pure_callback" and not self._callbacks:
                 # Zeros, behind a barrier, so that nothing is simplified because they are zeros.
                 zeros = (jax.numpy.zeros(each.aval.shape, each.aval.dtype) for each in equation.outvars)
                 return list(map(jax.lax.optimization_barrier, zeros))
-            if name in CUSTOM_DERIVATIVES:
-                params = self._with_own_derivative(params, path)
-            elif name in INLINED:
-                closed = params[INLINED[name]]
-                return self.evaluate(closed.jaxpr, closed.consts, operands, path, constrained)
-            if name in ("scan", "while", "cond"):
-                return equation.primitive.bind(*operands, **{**params, **self._bodies(name, params, path)})
+            call = find_call(equation)
+            if call is not None and name in PLAIN_CALLS:
+                return self.evaluate(open_jaxpr(call.jaxpr), call.consts, operands, path, constrained)
+            if call is not None:
+                operands, params = self._call(call, equation, operands, path)
+            elif name in ("scan", "while", "cond"):
+                params = {**params, **self._bodies(name, params, path)}
             results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
         return list(results) if equation.primitive.multiple_results else [results]
 
-    def _with_own_derivative(self, params: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        """Return the parameters of a `custom_jvp` or `custom_vjp`, with constraints in the function and not in its derivative.
+    def _call(self, call: Call, equation: Any, operands: list[Any], path: Path) -> tuple[list[Any], dict[str, Any]]:
+        """Return the operands and parameters of a call, with constraints in the jaxpr that it calls.
 
-        A step that differentiates the function itself no longer has such an equation. The derivative is used only if the caller
-        differentiates the planned step.
+        Nothing else of the call changes. So the backward pass of a `jax.checkpoint` computes its body, and the gathers of its
+        weights, again. The derivative of a `custom_jvp`, `custom_vjp` or linear solve has no constraints: it is only used if the
+        caller differentiates the planned step.
         """
-        closed = params["call_jaxpr"]
-        return {**params, "call_jaxpr": self._trace_nested(closed.jaxpr, closed.consts, path)}
-
-    def _checkpoint(self, equation: Any, operands: list[Any], path: Path) -> list[Any]:
-        """Evaluate a `jax.checkpoint`. The backward pass computes its body, and the gathers of its weights, again."""
-        params = equation.params
-        inner = self._trace_nested(params["jaxpr"], (), path)
-        given = [*inner.consts, *operands]  # the equation takes an open jaxpr, which holds no constants
-        return equation.primitive.bind(*given, **{**params, "jaxpr": constants_as_arguments(inner.jaxpr)})
+        inner = self._trace_nested(open_jaxpr(call.jaxpr), call.consts, path)
+        if hasattr(call.jaxpr, "consts") and equation.primitive.name not in CHECKPOINTS:
+            return operands, call.with_jaxpr(equation.params, inner)
+        # The equation takes a jaxpr that holds no constants.
+        return [*inner.consts, *operands], call.with_jaxpr(equation.params, constants_as_arguments(inner.jaxpr))
 
     def _bodies(self, name: str, params: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """Return the nested jaxprs of a `scan`, `while` or `cond`, with constraints in them, as parameters of the equation."""

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from penstock.shard.trace.flat_program import nested_jaxprs
+from penstock.shard.trace.calls import nested_jaxprs
 from penstock.shard.wording import format_type
 
 

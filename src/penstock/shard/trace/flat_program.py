@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,30 +18,13 @@ import numpy as np
 from jax.extend import core
 
 from penstock._jax import ClosedJaxpr, scan_counts
+from penstock.shard.trace.calls import CHECKPOINTS, CUSTOM_DERIVATIVES, LOOP_BODIES, Call, find_call, nested_jaxprs, open_jaxpr
 from penstock.shard.trace.flops import count_flops, find_unknown_costs
 from penstock.shard.trace.rules import Rule, find_rule, independent_dims
 from penstock.shard.wording import about_loops, about_operations
 
 Path = tuple[int | str, ...]
 """The position of an equation: its index in the step's jaxpr, then its index in each nested jaxpr."""
-
-CHECKPOINTS = frozenset(["checkpoint", "remat2"])
-"""Primitives of `jax.checkpoint`."""
-CUSTOM_DERIVATIVES = ("custom_jvp_call", "custom_vjp_call")
-"""Primitives that call a function with a derivative of its own."""
-
-INLINED = {
-    "jit": "jaxpr",
-    "call": "call_jaxpr",
-    "closed_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-    **dict.fromkeys(CUSTOM_DERIVATIVES, "call_jaxpr"),
-}
-"""Primitives that call a jaxpr on their own operands → the parameter that holds the jaxpr."""
-
-LOOP_BODIES = {"scan": {"jaxpr": "body"}, "while": {"cond_jaxpr": "cond", "body_jaxpr": "body"}}
-"""Loops → each parameter that holds a jaxpr → its part of a `Path`."""
 
 DEBUG = frozenset(["debug_callback", "debug_print"])
 """Primitives of `jax.debug`. They are not operations of the flat program, so that they change no plan."""
@@ -270,10 +253,11 @@ def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int]
     for index, equation in enumerate(jaxpr.eqns):
         here = replace(place, path=(*place.path, index), sources=(equation.source_info, *place.sources))
         name = equation.primitive.name
-        if name in DEBUG:
+        if name in DEBUG or not (equation.invars or equation.outvars):
             continue
-        if name in INLINED and INLINED[name] in equation.params:
-            _inline_call(program, equation, environment, replace(here, region=here.path) if name in CHECKPOINTS else here)
+        call = find_call(equation)
+        if call is not None:
+            _inline_call(program, equation, call, environment, replace(here, region=here.path) if name in CHECKPOINTS else here)
         elif name == "scan":
             _inline_scan(program, equation, environment, here)
         elif name == "while":
@@ -318,7 +302,7 @@ def _is_rounded(equation: Any) -> bool:
 
 def _bind_operands(program: FlatProgram, jaxpr: Any, operands: Sequence[int | None]) -> tuple[Any, dict[Any, int]]:
     """Return the open jaxpr, and an environment that maps its arguments to the given operands."""
-    body = getattr(jaxpr, "jaxpr", jaxpr)
+    body = open_jaxpr(jaxpr)
     environment: dict[Any, int] = {}
     for variable in body.constvars:
         environment[variable] = _new_value(program, variable.aval)
@@ -328,9 +312,9 @@ def _bind_operands(program: FlatProgram, jaxpr: Any, operands: Sequence[int | No
     return body, environment
 
 
-def _inline_call(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:
-    operands = [_read(environment, atom) for atom in equation.invars]
-    body, inner = _bind_operands(program, equation.params[INLINED[equation.primitive.name]], operands)
+def _inline_call(program: FlatProgram, equation: Any, call: Call, environment: dict[Any, int], place: _Place) -> None:
+    operands = [_read(environment, equation.invars[index]) for index in call.operands]
+    body, inner = _bind_operands(program, call.jaxpr, operands)
     _flatten_jaxpr(program, body, inner, place)
     for variable, result in zip(equation.outvars, body.outvars, strict=True):
         value = _read(inner, result)
@@ -345,7 +329,7 @@ def _inline_scan(program: FlatProgram, equation: Any, environment: dict[Any, int
     consts, carried = scan_counts(equation.params)
     length = equation.params["length"]
     outer = [_read(environment, atom) for atom in equation.invars]
-    body = getattr(equation.params["jaxpr"], "jaxpr", equation.params["jaxpr"])
+    body = open_jaxpr(equation.params["jaxpr"])
     own = [_new_value(program, variable.aval) for variable in body.invars[consts:]]
     for index, (outside, value) in enumerate(zip(outer[consts:], own, strict=True)):
         _share_sharding(program, outside, value, skip=0 if index < carried else 1)
@@ -427,14 +411,6 @@ def find_meshes(jaxpr: Any) -> list[Any]:
         for inner in nested_jaxprs(equation):
             meshes += find_meshes(inner)
     return meshes
-
-
-def nested_jaxprs(equation: Any) -> Iterator[Any]:
-    """Yield the open jaxprs among the parameters of an equation."""
-    for value in equation.params.values():
-        for inner in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
-                yield getattr(inner, "jaxpr", inner)
 
 
 def prescribed_layouts(equation: Any) -> tuple[tuple[tuple[str, ...] | None, ...], ...] | None:
@@ -572,13 +548,8 @@ def is_one_hot(op: Op) -> bool:
 
 _SUM = "reduce_sum"
 _RESHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
-_BODIES = {
-    **{name: (key,) for name, key in INLINED.items() if name not in CUSTOM_DERIVATIVES},
-    "scan": ("jaxpr",),
-    "while": ("cond_jaxpr", "body_jaxpr"),
-    "cond": ("branches",),
-}
-"""Primitives → the parameters that hold jaxprs in which sums are merged, too."""
+_BODIES = {**{name: tuple(parts) for name, parts in LOOP_BODIES.items()}, "cond": ("branches",)}
+"""Loops and branches → the parameters that hold jaxprs in which sums are merged, too."""
 
 
 def merge_sums(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -658,9 +629,13 @@ def _without_unread(equations: Sequence[Any], results: Iterable[Any], merged: Co
 
 def _merge_inside(equation: Any) -> Any:
     """Return an equation with consecutive sums merged in the jaxprs nested in it."""
-    keys = [key for key in _BODIES.get(equation.primitive.name, ()) if key in equation.params]
-    changed = {key: _merge_nested(equation.params[key]) for key in keys}
-    return equation.replace(params={**equation.params, **changed}) if changed else equation
+    name, params = equation.primitive.name, equation.params
+    if name in CUSTOM_DERIVATIVES:
+        return equation
+    if (call := find_call(equation)) is not None:
+        return equation.replace(params=call.with_jaxpr(params, _merge_nested(call.jaxpr)))
+    changed = {key: _merge_nested(params[key]) for key in _BODIES.get(name, ())}
+    return equation.replace(params={**params, **changed}) if changed else equation
 
 
 def _merge_nested(nested: Any) -> Any:

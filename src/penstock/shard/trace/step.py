@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock._jax import ClosedJaxpr
+from penstock._jax import ClosedJaxpr, lowered
 from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
 from penstock.shard.trace.flat_program import FlatProgram, find_meshes, flatten, merge_sums
 from penstock.shard.trace.modules import (
@@ -283,7 +283,7 @@ def trace_form(
         for index in leaves_of[argument]:
             replaced[len(outputs)] = index
             outputs.append(inputs[index])
-    closed = merge_sums(closed)
+    closed = merge_sums(lowered(closed))
     program = flatten(closed)
     # `nnx.jit` returns all variables of its arguments, also those that it does not change.
     unchanged = {index for index in written if _is_unchanged(program, replaced, leaves_of[index])}

@@ -16,7 +16,7 @@ from tests.shard.trace.rules.examples import Example
 
 from penstock._jax import program_text
 from penstock.shard.hlo.collectives import Collective, find_collectives
-from penstock.shard.trace.flat_program import INLINED
+from penstock.shard.trace.calls import find_call, open_jaxpr
 from penstock.shard.trace.rules import Rule, find_rule
 
 _FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -74,9 +74,9 @@ def _evaluate(
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
         name = equation.primitive.name
-        if name in INLINED:
-            inner = equation.params[INLINED[name]]
-            results = _evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands, primitives, found)
+        if (call := find_call(equation)) is not None:
+            given = [operands[index] for index in call.operands]
+            results = _evaluate(open_jaxpr(call.jaxpr), call.consts, given, primitives, found)
         else:
             results = _results(equation, operands)
             if name in primitives:
