@@ -108,10 +108,13 @@ class _Writer:
         for group in self.groups.groups:
             for op in group.elementwise if group is not None else ():
                 results[op.path] = tuple((self.group_layout(each),) if values[each].shape else None for each in op.results)
+        # An input that only elementwise operations read has no layout in use: each of them reads it in the layout of its result.
+        unused = set(self.graph.leaf) - {edge.value for edge in self.graph.edges if edge.kind == "use"}
         for loop in self.program.loops:
             # In the layout of its group, an operand is gathered once before the loop, not in each iteration.
             operands[loop.path] = tuple(
-                None if each is None or not values[each].shape else (self.group_layout(each),) for each in loop.operands
+                None if each is None or each in unused or not values[each].shape else (self.group_layout(each),)
+                for each in loop.operands
             )
         self.broadcast_uses(operands)
         uses = find_uses(self.program, self.groups)
