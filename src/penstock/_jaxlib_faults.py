@@ -75,7 +75,13 @@ DENSE_DEPTHWISE_GRADIENT = Fault(
     "Plans count the FLOPs of the dense convolution.",
     "shard/trace/flops.py, _convolution_flops",
 )
-FAULTS = (SCATTER_OF_A_SLICE, PATCHES_SHARDED_TWICE, DENSE_DEPTHWISE_GRADIENT)
+GATHERED_TRANSFORM = Fault(
+    "The partitioner gathers the batch of a Fourier transform, though its transforms are independent.",
+    "Plans leave the batch of a Fourier transform unsharded.",
+    "shard/trace/rules.py, fft",
+    fixed=(0, 12),
+)
+FAULTS = (SCATTER_OF_A_SLICE, PATCHES_SHARDED_TWICE, DENSE_DEPTHWISE_GRADIENT, GATHERED_TRANSFORM)
 
 # The programs that show whether this release has other faults.
 

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from penstock._jaxlib_faults import DENSE_DEPTHWISE_GRADIENT, FAULTS, PATCHES_SHARDED_TWICE, SCATTER_OF_A_SLICE, Fault
+from penstock._jaxlib_faults import (
+    DENSE_DEPTHWISE_GRADIENT,
+    FAULTS,
+    GATHERED_TRANSFORM,
+    PATCHES_SHARDED_TWICE,
+    SCATTER_OF_A_SLICE,
+    Fault,
+)
 from penstock.shard.hlo.flops import count_flops
 
 
@@ -73,6 +80,12 @@ def test_the_gradient_of_a_depthwise_kernel_is_dense():
         count_flops(jax.jit(function).lower(kernel, image).compile().as_text()) for function in (loss, jax.grad(loss))
     )
     assert_as_declared(DENSE_DEPTHWISE_GRADIENT, both > features / 2 * forward)
+
+
+def test_the_batch_of_a_transform_is_gathered():
+    rows = NamedSharding(mesh_of(x=8), PartitionSpec("x"))
+    compiled = jax.jit(jnp.fft.fft, in_shardings=rows, out_shardings=rows).lower(jnp.ones((8, 16))).compile()
+    assert_as_declared(GATHERED_TRANSFORM, "all-gather" in compiled.as_text())
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -12,6 +12,7 @@ from tests.shard.apply.test_partition_specs import anything, written
 from tests.shard.search.programs import FAST_LINKS, MESHES, random_step, steps
 from tests.shard.steps import custom_derivatives, custom_derivatives_forward, scanned_layers, while_loop
 
+import penstock as ps
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, insert_constraints
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU
@@ -140,3 +141,29 @@ def test_an_array_that_two_operations_want_in_one_layout_is_brought_there_once()
     run = insert_constraints(traced.closed, ShardingConstraints(wanted), concrete_mesh(MESHES[0]))
     text = jax.jit(run).lower(*arrays(traced.closed.in_avals)).as_text()
     assert text.count("sharding_constraint") == 2
+
+
+def loop_with(kind):
+    """A loop in which an input, which only elementwise operations read, is a constant."""
+
+    def step(w, batch):
+        def body(w):
+            return w - 0.1 * ((batch["x"] @ w - batch["y"]) * batch["scale"]).T @ batch["x"]
+
+        if kind == "while":
+            return jax.lax.while_loop(lambda w: (w**2).sum() < 9, lambda w: body(w).T, w)
+        if kind == "scan":
+            return jax.lax.scan(lambda w, _: (body(w).T, None), w, None, length=3)[0]
+        return jax.scipy.sparse.linalg.cg(lambda v: body(v).T, w, maxiter=2)[0]
+
+    return step
+
+
+@pytest.mark.parametrize("kind", ["while", "scan", "linear solve"])
+def test_a_loop_does_not_gather_an_input_that_it_reads_elementwise(kind):
+    rows, width = 512, 8
+    large = jax.ShapeDtypeStruct((rows, width), "float32")
+    args = (jax.ShapeDtypeStruct((width, width), "float32"), {"x": large, "y": large, "scale": large})
+    plan = ps.plan(loop_with(kind), *args, mesh={"x": 8}, hardware="tpu-v5e", check=False)
+    compiled = plan.alternatives["data parallel"].verify().measured
+    assert not [each for each in compiled.collectives if each.bytes >= rows * width * 4]

@@ -106,3 +106,9 @@ def test_each_row_of_a_ragged_product_meets_one_group():
         jax.grad(lambda x, w, sizes: (lax.ragged_dot(x, w, sizes) ** 2).sum(), (0, 1)), (8, 4), (3, 4, 5), jnp.array([2, 2, 4])
     )
     assert {count_flops(each.equation) for each in equations_of(["ragged_dot_general"], given)} == {2.0 * 8 * 4 * 5}
+
+
+@pytest.mark.parametrize("transform", [jnp.fft.fft, jnp.fft.rfft, jnp.fft.fft2, lambda x: jnp.fft.irfft(x, 16)])
+def test_fourier_transforms(transform):
+    for equation in equations_of(["fft"], example(transform, (4, 8, 16))):
+        assert_as_counted(equation, jax.jit(equation).lower(*equation.operands))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.shard.graph.axis_groups import AxisGroups, find_axis_groups
 from penstock.shard.graph.constraints import FixedLayout
@@ -64,7 +64,8 @@ def build_step_model(traced: TracedStep, fixed: Mapping[int, FixedLayout], compi
     Args:
       fixed: layouts that the user prescribes for inputs, by the index of the input.
     """
-    program = traced.program
+    ops = [replace(op, rule=op.rule.on(compiler.name)) if op.rule.gathered else op for op in traced.program.ops]
+    program = replace(traced.program, ops=ops)
     groups = find_axis_groups(program)
     fusion = fuse(program, frozenset(traced.state), compiler)
     graph = build_graph(program, groups, traced.state, fixed, hbm_traffic(program, fusion), compiler)

@@ -41,6 +41,10 @@ _AT_MOST_ONE_PER_ELEMENT = frozenset(
 )
 """Primitives that compute at most one operation per element that they write."""
 
+_FLOPS_PER_BUTTERFLY = 8.0
+"""A Fourier transform of N elements counts 8 · N · log2 N FLOPs; along several dimensions, XLA multiplies their logarithms
+(`HloCostAnalysis::HandleFft`)."""
+
 _FLOPS_PER_COMPARISON = 9
 """Operations of `argmax` and `argmin` to compare two numbers and their indices, and to select."""
 
@@ -53,6 +57,7 @@ def count_flops(equation: Any) -> float:
 
     - A matrix product: 2 · M · N · K.
     - A convolution: 2 · (elements of the result) · (taps) · (input features of a group).
+    - A Fourier transform of N elements: 8 · N · log2 N.
     - A reduction: one per element that it reads, less one per element that it writes.
     - All others, and primitives of unknown cost (see `find_unknown_costs`): one per element that they write.
 
@@ -93,6 +98,9 @@ def _flops_by_formula(equation: Any) -> float | None:
         return _convolution_flops(params, operands, results)
     if name == "shard_map":
         return math.prod(params["mesh"].shape.values()) * sum(map(count_flops, _shard_map_body(equation)))
+    if name == "fft":
+        elements = max(math.prod(aval.shape) for aval in (*operands, *results))
+        return _FLOPS_PER_BUTTERFLY * elements * math.prod(map(math.log2, params["fft_lengths"]))
     if name in _FREE or (name == "convert_element_type" and operands[0].dtype == results[0].dtype):
         return 0.0
     written = sum(math.prod(result.shape) for result in results)

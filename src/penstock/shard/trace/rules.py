@@ -8,6 +8,7 @@ operands ((b, i, j), (b, j, k)) and the results ((b, i, k),).
 
 A rule describes what XLA's partitioner does, not what would be possible. Where the partitioner gathers the operands of an
 operation although it is independent along a dimension, that dimension has no factor and must be replicated.
+`tests/shard/trace/rules/partitioner.json` is a table of what compilers do, with which a test compares the rules.
 
 To add a primitive, write a function with `@rule_for("primitive")`. The docstring of each function gives its rule as an einsum, in
 which `.` is a dimension that must be replicated, and `..` are several of them.
@@ -16,8 +17,10 @@ which `.` is a dimension that must be replicated, and `..` are several of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from penstock._jaxlib_faults import GATHERED_TRANSFORM
 
 Dims = tuple[int | None, ...]
 
@@ -33,16 +36,28 @@ class Rule:
       results: the same for each result.
       identity: whether each result element is computed from operand elements at the same position (elementwise operations,
         transposes, added or removed unit dimensions), so that all operands and results may share one layout.
+      gathered: pairs of a compiler ("tpu", "gpu" or "cpu") and the factors along which it gathers the operands.
     """
 
     sizes: tuple[int, ...]
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
     identity: bool = False
+    gathered: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def reduced(self, factor: int) -> bool:
         """Return whether sharding this factor makes the results partial."""
         return not any(factor in dims for dims in self.results)
+
+    def on(self, compiler: str) -> Rule:
+        """Return the rule for a compiler: without the factors along which it gathers the operands."""
+        gone = {factor for name, factors in self.gathered if name == compiler for factor in factors}
+        kept = [factor for factor in range(len(self.sizes)) if factor not in gone]
+        if len(kept) == len(self.sizes):
+            return self
+        number: dict[int | None, int] = {factor: index for index, factor in enumerate(kept)}
+        operands, results = (tuple(tuple(map(number.get, dims)) for dims in each) for each in (self.operands, self.results))
+        return Rule(tuple(self.sizes[factor] for factor in kept), operands, results)
 
 
 RuleFunction = Callable[[Mapping[str, Any], Sequence[Any], Sequence[Any]], Rule]
@@ -55,8 +70,7 @@ def rule_for(*primitives: str) -> Callable[[RuleFunction], RuleFunction]:
     """Return a decorator that registers a function as the rule of some primitives."""
 
     def register(function: RuleFunction) -> RuleFunction:
-        for primitive in primitives:
-            RULES[primitive] = function
+        RULES.update(dict.fromkeys(primitives, function))
         return function
 
     return register
@@ -89,7 +103,7 @@ def elementwise(params: Mapping[str, Any], operands: Sequence[Any], results: Seq
 
 
 def replicated(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return the rule without factors: nothing may be sharded, and every device computes the whole operation."""
+    """Return `..,..->..`: nothing may be sharded, and every device computes the whole operation."""
     return Rule((), tuple((None,) * len(aval.shape) for aval in operands), tuple((None,) * len(aval.shape) for aval in results))
 
 
@@ -129,6 +143,12 @@ def independent_dims(operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     factors = _Factors()
     operand_dims, result_dims = factors.label(operands), factors.label(results)
     return Rule(tuple(factors.sizes), operand_dims, result_dims)
+
+
+def _gathered(rule: Rule, *compilers: str) -> Rule:
+    """Return a rule with compilers that gather the operands along all factors, as for the call of a library."""
+    every = tuple(range(len(rule.sizes)))
+    return replace(rule, gathered=tuple((compiler, every) for compiler in compilers))
 
 
 class _Factors:
@@ -200,7 +220,7 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
     This holds for the form that JAX uses where there is no kernel: a product over K and G of masked rows. If the weights are
     sharded along G (experts), each device computes the rows of its own groups, so that the result is partial. The group sizes
     are exchanged as well, which are few bytes. If the ragged dimension is contracted (the gradient of the weights), the rule is
-    `mk,mn,.->gkn`, partial over m. Group sizes are replicated.
+    `mk,mn,.->gkn`, partial over m. Group sizes are replicated. TPUs have a kernel, and gather along m and g.
     """
     numbers = params["ragged_dot_dimension_numbers"]
     (contract_left, contract_right), (batch_left, _) = numbers.dot_dimension_numbers
@@ -226,7 +246,9 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
                 result.append(dims[dim])
     if len(result) != len(results[0].shape):
         return replicated(params, operands, results)
-    return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right), (None,) * len(operands[2].shape)), (tuple(result),))
+    dims = (tuple(dims_left), tuple(dims_right), (None,) * len(operands[2].shape)), (tuple(result),)
+    rows = [dims_left[dim] for dim in ragged if dims_left[dim] is not None]
+    return Rule(tuple(factors.sizes), *dims, gathered=(("tpu", (group, *rows)),))
 
 
 @rule_for("conv_general_dilated")
@@ -241,8 +263,8 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
     Windows that do not overlap (patches) are replicated too, because of a fault of XLA: `_jaxlib_faults.PATCHES_SHARDED_TWICE`.
 
     In a depthwise convolution, the groups of features are a factor of both operands and the result, `n..g,...g->n..g`. So are
-    the groups of the batch in the gradient of a grouped convolution. For groups of more than one input feature, XLA's
-    partitioner gathers all operands, even if only the batch is sharded, so nothing may be sharded.
+    the groups of the batch in the gradient of a grouped convolution. For groups of more than one input feature, only the batch
+    may be sharded, and only on TPUs.
     """
     numbers = params["dimension_numbers"]
     left, right = operands[0].shape, operands[1].shape
@@ -260,8 +282,8 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
         dims_left[left_batch] = dims_right[right_out] = result[out_feature] = factors.new(batch_groups)
         dims_left[left_feature] = dims_right[right_in] = factors.new(left[left_feature])
     elif feature_groups > 1:
+        dims_left[left_batch] = result[out_batch] = factors.new(left[left_batch])
         if right[right_in] == 1:
-            dims_left[left_batch] = result[out_batch] = factors.new(left[left_batch])
             dims_left[left_feature] = dims_right[right_out] = result[out_feature] = factors.new(feature_groups)
     else:
         dims_left[left_batch] = result[out_batch] = factors.new(left[left_batch])
@@ -272,7 +294,9 @@ def conv_general_dilated(params: Mapping[str, Any], operands: Sequence[Any], res
                 dims_left[position] = result[out] = factors.new(left[position])
             elif results[0].shape[out] == 1 and not any(padding) and left[position] == right[window]:
                 dims_left[position] = dims_right[window] = factors.new(left[position])
-    return Rule(tuple(factors.sizes), (tuple(dims_left), tuple(dims_right)), (tuple(result),))
+    dims = (tuple(dims_left), tuple(dims_right)), (tuple(result),)
+    rule = Rule(tuple(factors.sizes), *dims)
+    return _gathered(rule, "gpu", "cpu") if feature_groups > 1 and right[right_in] > 1 else rule
 
 
 # Gathers, scatters, and slices at positions that are known only at run time
@@ -377,12 +401,18 @@ def dynamic_update_slice(params: Mapping[str, Any], operands: Sequence[Any], res
 
 
 @rule_for(
-    *("cholesky", "lu", "qr", "eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal", "householder_product", "ormqr"),
+    *("cholesky", "qr", "eig", "schur", "hessenberg", "tridiagonal", "householder_product", "ormqr"),
     *("triangular_solve", "tridiagonal_solve", "symmetric_product"),
 )
 def matrix_batches(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Return `b..->b..`: the matrices of a batch are independent, and each is replicated."""
     return leading_dims(params, operands, results, count=max(len(aval.shape) for aval in operands) - 2)
+
+
+@rule_for("lu", "eigh", "svd")
+def matrix_batches_of_calls(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `b..->b..`, except on TPUs, where these are calls whose batch the compiler gathers."""
+    return _gathered(matrix_batches(params, operands, results), "tpu")
 
 
 @rule_for("cholesky_update")
@@ -399,8 +429,9 @@ def lu_pivots_to_permutation(params: Mapping[str, Any], operands: Sequence[Any],
 
 @rule_for("fft")
 def fft(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return `..->..`: the transforms of a batch are independent, but XLA's partitioner gathers the whole batch."""
-    return replicated(params, operands, results)
+    """Return `b..->b..`: the transforms of a batch are independent, and each is replicated."""
+    batch = 0 if GATHERED_TRANSFORM.present else len(operands[0].shape) - len(params["fft_lengths"])
+    return leading_dims(params, operands, results, count=batch)
 
 
 # Random numbers: keys are replicated, and each device draws its own shard of the numbers. This holds for JAX's default generator
@@ -487,11 +518,9 @@ def sort(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[A
 
 @rule_for("top_k")
 def top_k(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
-    """Return `..->..,..`: XLA's partitioner gathers the operand, as for any library call.
-
-    The other dimensions are independent, but nothing may be sharded.
-    """
-    return replicated(params, operands, results)
+    """Return `i.->i.,i.`: the dimension that is searched is replicated."""
+    dims = [params.get("axis", -1) % len(operands[0].shape)]  # JAX 0.10 searches the last one
+    return _gathered(batched(params, operands, results, replicated_dims=dims), "gpu", "cpu")
 
 
 @rule_for("approx_top_k")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 
@@ -61,3 +62,18 @@ def distinct(shape: tuple[int, ...]) -> np.ndarray:
 
 def integers(shape: tuple[int, ...], below: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, below, shape).astype(np.int32)
+
+
+def drawn(strategy, count):
+    """Return examples of a strategy, the simplest first."""
+    found = []
+
+    @settings(
+        max_examples=count, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(strategy)
+    def draw(example):
+        found.append(example)
+
+    draw()
+    return found

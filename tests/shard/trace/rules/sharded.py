@@ -58,9 +58,10 @@ def equations_of(primitives: Collection[str], given: Example) -> list[Equation]:
     return [Equation(equation, rule(equation), *map(tuple, each)) for equation, each in zip(equations, values, strict=True)]
 
 
-def rule(equation: Any) -> Rule:
+def rule(equation: Any, compiler: str = "cpu") -> Rule:
+    """Return the rule of an equation for a compiler."""
     operands, results = ([atom.aval for atom in atoms] for atoms in (equation.invars, equation.outvars))
-    return find_rule(equation.primitive.name, equation.params, operands, results)
+    return find_rule(equation.primitive.name, equation.params, operands, results).on(compiler)
 
 
 def _evaluate(
@@ -124,7 +125,9 @@ def assert_hold(cases: Sequence[Case]) -> None:
             _assert_collectives(*case, _run([case]))
 
 
-_EXCHANGES = ("ragged_dot_general", "random_gamma")
+_LOOPS = ("random_gamma", "igamma", "igamma_grad_a", "igammac", "regularized_incomplete_beta")
+"""Primitives that are loops, at whose end devices exchange a flag."""
+_EXCHANGES = ("ragged_dot_general", *_LOOPS)
 
 
 def _is_silent(one: Equation, shards: Mapping[int, int]) -> bool:
@@ -160,11 +163,11 @@ def _assert_collectives(one: Equation, shards: Mapping[int, int], found: list[Co
     """Check the collectives of an equation.
 
     Two small exchanges are allowed beside those of partial results: the group sizes of a ragged product, and the flag that ends
-    the rejection sampling of `random_gamma`.
+    a loop.
     """
     if one.equation.primitive.name == "ragged_dot_general":
         found = [each for each in found if each.bytes > one.operands[2].nbytes]
-    if one.equation.primitive.name == "random_gamma":
+    if one.equation.primitive.name in _LOOPS:
         found = [each for each in found if each.bytes > 1]
     reduced = {_AXES[count]: count for factor, count in shards.items() if one.rule.reduced(factor)}
     bytes_ = sum(

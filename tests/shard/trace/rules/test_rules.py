@@ -1,23 +1,18 @@
 """Each rule predicts what XLA does with its primitive: equal results, and collectives only for partial results."""
 
+import json
+
+import jax
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from jax import lax
-from tests.shard.trace.rules import (
-    examples_contract,
-    examples_index,
-    examples_linalg,
-    examples_random,
-    examples_reduce,
-    examples_shape,
-)
-from tests.shard.trace.rules.examples import EXAMPLES
-from tests.shard.trace.rules.sharded import Equation, assert_hold, assert_labels_every_dimension_once, equations_of
+from jax.sharding import AxisType
+from tests.shard.trace.rules import examples_shape, partitioner
+from tests.shard.trace.rules.examples import EXAMPLES, drawn
+from tests.shard.trace.rules.sharded import Equation, assert_hold, assert_labels_every_dimension_once, equations_of, rule
 
+from penstock._jaxlib_faults import GATHERED_TRANSFORM
 from penstock.shard.trace.rules import RULES, find_rule
-
-MODULES = (examples_contract, examples_index, examples_linalg, examples_random, examples_reduce, examples_shape)
 
 
 def layouts(one: Equation) -> list[dict[int, int]]:
@@ -25,21 +20,6 @@ def layouts(one: Equation) -> list[dict[int, int]]:
     alone, fours = one.factors(2), one.factors(4)
     pairs = [{a: 2, b: 4} for a in alone for b in fours if a != b]
     return [{factor: 2} for factor in alone] + pairs[-1:]
-
-
-def drawn(strategy, count):
-    """Return examples of a strategy, the simplest first."""
-    found = []
-
-    @settings(
-        max_examples=count, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-    )
-    @given(strategy)
-    def draw(example):
-        found.append(example)
-
-    draw()
-    return found
 
 
 # The simplest example has the most factors to shard. Primitives that move elements have a second one, as it moves none.
@@ -91,3 +71,23 @@ def test_a_primitive_without_rule_is_replicated_if_shapes_differ(operands, resul
     rule = find_rule("of_another_library", {}, shaped(*operands), shaped(*results))
     assert rule.sizes == ()
     assert {factor for dims in (*rule.operands, *rule.results) for factor in dims} <= {None}
+
+
+ALSO_SHARDED = {"patches", "pooling", "gradient_of_pooling", "factorisation", "band"}
+"""Examples in which a compiler also shards what rules replicate: positions of windows that do not overlap, and, on TPUs, columns
+of right-hand sides."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_rules_shard_what_the_partitioner_shards(name):
+    table = json.loads(partitioner.TABLE.read_text())
+    mesh = jax.make_mesh((2,), ("two",), (AxisType.Auto,), devices=jax.devices()[:2])
+    for row, one in partitioner.rows(name).items():
+        in_table = table[row]
+        if name == "transform" and GATHERED_TRANSFORM.present:
+            in_table = dict.fromkeys(in_table, "")
+        assert partitioner.in_compiler(one, mesh) == in_table["cpu"].split(), row
+        for compiler, dims in in_table.items():
+            sharded, in_rule = set(dims.split()), set(partitioner.in_rule(one, rule(one.equation, compiler)))
+            assert in_rule <= sharded, (row, compiler)
+            assert in_rule == sharded or name in ALSO_SHARDED, (row, compiler)
