@@ -99,8 +99,7 @@ def _flops_by_formula(equation: Any) -> float | None:
     if name == "shard_map":
         return math.prod(params["mesh"].shape.values()) * sum(map(count_flops, _shard_map_body(equation)))
     if name == "fft":
-        elements = max(math.prod(aval.shape) for aval in (*operands, *results))
-        return _FLOPS_PER_BUTTERFLY * elements * math.prod(map(math.log2, params["fft_lengths"]))
+        return _FLOPS_PER_BUTTERFLY * math.prod(operands[0].shape) * math.prod(map(math.log2, params["fft_lengths"]))
     if name in _FREE or (name == "convert_element_type" and operands[0].dtype == results[0].dtype):
         return 0.0
     written = sum(math.prod(result.shape) for result in results)
