@@ -1,9 +1,12 @@
 """`fit` trains as a plain loop does, and tells its loggers what there is to tell."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint
 import pytest
 from tests.train import models
 from tests.train.training import Points, fit
@@ -61,11 +64,44 @@ def test_digits_of_integers_are_not_lost():
     assert [point.metrics["-n"] for point in points.of("train")] == [-20_000_001.5, -20_000_003.5, -20_000_005.5]
 
 
-def test_function_that_cannot_be_traced_makes_the_state_too():
-    def init():
-        return {"w": np.asarray(jax.random.normal(jax.random.key(0)))}
+def restored_by_orbax(path):
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path / "saved", {"w": jnp.arange(3.0)})
+        checkpointer.wait_until_finished()
+        return lambda: orbax.checkpoint.StandardCheckpointer().restore(path / "saved")
 
-    assert fit(1, step=lambda s, b: ({"w": -s["w"]}, {}), state=init)["w"] == -init()["w"]
+
+def read_on_another_thread(path):
+    return lambda: ThreadPoolExecutor(1).submit(lambda: {"w": np.asarray(jnp.arange(3.0))}).result()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: lambda: {"w": np.asarray(jnp.arange(3.0))},
+        lambda path: lambda: {"w": jnp.arange(3.0).block_until_ready()},
+        lambda path: lambda: {"w": jnp.asarray(np.from_dlpack(jnp.arange(3.0)))},
+        lambda path: lambda: {"w": jnp.asarray([float(x) for x in jnp.arange(3.0)])},
+        lambda path: lambda: {"w": jnp.array({len(jnp.arange(3.0).addressable_shards): [0.0, 1, 2]}[1])},
+        restored_by_orbax,
+        read_on_another_thread,
+    ],
+    ids=["NumPy", "block_until_ready", "DLPack", "float", "shards", "Orbax", "thread"],
+)
+def test_function_that_cannot_be_traced_makes_the_state_too(tmp_path, make):
+    state = fit(1, step=lambda s, b: ({"w": -s["w"]}, {}), state=make(tmp_path))
+    assert state["w"].tolist() == [0, -1, -2]
+
+
+@pytest.mark.parametrize("error", [KeyError("no weights"), FileNotFoundError("w.npz"), TypeError("two arguments")])
+def test_error_of_the_function_that_makes_the_state_is_raised_as_it_is(error):
+    def init():
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        fit(1, state=init)
+    assert raised.value is error
+    assert error.__context__ is None
 
 
 def test_metrics_come_one_interval_late():

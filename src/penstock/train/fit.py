@@ -46,6 +46,7 @@ from penstock.train.schedule import EarlyStop, Evaluation, Goal, Progress, Sched
 from penstock.train.state import (
     abstract,
     check_devices_of_state,
+    check_range,
     check_same_leaves,
     check_state,
     describe_leaves,
@@ -102,7 +103,8 @@ def fit(
       best: "min NAME" or "max NAME" of a metric of the evaluation, such as "min val_loss". Each improvement is saved, and the
         best checkpoint is kept too.
       restore: "latest" continues from the newest good checkpoint of the run folder, if there is one. The folder of a checkpoint
-        continues from that one, if the run folder has none yet. None starts anew, and refuses a run folder with checkpoints.
+        or of another run starts a new run from there, and continues it when it is called again. "best" is the folder of the best
+        checkpoint of this run. None starts anew. A run folder with newer checkpoints, or those of another run, is refused.
       evaluate: what to evaluate on a second feed, and how often.
       stop: ends the training early.
       log: loggers, see `ps.log`; None for a progress bar, and metrics.jsonl in the run folder.
@@ -122,7 +124,7 @@ def fit(
       TypeError, ValueError: before training, if the arguments do not fit each other. `OtherStateError`: the checkpoint is of
         another model. `OtherRunError`: the folder belongs to another run. `StepError`: the step returns something else.
       NonfiniteError: a metric was not finite.
-      CheckpointError: a checkpoint could not be written, or the one that was named cannot be used.
+      CheckpointError: a checkpoint could not be written, the one that was named cannot be used, or none of the run can.
 
     Examples:
       >>> def step(state, batch):
@@ -139,7 +141,7 @@ def fit(
     if nonfinite not in get_args(Nonfinite):
         raise ValueError(f"nonfinite={nonfinite!r}: choose from {', '.join(get_args(Nonfinite))}")
     if evaluate is not None and not isinstance(evaluate, Evaluation):
-        raise TypeError(f"evaluate={evaluate!r} is not a ps.Evaluation(step, batches, every=...)")
+        raise TypeError(f"evaluate= is a {type(evaluate).__name__}, and not a ps.Evaluation(step, batches, every=...)")
     check_seconds("grace", grace)
     schedule = _schedule(steps, checkpoint is not None, save_every, log_every, evaluate, profile)
     goal = Goal.parse(best, "best") if best is not None else None
@@ -171,9 +173,11 @@ def fit(
         trace = (folder.path if folder else Path.cwd()) / "profile"
         if log is None:
             log = [loggers.progress(), *([loggers.jsonl(folder.path / "metrics.jsonl")] if folder else [])]
-        run = Run(
-            schedule, feed, checkpoints, meter, list(log), stopping, nonfinite, goal, stop, to_json(plan) if plan else None, trace
-        )
+        origin = str(found.path) if found else None
+        if found and folder and found.path.parent == folder.checkpoints:
+            origin = found.record.get("origin")
+        as_json = to_json(plan) if plan else None
+        run = Run(schedule, feed, checkpoints, meter, list(log), stopping, nonfinite, goal, stop, as_json, origin, trace)
         return _train(step, state, plan, evaluate, found, run)
 
 
@@ -221,19 +225,36 @@ def _find_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike
             )
         return None
     if not isinstance(restore, (str, os.PathLike)):
-        raise TypeError(f"restore={restore!r}: needs 'latest', the folder of a checkpoint, or None")
-    path = check_path("restore", restore).absolute()
+        raise TypeError(f"restore={restore!r}: needs 'latest', 'best', the folder of a checkpoint, or None")
     own = checkpoints.latest() if checkpoints else None
     if restore == "latest":
         return own
+    if restore == "best":
+        named = checkpoints.best() if checkpoints else None
+        if named is None:
+            raise ValueError(
+                "restore='best' needs best=, and checkpoint= with a run folder that has a checkpoint with its metric"
+            )
+    else:
+        path = check_path("restore", restore).resolve()
+        origin = own and own.record.get("origin")
+        if origin and path in (Path(origin), *Path(origin).parents[:2]):
+            return own  # the run was started from the named one, and has come further
+        named = _read_named(path)
     if own is None:
-        return _read_named(path)
-    if path.parent == own.path.parent and path != own.path:
+        return named
+    step, newest = named.path.resolve(), own.path.resolve()
+    if step.parent != newest.parent:
         raise ValueError(
-            f"restore={str(restore)!r} is older than {own.path.name} in the same run folder, from which a restart would "
-            "continue: name a new folder with checkpoint=, or remove the newer ones"
+            f"restore={str(restore)!r}: the run in {newest.parents[1]} did not begin from there, and is at step {own.step:,}: "
+            "continue it with restore='latest', or name a new folder with checkpoint="
         )
-    return own  # the run was started from the named one, and has come further
+    if step != newest:
+        raise ValueError(
+            f"restore={str(restore)!r}: {step.name} is older than {newest.name} in the same run folder, from which a restart "
+            f"would continue: name {step} with restore= and a new folder with checkpoint=, or remove the newer ones"
+        )
+    return own
 
 
 def _read_named(path: Path) -> Checkpoint:
@@ -345,10 +366,10 @@ def _start(
             arrays = restore(found, named_leaves(like if shardings is None else abstract(like, shardings)))
             placed = jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
         elif makes and plan:
-            placed = plan.init(lambda: jax.tree.map(strong, state()))
+            placed = plan.init(lambda: jax.tree.map(strong, _made(state)))
         else:
             # Functions in the tree, such as an optimizer's, are other objects each time `state` is called.
-            given = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(state())) if makes else state
+            given = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(_made(state))) if makes else state
             placed = place(given, shardings, like)
     return _Start(functions, placed, begin, progress, first, found.record["unlogged"] if found else None)
 
@@ -357,8 +378,15 @@ def _traced(make: Callable[[], Any]) -> Any:
     """Return the abstract state that a function makes; None if it cannot be traced."""
     try:
         return jax.eval_shape(make)
-    except TypeError:  # of JAX too, for a value that a tracer does not have, and for a leaf that is no array
+    except Exception:  # libraries raise all kinds for a tracer; an error of the function itself comes again when it is called
         return None
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    """Return the state that a function makes. It may be called under `jax.jit`, which would wrap numbers that are too large."""
+    state = make()
+    check_range(state)
+    return state
 
 
 def _functions(

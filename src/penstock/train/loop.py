@@ -59,6 +59,7 @@ class Run:
     best: Goal | None
     stop: EarlyStop | None
     plan: str | None  # as JSON, for checkpoints
+    origin: str | None  # the folder of the checkpoint from which a run of another folder began
     trace_folder: Path  # gets the profile
 
 
@@ -214,7 +215,7 @@ class Loop:
         if run.checkpoints is None or self._saved == self.step:
             return
         with self._clock.time("save"):
-            record = {"feed": run.feed.state(), **self._results()}
+            record = {"feed": run.feed.state(), "origin": run.origin, **self._results()}
             run.checkpoints.save(self.step, named_leaves(self.state), record, plan=run.plan, late=self._late_record())
             self._saved = self.step
 

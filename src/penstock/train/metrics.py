@@ -332,7 +332,7 @@ def _check_metrics(metrics: Any, of: str) -> None:
     """Raise TypeError or ValueError if the abstract metrics of a function are no dict from names to scalars or `Mean`s."""
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise TypeError(
-            f"{of} returned {type(metrics).__name__} as its metrics: return a dict from names to scalars, such as "
+            f"{of} returned {_kind(metrics)} as its metrics: return a dict from names to scalars, such as "
             "{'loss': loss}, and {} if there are none"
         )
     for name, value in metrics.items():
@@ -354,6 +354,8 @@ def _check_metrics(metrics: Any, of: str) -> None:
 def _kind(result: Any) -> str:
     if isinstance(result, tuple):
         return f"a tuple of {len(result)}"
+    if hasattr(result, "dtype"):
+        return describe_array(result)
     return f"{type(result).__name__} ({describe(result)[:200]})" if jax.tree.leaves(result) else type(result).__name__
 
 
