@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -59,6 +60,7 @@ from penstock.train.state import (
 
 State = Any  # a pytree of arrays
 _SAVE_EVERY = 1000  # steps
+_LOGGER = logging.getLogger("penstock.train")
 
 
 def fit(
@@ -95,7 +97,8 @@ def fit(
         there is then no second copy in memory, and it is only traced if a checkpoint is restored.
       feed: a `Feed`, or anything that `ps.feed` takes. To continue exactly, it has to have a state, as a Loader has, and to be
         new.
-      steps: number of steps of the run, with those before a restart; None trains to the end of the feed.
+      steps: number of steps of the run, with those before a restart; None trains to the end of the feed, which needs to have
+        one, or `stop`.
       plan: the plan of the step. It gives the shardings of the state, and of batches that are not a `Feed` yet.
       checkpoint: the run folder, new or of this run; None saves nothing, and then signals do what they always do.
       save_every: number of steps between two checkpoints; None saves about ten times, and at least every 1,000 steps.
@@ -143,6 +146,11 @@ def fit(
     if evaluate is not None and not isinstance(evaluate, Evaluation):
         raise TypeError(f"evaluate= is a {type(evaluate).__name__}, and not a ps.Evaluation(step, batches, every=...)")
     check_seconds("grace", grace)
+    if steps is None and stop is None and has_no_end(feed):
+        raise ValueError(
+            "steps=None trains to the end of the feed, and this one has no end: give steps=, or a Loader with epochs=1. To train "
+            "until a signal comes, give a number that is not reached, such as steps=10**12"
+        )
     schedule = _schedule(steps, checkpoint is not None, save_every, log_every, evaluate, profile)
     goal = Goal.parse(best, "best") if best is not None else None
     if stop is not None and not isinstance(stop, EarlyStop):
@@ -275,15 +283,23 @@ def _train(
     loggers_here = run.loggers if first_process else []
     loop, text = None, ""
     try:
-        for logger in loggers_here:
-            logger(Point("begin", begun.step, run.schedule.steps))
+        with run.meter.clock.time("log"):
+            for logger in loggers_here:
+                logger(Point("begin", begun.step, run.schedule.steps))
         if begun.functions is None:
             text = f"nothing left to train: the feed has ended at step {begun.step:,}"
             return begun.state
         loop = Loop(run, begun.functions, begun.state, begun.step, begun.progress, begun.unlogged)
         trained = loop.train(begun.first)
+        if first_process and loop.feed_ended and loop.step < (run.schedule.steps or 0):
+            _LOGGER.warning(
+                "the feed ended after %s of %s steps: let it repeat (a Loader with epochs=None), or give steps=None to train to "
+                "its end",
+                f"{loop.step:,}",
+                f"{run.schedule.steps:,}",
+            )
         if loop.step > begun.step:
-            text = f"input: {run.feed.stats().verdict}"
+            text = f"input: {_verdict(run)}"
         elif begun.first is None:
             text = f"nothing left to train: the feed has ended at step {loop.step:,}"
         else:
@@ -303,6 +319,12 @@ def _train(
                 ending.callback(logger, Point("end", step_reached, run.schedule.steps, text=text, goodput=goodput))
 
 
+def _verdict(run: Run) -> str:
+    """Return the verdict of the feed, for the time of the loop without evaluations, saves and loggers."""
+    stats, seconds = run.feed.stats(), run.meter.loop
+    return replace(stats, seconds=seconds, starved=min(stats.starved, seconds)).verdict
+
+
 @dataclass(frozen=True)
 class _Start:
     """The point from which a training starts or continues."""
@@ -320,11 +342,12 @@ def _start(
 ) -> _Start:
     """Check the step against the state and the first batch, and restore the state or place it."""
     makes = callable(state) and jax.tree_util.all_leaves([state])  # a module that can be called is a tree
-    traced = _traced(state) if makes else None
-    if traced is None:  # a tree, or a function that cannot be traced, because it reads a file or converts arrays to NumPy
-        state, makes = state() if makes else state, False
-        check_state(state)
-        traced = jax.eval_shape(lambda tree: tree, state)
+    with run.meter.clock.time("init"):
+        traced = _traced(state) if makes else None
+        if traced is None:  # a tree, or a function that cannot be traced, because it reads a file or converts arrays to NumPy
+            state, makes = state() if makes else state, False
+            check_state(state)
+            traced = jax.eval_shape(lambda tree: tree, state)
     # `place` makes strong types of weak ones, which Python numbers have, so the step has to be checked with strong ones.
     like = abstract(traced)
     begin, progress = 0, Progress()
@@ -361,7 +384,7 @@ def _start(
             check_devices_of_state(state, batch)
         shardings = shardings_of_state(like if makes else state, batch, plan)
         functions = _functions(step, new, shardings, batch, metrics, plan, evaluate, run)
-    with run.meter.clock.time("restore"):
+    with run.meter.clock.time("restore" if found else "init"):
         if found:
             arrays = restore(found, named_leaves(like if shardings is None else abstract(like, shardings)))
             placed = jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
@@ -408,7 +431,7 @@ def _functions(
     evaluation = zero_evaluation = open_evaluation = None
     if evaluate:
         open_evaluation = _opening(evaluate, run.feed)
-        with open_evaluation() as batches:
+        with run.meter.clock.time("evaluation"), open_evaluation() as batches:
             one = next(batches, None)
         if one is None:
             raise ValueError("the feed of the evaluation has no batch")

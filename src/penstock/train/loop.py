@@ -81,6 +81,7 @@ class Loop:
         self._in_flight: deque[Any] = deque()
         # The step of the last checkpoint of this run folder, complete or being written. The state may be from another folder.
         self._saved: int | None = run.checkpoints.complete if run.checkpoints else None
+        self.feed_ended = False
         self._called: set[Callable] = set()
         self._counts = functions.count_nonfinite(state) if run.checkpoints and run.nonfinite != "ignore" else None
 
@@ -119,11 +120,12 @@ class Loop:
             try:
                 batch = self._next(first)
             except StopIteration:
+                self.feed_ended = True
                 break
             first = None
             self._step(batch)
             if schedule.is_due(schedule.log, self.step):
-                self.intervals.end(self.step)
+                self._end_interval()
             improved = self._evaluate() if schedule.is_due(schedule.evaluate, self.step) else False
             if run.checkpoints:
                 run.checkpoints.check()
@@ -168,13 +170,17 @@ class Loop:
         if len(self._in_flight) > _IN_FLIGHT:
             self._in_flight.popleft().block_until_ready()
 
+    def _end_interval(self) -> None:
+        running = sum(not steps.is_ready() for steps in self._in_flight)
+        self.intervals.end(self.step, self.step - running)
+
     def _evaluate(self) -> bool:
         """Evaluate the state, log the result, and return whether the checkpoint of this step would be the best one."""
         run, functions = self._run, self._functions
         assert functions.evaluate is not None
         assert functions.open_evaluation is not None
         assert functions.zero_evaluation is not None
-        self.intervals.end(self.step)
+        self._end_interval()
         self.intervals.flush()
         compile_before = self._clock.get("compile", 0.0)
         with self._clock.time("evaluation"):
@@ -265,7 +271,7 @@ class Loop:
     def _finish(self) -> None:
         """Evaluate and save the last state, and wait for the devices and the save."""
         run = self._run
-        self.intervals.end(self.step)
+        self._end_interval()
         self.intervals.flush()
         if self._functions.evaluate and self.step and self.progress.evaluated != self.step:
             self._evaluate_restored()
