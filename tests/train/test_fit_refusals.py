@@ -173,8 +173,19 @@ def test_checkpoint_that_is_not_there_is_refused(tmp_path, monkeypatch, trained,
     monkeypatch.chdir(tmp_path)
     if trained:
         fit(4, tmp_path / "run")
-    with pytest.raises(ps.CheckpointError, match=f"{restore} cannot be used: there is no such folder"):
+    with pytest.raises(
+        ps.CheckpointError, match=rf"restore='{restore}': checkpoint .*/{restore} cannot be used: there is no such folder"
+    ):
         fit(4, tmp_path / "run", restore=restore)
+
+
+def test_run_folder_without_a_checkpoint_is_refused_as_the_begin_of_another_run(tmp_path):
+    fit(5, tmp_path / "a")
+    for path in tmp_path.glob("a/checkpoints/*/MANIFEST.json"):
+        path.unlink()
+    for name in ("a", "a/checkpoints"):
+        with pytest.raises(ps.CheckpointError, match=rf"restore='.*{name}': no save to .*/a/checkpoints has ended"):
+            fit(9, tmp_path / "b", restore=tmp_path / name)
 
 
 def test_checkpoint_of_another_run_is_refused_where_the_run_did_not_begin_from_it(tmp_path):
@@ -200,7 +211,8 @@ def test_restore_best_is_the_best_checkpoint_of_the_run(tmp_path):
             run(5, restore="best", **more)
     run(10)
     assert run(15, restore="best") == 15
-    assert run(15, restore=tmp_path / "checkpoints/step-15") == run(15, restore=tmp_path) == 15
+    for name in ("checkpoints/step-15", "checkpoints", "."):
+        assert run(15, restore=tmp_path / name) == 15
     run(25)
     with pytest.raises(ValueError, match=r"restore='best': step-15 is older than step-25 .*: name .*/step-15 with restore="):
         run(30, restore="best")

@@ -20,6 +20,7 @@ import jax
 from penstock._arguments import at_least, check_path, check_seconds
 from penstock._stopping import Stopped, Stopping
 from penstock.data.tree import Batch, leaves_with_names
+from penstock.errors import CheckpointError
 from penstock.feed import Feed
 from penstock.feed import feed as make_feed
 from penstock.feed.device_feed import has_begun, has_no_end, reopened, repeatable
@@ -237,19 +238,8 @@ def _find_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike
     own = checkpoints.latest() if checkpoints else None
     if restore == "latest":
         return own
-    if restore == "best":
-        named = checkpoints.best() if checkpoints else None
-        if named is None:
-            raise ValueError(
-                "restore='best' needs best=, and checkpoint= with a run folder that has a checkpoint with its metric"
-            )
-    else:
-        path = check_path("restore", restore).resolve()
-        origin = own and own.record.get("origin")
-        if origin and path in (Path(origin), *Path(origin).parents[:2]):
-            return own  # the run was started from the named one, and has come further
-        named = _read_named(path)
-    if own is None:
+    named = _named_checkpoint(checkpoints, restore, own)
+    if own is None or named is own:
         return named
     step, newest = named.path.resolve(), own.path.resolve()
     if step.parent != newest.parent:
@@ -265,12 +255,28 @@ def _find_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike
     return own
 
 
-def _read_named(path: Path) -> Checkpoint:
-    """Return the checkpoint at a path: its folder, or the latest one of a run folder."""
-    if not (path / "checkpoints").is_dir():
+def _named_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike[str], own: Checkpoint | None) -> Checkpoint:
+    """Return the best checkpoint of the run; or that in a folder, or the latest one of a run folder. `own` if it began there."""
+    if restore == "best":
+        if checkpoints and (best := checkpoints.best()):
+            return best
+        raise ValueError("restore='best' needs best=, and checkpoint= with a run folder that has a checkpoint with its metric")
+    path = check_path("restore", restore).resolve()
+    origin = own and own.record.get("origin")
+    if own and origin and path in (Path(origin), *Path(origin).parents[:2]):
+        return own  # the run was started from the named one, and has come further
+    if not decide(path.exists):
+        raise CheckpointError(
+            f"restore={str(restore)!r}: checkpoint {path} cannot be used: there is no such folder. Give 'latest', 'best', None, "
+            "or the folder of a checkpoint"
+        )
+    folder = path if path.name == "checkpoints" else path / "checkpoints"
+    if not folder.is_dir():
         return read(path)
-    with contextlib.closing(Checkpoints(path / "checkpoints")) as checkpoints:
-        return checkpoints.latest() or read(path / "checkpoints")
+    with contextlib.closing(Checkpoints(folder)) as found:
+        if latest := found.latest():
+            return latest
+    raise CheckpointError(f"restore={str(restore)!r}: no save to {folder} has ended")
 
 
 def _train(
