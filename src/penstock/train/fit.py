@@ -261,17 +261,18 @@ def _named_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLik
         if checkpoints and (best := checkpoints.best()):
             return best
         raise ValueError("restore='best' needs best=, and checkpoint= with a run folder that has a checkpoint with its metric")
-    path = check_path("restore", restore).resolve()
+    path = Path(decide(lambda: str(check_path("restore", restore).resolve())))
     origin = own and own.record.get("origin")
     if own and origin and path in (Path(origin), *Path(origin).parents[:2]):
         return own  # the run was started from the named one, and has come further
-    if not decide(path.exists):
+    folder = path if path.name == "checkpoints" else path / "checkpoints"
+    exists, is_run = decide(lambda: (path.exists(), folder.is_dir()))
+    if not exists:
         raise CheckpointError(
             f"restore={str(restore)!r}: checkpoint {path} cannot be used: there is no such folder. Give 'latest', 'best', None, "
             "or the folder of a checkpoint"
         )
-    folder = path if path.name == "checkpoints" else path / "checkpoints"
-    if not folder.is_dir():
+    if not is_run:
         return read(path)
     with contextlib.closing(Checkpoints(folder)) as found:
         if latest := found.latest():
