@@ -294,17 +294,14 @@ def _train(
             for logger in loggers_here:
                 logger(Point("begin", begun.step, run.schedule.steps))
         if begun.functions is None:
+            if not begun.progress.stopped:
+                _warn_of_early_end(begun.step, run.schedule.steps)
             text = f"nothing left to train: the feed has ended at step {begun.step:,}"
             return begun.state
         loop = Loop(run, begun.functions, begun.state, begun.step, begun.progress, begun.unlogged)
         trained = loop.train(begun.first)
-        if first_process and loop.feed_ended and loop.step < (run.schedule.steps or 0):
-            _LOGGER.warning(
-                "the feed ended after %s of %s steps: let it repeat (a Loader with epochs=None), or give steps=None to train to "
-                "its end",
-                f"{loop.step:,}",
-                f"{run.schedule.steps:,}",
-            )
+        if loop.feed_ended:
+            _warn_of_early_end(loop.step, run.schedule.steps)
         if loop.step > begun.step:
             text = f"input: {_verdict(run)}"
         elif begun.first is None:
@@ -324,6 +321,15 @@ def _train(
         with contextlib.ExitStack() as ending:  # each logger ends, also if another one raises
             for logger in reversed(loggers_here):
                 ending.callback(logger, Point("end", step_reached, run.schedule.steps, text=text, goodput=goodput))
+
+
+def _warn_of_early_end(step: int, steps: int | None) -> None:
+    """Say in process 0 that the feed has ended before the run."""
+    if steps is not None and step < steps and jax.process_index() == 0:
+        _LOGGER.warning(
+            f"the feed ended after {step:,} of {steps:,} steps: let it repeat (a Loader with epochs=None), or give steps=None to "
+            "train to its end"
+        )
 
 
 def _verdict(run: Run) -> str:

@@ -69,6 +69,10 @@ class Loop:
     Args:
       state: the state after `step` steps. It is donated.
       unlogged: the metrics that were not logged yet when the run was saved; None for a new run.
+
+    Attributes:
+      step: number of steps that were dispatched.
+      feed_ended: whether the training has ended because the feed had no more batches.
     """
 
     def __init__(
